@@ -1,10 +1,10 @@
-"""Public functions say plainly when they are given something that they do not take.
+"""Arguments of public functions, checked when a call fails.
 
-Python lets anything in, and what does not fit fails somewhere deep inside, as an
+Python accepts any argument, and a wrong one fails somewhere deep inside, as an
 AttributeError that names nothing the caller knows. So when a public function fails with
-an error that is not ours, its arguments are held against its annotations, and the first
-that does not fit is named; so is one that fits and cannot be computed with, such as a
-sparse tensor. A call that works costs nothing more.
+an error that is not ours, its arguments are compared with its annotations, and the
+first that does not fit is named; so is one that fits and cannot be computed with, such
+as a sparse tensor. A call that works costs nothing more.
 
 >>> @checked
 ... def repeat(text: str, times: int = 2) -> str:
@@ -14,10 +14,11 @@ sparse tensor. A call that works costs nothing more.
 >>> repeat("ab", [3])
 Traceback (most recent call last):
 hiddenscope.errors.ArgumentError: Cannot call repeat: times must be an integer, got [3]. Give times as documented.
-"""
+"""  # noqa: E501
 
 import dataclasses
 import errno
+import functools
 import inspect
 import itertools
 import numbers
@@ -25,7 +26,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from hiddenscope.errors import ArgumentError, Error, StatesError
@@ -39,18 +40,17 @@ _WORDS = {
     bool: "True or False",
     type(None): "None",
 }
-_LOOKED_AT = 50  # items of a list
-_MOST_BITS = 1023  # of an integer that a float holds
+# Items of a list that are checked.
+_MOST_ITEMS = 50
+# Bits of an integer that a float holds.
+_MOST_BITS = 1023
 
 
 def checked(target: Public) -> Public:
-    """Have a public function, or every public method of a class, explain arguments that
-    do not fit its annotations.
-    """
+    """Make a function, or the public methods of a class, explain wrong arguments."""
     if not isinstance(target, type):
-        return typing.cast(
-            Public, _explaining(typing.cast(Callable[..., Any], target), skip=0)
-        )
+        function = typing.cast(Callable[..., Any], target)
+        return typing.cast(Public, _explaining(function, skip=0))
     for name, member in list(vars(target).items()):
         if name.startswith("_") and name not in ("__init__", "__getitem__"):
             continue
@@ -72,7 +72,7 @@ def renamed(**names: str) -> Callable[[Public], Public]:
     >>> probe(token="mean")
     Traceback (most recent call last):
     hiddenscope.errors.ArgumentError: Cannot call probe: token is now called pool. Give pool='mean'.
-    """
+    """  # noqa: E501
 
     def mark(function: Public) -> Public:
         vars(function)["__renamed__"] = names
@@ -98,6 +98,7 @@ def integer(value: object, name: str, lower_bound: int) -> int:
 
 
 def _explaining(function: Callable[..., Any], skip: int) -> Callable[..., Any]:
+    """Wrap a function; the first `skip` arguments (self, cls) are not checked."""
     explain = _explain
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -107,30 +108,18 @@ def _explaining(function: Callable[..., Any], skip: int) -> Callable[..., Any]:
             explain(function, args, kwargs, skip, error)
             raise
 
-    # With the globals of the function itself, so that doctest takes the wrapper for one
-    # of its module's.
-    own: Any = types.FunctionType(
+    # With the globals of the function itself, because doctest runs only functions whose
+    # globals are those of the module.
+    wrapper: Any = types.FunctionType(
         call.__code__,
         getattr(function, "__globals__", globals()),
         function.__name__,
         None,
         call.__closure__,
     )
-    own.__kwdefaults__ = None
-    for name in (
-        "__module__",
-        "__qualname__",
-        "__doc__",
-        "__dict__",
-        "__annotations__",
-    ):
-        value = getattr(function, name)
-        if name == "__dict__":
-            own.__dict__.update(value)
-        else:
-            setattr(own, name, value)
-    own.__wrapped__ = function
-    return typing.cast(Callable[..., Any], own)
+    wrapper.__kwdefaults__ = None
+    functools.update_wrapper(wrapper, function)
+    return typing.cast(Callable[..., Any], wrapper)
 
 
 def _explain(
@@ -140,14 +129,12 @@ def _explain(
     skip: int,
     error: Exception,
 ) -> None:
-    """Raise ArgumentError in the place of a foreign error, if an argument does not fit
-    its annotation.
-    """
+    """Raise ArgumentError in place of a foreign error, if an argument does not fit."""
     if isinstance(error, Error):
         return
     signature = inspect.signature(function)
     try:
-        given = signature.bind(*args, **kwargs).arguments
+        arguments = signature.bind(*args, **kwargs).arguments
     except TypeError:
         # A parameter is missing or unknown, which Python says well; but it does not
         # know what has been renamed.
@@ -159,83 +146,72 @@ def _explain(
                     f"Give {new}={shown(kwargs[old])}.",
                 ) from error
         return
-    for number, (name, value) in enumerate(given.items()):
+    called = getattr(function, "__qualname__", str(function)).removesuffix(".__init__")
+    for name, value in list(arguments.items())[skip:]:
         parameter = signature.parameters[name]
-        if number < skip or parameter.kind in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        ):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        if value is not parameter.default:
-            called = getattr(function, "__qualname__", str(function)).removesuffix(
-                ".__init__"
-            )
-            try:
-                _require_plain(value, name, called)
-                _require_path(value, name, called, error)
-                require(
-                    value,
-                    _evaluated(parameter.annotation, function.__module__),
-                    name,
-                    called,
-                )
-                _require_fields(value, name, called)
-            except ArgumentError as explained:
-                raise explained from error
+        if value is parameter.default:
+            continue
+        try:
+            _require_plain(value, name, called)
+            _require_path(value, name, called, error)
+            hint = _evaluated(parameter.annotation, function.__module__)
+            require(value, hint, name, called)
+            _require_fields(value, name, called)
+        except ArgumentError as explained:
+            raise explained from error
 
 
 def _require_plain(value: Any, name: str, function: str, depth: int = 3) -> None:
-    """Refuse what fits an annotation and cannot be computed with: tensors that are not
-    dense, and endless numbers.
-    """
+    """Refuse what fits an annotation but cannot be computed with."""
     kind, remedy = _unusual(value)
     if kind:
         raise ArgumentError(f"Cannot call {function}", f"{name} is {kind}", remedy)
-    if not depth:
-        return
+    if depth:
+        for part_name, part in _named_parts(value, name):
+            _require_plain(part, part_name, function, depth - 1)
+
+
+def _named_parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a dataclass or the items of a container, as a caller names
+    them.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            _require_plain(
-                getattr(value, field.name, None),
-                f"{name}.{field.name}",
-                function,
-                depth - 1,
-            )
+            yield f"{name}.{field.name}", getattr(value, field.name, None)
     elif isinstance(value, Mapping):
-        for key, part in itertools.islice(value.items(), _LOOKED_AT):
-            _require_plain(part, f"{name}[{shown(key)}]", function, depth - 1)
+        for key, part in itertools.islice(value.items(), _MOST_ITEMS):
+            yield f"{name}[{shown(key)}]", part
     elif isinstance(value, list | tuple):
-        for number, part in enumerate(value[:_LOOKED_AT]):
-            _require_plain(part, f"{name}[{number}]", function, depth - 1)
+        for number, part in enumerate(value[:_MOST_ITEMS]):
+            yield f"{name}[{number}]", part
 
 
 def _require_path(value: Any, name: str, function: str, error: Exception) -> None:
-    """Refuse the name of a file that no file system takes, if that is what the error is
-    about.
-    """
+    """Refuse a path that no file system takes, if the error is about that."""
     too_long = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
-    no_name = isinstance(error, UnicodeEncodeError) or (
-        isinstance(error, ValueError) and "null byte" in str(error)
-    )
-    if not isinstance(value, str | os.PathLike) or not (too_long or no_name):
+    has_null = isinstance(error, ValueError) and "null byte" in str(error)
+    is_about_name = too_long or has_null or isinstance(error, UnicodeEncodeError)
+    if not isinstance(value, str | os.PathLike) or not is_about_name:
         return
-    problem, remedy = f"Cannot call {function}", "Give the path of a file or a folder."
+    problem = f"Cannot call {function}"
+    remedy = "Give the path of a file or a folder."
     try:
         os.lstat(value)
     except ValueError:
-        raise ArgumentError(
-            problem, f"{name} holds a character that no path may have", remedy
-        ) from None
-    except OSError as refused:
-        if refused.errno == errno.ENAMETOOLONG:
-            raise ArgumentError(
-                problem, f"{name} is longer than a path may be", remedy
-            ) from None
+        reason = f"{name} holds a character that no path may have"
+        raise ArgumentError(problem, reason, remedy) from None
+    except OSError as refusal:
+        if refusal.errno == errno.ENAMETOOLONG:
+            reason = f"{name} is longer than a path may be"
+            raise ArgumentError(problem, reason, remedy) from None
 
 
 def _unusual(value: Any) -> tuple[str, str]:
-    """What a value is that cannot be computed with, and what to give in its place;
-    empty for any other.
+    """Describe a value that cannot be computed with, and what to give in its place.
+
+    Both are empty for any other value.
     """
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return "a number of more digits than a float holds", "Give a smaller one."
@@ -248,71 +224,66 @@ def _unusual(value: Any) -> tuple[str, str]:
     if value.is_quantized:
         return "a quantized tensor", "Give its dequantize()."
     if value.layout != torch.strided:
-        return (
-            f"a tensor of the layout {str(value.layout).removeprefix('torch.')}",
-            "Give its to_dense().",
-        )
+        layout = str(value.layout).removeprefix("torch.")
+        return f"a tensor of the layout {layout}", "Give its to_dense()."
     if value.is_meta:
         return "a meta tensor, which has no values", "Give a tensor with values."
     if value.dtype.itemsize == 1 and value.is_floating_point():
-        return (
-            f"a tensor in {str(value.dtype).removeprefix('torch.')}",
-            "Give its float().",
-        )
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"a tensor in {dtype}", "Give its float()."
     return "", ""
 
 
 def require(value: Any, hint: Any, name: str, function: str) -> None:
-    """Raise ArgumentError unless a value is of an annotated type, for functions that
-    run later than they are called.
+    """Raise ArgumentError unless a value is of an annotated type.
+
+    Functions that run later than they are called use it themselves.
 
     >>> require(5, str | None, "text", "read")
     Traceback (most recent call last):
     hiddenscope.errors.ArgumentError: Cannot call read: text must be a string or None, got 5. Give text as documented.
-    """
+    """  # noqa: E501
     if not fits(value, hint):
-        reason = f"{name} must be {described(hint)}, got {shown(value)}"
         raise ArgumentError(
-            f"Cannot call {function}", reason, f"Give {name} as documented."
+            f"Cannot call {function}",
+            f"{name} must be {described(hint)}, got {shown(value)}",
+            f"Give {name} as documented.",
         )
 
 
 def _require_fields(value: Any, name: str, function: str) -> None:
-    """Require that the fields of a dataclass fit their annotations, and the fields of
-    these.
-    """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            given, path = getattr(value, field.name, None), f"{name}.{field.name}"
-            if given is not field.default:
-                require(
-                    given,
-                    _evaluated(field.type, type(value).__module__),
-                    path,
-                    function,
-                )
-                _require_fields(given, path, function)
+    """Require that the fields of a dataclass, and theirs, fit their annotations."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return
+    for field in dataclasses.fields(value):
+        part = getattr(value, field.name, None)
+        if part is field.default:
+            continue
+        path = f"{name}.{field.name}"
+        hint = _evaluated(field.type, type(value).__module__)
+        require(part, hint, path, function)
+        _require_fields(part, path, function)
 
 
 def _evaluated(annotation: Any, module: str) -> Any:
-    """An annotation as a type; Any where it names what is imported for type checking
-    alone.
+    """Return the type that an annotation names.
+
+    It is Any where the annotation names what is imported for type checking alone.
     """
     if annotation is inspect.Parameter.empty:
         return Any
-    named = types.SimpleNamespace(__annotations__={"one": annotation})
+    holder = types.SimpleNamespace(__annotations__={"hint": annotation})
     try:
-        return typing.get_type_hints(named, vars(sys.modules[module]))["one"]
+        return typing.get_type_hints(holder, vars(sys.modules[module]))["hint"]
     except Exception:
         return Any
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of an annotated type, as far as can be told; of a list, the
-    first items are looked at.
+    """Tell whether a value is of an annotated type, as far as its first items show.
 
-    >>> fits([1, 2], Sequence[int]), fits(["a"], Sequence[int]), fits("mean", Literal["mean", "max"]), fits(True, int)
-    (True, False, True, False)
+    >>> fits([1, 2], Sequence[int]), fits(["a"], Sequence[int]), fits(True, int)
+    (True, False, False)
     """
     if hint is Any or hint is object or isinstance(hint, TypeVar | str):
         return True
@@ -320,7 +291,8 @@ def fits(value: Any, hint: Any) -> bool:
     if origin in (Union, types.UnionType):
         return _is_array_like(hint, value) or any(fits(value, part) for part in inner)
     if origin is Literal:
-        return any(type(value) is type(one) and value == one for one in inner)
+        # By type too: True equals 1.
+        return any(type(value) is type(word) and value == word for word in inner)
     if origin is not None:
         return _fits_container(value, origin, inner)
     if hint is None:
@@ -340,39 +312,39 @@ def _fits_container(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
         return isinstance(value, type)
     if not isinstance(origin, type):
         return True
-    if (
-        not isinstance(value, origin)
-        or isinstance(value, bytes | bytearray)
-        or getattr(value, "shape", None) == ()
-    ):
+    is_scalar = getattr(value, "shape", None) == ()
+    is_container = isinstance(value, origin) and not is_scalar
+    if not is_container or isinstance(value, bytes | bytearray):
         return False
-    given: Any = value
-    if isinstance(given, Mapping):
-        pairs = list(given.items())[:_LOOKED_AT]
-        return len(inner) != 2 or all(
-            fits(key, inner[0]) and fits(item, inner[1]) for key, item in pairs
-        )
+    items: Any = value
+    if isinstance(items, Mapping):
+        if len(inner) != 2:
+            return True
+        pairs = itertools.islice(items.items(), _MOST_ITEMS)
+        return all(fits(key, inner[0]) and fits(part, inner[1]) for key, part in pairs)
     if issubclass(origin, tuple) and not (len(inner) == 2 and inner[1] is Ellipsis):
-        return len(inner) == len(given) and all(map(fits, given, inner))
-    if not isinstance(given, Collection) or not inner:
-        return True  # an iterator is not looked into: that would use it up
-    if isinstance(given, str):
-        return fits(given[:1], inner[0])
-    return all(fits(item, inner[0]) for item in itertools.islice(given, _LOOKED_AT))
+        return len(inner) == len(items) and all(map(fits, items, inner))
+    # To look into an iterator would use it up.
+    if not isinstance(items, Collection) or not inner:
+        return True
+    if isinstance(items, str):
+        return fits(items[:1], inner[0])
+    return all(fits(item, inner[0]) for item in itertools.islice(items, _MOST_ITEMS))
 
 
 def _is_array_like(hint: Any, value: Any) -> bool:
-    """Whether an annotation is numpy's ArrayLike and the value could be one: numbers,
-    or something that holds them.
-    """
+    """Tell whether an annotation is numpy's ArrayLike and a value could be one."""
     if "_SupportsArray" not in str(hint):
         return False
     return isinstance(value, numbers.Number | Sequence) or hasattr(value, "__array__")
 
 
 def _members(protocol: type) -> set[str]:
-    bases = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False)]
-    return {name for base in bases for name in vars(base) if not name.startswith("_")}
+    members: set[str] = set()
+    for base in protocol.__mro__:
+        if getattr(base, "_is_protocol", False):
+            members |= vars(base).keys()
+    return {name for name in members if not name.startswith("_")}
 
 
 def _has(value: Any, name: str) -> bool:
@@ -384,7 +356,7 @@ def _has(value: Any, name: str) -> bool:
 
 
 def described(hint: Any) -> str:
-    """An annotated type in words.
+    """Describe an annotated type in words.
 
     >>> described(str | Sequence[int] | None), described(Literal["mean", "max"])
     ('a string, a list of integers or None', "'mean' or 'max'")
@@ -393,15 +365,16 @@ def described(hint: Any) -> str:
         return "an array of numbers"
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType, Literal):
-        each = [repr(part) if origin is Literal else described(part) for part in inner]
-        each = list(dict.fromkeys(each))
-        return f"{', '.join(each[:-1])} or {each[-1]}" if len(each) > 1 else each[0]
-    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        describe = repr if origin is Literal else described
+        *others, last = dict.fromkeys(describe(part) for part in inner)
+        return f"{', '.join(others)} or {last}" if others else last
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         return "a mapping"
-    if origin is not None and isinstance(origin, type) and issubclass(origin, Iterable):
-        many = {str: "strings", int: "integers", float: "numbers"}
-        of = f" of {many.get(inner[0], described(inner[0]))}" if inner else ""
-        return f"a list{of}"
+    if isinstance(origin, type) and issubclass(origin, Iterable):
+        if not inner:
+            return "a list"
+        plurals = {str: "strings", int: "integers", float: "numbers"}
+        return f"a list of {plurals.get(inner[0], described(inner[0]))}"
     if origin is Callable or hint is Callable:
         return "a function"
     if hint in _WORDS:
@@ -412,7 +385,7 @@ def described(hint: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: short, on one line, and whatever its own repr does.
+    """Show a value in an error: short, on one line, and whatever its own repr does.
 
     >>> shown("x" * 200)[:20], shown(object)
     ("'xxxxxxxxxxxxxxxxxxx", "<class 'object'>")

@@ -6,14 +6,14 @@
     ├── LoadError       (ValueError)        a model cannot be had from where it was asked for
     │   ├── UnknownModel    (LookupError)   no such model, folder or file
     │   ├── Unreachable     (ConnectionError)   it would have to be fetched, and cannot be
-    │   ├── Unsafe                          it would run code of somebody else's: pickle, remote code, path tricks
+    │   ├── Unsafe                          loading it would run foreign code: pickle, remote code, path tricks
     │   └── Damaged         (FileError)     a checksum, a header or a length that is not what it must be
     ├── AnatomyError    (ValueError)        the states of this module cannot be proved; it says at which step
     ├── ModuleError     (ValueError)        the module is in a condition in which its states cannot be watched
     ├── TextError       (ValueError)        a text or a list of ids that the model cannot take
-    ├── StatesError     (ValueError)        states that do not fit together, or do not hold what is asked of them
+    ├── StatesError     (ValueError)        states that do not fit together, or lack what a question needs
     ├── StoreError      (ValueError)        a folder that is not a store, or one of another plan or a newer version
-    ├── PassError       (RuntimeError)      a pass that went otherwise than the proof allows
+    ├── PassError       (RuntimeError)      a pass that the proof does not allow
     ├── NotFinite       (ArithmeticError)   a NaN or an infinity, named by site and token
     ├── TooLarge        (MemoryError)       more than the free memory
     └── FileError       (OSError)           a file of ours that cannot be read or written
@@ -22,7 +22,7 @@ Every error says three things: the problem, the reason, the remedy.
 
 >>> print(SiteError("No site 'layer.40' in gpt2", "it has layer.0 to layer.12", "Did you mean 'layer.4'?"))
 No site 'layer.40' in gpt2: it has layer.0 to layer.12. Did you mean 'layer.4'?
-"""
+"""  # noqa: E501
 
 import errno
 from collections.abc import Iterator
@@ -35,17 +35,17 @@ _NO_MEMORY_WORDS = [
     "can't allocate",
     "Cannot allocate memory",
     "ALLOC_FAILED",
+    "can't start new thread",
 ]
-_NO_MEMORY_WORDS += ["can't start new thread"]
 
 
 class Error(Exception):
-    """The root of the tree: `except hiddenscope.errors.Error` catches all of ours and
-    nothing else.
-    """
+    """The root of the tree: it catches all errors of ours and nothing else."""
 
     def __init__(self, problem: str, reason: str, remedy: str) -> None:
-        self.problem, self.reason, self.remedy = problem, reason, remedy
+        self.problem = problem
+        self.reason = reason
+        self.remedy = remedy
         super().__init__(f"{problem}: {reason.rstrip('.')}. {remedy}")
 
     def __reduce__(self) -> tuple[type["Error"], tuple[str, str, str]]:
@@ -73,7 +73,7 @@ class Unreachable(LoadError, ConnectionError):
 
 
 class Unsafe(LoadError):
-    """Loading it would run code of somebody else's."""
+    """Loading it would run foreign code."""
 
 
 class AnatomyError(Error, ValueError):
@@ -89,7 +89,7 @@ class TextError(Error, ValueError):
 
 
 class StatesError(Error, ValueError):
-    """States that do not fit together, or do not hold what is asked of them."""
+    """States that do not fit together, or lack what a question needs."""
 
 
 class StoreError(Error, ValueError):
@@ -97,7 +97,7 @@ class StoreError(Error, ValueError):
 
 
 class PassError(Error, RuntimeError):
-    """A pass that went otherwise than the proof allows."""
+    """A pass that the proof does not allow."""
 
 
 class NotFinite(Error, ArithmeticError):
@@ -118,28 +118,27 @@ class Damaged(LoadError, FileError):
 
 @contextmanager
 def without_panic(kind: type[Error], problem: str, remedy: str) -> Iterator[None]:
-    """Raise an error of ours where a library written in Rust panics: its own is no
-    Exception and passes every handler.
+    """Raise an error of ours where a library written in Rust panics.
+
+    A panic is not an Exception, so that it would pass every handler.
 
     >>> class PanicException(BaseException): ...
     >>> with without_panic(TextError, "Cannot encode the text", "Use another one."):
     ...     raise PanicException("retry limit")
     Traceback (most recent call last):
     hiddenscope.errors.TextError: Cannot encode the text: its library stopped (retry limit). Use another one.
-    """
+    """  # noqa: E501
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise kind(
-            problem, f"its library stopped ({str(error)[:200]})", remedy
-        ) from error
+        reason = f"its library stopped ({str(error)[:200]})"
+        raise kind(problem, reason, remedy) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error of Python, numpy, torch or the operating system means that
-    memory ran out.
+    """Tell whether an error, of whatever library, means that memory ran out.
 
     >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError("x"))
     (True, False)

@@ -1,5 +1,4 @@
-"""Files that are written whole or not at all, and carry a checksum over all their
-bytes.
+"""Files that are written whole or not at all, with a checksum over all their bytes.
 
 The checksum is a seal inside the file: `hiddenscope-sha256:` and 64 hex digits, the
 SHA-256 of the file with zeros in the place of the digits. It lies where the format has
@@ -26,7 +25,8 @@ if TYPE_CHECKING:
 
 try:
     import fcntl
-except ImportError:  # Windows
+except ImportError:
+    # Windows has no such locks.
     fcntl = None  # type: ignore[assignment]
 
 A_DAY = 24 * 3600.0
@@ -34,16 +34,17 @@ A_DAY = 24 * 3600.0
 _MARK = b"hiddenscope-sha256:"
 _DIGITS = 64
 UNSEALED = f"{_MARK.decode()}{'0' * _DIGITS}"
-"""What a writer puts into a file where its seal will be."""
+"""The place of a seal in a file that is being written."""
 
 
 def seal(path: Path) -> None:
-    """Put the checksum of a file in the place of UNSEALED, of which it must hold one."""
+    """Put the checksum of a file in the place of UNSEALED, which it must hold once."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
-        at = content.find(UNSEALED.encode()) + len(_MARK)
-        if at < len(_MARK):
+        mark = content.find(UNSEALED.encode())
+        if mark < 0:
             raise ValueError(f"{path.name} has no place for a seal")
-        content[at : at + _DIGITS] = _digest(content, at)
+        start = mark + len(_MARK)
+        content[start : start + _DIGITS] = _digest(content, start)
 
 
 def check_seal(path: str | os.PathLike[str], problem: str) -> None:
@@ -59,39 +60,30 @@ def check_seal(path: str | os.PathLike[str], problem: str) -> None:
     ...     check_seal(path, "Cannot read the note")
     Traceback (most recent call last):
     hiddenscope.errors.Damaged: Cannot read the note: its bytes are not those that were written. Save it again.
-    """
-    try:
-        with (
-            open(path, "rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-        ):
-            places = [
-                match.end()
-                for match in re.finditer(
-                    re.escape(_MARK) + rb"(?=[0-9a-f]{64})", content
-                )
-            ]
-            intact = any(
-                content[at : at + _DIGITS] == _digest(content, at) for at in places[-4:]
-            )
-    except ValueError:  # an empty file cannot be mapped
-        places, intact = [], False
-    if not intact:
-        reason = (
-            "its bytes are not those that were written"
-            if places
-            else "it has no checksum, or one that is damaged"
-        )
-        raise Damaged(problem, reason, "Save it again.")
+    """  # noqa: E501
+    starts: list[int] = []
+    with open(path, "rb") as file:
+        # An empty file cannot be mapped.
+        if os.fstat(file.fileno()).st_size:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                marks = re.finditer(re.escape(_MARK) + rb"(?=[0-9a-f]{64})", content)
+                starts = [mark.end() for mark in marks]
+                for start in starts[-4:]:
+                    if content[start : start + _DIGITS] == _digest(content, start):
+                        return
+    reason = "it has no checksum, or one that is damaged"
+    if starts:
+        reason = "its bytes are not those that were written"
+    raise Damaged(problem, reason, "Save it again.")
 
 
-def _digest(content: mmap.mmap, at: int) -> bytes:
-    """The checksum of a file, with zeros in the place of the digits."""
+def _digest(content: mmap.mmap, start: int) -> bytes:
+    """Return the checksum of a file, with zeros in the place of its digits."""
     view = memoryview(content)
     try:
-        digest = hashlib.sha256(view[:at])
+        digest = hashlib.sha256(view[:start])
         digest.update(b"0" * _DIGITS)
-        digest.update(view[at + _DIGITS :])
+        digest.update(view[start + _DIGITS :])
     finally:
         view.release()
     return digest.hexdigest().encode()
@@ -99,11 +91,10 @@ def _digest(content: mmap.mmap, at: int) -> bytes:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[Path]:
-    """A fresh path beside this one, which replaces it when the body succeeds and is
-    removed when it fails.
+    """Yield a fresh path, which replaces this one if the body succeeds.
 
-    With `durable=False` it is not waited for until the disk has it: for files whose
-    reader checks that they are whole.
+    It is removed if the body fails. With `durable=False` nobody waits until the disk
+    has it: for files whose reader checks that they are whole.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -113,21 +104,18 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
     'whole'
     """
     target = Path(path)
+    problem = f"Cannot write {_safe(str(target)[:200])}"
     if "\0" in str(target):
-        raise FileError(
-            f"Cannot write {_safe(str(target)[:200])}",
-            "its name holds a null character",
-            "Rename it.",
-        )
-    start, end = f".{target.stem[:60]}.", target.suffix[:60]
+        raise FileError(problem, "its name holds a null character", "Rename it.")
+    start = f".{target.stem[:60]}."
+    end = target.suffix[:60]
     leftovers = re.compile(
         rf"{re.escape(start)}[0-9a-f]{{8}}{re.escape(end)}", re.DOTALL
     )
     try:
-        with temporary(
-            target.with_name(f"{start}{secrets.token_hex(4)}{end}"), leftovers
-        ) as fresh:
-            # As the umask has it; a library may give its file to the owner alone.
+        name = f"{start}{secrets.token_hex(4)}{end}"
+        with temporary(target.with_name(name), leftovers) as fresh:
+            # The mode of the umask; a library may give its file to the owner alone.
             mode = fresh.stat().st_mode
             yield fresh
             fresh.chmod(mode)
@@ -138,25 +126,24 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
             if durable:
                 to_disk(target.parent)
     except OSError as error:
-        # Its text may name the fresh path, which nobody asked for.
+        # Its text may name the fresh path, which the caller does not know.
         reason = _safe(error.strerror or str(error))
         remedy = "Choose a folder that exists and can be written."
-        raise FileError(
-            f"Cannot write {_safe(str(target)[:200])}", reason, remedy
-        ) from error
+        raise FileError(problem, reason, remedy) from error
 
 
 @contextmanager
 def temporary(
     path: Path, leftovers: re.Pattern[str], *, folder: bool = False
 ) -> Iterator[Path]:
-    """An empty file or folder that is removed when the body ends, if it is still there.
+    """Make an empty file or folder, which is removed when the body ends.
 
     It is locked while the body runs, so that a process that was killed can be told from
     one that is at work: whatever lies beside it under a name like `leftovers` and is
     not locked is removed first.
     """
-    # Or another process could take it for a leftover before it is locked.
+    # The folder is locked too, or another process could take the file for a leftover
+    # before it is locked.
     with _locked(path.parent, wait=True):
         _remove_leftovers(path.parent, leftovers)
         if folder:
@@ -175,27 +162,22 @@ def temporary(
 
 @contextmanager
 def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Hold a lock on a file or folder, and say whether it could be had; where there are
-    no such locks, it cannot.
-    """
+    """Hold a lock on a file or folder; yield False if it could not be had."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
     try:
-        descriptor = os.open(
-            path,
-            os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0),
-        )
+        descriptor = os.open(path, flags)
     except OSError:
         yield False
         return
     try:
-        held = fcntl is not None
+        is_held = False
         if fcntl is not None:
-            try:
-                fcntl.flock(
-                    descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
-                )
-            except OSError:  # somebody has it, or the file system has no locks
-                held = False
-        yield held
+            kind = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+            # Another process has it, or the file system has no locks.
+            with suppress(OSError):
+                fcntl.flock(descriptor, kind)
+                is_held = True
+        yield is_held
     finally:
         os.close(descriptor)
 
@@ -206,11 +188,10 @@ def _remove_leftovers(folder: Path, leftovers: re.Pattern[str]) -> None:
             if leftovers.fullmatch(entry.name) is None:
                 continue
             path = Path(entry.path)
-            with suppress(OSError), _locked(path) as free:
-                if (
-                    free
-                    or time.time() - entry.stat(follow_symlinks=False).st_mtime > A_DAY
-                ):
+            with suppress(OSError), _locked(path) as is_free:
+                age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+                # Without locks, only the age tells a leftover.
+                if is_free or age > A_DAY:
                     _remove(path)
 
 
@@ -230,9 +211,14 @@ def write_tensors(
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    plain = _unshared(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    )
+    plain: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        dense = tensor.detach().cpu().contiguous()
+        storage = dense.untyped_storage().data_ptr()
+        # safetensors refuses tensors that share memory.
+        plain[name] = dense.clone() if storage in storages else dense
+        storages.add(storage)
     with replacing(path) as fresh:
         try:
             save_file(plain, fresh, {**header, "seal": UNSEALED})
@@ -241,31 +227,17 @@ def write_tensors(
             raise OSError(str(error)) from error
 
 
-def _unshared(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-    """The same tensors, none of which lies in the memory of another: safetensors
-    refuses those that do.
-    """
-    seen: set[int] = set()
-    own = {}
-    for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        own[name] = tensor.clone() if place in seen else tensor
-        seen.add(place)
-    return own
-
-
 def read_tensors(
     path: str | os.PathLike[str], what: str, form: str
 ) -> "tuple[dict[str, Tensor], dict[str, str]]":
-    """The tensors and the header of a file that `write_tensors` wrote, when its header
-    has this `format`.
+    """Read the tensors and the header of a file that `write_tensors` wrote.
+
+    Its header must have this `format`; `what` names the content in errors.
     """
     from safetensors import SafetensorError, safe_open
 
-    problem, remedy = (
-        f"Cannot read {what} from {_safe(os.fspath(path))}",
-        "Give the path of a file that .save() wrote.",
-    )
+    problem = f"Cannot read {what} from {_safe(os.fspath(path))}"
+    remedy = "Give the path of a file that .save() wrote."
     if not os.path.isfile(path):
         raise FileError(problem, "there is no such file", remedy)
     try:
@@ -273,39 +245,34 @@ def read_tensors(
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             if header.get("format") != form:
-                raise FileError(
-                    problem, "it is a safetensors file with other content", remedy
-                )
-            return {
-                name: file.get_tensor(name)
-                for name in file.keys()  # noqa: SIM118
-            }, header  # it is no mapping
+                reason = "it is a safetensors file with other content"
+                raise FileError(problem, reason, remedy)
+            # The file is not a mapping, and cannot be iterated itself.
+            names = list(file.keys())
+            return {name: file.get_tensor(name) for name in names}, header
+    except FileError:
+        raise
     except (SafetensorError, OSError) as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(
-            problem, f"it is damaged, or not such a file ({error})", "Save it again."
-        ) from error
+        reason = f"it is damaged, or not such a file ({error})"
+        raise FileError(problem, reason, "Save it again.") from error
 
 
 def identity(paths: Iterable[Path]) -> str:
-    """What tells files from others without reading them: each one's name, size, inode
-    and times.
+    """Return what tells files from others unread: their names, sizes, inodes and times.
 
     A file that was written to, replaced or copied has another identity. One whose bytes
     changed on the disk by themselves has not: only a checksum finds that.
     """
-    stats = [(path.name, path.stat()) for path in paths]
-    return repr(
-        [
-            (name, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
-            for name, stat in stats
-        ]
-    )
+    files = []
+    for path in paths:
+        stat = path.stat()
+        times = (stat.st_mtime_ns, stat.st_ctime_ns)
+        files.append((path.name, stat.st_size, stat.st_ino, *times))
+    return repr(files)
 
 
 def to_disk(path: Path) -> None:
-    """Have what was written of a file, or of a folder's names, kept by the disk."""
+    """Wait until the disk has what was written of a file, or of a folder's names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -314,5 +281,8 @@ def to_disk(path: Path) -> None:
 
 
 def _safe(text: str) -> str:
-    """Text that is safe on a terminal: what cannot be printed is escaped."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    """Escape what cannot be printed, so that a text is safe on a terminal."""
+    parts = []
+    for char in text:
+        parts.append(char if char.isprintable() else ascii(char)[1:-1])
+    return "".join(parts)

@@ -1,8 +1,8 @@
 """Progress, for everything that takes long: on stderr, or where a program wants it.
 
-On a terminal there is one line that says what is being done, with a spinner and the
-seconds so far, or a bar. Where stderr goes to a file, each step is a plain line, and
-only if progress was asked for.
+On a terminal one line says what is being done, with a spinner and the seconds so far,
+or a bar. Where stderr goes to a file, each step is a plain line, and only if progress
+was requested.
 
 >>> with status("Loading"), track("Reading", total=3) as advance:
 ...     for _ in range(3):
@@ -17,13 +17,20 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from typing import TypeAlias
 
-SPINNER, PLAIN_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\"
-STEP = 0.1  # seconds between two pictures of the spinner
-ERASE, SHOW_CURSOR = "\r\x1b[2K", "\x1b[?25h"
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+PLAIN_SPINNER = "|/-\\"
+# Seconds between two pictures of the spinner.
+STEP = 0.1
+ERASE = "\r\x1b[2K"
+SHOW_CURSOR = "\x1b[?25h"
+
+Sink: TypeAlias = Callable[[str, float, float | None], None]
+"""A function that is told what is being done, how much is done, and the total."""
 
 _shown: bool | None = None
-_sink: "Callable[[str, float, float | None], None] | None" = None
+_sink: Sink | None = None
 
 
 def show(choice: bool | None) -> None:
@@ -33,9 +40,10 @@ def show(choice: bool | None) -> None:
 
 
 @contextmanager
-def sent_to(sink: Callable[[str, float, float | None], None]) -> Iterator[None]:
-    """Call `sink(what, done, total)` as work goes on, in place of bars on stderr; a
-    note is something of no total.
+def sent_to(sink: Sink) -> Iterator[None]:
+    """Call `sink(what, done, total)` as work goes on, in place of bars on stderr.
+
+    A note has no total.
 
     >>> with sent_to(print), track("Reading", total=2) as advance:
     ...     advance(1)
@@ -43,7 +51,8 @@ def sent_to(sink: Callable[[str, float, float | None], None]) -> Iterator[None]:
     Reading 1.0 2
     """
     global _sink
-    before, _sink = _sink, sink
+    before = _sink
+    _sink = sink
     try:
         yield
     finally:
@@ -51,8 +60,7 @@ def sent_to(sink: Callable[[str, float, float | None], None]) -> Iterator[None]:
 
 
 def quieten_tqdm() -> None:
-    """Import the bars of tqdm in a notebook before another library does, without the
-    warning that this gives there.
+    """Import tqdm's notebook bars before another library does, without its warning.
 
     transformers imports `tqdm.auto`, which asks for ipywidgets in every notebook that
     has none. Nothing here needs them: without them, bars are lines of text.
@@ -75,10 +83,9 @@ def note(message: str) -> None:
 
 @contextmanager
 def status(what: str) -> Iterator[None]:
-    """Say what is being done while the body runs; within another status it takes that
-    one's place.
+    """Say what is being done while the body runs, in place of an outer status.
 
-    A status of the same words is the same one: it ends with the body.
+    An outer status of the same words is the same one: it ends with the body.
     """
     if _sink is not None:
         _sink(what, 0.0, None)
@@ -98,8 +105,9 @@ def begin(what: str) -> None:
 
 
 def clear() -> None:
-    """Take the status off the terminal, so that results can be printed there; the next
-    `status` brings it back.
+    """Take the status off the terminal, so that results can be printed there.
+
+    The next `status` brings it back.
     """
     _line.say("")
 
@@ -108,11 +116,12 @@ def clear() -> None:
 def track(
     what: str, total: float | None = None, *, unit: str = ""
 ) -> Iterator[Callable[[float], None]]:
-    """Show a progress bar while the body runs; the body calls the function it gets with
-    how much was done.
+    """Show a progress bar while the body runs.
+
+    The body calls the function that it gets with how much was done.
     """
     if _sink is not None:
-        yield _told(_sink, what, total)
+        yield _advancing(_sink, what, total)
         return
     if not _visible() or not _drawable():
         with status(what):
@@ -135,17 +144,13 @@ def track(
         count,
         TimeRemainingColumn(),
     )
-    with (
-        _line.aside(),
-        Progress(*columns, console=Console(stderr=True), transient=True) as bars,
-    ):
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    with _line.aside(), progress as bars:
         task = bars.add_task(what, total=total)
         yield lambda amount: bars.advance(task, amount)
 
 
-def _told(
-    sink: Callable[[str, float, float | None], None], what: str, total: float | None
-) -> Callable[[float], None]:
+def _advancing(sink: Sink, what: str, total: float | None) -> Callable[[float], None]:
     done = 0.0
 
     def advance(amount: float) -> None:
@@ -166,14 +171,12 @@ def _on_terminal() -> bool:
 
 
 def _drawable() -> bool:
-    """Whether a line on stderr can be drawn again in its place."""
+    """Tell whether a line on stderr can be drawn again in its place."""
     return _on_terminal() and os.environ.get("TERM") != "dumb"
 
 
 class _Line:
-    """The line at the bottom of a terminal, which a thread draws while it has a message
-    and nothing else is there.
-    """
+    """The last line of a terminal, which a thread draws while it has a message."""
 
     def __init__(self) -> None:
         self.message = ""
@@ -189,7 +192,8 @@ class _Line:
             if message == self.message:
                 return
             self._erase()
-            self.message, self._since = message, time.monotonic()
+            self.message = message
+            self._since = time.monotonic()
             if message and not _drawable():
                 if not again:
                     print(f"{message} ...", file=sys.stderr, flush=True)
@@ -228,16 +232,11 @@ class _Line:
 
     def _draw(self) -> None:
         if self.message and not self._aside and _drawable():
-            spinner = (
-                SPINNER
-                if "utf" in (sys.stderr.encoding or "").lower()
-                else PLAIN_SPINNER
-            )
+            encoding = sys.stderr.encoding or ""
+            spinner = SPINNER if "utf" in encoding.lower() else PLAIN_SPINNER
             seconds = time.monotonic() - self._since
-            text = (
-                f"{spinner[round(seconds / STEP) % len(spinner)]} {self.message}"
-                f" {seconds:.1f} s"
-            )
+            picture = spinner[round(seconds / STEP) % len(spinner)]
+            text = f"{picture} {self.message} {seconds:.1f} s"
             sys.stderr.write(f"{ERASE}{text[: _columns() - 1]}")
             sys.stderr.flush()
 

@@ -364,7 +364,7 @@ def test_classes_of_one_and_one_class() -> None:
         ({"data": "cities-incomplete"}, "Give a list with one label for each text"),
         ({"method": 5}, "No method '5'"),
         ({"seed": -1}, "seed must be an integer >= 0, got -1"),
-        ({"token": "second"}, "No token 'second'"),
+        ({"pool": "second"}, "No pooling 'second'"),
         ({"source": 5}, "Give a model, a list of models, or states"),
         ({"source": []}, "Give a model, a list of models, or states"),
         ({"sites": "layer.9"}, "layer.9"),

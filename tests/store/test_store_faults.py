@@ -30,7 +30,7 @@ from chaos import interleavings
 from chaos.crashes import dying
 from chaos.flips import flips, intact, readable
 from chaos.power import power_losses
-from hiddenscope import cli
+from hiddenscope.cli import main as cli
 from hiddenscope.errors import Damaged, Error, FileError, StoreError
 from hiddenscope.store import StorePlan, discard_damaged, gc, records, resume, verify
 from hiddenscope.store import writer as store_writer

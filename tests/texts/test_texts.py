@@ -602,7 +602,7 @@ def test_copies_with_other_labels_are_a_group_and_groups_grow_together() -> None
     )
     together = belonging(texts, [0] * 6, ["a", "b", "b", "c", "a", "d"])
     # Copies join the groups a, b and d.
-    assert len(set(together.groups)) == 2 and together.given
+    assert len(set(together.groups)) == 2 and together.grouped
     assert together.facts["groups"] == 2 and together.facts["groups_given"]
     with pytest.raises(TextError, match="there are 6 texts and 2 groups"):
         belonging(texts, [0] * 6, [1, 2])

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import hiddenscope as hs
+from hiddenscope.cli.main import app
 from hiddenscope.errors import (
     ArgumentError,
     NotFinite,
@@ -442,3 +444,13 @@ def test_the_names_of_poolings_are_read_without_numpy() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert not {"numpy", "torch"} & set(loaded.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("each", "--each-token"), ("mean", "--pool mean")]
+)
+def test_the_old_option_names_the_new_one(old: str, new: str) -> None:
+    for command in ("probe", "project"):
+        result = CliRunner().invoke(app, [command, "position", "--token", old])
+        assert result.exit_code == 2
+        assert f"it is now {new}" in result.output

@@ -14,14 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 16 * 1024
-PIECE = 4 * 2**20  # bytes that are written at a time
-HASHED = 16 * 2**20  # bytes that are hashed at a time: the GIL is taken once for each
+# Bytes that are written at a time.
+PIECE = 4 * 2**20
+# Bytes that are hashed at a time: the GIL is taken once for each.
+HASHED = 16 * 2**20
 
 Sums: TypeAlias = NDArray[np.uint32]
 
 
 def crc_function() -> Callable[..., int]:
-    """The function that computes CRC-32C; it is imported when it is needed."""
+    """Return the function that computes CRC-32C, imported when it is needed."""
     import crc32c
 
     function: Callable[..., int] = crc32c.crc32c
@@ -29,15 +31,14 @@ def crc_function() -> Callable[..., int]:
 
 
 def block_sums(content: memoryview) -> list[int]:
-    """The checksum of every block of bytes that begin at the border of a block.
+    """Return the checksum of every block of bytes that begin where a block does.
 
     >>> [hex(sum) for sum in block_sums(memoryview(b"123456789"))]
     ['0xe3069283']
     """
     crc = crc_function()
-    return [
-        crc(content[start : start + BLOCK]) for start in range(0, len(content), BLOCK)
-    ]
+    starts = range(0, len(content), BLOCK)
+    return [crc(content[start : start + BLOCK]) for start in starts]
 
 
 class RunningSums:
@@ -52,28 +53,34 @@ class RunningSums:
     def __init__(self) -> None:
         self._crc = crc_function()
         self._done: list[int] = []
-        self._open = self._length = 0
+        # The checksum and length of the block that is not whole yet.
+        self._open = 0
+        self._length = 0
 
     def update(self, piece: memoryview) -> None:
         """Add bytes."""
-        at = 0
-        while at < len(piece):
-            part = piece[at : at + BLOCK - self._length]
+        while len(piece):
+            part = piece[: BLOCK - self._length]
+            piece = piece[len(part) :]
             self._open = self._crc(part, self._open)
             self._length += len(part)
-            at += len(part)
             if self._length == BLOCK:
                 self._done.append(self._open)
-                self._open = self._length = 0
+                self._open = 0
+                self._length = 0
 
     def finish(self) -> Sums:
-        """The checksums of all blocks, of which the last may be short."""
-        return np.array(self._done + [self._open] * bool(self._length), dtype="<u4")
+        """Return the checksums of all blocks, of which the last may be short."""
+        sums = list(self._done)
+        if self._length:
+            sums.append(self._open)
+        return np.array(sums, dtype="<u4")
 
 
 class WholeDigest:
-    """The SHA-256 of buffers, computed in a thread while they are written; they must
-    not change meanwhile.
+    """The SHA-256 of buffers, computed in a thread while they are written.
+
+    The buffers must not change meanwhile.
 
     >>> with WholeDigest([memoryview(b"12345"), memoryview(b"6789")]) as whole:
     ...     whole.digest(b"0")[:8]
@@ -81,7 +88,8 @@ class WholeDigest:
     """
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
-        self._sha256, self._buffers = hashlib.sha256(), buffers
+        self._sha256 = hashlib.sha256()
+        self._buffers = buffers
         self._stopped = False
         self._thread = Thread(target=self._run, name="sha256", daemon=True)
 
@@ -95,12 +103,13 @@ class WholeDigest:
 
     def _run(self) -> None:
         for piece in pieces_of(self._buffers, HASHED):
-            if self._stopped:  # the file could not be written, and nobody will ask
+            # The file could not be written, and nobody needs its digest.
+            if self._stopped:
                 return
             self._sha256.update(piece)
 
     def digest(self, last: bytes) -> str:
-        """The SHA-256 of all buffers, and of these last bytes."""
+        """Return the SHA-256 of all buffers, followed by these last bytes."""
         self._thread.join()
         self._sha256.update(last)
         return self._sha256.hexdigest()
@@ -109,7 +118,7 @@ class WholeDigest:
 def pieces_of(
     buffers: Iterable[memoryview], length: int = PIECE
 ) -> Iterator[memoryview]:
-    """Buffers as pieces of a few MiB at most."""
+    """Split buffers into pieces of a few MiB at most."""
     for buffer in buffers:
         for start in range(0, len(buffer), length):
             yield buffer[start : start + length]

@@ -11,12 +11,12 @@ records of the same content are the same file.
 >>> decode(content.replace(b"x", b"y"), "Cannot read it")
 Traceback (most recent call last):
 hiddenscope.errors.Damaged: Cannot read it: its bytes are not those that were written. Run `hiddenscope store verify`.
-"""
+"""  # noqa: E501
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hiddenscope.errors import Damaged
@@ -30,8 +30,9 @@ _AFTER = len(b'"}\n')
 
 
 def plain_json(value: Any) -> bytes:
-    """One line of JSON: keys sorted, no spaces, UTF-8 (half of a surrogate pair as its
-    three bytes).
+    """Return one line of JSON in UTF-8, with sorted keys and without spaces.
+
+    Half of a surrogate pair becomes its three bytes.
     """
     line = json.dumps(
         value,
@@ -44,7 +45,7 @@ def plain_json(value: Any) -> bytes:
 
 
 def from_json(line: bytes) -> Any:
-    """What `plain_json` wrote. Raises ValueError for anything that is not JSON."""
+    """Read what `plain_json` wrote; raise ValueError for what is not JSON."""
     try:
         return json.loads(line.decode("utf-8", "surrogatepass"))
     except RecursionError as error:
@@ -52,46 +53,40 @@ def from_json(line: bytes) -> Any:
 
 
 def encode(fields: Mapping[str, Any]) -> bytes:
-    """The bytes of a record with its seal."""
-    open_end = plain_json(dict(fields))[:-1]
-    content = open_end + (b"," if len(fields) else b"") + _END
-    return (
-        content[: -_DIGITS - _AFTER]
-        + hashlib.sha256(content).hexdigest().encode()
-        + content[-_AFTER:]
-    )
+    """Return the bytes of a record with its seal."""
+    content = plain_json(dict(fields))[:-1]
+    if fields:
+        content += b","
+    content += _END
+    digest = hashlib.sha256(content).hexdigest().encode()
+    return content[: -_DIGITS - _AFTER] + digest + content[-_AFTER:]
 
 
 def digest_of(content: bytes) -> str | None:
-    """The digits of a record's seal, if they are the checksum of its bytes."""
+    """Return the digits of a record's seal, if they are the checksum of its bytes."""
     digits = content[-_DIGITS - _AFTER : -_AFTER]
     zeroed = content[: -_DIGITS - _AFTER] + b"0" * _DIGITS + content[-_AFTER:]
-    whole = (
-        zeroed.endswith(_END) and hashlib.sha256(zeroed).hexdigest().encode() == digits
-    )
-    return digits.decode() if whole else None
+    digest = hashlib.sha256(zeroed).hexdigest()
+    if not zeroed.endswith(_END) or digest.encode() != digits:
+        return None
+    return digest
 
 
 def decode(content: bytes, problem: str) -> dict[str, Any]:
-    """The fields of a record, without its seal; Damaged if its bytes changed."""
+    """Return the fields of a record without its seal; Damaged if its bytes changed."""
     if digest_of(content) is None:
         raise Damaged(problem, "its bytes are not those that were written", VERIFY)
     try:
         fields = from_json(content)
     except ValueError as error:
-        raise Damaged(
-            problem, f"it is not JSON ({str(error)[:100]})", VERIFY
-        ) from error
+        reason = f"it is not JSON ({str(error)[:100]})"
+        raise Damaged(problem, reason, VERIFY) from error
     if not isinstance(fields, dict):
         raise Damaged(problem, "it is not a JSON object", VERIFY)
-    return {name: value for name, value in fields.items() if name != "seal"}
+    fields.pop("seal", None)
+    return fields
 
 
 def is_digest(value: object) -> bool:
-    """Whether a field is 64 hex digits, and so may be part of a file's name."""
+    """Tell whether a field is 64 hex digits, and so may be part of a file's name."""
     return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
-
-
-def lines_of(values: Iterable[Any]) -> bytes:
-    """JSON lines."""
-    return b"".join(plain_json(value) + b"\n" for value in values)

@@ -1,11 +1,10 @@
-"""Shards: the safetensors file of one unit, whose every byte follows from the plan and
-the values.
+"""Shards: the safetensors file of one unit.
 
-The header names the plan and the unit. Then come, without gaps, what the sequences are
-(`text`, `start`, `offsets`, `ids`, `spans`), one tensor for each site, the texts
-(`strings`), and last the checksum of every 16 KiB block before it (`blocks.crc32c`).
-Where each lies is computed from the plan, so nothing that a file says of itself is
-trusted.
+Every byte of it follows from the plan and the values. The header names the plan and the
+unit. Then come, without gaps, what the sequences are (`text`, `start`, `offsets`,
+`ids`, `spans`), one tensor for each site, the texts (`strings`), and last the checksum
+of every 16 KiB block before it (`blocks.crc32c`). Where each lies is computed from the
+plan: nothing that a file says of itself is trusted.
 """
 
 import hashlib
@@ -33,7 +32,8 @@ from hiddenscope.store.plan import DTYPES, StorePlan, StoreSequence, UnitDigest
 
 TABLE = "blocks.crc32c"
 FORMAT = "hiddenscope.store/1"
-ALIGNED = 64  # the first tensor begins at a multiple of this
+# The first tensor begins at a multiple of this.
+ALIGNED = 64
 NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _INT32 = 2**31
 _Tensor: TypeAlias = tuple[str, np.dtype[Any], tuple[int, ...], str]
@@ -41,9 +41,7 @@ _Tensor: TypeAlias = tuple[str, np.dtype[Any], tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Where a tensor lies in its file: the first byte, the dtype in which numpy holds
-    it, and the shape.
-    """
+    """The place of a tensor in its file, with its shape and its dtype in numpy."""
 
     start: int
     dtype: np.dtype[Any]
@@ -52,112 +50,106 @@ class TensorPlace:
 
     @property
     def row_bytes(self) -> int:
-        """The length of one row in bytes."""
+        """Return the length of one row in bytes."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Its length in bytes."""
+        """Return its length in bytes."""
         return self.shape[0] * self.row_bytes
 
     @property
     def end(self) -> int:
-        """The byte after the last."""
+        """Return the byte after its last."""
         return self.start + self.nbytes
 
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """The header of a shard, and the place of every tensor; `places[TABLE]` is the
-    last.
-    """
+    """The header of a shard, and the place of every tensor; the TABLE is the last."""
 
     header: bytes
     places: Mapping[str, TensorPlace]
 
     @property
     def size(self) -> int:
-        """The length of the file."""
+        """Return the length of the file."""
         return self.places[TABLE].end
 
     @property
     def covered(self) -> int:
-        """The bytes that the checksums of blocks cover: all before them."""
+        """Return how many bytes the checksums of blocks cover: all before them."""
         return self.places[TABLE].start
 
 
 def layout_of(plan: StorePlan, digest: str, unit: UnitDigest) -> ShardLayout:
-    """The layout of a unit's shard, in the store of the plan with this digest."""
-    states = DTYPES[plan.dtype]
+    """Compute the layout of a unit's shard; `digest` is that of the plan."""
+    tokens = plan.tokens_of(unit)
+    rows = plan.rows_of(unit)
     tensors: list[_Tensor] = [
         ("text", np.dtype("<i8"), (unit.sequences,), "I64"),
         ("start", np.dtype("<i8"), (unit.sequences,), "I64"),
         ("offsets", np.dtype("<i8"), (unit.sequences + 1,), "I64"),
         ("strings.offsets", np.dtype("<i8"), (unit.sequences + 1,), "I64"),
-        ("ids", np.dtype("<i4"), (plan.tokens_of(unit),), "I32"),
-        ("spans", np.dtype("<i4"), (plan.tokens_of(unit), 2), "I32"),
-        *(
-            (site, states, (plan.rows_of(unit), plan.widths[site]), NAMES[plan.dtype])
-            for site in plan.sites
-        ),
-        ("strings", np.dtype("u1"), (unit.text_bytes,), "U8"),
+        ("ids", np.dtype("<i4"), (tokens,), "I32"),
+        ("spans", np.dtype("<i4"), (tokens, 2), "I32"),
     ]
-    said = {"format": FORMAT, "plan": digest, "unit": unit.name}
+    for site in plan.sites:
+        shape = (rows, plan.widths[site])
+        tensors.append((site, DTYPES[plan.dtype], shape, NAMES[plan.dtype]))
+    tensors.append(("strings", np.dtype("u1"), (unit.text_bytes,), "U8"))
+    metadata = {"format": FORMAT, "plan": digest, "unit": unit.name}
     blocks = 0
-    # The table's length depends on the header's, which names it: from below, this ends
-    # at the least.
+    # The length of the table depends on that of the header, which names it. From below,
+    # this ends at the smallest that fits.
     while True:
-        header, places = _placed(
-            [*tensors, (TABLE, np.dtype("u1"), (blocks, 4), "U8")], said
-        )
-        if (needed := -(-places[TABLE].start // BLOCK)) == blocks:
-            return ShardLayout(header, places)
+        table = (TABLE, np.dtype("u1"), (blocks, 4), "U8")
+        layout = _place([*tensors, table], metadata)
+        needed = -(-layout.covered // BLOCK)
+        if needed == blocks:
+            return layout
         blocks = needed
 
 
-def _placed(
-    tensors: Sequence[_Tensor], said: Mapping[str, str]
-) -> tuple[bytes, dict[str, TensorPlace]]:
-    entries: dict[str, Any] = {"__metadata__": said}
-    at, starts = 0, []
+def _place(tensors: Sequence[_Tensor], metadata: Mapping[str, str]) -> ShardLayout:
+    """Put tensors one after another, behind the header that describes them."""
+    entries: dict[str, Any] = {"__metadata__": metadata}
+    starts = []
+    end = 0
     for name, dtype, shape, kind in tensors:
-        starts.append(at)
-        at += math.prod(shape) * dtype.itemsize
+        start = end
+        starts.append(start)
+        end = start + math.prod(shape) * dtype.itemsize
         entries[name] = {
             "dtype": kind,
             "shape": list(shape),
-            "data_offsets": [starts[-1], at],
+            "data_offsets": [start, end],
         }
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNED)
     header = len(text).to_bytes(8, "little") + text
-    placed = zip(tensors, starts, strict=True)
-    return header, {
-        name: TensorPlace(len(header) + start, dtype, shape, name)
-        for (name, dtype, shape, _), start in placed
-    }
+    places = {}
+    for (name, dtype, shape, _), start in zip(tensors, starts, strict=True):
+        places[name] = TensorPlace(len(header) + start, dtype, shape, name)
+    return ShardLayout(header, places)
 
 
 def sequence_tensors(
     sequences: Sequence[StoreSequence], every: int = 1
 ) -> dict[str, NDArray[Any]]:
-    """What the sequences of a unit are, as its shard holds it, with every n-th of their
-    tokens.
-    """
-    kept = [sequence.kept(every) for sequence in sequences]
-    lengths = [len(indices) for indices in kept]
-    pairs = list(zip(sequences, kept, strict=True))
-    flat = np.fromiter(
-        chain.from_iterable(
-            _some(sequence.ids, indices) for sequence, indices in pairs
-        ),
-        np.int64,
-    )
-    listed = chain.from_iterable(
-        _some(sequence.spans, indices) for sequence, indices in pairs
-    )
-    spans = np.fromiter(chain.from_iterable(listed), np.int64).reshape(-1, 2)
-    for name, values in (("ids", flat), ("spans", spans)):
+    """Return the sequences of a unit as its shard holds them, with every n-th token."""
+    lengths: list[int] = []
+    stored_ids: list[int] = []
+    stored_spans: list[int] = []
+    for sequence in sequences:
+        indices = sequence.kept(every)
+        stored = slice(indices.start, indices.stop, indices.step)
+        lengths.append(len(indices))
+        stored_ids += sequence.ids[stored]
+        stored_spans += chain.from_iterable(sequence.spans[stored])
+    ids = np.array(stored_ids, np.int64)
+    spans = np.array(stored_spans, np.int64).reshape(-1, 2)
+    for name, values in (("ids", ids), ("spans", spans)):
         if values.size and not -_INT32 <= values.min() <= values.max() < _INT32:
             raise StoreError(
                 "Cannot store these texts",
@@ -171,26 +163,19 @@ def sequence_tensors(
         "offsets": np.cumsum([0, *lengths], dtype="<i8"),
         "strings.offsets": np.cumsum([0, *map(len, encoded)], dtype="<i8"),
         "strings": np.frombuffer(b"".join(encoded), dtype="u1"),
-        "ids": flat.astype("<i4"),
+        "ids": ids.astype("<i4"),
         "spans": spans.astype("<i4"),
     }
-
-
-def _some(values: Sequence[Any], indices: Sequence[int]) -> Sequence[Any]:
-    return (
-        values if len(indices) == len(values) else [values[index] for index in indices]
-    )
 
 
 def write_shard(
     path: Path, layout: ShardLayout, tensors: Mapping[str, NDArray[Any]]
 ) -> tuple[str, str]:
-    """Write a shard and bring it to the disk; the SHA-256 of the file, and that of its
-    table of checksums.
-    """
+    """Write a shard to the disk; return its SHA-256, and that of its checksums."""
     buffers = [memoryview(layout.header)]
     buffers += [_bytes_of(tensors[name]) for name in layout.places if name != TABLE]
-    sums, done = RunningSums(), 0
+    sums = RunningSums()
+    done = 0
     with path.open("r+b", buffering=0) as file, WholeDigest(buffers) as whole:
         for piece in pieces_of(buffers):
             _write(file.fileno(), piece)
@@ -199,7 +184,8 @@ def write_shard(
             done += len(piece)
         table = sums.finish().tobytes()
         _write(file.fileno(), memoryview(table))
-        os.fsync(file.fileno())  # while the rest is hashed
+        # The other thread hashes the rest meanwhile.
+        os.fsync(file.fileno())
         return whole.digest(table), hashlib.sha256(table).hexdigest()
 
 
@@ -209,8 +195,9 @@ def _write(descriptor: int, piece: memoryview) -> None:
 
 
 def _begin_writeback(descriptor: int, start: int, length: int) -> None:
-    """Have the disk begin with these bytes at once, while the next are hashed; `fsync`
-    would wait for all of them.
+    """Have the disk begin with these bytes at once, while the next are hashed.
+
+    `fsync` would wait for all of them.
     """
     if hasattr(os, "posix_fadvise") and length >= PIECE:
         os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_DONTNEED)
@@ -223,28 +210,28 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
 def states_to_store(
     plan: StorePlan, unit: UnitDigest, values: Mapping[str, Any]
 ) -> dict[str, NDArray[Any]]:
-    """The values of a unit by site, checked against the plan."""
+    """Return the values of a unit by site, checked against the plan."""
     problem = f"Cannot commit unit {unit.name}"
     if set(values) != set(plan.sites):
-        reason = (
-            f"the sites are {_listed(values)}, and the plan has {_listed(plan.sites)}"
+        raise StoreError(
+            problem,
+            f"the sites are {_listed(values)}, and the plan has {_listed(plan.sites)}",
+            "Give the values of each site of the plan.",
         )
-        raise StoreError(problem, reason, "Give the values of each site of the plan.")
-    dtype, checked = DTYPES[plan.dtype], {}
+    dtype = DTYPES[plan.dtype]
+    arrays = {}
     for site in plan.sites:
-        array, shape = np.asarray(values[site]), (plan.rows_of(unit), plan.widths[site])
+        array = np.asarray(values[site])
+        shape = (plan.rows_of(unit), plan.widths[site])
         if array.shape != shape or array.dtype != dtype:
-            reason = (
-                f"{site} is {array.dtype} {list(array.shape)}, and must be {dtype}"
-                f" {list(shape)}"
-            )
+            actual = f"{array.dtype} {list(array.shape)}"
             raise StoreError(
                 problem,
-                reason,
+                f"{site} is {actual}, and must be {dtype} {list(shape)}",
                 "Give one row a token, or a text where states are pooled.",
             )
-        checked[site] = array
-    return checked
+        arrays[site] = array
+    return arrays
 
 
 def _listed(names: Iterable[str]) -> str:

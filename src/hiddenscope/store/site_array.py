@@ -96,8 +96,8 @@ class SiteArray:
             raise self._cannot(f"{len(parts)} indices were given")
         missing = [slice(None)] * (2 - len(parts) + len(dots))
         place = dots[0] if dots else len(parts)
-        rows, columns = [*parts[:place], *missing, *parts[place + 1 :]]
-        return rows, columns
+        both: list[Any] = [*parts[:place], *missing, *parts[place + 1 :]]
+        return both[0], both[1]
 
     def _cannot(self, reason: str) -> StatesError:
         return StatesError(

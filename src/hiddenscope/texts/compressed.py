@@ -89,17 +89,12 @@ class _BoundedStream(io.RawIOBase):
     """A decompressed stream that raises FileError once it is unbelievably long."""
 
     def __init__(self, stream: Any, is_zstandard: bool, name: str) -> None:
-        self.packed: Any = _CountedStream(stream)
+        self.packed = _CountedStream(stream)
         self.count = 0
         self.name = name
+        self.plain: Any = gzip.GzipFile(fileobj=self.packed)
         if is_zstandard:
-            import zstandard
-
-            self.plain: Any = zstandard.ZstdDecompressor().stream_reader(
-                self.packed, read_across_frames=True, closefd=False
-            )
-        else:
-            self.plain = gzip.GzipFile(fileobj=self.packed)
+            self.plain = _read_zstandard(self.packed)
 
     def readable(self) -> bool:
         return True
@@ -118,8 +113,15 @@ class _BoundedStream(io.RawIOBase):
         return len(chunk)
 
 
+def _read_zstandard(stream: Any) -> Any:
+    import zstandard
+
+    decompressor = zstandard.ZstdDecompressor()
+    return decompressor.stream_reader(stream, read_across_frames=True, closefd=False)
+
+
 def check_growth(metadata: Any, columns: list[str], name: str) -> None:
-    """Refuse a parquet file whose columns, as it says itself, unpack to far too much."""
+    """Refuse a parquet file that says that its columns unpack to far too much."""
     packed = 0
     plain = 0
     for row_group in map(metadata.row_group, range(metadata.num_row_groups)):

@@ -45,7 +45,7 @@ def read_object(source: Any, columns: Columns, origin: Origin) -> Iterator[RawRo
     return _of_items(source, columns, origin)
 
 
-def describe_object(source: Any) -> str:
+def describe_object(source: object) -> str:
     """Return the name of an object in errors."""
     if isinstance(source, Labelled):
         return source.name
@@ -58,13 +58,13 @@ def describe_object(source: Any) -> str:
     return "the list"
 
 
-def is_frame(source: Any) -> bool:
+def is_frame(source: object) -> bool:
     """Tell a frame of pandas or polars."""
     iterates = hasattr(source, "itertuples") or hasattr(source, "iter_rows")
     return iterates and hasattr(source, "columns")
 
 
-def is_texts_and_labels(source: Any) -> bool:
+def is_texts_and_labels(source: object) -> bool:
     """Tell a pair of two lists from a list of two texts."""
     if not isinstance(source, tuple) or len(source) != 2:
         return False
@@ -177,7 +177,7 @@ def _is_pair(item: object) -> bool:
     return isinstance(item, tuple | list) and len(item) == 2
 
 
-def _is_mapping(source: Mapping[Any, Any]) -> TextError:
+def _is_mapping(source: Mapping[str, object]) -> TextError:
     """Return the error for a mapping, which may be a dataset with several splits."""
     reason = f"it is a mapping with {quoted(list(source))}"
     remedy = "Give (texts, labels), or a list of rows."

@@ -100,7 +100,7 @@ def read(
     *,
     text: str | None = None,
     label: str | None = None,
-    group: str | Sequence[Any] | None = None,
+    group: str | Sequence[object] | None = None,
 ) -> Labelled:
     """Read all texts of a source, each with a label or none with one.
 
@@ -133,7 +133,7 @@ def read(
         [row.label for row in all_rows], all_rows, label is not None, "label", name
     )
     if group is None or isinstance(group, str):
-        values = [row.group for row in all_rows]
+        values: list[object] = [row.group for row in all_rows]
     else:
         values = _check_groups(group, len(all_rows), name)
     groups = _whole_column(values, all_rows, group is not None, "group", name)
@@ -215,7 +215,7 @@ def _list_formats(remedy: str) -> str:
     )
 
 
-def _no_texts(source: Any) -> TextError:
+def _no_texts(source: object) -> TextError:
     name = _name(source)
     remedy = "Give at least one."
     if isinstance(source, str | os.PathLike) and name != "stdin":
@@ -226,7 +226,7 @@ def _no_texts(source: Any) -> TextError:
     return TextError(f"No texts in {name}", "it holds none", remedy)
 
 
-def _name(source: Any) -> str:
+def _name(source: object) -> str:
     """Return a name for a source, without its folder and suffixes."""
     if isinstance(source, Labelled):
         return source.name
@@ -243,7 +243,7 @@ def _name(source: Any) -> str:
     return name or UNNAMED
 
 
-def _bounded(source_rows: Iterator[Row], source: Any) -> Iterator[Row]:
+def _bounded(source_rows: Iterator[Row], source: object) -> Iterator[Row]:
     """Yield the rows of a file as long as they can be held in memory."""
     characters = 0
     for count, row in enumerate(source_rows, 1):
@@ -264,8 +264,8 @@ def _bounded(source_rows: Iterator[Row], source: Any) -> Iterator[Row]:
 
 
 def _whole_column(
-    values: list[Any], all_rows: list[Row], required: bool, word: str, name: str
-) -> tuple[Any, ...] | None:
+    values: list[object], all_rows: list[Row], required: bool, word: str, name: str
+) -> tuple[object, ...] | None:
     """Return the labels or groups of all texts, None if no text has one.
 
     Some with and some without are an error.
@@ -302,7 +302,7 @@ def _check_groups(group: Any, count: int, name: str) -> list[Any]:
     return [plain_value(value) for value in group]
 
 
-def _check_hashable(groups: tuple[Any, ...] | None, name: str) -> None:
+def _check_hashable(groups: tuple[object, ...] | None, name: str) -> None:
     """Refuse groups that cannot be compared with one another, such as lists."""
     for value in groups or ():
         try:

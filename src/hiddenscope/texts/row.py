@@ -29,9 +29,9 @@ class RawRow(NamedTuple):
     """A row that was read and not checked yet; `line` is its line or number."""
 
     line: int
-    text: Any
-    label: Any = None
-    group: Any = None
+    text: object
+    label: object = None
+    group: object = None
 
 
 @dataclass(frozen=True)

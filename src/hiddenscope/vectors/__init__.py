@@ -5,12 +5,14 @@ vectors     the vectors of a model's texts, or of states
 computed    one vector for each text, pooled as a model's passes go
 stored      one vector for each text or token of states, read block by block
 rows        what the rows of an analysis are: pooled texts, or tokens
-collection  what a caller may give as texts, as labelled texts, and as rows to search or cluster
+dataset     what a caller may give as texts, or as labelled texts
+collection  rows to search or cluster
 nearest     the nearest of any number of rows, exactly
 
 >>> from hiddenscope.model import load
 >>> from hiddenscope.testing import tiny_model
->>> vectors(load((tiny_model("gpt2"), None)), [[5, 6, 7], [8, 9]], sites="layer.*").values.shape
+>>> model = load((tiny_model("gpt2"), None))
+>>> vectors(model, [[5, 6, 7], [8, 9]], sites="layer.*").values.shape
 torch.Size([4, 2, 64])
 """
 

@@ -77,7 +77,7 @@ def collection_of(
     pool: Pooling | None = None,
     truncate: bool = False,
 ) -> Collection:
-    """Return the rows of a model with texts, of states, or of an array `[text, width]`."""
+    """Return the rows of a model with texts, of states, or of an array of vectors."""
     by_token = isinstance(source, EachToken)
     if isinstance(source, EachToken):
         check_unpooled(pool)
@@ -247,7 +247,9 @@ def _of_array(
             raise TextError(
                 "Texts do not fit the vectors", reason, "Give one for each, or none."
             )
-    named = Site.parse(site) if isinstance(site, str) else site
+    named: Site | None = None
+    if site is not None:
+        named = site if isinstance(site, Site) else Site.parse(site)
     if pool is None and named is not None:
         pool = "mean"
 

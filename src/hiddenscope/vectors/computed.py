@@ -43,7 +43,7 @@ def compute(
     targets: Texts | Inputs | None = None,
     truncate: bool | int = False,
 ) -> Iterator[tuple[Inputs, Tensor]]:
-    """Yield the inputs and vectors `[site, text, width]` of one portion after another."""
+    """Yield the inputs and vectors `[site, text, width]`, portion by portion."""
     total = count(texts)
     if targets is not None and count(targets) != total:
         reason = f"there are {total} texts and {count(targets)} targets"

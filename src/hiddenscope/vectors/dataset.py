@@ -18,7 +18,7 @@ from hiddenscope.texts import Labelled
 
 @dataclass(frozen=True)
 class Dataset:
-    """Texts (strings, ids or Inputs) with a name, and their labels and groups if any."""
+    """Texts (strings, ids or Inputs) and their name, labels and groups if any."""
 
     texts: Any
     labels: Any

@@ -32,13 +32,16 @@ Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
 NEARNESSES = ("cosine", "dot", "l2")
-ROUNDING = 2.0**-24  # of float32
-LARGEST = 1e38  # close to the largest float32
-SMALLEST_KEY = 1e-6  # a cosine closer to zero than this is a bar just below zero
+# Of float32.
+ROUNDING = 2.0**-24
+# Close to the largest float32.
+LARGEST = 1e38
+# A cosine closer to zero than this is a bar just below zero.
+SMALLEST_KEY = 1e-6
 # Bytes of rows that are multiplied at a time: the caches of some cores hold them.
 PIECE = 2**22
-# Rows that are ranked first; then at most as many at a time as were seen, so that the
-# bar rises early.
+# Rows that are ranked first; then at most as many at a time as before, so that the bar
+# rises early.
 FIRST = 1024
 # Pairs of a row and a query that are computed again at a time: few, so that they stay
 # in the cache.
@@ -46,24 +49,23 @@ PAIRS = 256
 
 
 class _Bar(NamedTuple):
-    """A row may be among the nearest to a query if `left @ row + offset >= least *
-    term`; one row for each query.
+    """The bar that a row must reach to be among the nearest, for each query.
 
-    The term is the length of the row, or for L2 its square. Rounding in float32 is
-    allowed for: whatever reaches the bar in exact arithmetic reaches this one.
+    A row may be among them if `left @ row + offset >= lower_bound * term`, where the
+    term is the length of the row, or for L2 its square. Rounding in float32 is allowed
+    for: whatever reaches the bar in exact arithmetic reaches this one.
     """
 
     left: Tensor
     offset: Tensor | None
-    least: Tensor
+    lower_bound: Tensor
 
 
 class _MemoryOrder:
-    """Choose by trial how products `[query, row]` lie in memory: with the rows or with
-    the queries side by side.
-    """
+    """A choice, by trial, of whether rows or queries lie side by side in products."""
 
-    TRIALS = 3  # of each order, the first of which warms up
+    # Of each order, the first of which warms up.
+    TRIALS = 3
 
     def __init__(self) -> None:
         self._seconds: dict[bool, list[float]] = {True: [], False: []}
@@ -76,9 +78,7 @@ class _MemoryOrder:
         return torch.empty(rows, queries).T
 
     def next(self) -> bool:
-        """Return the order for the next piece: the faster one, or while that is not
-        known each in turn.
-        """
+        """Return the order for the next piece: the faster one, or each in turn."""
         if self._rows_along is not None:
             return self._rows_along
         return len(self._seconds[True]) <= len(self._seconds[False])
@@ -88,26 +88,27 @@ class _MemoryOrder:
         self._seconds[rows_along].append(seconds)
         if min(len(times) for times in self._seconds.values()) < self.TRIALS:
             return
-        # The least time is the one that other work on the machine disturbed least.
+        # Other work on the machine only adds time, so that the shortest counts.
         fastest = {order: min(times[1:]) for order, times in self._seconds.items()}
         self._rows_along = fastest[True] <= fastest[False]
 
     @property
     def decided(self) -> bool:
-        """Whether both orders were tried often enough."""
+        """Tell whether both orders were tried often enough."""
         return self._rows_along is not None
 
 
 class Nearest:
-    """The k rows nearest to each query, among those seen so far; call `see` with rows
-    in order, any number at a time.
+    """The k rows nearest to each query, among those that were added with `see`.
 
     `numbers` and `scores` are `[query, rank]`, the nearest first. Scores are cosines,
-    dot products or L2 distances.
+    dot products or L2 distances. `seen` is the number of rows so far.
     """
 
     def __init__(self, queries: Tensor, k: int, nearness: Nearness = "cosine") -> None:
-        self.k, self.nearness, self.seen = k, nearness, 0
+        self.k = k
+        self.nearness = nearness
+        self.seen = 0
         self._queries: Floats = queries.detach().cpu().double().numpy()
         self._lengths = np.linalg.norm(self._queries, axis=1)
         scale = self._lengths[:, None] if nearness == "cosine" else 1.0
@@ -117,21 +118,23 @@ class Nearest:
         self._by_torch: bool | None = None
         self._order = _MemoryOrder()
         self.numbers: Ints = np.zeros((len(queries), 0), dtype=np.int64)
-        self._keys: Floats = np.zeros((len(queries), 0))  # larger is nearer
+        # Scores of which the larger is nearer.
+        self._keys: Floats = np.zeros((len(queries), 0))
 
     @property
     def scores(self) -> Floats:
-        """The score of each of the nearest rows."""
-        return (
-            np.sqrt(np.maximum(-self._keys, 0)) if self.nearness == "l2" else self._keys
-        )
+        """Return the score of each of the nearest rows."""
+        if self.nearness == "l2":
+            # Their keys are squared distances, negated.
+            return np.sqrt(np.maximum(-self._keys, 0))
+        return self._keys
 
     def see(self, block: Tensor) -> None:
-        """Rank these rows, `[row, width]`, among those seen so far."""
-        if block.ndim != 2 or block.shape[1] != self._queries.shape[1]:
+        """Rank the next rows, `[row, width]`, any number at a time."""
+        width = self._queries.shape[1]
+        if block.ndim != 2 or block.shape[1] != width:
             reason = (
-                f"the query is {self._queries.shape[1]} wide, and the rows are"
-                f" {block.shape[-1]} wide"
+                f"the query is {width} wide, and the rows are {block.shape[-1]} wide"
             )
             raise StatesError(
                 "Cannot search", reason, "Take both from the same model and site."
@@ -145,48 +148,39 @@ class Nearest:
 
     def _rank(self, rows: Tensor) -> None:
         """Compute again in float64 what may be among the nearest, and keep what is."""
+        queries = len(self._queries)
         if self._keys.shape[1] < self.k:
             narrow = rows.to("cpu", torch.float32)
             lengths = torch.linalg.vector_norm(narrow, dim=1)
             self._check(lengths)
             if len(rows) <= self.k:
-                queries = len(self._queries)
-                self._take(
-                    rows,
-                    np.repeat(np.arange(len(rows)), queries),
-                    np.tile(np.arange(queries), len(rows)),
-                )
+                every_row = np.repeat(np.arange(len(rows)), queries)
+                every_query = np.tile(np.arange(queries), len(rows))
+                self._take(rows, every_row, every_query)
                 return
-            bar, candidates = (
-                self._bar(self._kth(narrow, lengths)),
-                torch.arange(len(rows)),
-            )
+            bar = self._bar(self._kth(narrow, lengths))
+            candidates = torch.arange(len(rows))
         else:
             bar = self._bar(self._keys[:, -1])
             largest, lengths = self._largest(rows, bar)
             self._check(lengths)
-            candidates = (largest >= bar.least.min() * self._terms(lengths)).nonzero()[
-                :, 0
-            ]
+            lowest = bar.lower_bound.min() * self._terms(lengths)
+            candidates = (largest >= lowest).nonzero()[:, 0]
             narrow = rows[candidates].to("cpu", torch.float32)
-        products = self._products(
-            narrow, bar, torch.empty(len(self._queries), len(narrow))
-        )
-        pairs = (
-            products >= torch.outer(bar.least, self._terms(lengths[candidates]))
-        ).nonzero()
+        products = self._products(narrow, bar, torch.empty(queries, len(narrow)))
+        bounds = torch.outer(bar.lower_bound, self._terms(lengths[candidates]))
+        pairs = (products >= bounds).nonzero()
         self._take(rows, candidates[pairs[:, 1]].numpy(), pairs[:, 0].numpy())
 
     def _largest(self, rows: Tensor, bar: _Bar) -> tuple[Tensor, Tensor]:
-        """Return the largest product of each row over the queries, and the length of
-        each row.
-        """
-        largest, lengths = torch.empty(len(rows)), torch.empty(len(rows))
+        """Return the largest product of each row over the queries, and its length."""
+        largest = torch.empty(len(rows))
+        lengths = torch.empty(len(rows))
         size = max(1, PIECE // (4 * rows.shape[1]))
         buffers: dict[bool, Tensor] = {}
         for start in range(0, len(rows), size):
             here = slice(start, start + size)
-            piece, length = rows[here].to("cpu", torch.float32), lengths[here]
+            piece = rows[here].to("cpu", torch.float32)
             rows_along = self._order.next()
             # A last piece that is shorter takes a part of the buffer, which would not
             # be contiguous in one order.
@@ -195,22 +189,23 @@ class Nearest:
                     len(self._queries), len(piece), rows_along=rows_along
                 )
             began = time.perf_counter()
-            torch.amax(
-                self._products(piece, bar, buffers[rows_along]), 0, out=largest[here]
-            )
+            products = self._products(piece, bar, buffers[rows_along])
+            torch.amax(products, 0, out=largest[here])
             if not self._order.decided and len(piece) == size:
                 self._order.add(rows_along, time.perf_counter() - began)
             # After the product, which waits less for memory.
-            torch.linalg.vector_norm(piece, dim=1, out=length)
+            torch.linalg.vector_norm(piece, dim=1, out=lengths[here])
         return largest, lengths
 
     def _products(self, rows: Tensor, bar: _Bar, out: Tensor) -> Tensor:
-        """`left @ row + offset` for every query and row."""
+        """Compute `left @ row + offset` for every query and row."""
         if self._by_torch is None:
             self._by_torch = self._torch_is_exact(rows[:FIRST])
         if not self._by_torch:
             np.matmul(bar.left.numpy(), rows.numpy().T, out=out.numpy())
-            return out if bar.offset is None else out.add_(bar.offset[:, None])
+            if bar.offset is not None:
+                out.add_(bar.offset[:, None])
+            return out
         if bar.offset is None:
             return torch.mm(bar.left, rows.T, out=out)
         return torch.addmm(bar.offset[:, None], bar.left, rows.T, out=out)
@@ -219,65 +214,50 @@ class Nearest:
         return lengths.square() if self.nearness == "l2" else lengths
 
     def _torch_is_exact(self, rows: Tensor) -> bool:
-        """Whether torch's products are float32's: `torch.set_float32_matmul_precision`
-        lets it use fewer digits.
+        """Tell whether torch computes products in float32.
+
+        `torch.set_float32_matmul_precision` lets it use fewer digits.
         """
-        difference = (
-            self._narrow @ rows.T
-        ).double() - self._narrow.double() @ rows.double().T
-        allowed = (
-            self._share
-            * self._narrow.double().norm(dim=1)[:, None]
-            * rows.double().norm(dim=1)
-        )
-        return bool((difference.abs() <= allowed).all())
+        queries = self._narrow.double()
+        exact_rows = rows.double()
+        exact = queries @ exact_rows.T
+        error = ((self._narrow @ rows.T).double() - exact).abs()
+        lengths = queries.norm(dim=1)[:, None] * exact_rows.norm(dim=1)
+        return bool((error <= self._share * lengths).all())
 
     def _bar(self, keys: Floats) -> _Bar:
-        """What a row must reach to come before these keys, less what rounding may take
-        away from it.
-        """
-        # Over its key, so that every query holds a row against the same number.
+        """Return the bar of rows that come before these keys, lowered by rounding."""
         if self.nearness == "cosine":
             lowered = keys - 2 * self._share
             lowered[np.abs(lowered) < SMALLEST_KEY] = -SMALLEST_KEY
-            left, offset, least = (
-                self._narrow / _float32(np.abs(lowered))[:, None],
-                None,
-                np.sign(lowered),
-            )
-        elif self.nearness == "dot":
-            left, offset, least = (
-                self._narrow,
-                _float32(-keys),
-                -self._share * self._lengths,
-            )
+            # Divided by the key, so that every query compares with the same number.
+            left = self._narrow / _float32(np.abs(lowered))[:, None]
+            return _Bar(left, None, _float32(np.sign(lowered)))
+        if self.nearness == "dot":
+            lower_bound = _float32(-self._share * self._lengths)
+            return _Bar(self._narrow, _float32(-keys), lower_bound)
         # Rounding is at most 2 * share * (|row| + |query|)², and so at most 4 * share *
         # (|row|² + |query|²).
-        else:
-            kept = 1 - 4 * self._share
-            left, offset = 2 * self._narrow, _float32(-keys - kept * self._lengths**2)
-            least = np.full(len(keys), kept)
-        return _Bar(left, offset, _float32(least))
+        exact_share = 1 - 4 * self._share
+        offset = _float32(-keys - exact_share * self._lengths**2)
+        lower_bound = _float32(np.full(len(keys), exact_share))
+        return _Bar(2 * self._narrow, offset, lower_bound)
 
     def _kth(self, rows: Tensor, lengths: Tensor) -> Floats:
-        """A key that the k-th nearest of these rows reaches in any case."""
-        longest, bare = float(lengths.max()), _Bar(self._narrow, None, torch.empty(0))
-        products = self._products(
-            rows, bare, torch.empty(len(self._queries), len(rows))
-        )
+        """Return a key that the k-th nearest of these rows reaches in any case."""
+        longest = float(lengths.max())
+        no_bar = _Bar(self._narrow, None, torch.empty(0))
+        out = torch.empty(len(self._queries), len(rows))
+        products = self._products(rows, no_bar, out)
         if self.nearness == "cosine":
-            keys, rounding = (
-                products / lengths,
-                np.full(len(self._lengths), 2 * self._share),
-            )
+            keys = products / lengths
+            rounding = np.full(len(self._lengths), 2 * self._share)
         elif self.nearness == "dot":
-            keys, rounding = products, self._share * longest * self._lengths
+            keys = products
+            rounding = self._share * longest * self._lengths
         else:
-            keys = (
-                2 * products
-                - lengths.square()
-                - torch.from_numpy(self._lengths**2).float()[:, None]
-            )
+            of_queries = torch.from_numpy(self._lengths**2).float()[:, None]
+            keys = 2 * products - lengths.square() - of_queries
             rounding = 2 * self._share * (longest + self._lengths) ** 2
         kth: Floats = keys.topk(self.k, dim=1).values[:, -1].double().numpy() - rounding
         return kth
@@ -285,12 +265,11 @@ class Nearest:
     def _check(self, lengths: Tensor) -> None:
         """Refuse rows that cannot be multiplied, and for cosines rows of zeros."""
         longest = float(lengths.max())
+        # Written with `not <`, because every comparison with a NaN is False.
         if not longest * max(1.0, float(self._lengths.max()), longest) < LARGEST:
-            row = (
-                int((~(lengths < LARGEST**0.5)).nonzero()[0])
-                if not longest < LARGEST**0.5
-                else int(lengths.argmax())
-            )
+            row = int(lengths.argmax())
+            if not longest < LARGEST**0.5:
+                row = int((~(lengths < LARGEST**0.5)).nonzero()[0])
             reason = (
                 f"row {self.seen + row} has a NaN, an infinity, or numbers too large to"
                 " multiply in float32"
@@ -309,28 +288,30 @@ class Nearest:
                 "Leave it out, or search by 'l2' or 'dot'.",
             )
 
-    def _take(self, rows: Tensor, chosen: Ints, queries: Ints) -> None:
-        """Compute these pairs in float64, and keep the nearest."""
-        if not len(chosen):
+    def _take(self, rows: Tensor, indices: Ints, queries: Ints) -> None:
+        """Compute pairs of a row and a query in float64, and keep the nearest."""
+        if not len(indices):
             return
-        parts = [slice(start, start + PAIRS) for start in range(0, len(chosen), PAIRS)]
-        keys = np.concatenate(
-            [self._exact(rows, chosen[part], queries[part]) for part in parts]
-        )
-        held, count = self._keys.shape[1], len(self._queries)
-        all_queries = np.concatenate([np.repeat(np.arange(count), held), queries])
-        all_numbers = np.concatenate([self.numbers.ravel(), chosen + self.seen])
+        parts = []
+        for start in range(0, len(indices), PAIRS):
+            part = slice(start, start + PAIRS)
+            parts.append(self._exact(rows, indices[part], queries[part]))
+        keys = np.concatenate(parts)
+        count, ranks = self._keys.shape
+        all_queries = np.concatenate([np.repeat(np.arange(count), ranks), queries])
+        all_numbers = np.concatenate([self.numbers.ravel(), indices + self.seen])
         all_keys = np.concatenate([self._keys.ravel(), keys])
         order = np.lexsort((all_numbers, -all_keys, all_queries))
         starts = np.searchsorted(all_queries[order], np.arange(count))
-        # Every query has as many: those held, or enough of these rows.
+        # Every query has as many: those of before, or enough of these rows.
         size = min(self.k, self.seen + len(rows))
         best = order[starts[:, None] + np.arange(size)]
-        self.numbers, self._keys = all_numbers[best], all_keys[best]
+        self.numbers = all_numbers[best]
+        self._keys = all_keys[best]
 
-    def _exact(self, rows: Tensor, chosen: Ints, queries: Ints) -> Floats:
-        """The keys of some pairs, each from its own row alone."""
-        values: Floats = rows[torch.from_numpy(chosen)].cpu().double().numpy()
+    def _exact(self, rows: Tensor, indices: Ints, queries: Ints) -> Floats:
+        """Return the keys of some pairs, each computed from its row alone."""
+        values: Floats = rows[torch.from_numpy(indices)].cpu().double().numpy()
         others: Floats = self._queries[queries]
         if self.nearness == "l2":
             distances: Floats = np.square(values - others).sum(1)
@@ -338,9 +319,8 @@ class Nearest:
         products: Floats = (values * others).sum(1)
         if self.nearness == "dot":
             return products
-        cosines: Floats = products / (
-            np.sqrt(np.square(values).sum(1)) * self._lengths[queries]
-        )
+        lengths = np.sqrt(np.square(values).sum(1))
+        cosines: Floats = products / (lengths * self._lengths[queries])
         return cosines
 
 

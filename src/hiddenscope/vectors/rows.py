@@ -35,7 +35,7 @@ def each_token(
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
     >>> states = hs.load((tiny_model("gpt2"), None)).capture([[5, 6, 7], [8, 9]])
-    >>> near = hs.search(hs.each_token(states), states["layer.2"][3], k=2, site="layer.2")
+    >>> near = hs.search(hs.each_token(states), states["final"][3], k=2, site="final")
     >>> near.facts["unit"], near.facts["searched"]
     ('token', 5)
     """
@@ -53,6 +53,9 @@ def rows_of(
     if pool is not None:
         return opened, parse_pooling(pool)
     sources = opened if isinstance(opened, list) else [opened]
+    if not all(isinstance(part, Model | Readable | Pair) for part in sources):
+        # The analysis refuses such a source itself.
+        return opened, "mean"
     defaults = {default_pool(part, sites) for part in sources}
     if len(defaults) == 1:
         return opened, defaults.pop()

@@ -43,7 +43,7 @@ def read_all(source: Readable, sites: tuple[Site, ...], pool: Pooling | None) ->
 
 
 def read(source: Readable, site: Site, pool: Pooling | None) -> Iterator[Tensor]:
-    """Yield the vectors of one site, block by block; without a pooling, of each token."""
+    """Yield the vectors of one site, block by block; of each token if not pooled."""
     tokens = source.tokens
     if pool is None:
         check_lengths(tokens.lengths)

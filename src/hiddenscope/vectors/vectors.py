@@ -25,7 +25,8 @@ class Vectors:
     A row is a text, or where there are `tokens` a token.
 
     >>> import torch
-    >>> Vectors((Site(0),), torch.zeros(1, 2, 4), None, ("a", "b"), Source("toy"))["layer.0"].shape
+    >>> values = torch.zeros(1, 2, 4)
+    >>> Vectors((Site(0),), values, None, ("a", "b"), Source("toy"))["layer.0"].shape
     torch.Size([2, 4])
     """
 
@@ -100,7 +101,8 @@ def blocks(
     >>> from hiddenscope.model import load
     >>> from hiddenscope.testing import tiny_model
     >>> model = load((tiny_model("gpt2"), None))
-    >>> [len(block) for block in blocks(model, [[5, 6, 7], [8, 9]], site="final", pool="mean")]
+    >>> texts = [[5, 6, 7], [8, 9]]
+    >>> [len(block) for block in blocks(model, texts, site="final", pool="mean")]
     [2]
     """
     if pool is not None:
@@ -133,8 +135,10 @@ def default_pool(
 
     >>> from hiddenscope.model import load
     >>> from hiddenscope.testing import tiny_model
-    >>> default_pool(load((tiny_model("gpt2"), None))), default_pool(load((tiny_model("bert"), None)))
-    ('last', 'mean')
+    >>> default_pool(load((tiny_model("gpt2"), None)))
+    'last'
+    >>> default_pool(load((tiny_model("bert"), None)))
+    'mean'
     """
     stack = _named_stack(sites)
     if isinstance(source, Model):
