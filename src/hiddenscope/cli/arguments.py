@@ -94,7 +94,7 @@ def numbers_in(option: str, word: str) -> list[float]:
     try:
         return [float(number) for number in word.split(",")]
     except ValueError:
-        remedy = f"Give a comma list: {option}=-1,1,2."
+        remedy = "Give a comma list such as -1,1,2."
         raise TextError(f"{option} must be numbers", f"got {word!r}", remedy) from None
 
 
