@@ -137,7 +137,12 @@ def with_stdin(words: Sequence[str]) -> list[str]:
     >>> with_stdin(["embed", "-.csv", "-k", "3"])
     ['embed', '@-.csv', '-k', '3']
     """
-    return [f"@{word}" if STDIN.fullmatch(word) else word for word in words]
+    marked = []
+    for word in words:
+        if STDIN.fullmatch(word):
+            word = f"@{word}"
+        marked.append(word)
+    return marked
 
 
 def _is_source(word: str) -> bool:
