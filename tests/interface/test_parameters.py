@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -16,7 +17,7 @@ from hiddenscope.interface.commands import options_of
 from hiddenscope.interface.descriptions import describe
 
 WORDS = [analysis.word for analysis in ANALYSES if analysis.package == "analyses."]
-BUILT: dict[str, Any] = {"patch": hs.Contrast, "steer": hs.Direction.between}
+BUILT = [word for word in WORDS if any(one.fields for one in describe(word).parameters)]
 
 
 def words_of(hint: Any) -> Iterator[str]:
@@ -64,11 +65,12 @@ def test_a_description_matches_the_function(word: str) -> None:
 def test_fields_match_what_they_build(word: str) -> None:
     (parameter,) = [one for one in describe(word).parameters if one.fields]
     fields = [field.name for field in parameter.fields]
-    declared = inspect.signature(BUILT[word]).parameters
+    constructor = attrgetter(parameter.constructor)(hs)
+    declared = inspect.signature(constructor).parameters
     # A group belongs to several contrasts, and a question has one.
     assert fields == [name for name in declared if name not in ("model", "group")]
     for field in parameter.fields:
-        check(field, BUILT[word])
+        check(field, constructor)
 
 
 @pytest.mark.parametrize("word", WORDS)

@@ -17,8 +17,9 @@ from hiddenscope.app.models import Models, StoredStates
 from hiddenscope.app.schemas import questions_of
 from hiddenscope.app.stored import find_states, find_texts, norms_of, show_stored_text
 from hiddenscope.app.uploads import labelled_from
-from hiddenscope.catalog import ANALYSIS, Kind
+from hiddenscope.catalog import ANALYSIS, Parameter
 from hiddenscope.interface.code import never_a_path
+from hiddenscope.interface.values import build
 from hiddenscope.results import Result
 from hiddenscope.vectors.dataset import labels_of_states
 from hiddenscope.workers import Header
@@ -49,7 +50,7 @@ def _analyse(models: Models, request: Header, preview: Preview) -> Result:
     for question in questions_of(ANALYSIS[word]):
         value = arguments.get(question.name)
         if value is not None:
-            arguments[question.name] = _convert(models, source, question.kind, value)
+            arguments[question.name] = _convert(models, source, question, value)
         elif question.explicit:
             arguments[question.name] = None
     if word in PREPARATIONS:
@@ -60,26 +61,19 @@ def _analyse(models: Models, request: Header, preview: Preview) -> Result:
     return result
 
 
-def _convert(models: Models, source: Source, kind: Kind, value: Any) -> Any:
+def _convert(models: Models, source: Source, question: Parameter, value: Any) -> Any:
     """Turn an argument of a request into what an analysis takes."""
-    if kind == "model":
+    if question.kind == "model":
         return models.get(value)
-    if kind == "contrast":
-        return hs.Contrast(**value)
-    if kind == "direction":
-        options = dict(value)
-        for name in ("toward", "away"):
-            if isinstance(options.get(name), str):
-                options[name] = [options[name]]
-        assert isinstance(source, hs.Model), "stored states are not steered"
-        return hs.Direction.between(source, **options)
-    if kind == "data":
+    if question.fields:
+        return build(question, source, value)
+    if question.kind == "data":
         # A shipped dataset has a name. An upload comes with its texts.
         data = hs.read(value) if isinstance(value, str) else labelled_from(value)
         if isinstance(source, hs.Model):
             return data
         return labels_of_states(source, data)
-    return never_a_path(kind, value)
+    return never_a_path(question.kind, value)
 
 
 def _prepare_project(source: Source, arguments: Header, preview: Preview) -> None:

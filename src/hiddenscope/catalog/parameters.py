@@ -58,6 +58,10 @@ class Parameter:
     positional: bool = False
     choices: tuple[str, ...] = ()
     fields: tuple["Parameter", ...] = ()
+    # The public name that builds the value from the fields, and whether it takes the
+    # model before them.
+    constructor: str = ""
+    takes_model: bool = False
     # The function has no default for it: where it is left out, None is passed.
     explicit: bool = False
 

@@ -94,7 +94,7 @@ def numbers_in(option: str, word: str) -> list[float]:
     try:
         return [float(number) for number in word.split(",")]
     except ValueError:
-        remedy = f"Give a comma list: {option}=-1,1,2."
+        remedy = "Give a comma list such as -1,1,2."
         raise TextError(f"{option} must be numbers", f"got {word!r}", remedy) from None
 
 
@@ -137,7 +137,12 @@ def with_stdin(words: Sequence[str]) -> list[str]:
     >>> with_stdin(["embed", "-.csv", "-k", "3"])
     ['embed', '@-.csv', '-k', '3']
     """
-    return [f"@{word}" if STDIN.fullmatch(word) else word for word in words]
+    marked = []
+    for word in words:
+        if STDIN.fullmatch(word):
+            word = f"@{word}"
+        marked.append(word)
+    return marked
 
 
 def _is_source(word: str) -> bool:

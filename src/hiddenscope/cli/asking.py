@@ -4,9 +4,11 @@ The command of an analysis is generated from the description of its parameters. 
 analysis whose command does more than ask has a module of its own, `cli/<word>.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 import hiddenscope as hs
@@ -18,6 +20,7 @@ from hiddenscope.cli.states import labels_of, read_saved
 from hiddenscope.cli.terminal import echo, table, visible
 from hiddenscope.interface.commands import COLUMNS, options_of
 from hiddenscope.interface.descriptions import describe
+from hiddenscope.interface.values import build
 from hiddenscope.results import TABLES
 
 
@@ -31,23 +34,31 @@ def generated(word: str) -> Function:
 
 
 def asks(
-    word: str, parameters: Sequence[Parameter] = (), **changes: Any
+    word: str,
+    *more: Parameter,
+    changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    **options: Any,
 ) -> Callable[[Function], Function]:
     """Make the command of an analysis of a function.
 
-    Its parameters are those that the analysis describes, unless others are named.
+    The command takes the parameters that the analysis describes, with `changes` of some
+    by their names, and then `more`; `options` are those of `command`.
     """
     description = describe(word)
+    parameters = [
+        replace(parameter, **changes.get(parameter.name, {}))
+        for parameter in options_of(description)
+    ]
     summary = description.summary or ANALYSIS[word].question
     details = description.details or (
         f"Prints the findings. --out {word}.html keeps the pictures, .csv the numbers."
     )
     return command(
         word,
-        parameters or tuple(options_of(description)),
+        [*parameters, *more],
         help=f"{summary}\n\n{details}",
         needs_head=description.needs_head,
-        **changes,
+        **options,
     )
 
 
@@ -84,8 +95,7 @@ def values_of(
             continue
         value = arguments.get(parameter.name)
         if parameter.fields:
-            fields = {field.name: arguments[field.name] for field in parameter.fields}
-            value = BUILDERS[parameter.kind](source, fields)
+            value = build(parameter, source, arguments)
         elif value is None:
             continue
         elif parameter.kind == "model":
@@ -107,20 +117,6 @@ def _saved_path(arguments: Arguments) -> Path | None:
         if isinstance(path, Path):
             return path
     return None
-
-
-def _contrast(source: Any, fields: dict[str, Any]) -> "hs.Contrast":
-    return hs.Contrast(**fields)
-
-
-def _direction(source: Any, fields: dict[str, Any]) -> "hs.Direction":
-    return hs.Direction.between(source, **fields)
-
-
-BUILDERS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
-    "contrast": _contrast,
-    "direction": _direction,
-}
 
 
 def show(result: "hs.Result", shared: Shared) -> None:

@@ -7,11 +7,8 @@ from hiddenscope.cli.asking import asks, show
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.errors import TextError
-from hiddenscope.interface.commands import options_of
-from hiddenscope.interface.descriptions import describe
 
-PARAMETERS = (
-    *options_of(describe("compare")),
+OPTIONS = (
     Parameter(
         "other_dtype", "word", "The other side's dtype alone; --dtype sets both."
     ),
@@ -27,7 +24,7 @@ PARAMETERS = (
 )
 
 
-@asks("compare", PARAMETERS)
+@asks("compare", *OPTIONS)
 def compare(shared: Shared, arguments: Arguments) -> None:
     """Compare two texts in one model, or one text in two models."""
     text, other_text = arguments["a"], arguments["b"]

@@ -14,11 +14,8 @@ from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.states import is_store
 from hiddenscope.errors import LoadError
-from hiddenscope.interface.commands import options_of
-from hiddenscope.interface.descriptions import describe
 
-PARAMETERS = (
-    *options_of(describe("drift")),
+OPTIONS = (
     Parameter(
         "attention", "word", "The reference's attention kernel alone: eager, sdpa."
     ),
@@ -34,7 +31,7 @@ PARAMETERS = (
 )
 
 
-@asks("drift", PARAMETERS)
+@asks("drift", *OPTIONS)
 def drift(shared: Shared, arguments: Arguments) -> None:
     """Compare a candidate with the reference, and exit with 1 when there is drift."""
     candidate = arguments["candidate"]

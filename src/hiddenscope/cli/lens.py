@@ -9,19 +9,13 @@ from hiddenscope.cli.asking import ask, asks, show
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import RESULTS, Shared
 from hiddenscope.cli.terminal import echo, print_json, visible
-from hiddenscope.interface.commands import options_of
-from hiddenscope.interface.descriptions import describe
 
 FIT = Parameter(
     "fit", "word", "Fit a lens on the texts: tuned or jacobian; --out keeps it."
 )
 
 
-@asks(
-    "lens",
-    (*options_of(describe("lens")), FIT),
-    writes=(*RESULTS, ".safetensors"),
-)
+@asks("lens", FIT, writes=(*RESULTS, ".safetensors"))
 def lens(shared: Shared, arguments: Arguments) -> None:
     """Ask the lens, or fit one."""
     kind = arguments["fit"]

@@ -1,18 +1,15 @@
 """What a linear probe reads from every layer: also labels that tokens bring along."""
 
-from dataclasses import replace
 from typing import Any
 
 import hiddenscope as hs
-from hiddenscope.catalog import Parameter
 from hiddenscope.cli.arguments import dataset
 from hiddenscope.cli.asking import asks, show, source_of, values_of
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.states import labels_of
 from hiddenscope.errors import TextError
-from hiddenscope.interface.commands import EACH_TOKEN, OLD_TOKEN, options_of
-from hiddenscope.interface.descriptions import describe
+from hiddenscope.interface.commands import EACH_TOKEN, OLD_TOKEN
 
 # Labels that every token has, whatever the text.
 READY = ("position", "word-start", "previous-token")
@@ -22,15 +19,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def _parameters() -> tuple[Parameter, ...]:
-    parameters = [
-        replace(parameter, **CHANGES.get(parameter.name, {}))
-        for parameter in options_of(describe("probe"))
-    ]
-    return (*parameters, EACH_TOKEN, OLD_TOKEN)
-
-
-@asks("probe", _parameters())
+@asks("probe", EACH_TOKEN, OLD_TOKEN, changes=CHANGES)
 def probe(shared: Shared, arguments: Arguments) -> None:
     """Probe labels of texts, or ready labels of tokens."""
     data = arguments.pop("data")

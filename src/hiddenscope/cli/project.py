@@ -1,6 +1,5 @@
 """How labelled texts lie in every layer: of several datasets and several models."""
 
-from dataclasses import replace
 from typing import Any
 
 import hiddenscope as hs
@@ -17,14 +16,9 @@ from hiddenscope.interface.commands import (
     EACH_TOKEN,
     MODEL_HELP,
     OLD_TOKEN,
-    options_of,
 )
-from hiddenscope.interface.descriptions import describe
 
-DATA, *OTHERS = options_of(describe("project"))
-PARAMETERS = (
-    replace(DATA, repeated=True),
-    *OTHERS,
+OPTIONS = (
     EACH_TOKEN,
     OLD_TOKEN,
     Parameter(
@@ -46,7 +40,12 @@ PARAMETERS = (
 )
 
 
-@asks("project", PARAMETERS, without=("model",))
+@asks(
+    "project",
+    *OPTIONS,
+    changes={"data": {"repeated": True}},
+    without=("model",),
+)
 def project(shared: Shared, arguments: Arguments) -> None:
     """Draw the texts, by PCA at once and then by the chosen method."""
     names = arguments.pop("data") or []

@@ -12,12 +12,11 @@ from hiddenscope.cli.asking import asks, show, values_of
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.states import read_saved
-from hiddenscope.interface.commands import STATES, TEXT_COLUMN, options_of
-from hiddenscope.interface.descriptions import describe
+from hiddenscope.interface.commands import STATES, TEXT_COLUMN
 from hiddenscope.loading.outline import outline
 from hiddenscope.loading.zoo import ZOO
 
-PARAMETERS = (
+OPTIONS = (
     Parameter(
         "source",
         "data",
@@ -26,7 +25,6 @@ PARAMETERS = (
         positional=True,
     ),
     Parameter("queries", "words", TEXTS_HELP, positional=True),
-    *options_of(describe("search")),
     Parameter("texts", "word", "A file with the texts of the vectors in a .npy file."),
     TEXT_COLUMN,
     STATES,
@@ -34,7 +32,7 @@ PARAMETERS = (
 )
 
 
-@asks("search", PARAMETERS, model_with_states=True)
+@asks("search", *OPTIONS, model_with_states=True)
 def search(shared: Shared, arguments: Arguments) -> None:
     """Search a file for the texts nearest to the queries."""
     source, path = arguments["source"], arguments["states"]

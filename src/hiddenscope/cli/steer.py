@@ -6,13 +6,10 @@ from hiddenscope.cli.asking import ask, asks, show
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.errors import TextError
-from hiddenscope.interface.commands import options_of
-from hiddenscope.interface.descriptions import describe
 
 # On all 40 shipped sentences the perplexity of every setting takes most of the time.
 FEW = 10
-PARAMETERS = (
-    *options_of(describe("steer")),
+OPTIONS = (
     Parameter("data", "word", "Labelled texts: a shipped name, or a file."),
     Parameter(
         "ablate",
@@ -30,7 +27,7 @@ PARAMETERS = (
 )
 
 
-@asks("steer", PARAMETERS)
+@asks("steer", *OPTIONS)
 def steer(shared: Shared, arguments: Arguments) -> None:
     """Steer along the difference of two sets of texts."""
     if arguments["ablate"]:

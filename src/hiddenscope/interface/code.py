@@ -18,11 +18,6 @@ from hiddenscope.texts import names_a_file
 
 ONLY_PYTHON = "This can be asked in Python only."
 FILE_LIKE = re.compile(r"\S+\.[A-Za-z0-9]{1,11}")
-# What builds the value of a parameter that has fields, and the arguments before them.
-CONSTRUCTORS: dict[Kind, tuple[str, tuple[str, ...]]] = {
-    "contrast": ("hs.Contrast", ()),
-    "direction": ("hs.Direction.between", ("model",)),
-}
 
 
 class Named(NamedTuple):
@@ -105,9 +100,10 @@ def _as_python(parameter: Parameter, value: Any, names: Names, of_states: bool) 
         named = [f"{name}={column!r}" for name, column in columns.items()]
         return f"hs.read({', '.join([repr(path), *named])})"
     if parameter.fields:
-        constructor, first = CONSTRUCTORS[parameter.kind]
-        fields = python_arguments(parameter.fields, value, names)
-        return f"{constructor}({', '.join([*first, *fields])})"
+        arguments = python_arguments(parameter.fields, value, names)
+        if parameter.takes_model:
+            arguments = ["model", *arguments]
+        return f"hs.{parameter.constructor}({', '.join(arguments)})"
     if parameter.repeated and isinstance(value, str):
         return repr([value])
     return repr(never_a_path(parameter.kind, value))

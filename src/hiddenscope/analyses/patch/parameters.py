@@ -65,6 +65,7 @@ DESCRIPTION = Description(
             required=True,
             positional=True,
             fields=CONTRAST,
+            constructor="Contrast",
             label="Contrast",
         ),
         sites("layer.*"),

@@ -65,6 +65,8 @@ DESCRIPTION = Description(
             required=True,
             positional=True,
             fields=DIRECTION,
+            constructor="Direction.between",
+            takes_model=True,
         ),
         Parameter(
             "strengths",
