@@ -15,8 +15,9 @@ import torch
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from hiddenscope import cli, progress
+from hiddenscope import progress
 from hiddenscope.analyses.embed.embed import Adjustment, mean_cosine
+from hiddenscope.cli import main as cli
 from hiddenscope.errors import ArgumentError, Damaged, FileError, StatesError, TextError
 from hiddenscope.loading import zoo
 from hiddenscope.testing import tiny_model, tiny_tokenizer
