@@ -3,7 +3,6 @@ they say.
 """
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -438,12 +437,7 @@ def test_the_command_keeps_the_vectors(
     from safetensors.numpy import load_file
 
     model = tiny("bert")
-    monkeypatch.setattr(
-        sys.modules["hiddenscope.cli.command"].hs,
-        "load",
-        lambda *given, **options: model,
-        raising=False,
-    )
+    monkeypatch.setattr(hs, "load", lambda *given, **options: model, raising=False)
     out, texts = tmp_path / f"vectors{suffix}", tmp_path / "texts.txt"
     texts.write_text("\n".join(TEXTS))
     said = CliRunner().invoke(
