@@ -12,8 +12,8 @@ import torch
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from hiddenscope import cli
 from hiddenscope.analyses.cluster.cluster import _units
+from hiddenscope.cli import main as cli
 from hiddenscope.errors import NotFinite, StatesError, TextError, UnknownModel
 from hiddenscope.vectors.collection import collection_of
 from hiddenscope.views import Panels, sections_of, views_of

@@ -3,7 +3,6 @@ they say.
 """
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ import torch
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from hiddenscope import cli, progress
+from hiddenscope import progress
 from hiddenscope.analyses.embed.embed import Adjustment, mean_cosine
+from hiddenscope.cli import main as cli
 from hiddenscope.errors import ArgumentError, Damaged, FileError, StatesError, TextError
 from hiddenscope.loading import zoo
 from hiddenscope.testing import tiny_model, tiny_tokenizer
@@ -437,12 +437,7 @@ def test_the_command_keeps_the_vectors(
     from safetensors.numpy import load_file
 
     model = tiny("bert")
-    monkeypatch.setattr(
-        sys.modules["hiddenscope.cli.command"].hs,
-        "load",
-        lambda *given, **options: model,
-        raising=False,
-    )
+    monkeypatch.setattr(hs, "load", lambda *given, **options: model, raising=False)
     out, texts = tmp_path / f"vectors{suffix}", tmp_path / "texts.txt"
     texts.write_text("\n".join(TEXTS))
     said = CliRunner().invoke(

@@ -957,7 +957,7 @@ def test_rows_have_one_control_label_in_any_order() -> None:
     for seed in range(5):
         drawn = control(targets, rows, folds, seed)
         assert drawn is not None and not torch.equal(drawn, targets)
-        moved = control(targets[order], rows.some(order.tolist()), folds[order], seed)
+        moved = control(targets[order], rows.select(order.tolist()), folds[order], seed)
         assert moved is not None and torch.equal(moved, drawn[order])
 
 

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from hiddenscope import cli
+from hiddenscope.cli import main as cli
 from hiddenscope.errors import NotFinite, SiteError, StatesError, TextError
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer

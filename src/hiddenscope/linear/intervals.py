@@ -408,6 +408,8 @@ def r2_interval(
     wider = 1.0
     if expected > 0:
         wider = max(1.0, observed / expected) ** 0.5
+    # The grid reaches as far as any bound below can, and must not shrink to a point
+    # where all deviations are 0.
     largest_deviation = max(jackknife, wider * float(spread.deviation.max()))
     reach = max(test.joint_z, Z) * largest_deviation + 1e-9
     candidates = np.linspace(logarithm - reach, logarithm + reach, GRID_POINTS)

@@ -126,7 +126,8 @@ def _in_row_space(states: Tensor) -> Tensor:
     """Return features with the same products between rows, at most one per row.
 
     A ridge regression depends on the states through these products alone, and wide
-    states would make its matrices needlessly large.
+    states would make its matrices needlessly large. Any square root of the matrix of
+    products will do: here its Cholesky factor.
     """
     rows, width = states.shape
     if width <= rows:

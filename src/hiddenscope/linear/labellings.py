@@ -26,26 +26,28 @@ from hiddenscope.linear.problems import Learner, gram
 
 Ints: TypeAlias = NDArray[np.int64]
 Measure: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
-"""Measure scores, given the intercepts in them `[row, output, labelling]` and targets
-`[row, labelling]`, by one or more tensors that begin with the labelling.
+"""Reduce scores to one or more tensors whose first dimension is the labelling.
+
+It takes scores and the intercepts in them `[row, output, labelling]`, and targets
+`[row, labelling]`.
 """
 
 # An eigenvalue below this share of the largest is rounding.
 RANK = 1e-12
 # Scores that are held in memory together: 64 MiB of float64.
 AT_ONCE = 1 << 23
-# Class shares are clamped to this range for an intercept: that of an absent class would
-# be infinite.
+# A class that is absent from the training rows would have an infinite intercept, so its
+# share is taken as this.
 SMALLEST_SHARE = 1e-6
 
 
 def cross_validate_labellings(
     states: Tensor, labellings: Tensor, folds: Ints, learner: Learner, measure: Measure
 ) -> tuple[Tensor, ...]:
-    """Measure the held-out scores of standardised states under labellings `[set, row]`.
+    """Measure the held-out scores of standardised states `[row, width]`.
 
-    The labellings are scored in batches of limited size, and `measure` reduces each
-    batch before the next one is scored.
+    `labellings` are `[labelling, row]`. They are scored in batches of limited size, and
+    `measure` reduces each batch before the next one is scored.
     """
     fold_rows = []
     for fold in range(int(folds.max()) + 1):
@@ -64,6 +66,7 @@ def cross_validate_labellings(
         intercepts = torch.empty_like(scores)
         penalties = _select_penalties(sums)
         for fold, rows in enumerate(fold_rows):
+            # Scores of one fold under each penalty; every labelling takes its own.
             by_penalty = torch.stack([held_out for (held_out,) in sums.scores((fold,))])
             selected = penalties[fold].expand(1, *by_penalty.shape[1:])
             scores[rows] = by_penalty.gather(0, selected)[0]
@@ -76,7 +79,8 @@ def _features(states: Tensor) -> Tensor:
     """Return features with the same products between rows, at most one per row.
 
     A ridge regression depends on the states through these products alone, and wide
-    states would make its matrices needlessly large.
+    states would make its matrices needlessly large. Any square root of the matrix of
+    products will do: here that by eigenvectors, without those that are rounding.
     """
     rows, width = states.shape
     wide = states.double()

@@ -170,6 +170,8 @@ def _embed(
         reason = f"the states are of {name}, not of {model.name}: other weights"
         raise StatesError(problem, reason, "Give the model that computed the states.")
     site = collection.site or last_site(model)
+    # A query against states is pooled as they are, without the prefix and the limit
+    # that a folder of sentence-transformers names.
     if collection.of_states and collection.pool is not None:
         return vectors(model, texts, sites=site, pool=collection.pool).values[0]
     listed, pooling, limit = as_trained(model, texts, collection.pool, False)
