@@ -78,14 +78,12 @@ def words_of(data: "xarray.Dataset") -> Words | None:
     """Return the first strings over site, token and rank, with the first numbers over
     the same as their probabilities.
     """
-    strings, numbers = [], []
-    for variable in data.values():
-        if set(variable.dims) == set(RANKED):
-            same_kind = numbers if numeric(variable) else strings
-            same_kind.append(variable.transpose(*RANKED).to_numpy())
+    ranked = [v.transpose(*RANKED) for v in data.values() if set(v.dims) == set(RANKED)]
+    strings = [variable for variable in ranked if not numeric(variable)]
+    numbers = [variable.to_numpy() for variable in ranked if numeric(variable)]
     if not strings:
         return None
-    return Words.of(strings[0], numbers[0] if numbers else None)
+    return Words.of(strings[0].to_numpy(), numbers[0] if numbers else None)
 
 
 def texts_of(data: "xarray.Dataset") -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -99,8 +97,8 @@ def texts_of(data: "xarray.Dataset") -> tuple[tuple[str, ...], tuple[int, ...]]:
     if "stack" in data.coords:
         stacks = data["stack"].to_numpy().tolist()
     columns = list(zip(stacks, numbers, strict=True))
-    strings = []
-    places = {}
+    strings: list[str] = []
+    places: dict[tuple[str, int], int] = {}
     for stack, number in columns:
         if (stack, number) in places:
             continue
