@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CELLS = ("site", "token")
 MAP = (*CELLS, "source_site", "source_token")
 RANKED = (*CELLS, "rank")
+# A grid shows at most so many columns; the data has all tokens.
 MOST_TOKENS = 4_096
 # A title names so many variables.
 MOST_NAMES = 3
@@ -37,6 +38,7 @@ def grid_of(result: Result, names: Sequence[Hashable], title: str = "") -> Grid 
     data = result.data.isel(token=slice(MOST_TOKENS), missing_dims="ignore")
     words = words_of(data)
     measures = [measure_of(data[name]) for name in names]
+    # Words alone need a colour too.
     if not measures and words is not None and words.probabilities is not None:
         measures = [Measure("probability", words.probabilities[:, :, 0], limits=(0, 1))]
     if not measures:
