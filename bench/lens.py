@@ -13,7 +13,7 @@ import torch
 import hiddenscope as hs
 from bench import measure, peers
 from bench.measure import Row
-from hiddenscope.analyses.lens.reading import read
+from hiddenscope.analyses.lens.reading import read_predictions
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site
 
@@ -49,7 +49,7 @@ def rows(repeats: int, *, ask_peers: bool = False) -> list[Row]:
 
     ways = {
         "bare": bare,
-        "ours": lambda: read([(unembedding, states)], len(states) - 1, k=K),
+        "ours": lambda: read_predictions([(unembedding, states)], len(states) - 1, k=K),
         "loop": loop,
         "whole": lambda: hs.lens(model, texts, k=K),
         "pass": lambda: model.capture(texts, "layer.*"),

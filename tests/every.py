@@ -95,7 +95,7 @@ RUNS: dict[str, list[Callable[[], hs.Result]]] = {
     "probe": [
         lambda: hs.probe(tiny("llama"), CLASSES),
         lambda: hs.probe(tiny("llama"), (CLASSES[0], list(map(float, range(24)))), task="regress"),
-        lambda: hs.probe(tiny("llama"), (CLASSES[0], "position"), token="each"),
+        lambda: hs.probe(hs.each_token(tiny("llama")), (CLASSES[0], "position")),
     ],
     "patch": [
         lambda: hs.patch(tiny("llama"), hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12)),

@@ -18,7 +18,7 @@ import xarray
 
 import hiddenscope as hs
 from hiddenscope import progress
-from hiddenscope.analyses.graft.findings import facts_of as graft_facts
+from hiddenscope.analyses.graft.findings import graft_facts
 from hiddenscope.analyses.lens.findings import half_from
 from hiddenscope.catalog import ANALYSES
 from hiddenscope.measures.distances import Distances

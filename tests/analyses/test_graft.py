@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope import texts
-from hiddenscope.analyses.graft.findings import facts_of, sign_flip_p
+from hiddenscope.analyses.graft.findings import graft_facts, sign_flip_p
 from hiddenscope.cli.main import app
 from hiddenscope.errors import ModuleError, SiteError, TextError
 from hiddenscope.linear.intervals import wilson
@@ -337,7 +337,7 @@ def test_windows_are_grouped_by_the_third_of_the_depth_that_their_centre_is_in()
         tuple(hs.Site(k) for k in range(start, start + 15)) for start in range(1, 17)
     ]
     right = np.ones((16, 4), dtype=bool)
-    facts = facts_of(
+    facts = graft_facts(
         windows, right, {"model": right[0], "donor": right[0]}, 30, np.arange(4)
     )
     assert (facts["middle"]["from"], facts["middle"]["to"]) == ("layer.4", "layer.27")
@@ -352,7 +352,7 @@ def test_no_sentence_claims_a_difference_in_noise_more_often_than_its_level(
     claims = 0
     for _ in range(400):
         right = generator.random((12, 10)) < 0.6
-        facts = facts_of(
+        facts = graft_facts(
             windows,
             right,
             {"model": right[0], "donor": right[1]},

@@ -11,11 +11,11 @@ from torch import Tensor
 
 import hiddenscope as hs
 from hiddenscope import progress
-from hiddenscope.analyses.patch.contrast import encode
+from hiddenscope.analyses.patch.contrast import encode_contrasts
 from hiddenscope.analyses.steer.continuations import (
     cannot_generate,
     check_new_tokens,
-    generate,
+    continue_prompts,
 )
 from hiddenscope.analyses.steer.reads import masked_model
 from hiddenscope.app.models import Models
@@ -71,6 +71,8 @@ def _names(model: hs.Model, site: Site, token: int) -> dict[str, str]:
     """Return the state in the notations of other libraries."""
     source = model.source(site.stack)
     depth, final = source.depth, source.final
+    assert depth is not None, "a loaded model knows its depth"
+    assert final is not None, "a loaded model knows whether it has a final norm"
     names = {"hiddenscope": f'states["{site}"][{token}]'}
     alias = to_alias(site, "hidden_states", depth=depth, final=final)
     if alias:
@@ -163,7 +165,7 @@ def suggest_answers(models: Models, request: Header) -> Header:
     for answer, other in product(*likely_words):
         # A contrast refuses answers that are equal, or more than one token.
         try:
-            encode(model, [hs.Contrast(a, b, answer, other)])
+            encode_contrasts(model, [hs.Contrast(a, b, answer, other)])
         except TextError:
             continue
         return {"answer": answer, "other": other}
@@ -186,13 +188,13 @@ def continue_text(models: Models, request: Header) -> Header:
     inputs = model.encode(arguments["text"])
     check_new_tokens(model, inputs, new_tokens)
     with progress.status("Writing on"):
-        before = generate(model, inputs, new_tokens, None)[0][0]
+        before = continue_prompts(model, inputs, new_tokens, None)[0][0]
         continuation = {"before": plain(before)}
         change = arguments.get("change")
         if change is not None:
             edit, _ = _build_change(models, model, site, token, change)
             with hs.editing(model, {site: edit}):
-                after = generate(model, inputs, new_tokens, None)[0][0]
+                after = continue_prompts(model, inputs, new_tokens, None)[0][0]
             continuation["after"] = plain(after)
     return continuation
 

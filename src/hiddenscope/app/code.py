@@ -1,18 +1,18 @@
 """A question of the page as code that makes the same result.
 
->>> asked = {
+>>> request = {
 ...     "analysis": "lens",
 ...     "model": {"name": "smollm2"},
 ...     "arguments": {"text": "A text.", "k": 3},
 ... }
->>> print(as_python(asked, {}))
+>>> print(as_python(request, {}))
 import hiddenscope as hs
 <BLANKLINE>
 model = hs.load('smollm2')
 result = hs.lens(model, 'A text.', k=3)
 result.save('lens.html')
 <BLANKLINE>
->>> as_command(asked, {}).text
+>>> as_command(request, {}).text
 "hiddenscope lens --model smollm2 -k 3 --out lens.html 'A text.'"
 """
 
@@ -61,38 +61,38 @@ class Command(NamedTuple):
     reason: str = ""
 
 
-def as_python(asked: Values, names: Names) -> str | None:
+def as_python(request: Values, names: Names) -> str | None:
     """Return a program that makes the same result, or None where there is none.
 
     `names` are the paths and files that opaque names stand for.
     """
-    word = asked["analysis"]
-    if _is_gone(asked, names):
+    word = request["analysis"]
+    if _is_gone(request, names):
         return None
     if word in ANALYSIS:
-        return _program(*_analysis_lines(asked, names))
+        return _program(*_analysis_lines(request, names))
     if word in PAGE_LINES:
-        return _program(IMPORT, "", *PAGE_LINES[word](asked, names))
+        return _program(IMPORT, "", *PAGE_LINES[word](request, names))
     return None
 
 
-def as_command(asked: Values, names: Names) -> Command:
+def as_command(request: Values, names: Names) -> Command:
     """Return a command line that makes the same result."""
-    word = asked["analysis"]
+    word = request["analysis"]
     if word in NO_COMMAND:
         return Command(None, NO_COMMAND[word])
-    if _is_gone(asked, names):
+    if _is_gone(request, names):
         return Command(None, "The states are there no longer.")
     try:
         if word == "store":
             word = "search"
-            options, arguments = _store_words(asked, names)
+            options, arguments = _store_words(request, names)
         elif word == "grid":
             word = "profile"
-            options = _model_words(asked["model"], names)
-            arguments = [text_word(asked["arguments"]["text"])]
+            options = _model_words(request["model"], names)
+            arguments = [text_word(request["arguments"]["text"])]
         else:
-            options, arguments = _analysis_words(asked, names)
+            options, arguments = _analysis_words(request, names)
     except NoCommand as error:
         return Command(None, str(error))
     if any(argument.startswith("-") for argument in arguments):
@@ -101,9 +101,9 @@ def as_command(asked: Values, names: Names) -> Command:
     return Command(shlex.join(words))
 
 
-def _is_gone(asked: Values, names: Names) -> bool:
+def _is_gone(request: Values, names: Names) -> bool:
     """Return whether the kept states of a question have been removed."""
-    store = asked.get("store") or asked["arguments"].get("store")
+    store = request.get("store") or request["arguments"].get("store")
     return store is not None and store not in names
 
 
@@ -116,16 +116,16 @@ def _file(word: str) -> str:
     return f"{word}.html" if ANALYSIS[word].result else f"{word}.npy"
 
 
-def _analysis_lines(asked: Values, names: Names) -> list[str]:
-    word = asked["analysis"]
-    of_states = "store" in asked
+def _analysis_lines(request: Values, names: Names) -> list[str]:
+    word = request["analysis"]
+    of_states = "store" in request
     if of_states:
-        source, opening = "states", _opening(names[asked["store"]].path)
+        source, opening = "states", _opening(names[request["store"]].path)
     else:
-        source, opening = "model", python_load(asked["model"], names)
+        source, opening = "model", python_load(request["model"], names)
     parameters = questions_of(ANALYSIS[word])
     arguments = python_arguments(
-        parameters, asked["arguments"], names, of_states=of_states
+        parameters, request["arguments"], names, of_states=of_states
     )
     call = f"hs.{word}({', '.join([source, *arguments])})"
     lines = [IMPORT, "", f"{source} = {opening}"]
@@ -135,23 +135,23 @@ def _analysis_lines(asked: Values, names: Names) -> list[str]:
     return ["import numpy", *lines, f"vectors = {call}", save]
 
 
-def _analysis_words(asked: Values, names: Names) -> tuple[list[str], list[str]]:
+def _analysis_words(request: Values, names: Names) -> tuple[list[str], list[str]]:
     """Return the options and the arguments of the command of an analysis."""
-    model = asked.get("model") or {}
-    parameters = questions_of(ANALYSIS[asked["analysis"]])
+    model = request.get("model") or {}
+    parameters = questions_of(ANALYSIS[request["analysis"]])
     options, arguments = command_words(
-        parameters, asked["arguments"], names, model.get("dtype")
+        parameters, request["arguments"], names, model.get("dtype")
     )
     if model:
         return [*_model_words(model, names), *options], arguments
-    return ["--states", names[asked["store"]].path, *options], arguments
+    return ["--states", names[request["store"]].path, *options], arguments
 
 
-def _store_words(asked: Values, names: Names) -> tuple[list[str], list[str]]:
+def _store_words(request: Values, names: Names) -> tuple[list[str], list[str]]:
     """Return the options and the arguments of a search for a text in kept states."""
-    arguments = asked["arguments"]
+    arguments = request["arguments"]
     options = ["--states", names[arguments["store"]].path]
-    options += _model_words(asked["model"], names)
+    options += _model_words(request["model"], names)
     options += option_words("-k", arguments["k"])
     if arguments.get("site") is not None:
         options += option_words("--site", arguments["site"])
@@ -173,19 +173,19 @@ def _opening(path: str) -> str:
     return f"hs.{kind}.load({path!r})"
 
 
-def _grid_lines(asked: Values, names: Names) -> list[str]:
+def _grid_lines(request: Values, names: Names) -> list[str]:
     """Return the norms of the grid, from the analysis that has them."""
     return [
-        f"model = {python_load(asked['model'], names)}",
-        f"result = hs.profile(model, {asked['arguments']['text']!r})",
+        f"model = {python_load(request['model'], names)}",
+        f"result = hs.profile(model, {request['arguments']['text']!r})",
         SAVE_PROFILE,
     ]
 
 
-def _state_lines(asked: Values, names: Names) -> list[str]:
+def _state_lines(request: Values, names: Names) -> list[str]:
     """Return one state, and what the model predicts when it is changed."""
-    arguments = asked["arguments"]
-    lines, change = _change_lines(asked, names)
+    arguments = request["arguments"]
+    lines, change = _change_lines(request, names)
     if not change:
         return [*lines, "print(float(state.norm()))"]
     changes = f"{{{arguments['site']!r}: {change}}}"
@@ -198,10 +198,10 @@ def _state_lines(asked: Values, names: Names) -> list[str]:
     ]
 
 
-def _continuation_lines(asked: Values, names: Names) -> list[str]:
+def _continuation_lines(request: Values, names: Names) -> list[str]:
     """Return what the model writes after the text, and with one state changed."""
-    arguments = asked["arguments"]
-    lines, change = _change_lines(asked, names)
+    arguments = request["arguments"]
+    lines, change = _change_lines(request, names)
     write = (
         f"model.module.generate(**inputs, max_new_tokens={arguments['new_tokens']},"
         " do_sample=False)"
@@ -222,12 +222,12 @@ def _continuation_lines(asked: Values, names: Names) -> list[str]:
     return lines
 
 
-def _change_lines(asked: Values, names: Names) -> tuple[list[str], str]:
+def _change_lines(request: Values, names: Names) -> tuple[list[str], str]:
     """Return the lines that capture a state, and the change of it as Python."""
-    arguments = asked["arguments"]
+    arguments = request["arguments"]
     text, site, token = arguments["text"], arguments["site"], arguments["token"]
     lines = [
-        f"model = {python_load(asked['model'], names)}",
+        f"model = {python_load(request['model'], names)}",
         f"states = model.capture({text!r})",
         f"state = states[{site!r}][{token}]",
     ]
@@ -249,23 +249,23 @@ def _change_lines(asked: Values, names: Names) -> tuple[list[str], str]:
     )
 
 
-def _store_lines(asked: Values, names: Names) -> list[str]:
+def _store_lines(request: Values, names: Names) -> list[str]:
     """Return a search for a text in kept states."""
-    arguments = asked["arguments"]
+    arguments = request["arguments"]
     query = f"(model, {arguments['query']!r}), {arguments['k']}"
     if arguments.get("site"):
         query += f", site={arguments['site']!r}"
     return [
         f"states = {_opening(names[arguments['store']].path)}",
-        f"model = {python_load(asked['model'], names)}",
+        f"model = {python_load(request['model'], names)}",
         f"result = hs.search(states, {query})",
         "result.save('search.html')",
     ]
 
 
-def _kept_lines(asked: Values, names: Names) -> list[str]:
+def _kept_lines(request: Values, names: Names) -> list[str]:
     """Return the norms of one text in kept states."""
-    arguments = asked["arguments"]
+    arguments = request["arguments"]
     return [
         f"states = {_opening(names[arguments['store']].path)}",
         f"result = hs.profile(states.of({arguments['text']}))",
@@ -273,9 +273,9 @@ def _kept_lines(asked: Values, names: Names) -> list[str]:
     ]
 
 
-def _nearest_lines(asked: Values, names: Names) -> list[str]:
+def _nearest_lines(request: Values, names: Names) -> list[str]:
     """Return a search for a state in kept states."""
-    arguments = asked["arguments"]
+    arguments = request["arguments"]
     text, site, token = arguments["text"], arguments["site"], arguments["token"]
     # The nearest of all is the state itself.
     count = arguments["k"] + 1

@@ -50,9 +50,11 @@ def _analyse(models: Models, request: Header, preview: Preview) -> Result:
         value = arguments.get(question.name)
         if value is not None:
             arguments[question.name] = _convert(models, source, question.kind, value)
+        elif question.explicit:
+            arguments[question.name] = None
     if word in PREPARATIONS:
         PREPARATIONS[word](source, arguments, preview)
-    if word == "embed":
+    if not ANALYSIS[word].result:
         return _embed(source, arguments)
     result: Result = getattr(hs, word)(source, **arguments)
     return result
@@ -69,6 +71,7 @@ def _convert(models: Models, source: Source, kind: Kind, value: Any) -> Any:
         for name in ("toward", "away"):
             if isinstance(options.get(name), str):
                 options[name] = [options[name]]
+        assert isinstance(source, hs.Model), "stored states are not steered"
         return hs.Direction.between(source, **options)
     if kind == "data":
         # A shipped dataset has a name. An upload comes with its texts.
@@ -77,11 +80,6 @@ def _convert(models: Models, source: Source, kind: Kind, value: Any) -> Any:
             return data
         return labels_of_states(source, data)
     return never_a_path(kind, value)
-
-
-def _prepare_search(source: Source, arguments: Header, preview: Preview) -> None:
-    # A query that is text needs the model that makes a vector of it.
-    arguments["query"] = (source, arguments["query"])
 
 
 def _prepare_project(source: Source, arguments: Header, preview: Preview) -> None:
@@ -93,15 +91,9 @@ def _prepare_project(source: Source, arguments: Header, preview: Preview) -> Non
         )
 
 
-def _prepare_drift(source: Source, arguments: Header, preview: Preview) -> None:
-    arguments.setdefault("texts", None)
-
-
 # What some analyses take besides the fields of their form.
 PREPARATIONS: dict[str, Callable[[Source, Header, Preview], None]] = {
-    "search": _prepare_search,
     "project": _prepare_project,
-    "drift": _prepare_drift,
 }
 
 

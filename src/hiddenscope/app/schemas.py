@@ -26,7 +26,9 @@ from hiddenscope.states.pooling import NAMES as POOLING_NAMES
 
 MOST_CHARACTERS = 20_000
 MOST_TEXTS = 2_000
-MODEL_NAME = r"^(?:folder:[0-9a-f]{16}|[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}(?:/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95})?)$"
+# A Hugging Face id has one slash at most; a path is never taken.
+PART = r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}"
+MODEL_NAME = rf"^(?:folder:[0-9a-f]{{16}}|{PART}(?:/{PART})?)$"
 DATA_NAME = r"^(?:upload:[0-9a-f]{16}|[A-Za-z0-9_][A-Za-z0-9_\-]{0,95})$"
 STORE_NAME = r"^store:[0-9a-f]{16}$"
 SITES = r"^[A-Za-z0-9_.*,\[\]\- ]{1,200}$"
@@ -127,7 +129,7 @@ class KeptArguments(Strict):
 
 
 class NearestArguments(Strict):
-    """The nearest states to one of a text, among all states of its site that were kept."""
+    """The nearest states to one of a text, among all kept states of its site."""
 
     store: StoreName
     text: TextNumber

@@ -86,8 +86,7 @@ def command(
                     elif model_with_states:
                         check_states(states, {}, {})
                     else:
-                        of_model = {**shared.of_model, **_first_model(arguments)}
-                        check_states(states, of_model, arguments)
+                        check_states(states, shared.of_model, arguments)
                     function(shared, arguments)
 
         run.__name__ = word
@@ -141,12 +140,6 @@ def _read(parameters: Sequence[Parameter], values: Arguments) -> Arguments:
         elif parameter.kind == "numbers":
             arguments[parameter.name] = numbers_in(parameter.option, word)
     return arguments
-
-
-def _first_model(arguments: Arguments) -> Arguments:
-    """Return the first model of a command that takes several."""
-    models = arguments.get("models")
-    return {"model": models[0]} if models else {}
 
 
 def _check_models(shared: Shared, arguments: Arguments, needs_head: str) -> None:

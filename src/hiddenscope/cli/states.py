@@ -21,8 +21,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Saved: TypeAlias = "hs.Store | hs.States | hs.Pair"
-# Options of texts, or of another model, that have no use beside states.
-OF_TEXTS = ("targets", "truncate", "other")
+# Options of texts and of other models, which have no use beside states.
+USELESS = {
+    "models": "--model",
+    "targets": "--targets",
+    "truncate": "--truncate",
+    "other": "--other",
+}
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
@@ -47,12 +52,11 @@ def check_states(
             "Give the folder that `extract --to` wrote, or the file that `capture"
             " --out` wrote.",
         )
-    useless = [name for name, value in of_model.items() if value is not None]
-    useless += [name for name in OF_TEXTS if options.get(name)]
+    useless = [f"--{name}" for name, value in of_model.items() if value is not None]
+    useless += [option for name, option in USELESS.items() if options.get(name)]
     if useless:
-        named = ", ".join(f"--{name}" for name in useless)
         raise errors.StatesError(
-            f"Cannot use {named} with --states",
+            f"Cannot use {', '.join(useless)} with --states",
             "no model computes anything",
             "Leave one out.",
         )

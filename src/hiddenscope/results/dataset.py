@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hiddenscope.states import Tokens
 
-Array: TypeAlias = NDArray[Any]
+AnyArray: TypeAlias = NDArray[Any]
 Dims: TypeAlias = str | tuple[str, ...]
 
 
@@ -34,8 +34,8 @@ class Attributes(TypedDict, total=False):
     scale: Literal["log"]
 
 
-Variable: TypeAlias = tuple[Dims, Array, Attributes]
-Coordinate: TypeAlias = Sequence[str] | Array | tuple[str, Array]
+Variable: TypeAlias = tuple[Dims, AnyArray, Attributes]
+Coordinate: TypeAlias = Sequence[str] | AnyArray | tuple[str, AnyArray]
 Variables: TypeAlias = dict[str, Variable]
 Coordinates: TypeAlias = dict[str, Coordinate]
 
@@ -91,7 +91,7 @@ def text_array(strings: Sequence[str]) -> NDArray[np.object_]:
 
 def token_coords(
     tokens: Sequence["Tokens"], stacks: Sequence[str] = ()
-) -> dict[str, tuple[str, Array]]:
+) -> dict[str, tuple[str, AnyArray]]:
     """Label the dimension `token`: the tokens of every stack, one stack after another.
 
     `stacks` are the names of the stacks, where tokens must be told apart by them.
@@ -99,7 +99,7 @@ def token_coords(
     strings: list[str] = []
     for of_stack in tokens:
         strings += of_stack.strings
-    columns: dict[str, Array] = {
+    columns: dict[str, AnyArray] = {
         "text": np.concatenate([of_stack.text for of_stack in tokens]),
         "position": np.concatenate([of_stack.positions for of_stack in tokens]),
         "id": np.concatenate([of_stack.ids for of_stack in tokens]),
@@ -118,7 +118,7 @@ def column_coords(
     *,
     dim: str = "token",
     prefix: str = "",
-) -> dict[str, tuple[str, Array]]:
+) -> dict[str, tuple[str, AnyArray]]:
     """Label columns of tokens that are not the rows of one `Tokens`.
 
     Columns may pair the tokens of two texts; `prefix` names the side. In a gap, the
@@ -131,7 +131,7 @@ def column_coords(
     }
 
 
-def block_diagonal(blocks: Sequence[Array]) -> NDArray[np.float32]:
+def block_diagonal(blocks: Sequence[AnyArray]) -> NDArray[np.float32]:
     """Join the arrays `[row, column]` of several stacks corner to corner.
 
     The cells between them are NaN: a site of one stack has no state at a token of the

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
-from hiddenscope.sites import Site
+from hiddenscope.sites import Site, SitePatterns, select
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -175,6 +175,23 @@ class Source:
         """Return a dict that JSON can hold."""
         lists = {"notes": list(self.notes), "reported": list(self.reported)}
         return asdict(self) | lists
+
+    def select_sites(
+        self, patterns: SitePatterns, sites: Sequence[Site], owner: str
+    ) -> tuple[Site, ...]:
+        """Return the sites that patterns select, of those that were stored."""
+        reported = None
+        if self.reported and sites:
+            entries = [Site.parse(name) if name else None for name in self.reported]
+            reported = {sites[0].stack: entries}
+        return select(
+            patterns,
+            sites,
+            owner=owner,
+            depth=self.depth,
+            final=self.final,
+            reported=reported,
+        )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

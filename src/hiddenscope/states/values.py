@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError
-from hiddenscope.sites import Site, SitePatterns, named_layer, select, summarise
+from hiddenscope.sites import Site, SitePatterns, named_layer, summarise
 from hiddenscope.states.files import StackParts, read, write
 from hiddenscope.states.pool import Pool, check_cls, check_lengths, wide
 from hiddenscope.states.pooling import Pooling, parse_pooling
@@ -340,20 +340,8 @@ class States:
         return StackParts(self.sites, self.values, self.tokens, self.source)
 
     def _select(self, patterns: SitePatterns) -> tuple[Site, ...]:
-        source = self.source
-        reported = None
-        if source.reported and self.sites:
-            # Which site each entry of Hugging Face's hidden_states was proved to be.
-            entries = [Site.parse(name) if name else None for name in source.reported]
-            reported = {self.sites[0].stack: entries}
-        return select(
-            patterns,
-            self.sites,
-            owner=f"these states of {plain(source.model)}",
-            depth=source.depth,
-            final=source.final,
-            reported=reported,
-        )
+        owner = f"these states of {plain(self.source.model)}"
+        return self.source.select_sites(patterns, self.sites, owner)
 
     def _index(self, site: str | Site) -> int:
         selected = self._select(site)

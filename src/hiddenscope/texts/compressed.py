@@ -89,7 +89,7 @@ class _BoundedStream(io.RawIOBase):
     """A decompressed stream that raises FileError once it is unbelievably long."""
 
     def __init__(self, stream: Any, is_zstandard: bool, name: str) -> None:
-        self.packed = _CountedStream(stream)
+        self.packed: Any = _CountedStream(stream)
         self.count = 0
         self.name = name
         if is_zstandard:
@@ -119,7 +119,7 @@ class _BoundedStream(io.RawIOBase):
 
 
 def check_growth(metadata: Any, columns: list[str], name: str) -> None:
-    """Refuse a parquet file that says itself that its columns unpack to far too much."""
+    """Refuse a parquet file whose columns, as it says itself, unpack to far too much."""
     packed = 0
     plain = 0
     for row_group in map(metadata.row_group, range(metadata.num_row_groups)):

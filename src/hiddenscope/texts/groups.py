@@ -197,7 +197,7 @@ def _cosines(texts: Sequence[str]) -> "NDArray[np.float64]":
 def _distinct(
     texts: Sequence[Any], groups: Sequence[str]
 ) -> tuple[list[str], list[int]]:
-    """Return the distinct strings, of many a sample, with the numbers of their groups."""
+    """Return the distinct strings, of many a sample, with their groups' numbers."""
     numbers: dict[str, int] = {}
     by_text: dict[str, int] = {}
     for text, group in zip(texts, groups, strict=True):

@@ -84,6 +84,7 @@ def _compared(parts: Anatomy, stack: Stack, site: Site) -> tuple[str, float]:
     if site in reported:
         place = reported.index(site)
         return f"{name}[{place}]", stack.proof.differences[place]
+    # Hugging Face reports the last layer after the final norm: the raw one differs.
     if site.layer == stack.depth:
         return f"{name}[{len(reported) - 1}]", stack.proof.raw_difference
     return "", math.nan

@@ -10,10 +10,10 @@ from hiddenscope.analyses.compare.differences import (
     largest_relative,
 )
 from hiddenscope.analyses.compare.findings import (
-    dataset,
+    compared_texts,
+    comparison_dataset,
+    comparison_stack_facts,
     put_along_sites,
-    stack_facts,
-    texts_of,
 )
 from hiddenscope.analyses.compare.sides import (
     TextPairs,
@@ -76,8 +76,8 @@ def compare(
     if cka_only:
         data = to_dataset({}, {"site": site_names(first.every[0])})
     else:
-        data = dataset(stacks)
-    data.attrs |= texts_of(stacks)
+        data = comparison_dataset(stacks)
+    data.attrs |= compared_texts(stacks)
     paired = sum(comparison.paired.shape[1] for comparison in comparisons)
     columns = sum(len(comparison.columns) for comparison in comparisons)
     facts: dict[str, Any] = {
@@ -97,7 +97,7 @@ def compare(
     facts |= {"stacks": [], "notes": [texts.note] if texts.note else []}
     if not cka_only:
         put_along_sites(data)
-        facts["stacks"] = [stack_facts(data, stack) for stack in stacks]
+        facts["stacks"] = [comparison_stack_facts(data, stack) for stack in stacks]
     if len(stacks) == 1 and (cka_only or other is not None or not first.one_model):
         facts |= put_cka(data, first, sample, required=cka_only)
     source, other_source = (side.to_json() for side in first.source)

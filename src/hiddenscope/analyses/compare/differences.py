@@ -2,21 +2,18 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hiddenscope.analyses.compare.sides import UNKNOWN, ComparedStates, aligned
+from hiddenscope.analyses.compare.sides import UNKNOWN, ComparedStates, align_tokens
 from hiddenscope.errors import SiteError, StatesError
 from hiddenscope.passes import Columns
 from hiddenscope.results.dataset import Attributes
 from hiddenscope.sites import Site, SitePatterns, summarise
 from hiddenscope.states import Pair, Source, States, Tokens
-
-Array: TypeAlias = NDArray[np.float32]
 
 MEASURES: Mapping[str, Attributes] = {
     "l2": {"long_name": "difference", "units": "L2", "scale": "log"},
@@ -50,7 +47,7 @@ class Comparison:
     source: tuple[Source, Source]
     sites: tuple[Site, ...]
     columns: Columns
-    measures: dict[str, Array] | None
+    measures: dict[str, NDArray[np.float32]] | None
 
     @property
     def stack(self) -> str | None:
@@ -84,7 +81,7 @@ def compare_text(
         )
     for a, b in zip(stacks_of(pair[0]), stacks_of(pair[1]), strict=True):
         a, b = a.select(sites=sites), b.select(sites=sites)
-        columns = aligned(a.tokens, b.tokens, by_spans=by_spans)
+        columns = align_tokens(a.tokens, b.tokens, by_spans=by_spans)
         common = tuple(site for site in a.sites if site in b.sites)
         measures = None
         if a.width == b.width:
@@ -101,13 +98,13 @@ def compare_text(
             remedy = "Compare one stack: compare(a.encoder, b.encoder)."
             raise StatesError("Cannot compare the two encoder-decoders", reason, remedy)
         comparison = Comparison(
-            number,
-            (a.tokens, b.tokens),
-            (a.sites, b.sites),
-            (a.source, b.source),
-            common,
-            columns,
-            measures,
+            number=number,
+            tokens=(a.tokens, b.tokens),
+            every=(a.sites, b.sites),
+            source=(a.source, b.source),
+            sites=common,
+            columns=columns,
+            measures=measures,
         )
         yield comparison, (a, b)
 
@@ -132,7 +129,7 @@ def stacks_of(side: ComparedStates) -> list[States]:
 
 def measured(
     a: States, b: States, sites: tuple[Site, ...], columns: Columns
-) -> dict[str, Array]:
+) -> dict[str, NDArray[np.float32]]:
     """Return every measure, `[site, column]`, NaN in gaps.
 
     They are computed in float64 and returned as float32.
@@ -156,6 +153,7 @@ def measured(
         cosine = (x * y).sum(-1) / (x_square * y_square).sqrt()
         numbers = {
             "l2": l2,
+            # Two states that are both zero do not differ.
             "relative": torch.where(l2 == 0, 0.0, l2 / mean_norm),
             "cosine": cosine.clamp(-1, 1),
             "mean": difference.mean(-1),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.analyses.compare.differences import MEASURES, Array, Comparison
+from hiddenscope.analyses.compare.differences import MEASURES, Comparison
 from hiddenscope.results.dataset import (
     Coordinates,
     Variables,
@@ -27,7 +27,7 @@ CELLS = ("site", "token")
 QUANTILES = {"median": 0.5, "largest": 1.0}
 
 
-def dataset(stacks: Sequence[Sequence[Comparison]]) -> "xarray.Dataset":
+def comparison_dataset(stacks: Sequence[Sequence[Comparison]]) -> "xarray.Dataset":
     """Return one Dataset; with two stacks, cells without a state are NaN."""
     sites: list[str] = []
     comparisons: list[Comparison] = []
@@ -46,7 +46,7 @@ def dataset(stacks: Sequence[Sequence[Comparison]]) -> "xarray.Dataset":
     return to_dataset(variables, coords)
 
 
-def _cells(stack: Sequence[Comparison], name: str) -> Array:
+def _cells(stack: Sequence[Comparison], name: str) -> NDArray[np.float32]:
     """Return one measure of all texts of a stack, `[site, column]`."""
     texts = [text.measures[name] for text in stack if text.measures is not None]
     return np.concatenate(texts, axis=1)
@@ -78,6 +78,8 @@ def _coords(comparisons: Sequence[Comparison]) -> Coordinates:
 def put_along_sites(data: "xarray.Dataset") -> None:
     """Put quantiles along the sites into the data, over the tokens that differ."""
     l2 = data["l2"].to_numpy()
+    # In a causal model the tokens before the first difference are equal everywhere, and
+    # would only dilute the others.
     differ: NDArray[np.bool_] = (np.nan_to_num(l2) > 0).any(0)
     if not differ.any():
         differ = np.isfinite(l2).any(0)
@@ -97,7 +99,7 @@ def put_along_sites(data: "xarray.Dataset") -> None:
             )
 
 
-def texts_of(stacks: Sequence[Sequence[Comparison]]) -> dict[str, list[str]]:
+def compared_texts(stacks: Sequence[Sequence[Comparison]]) -> dict[str, list[str]]:
     """Return the texts of both sides, where they are known."""
     known: dict[str, list[str]] = {}
     # Two stacks are an encoder and a decoder.
@@ -111,7 +113,9 @@ def texts_of(stacks: Sequence[Sequence[Comparison]]) -> dict[str, list[str]]:
     return known
 
 
-def stack_facts(data: "xarray.Dataset", stack: Sequence[Comparison]) -> dict[str, Any]:
+def comparison_stack_facts(
+    data: "xarray.Dataset", stack: Sequence[Comparison]
+) -> dict[str, Any]:
     """Return where the two sides of one stack differ, and how the difference grows."""
     first = stack[0]
     sites = first.sites
@@ -155,7 +159,9 @@ def stack_facts(data: "xarray.Dataset", stack: Sequence[Comparison]) -> dict[str
     return facts | _end(sites, layers, medians)
 
 
-def _at(sites: tuple[Site, ...], medians: Array, place: int) -> dict[str, Any]:
+def _at(
+    sites: tuple[Site, ...], medians: NDArray[np.float32], place: int
+) -> dict[str, Any]:
     return {"site": sites[place], "median": float(medians[place])}
 
 
@@ -195,7 +201,9 @@ def _on_both_sides(data: "xarray.Dataset", token: int) -> list[str | None]:
     return strings
 
 
-def _end(sites: tuple[Site, ...], layers: list[int], medians: Array) -> dict[str, Any]:
+def _end(
+    sites: tuple[Site, ...], layers: list[int], medians: NDArray[np.float32]
+) -> dict[str, Any]:
     """Return the differences of the last two layers, raw, beside that of `final`.
 
     Hugging Face's hidden_states goes from the first of them to `final`.

@@ -59,6 +59,7 @@ def from_model(model: Model, a: Inputs, b: Inputs, sites: SitePatterns) -> TextP
     def repeat() -> tuple[ComparedStates, ComparedStates, str]:
         single = record(model, first, sites).states
         try:
+            # Not every model runs two copies in one batch.
             copies = record(model, _joined(first, first), sites).states
         except Exception:
             return single, record(model, first, sites).states, "two_runs"
@@ -181,7 +182,7 @@ def from_states(
 ) -> TextPairs:
     """Pair states that were captured before, text by text."""
     counts = _text_count(a), _text_count(b)
-    stacks = [2 if isinstance(side, Pair) else 1 for side in (a, b)]
+    stacks = isinstance(a, Pair) + 1, isinstance(b, Pair) + 1
     if counts[0] != counts[1] or stacks[0] != stacks[1]:
         reason = (
             f"there are {counts[0]} texts of {stacks[0]} stacks and {counts[1]} of"
@@ -260,7 +261,7 @@ def _of_text(side: ComparedStates, number: int) -> ComparedStates:
     return side.of(number)
 
 
-def aligned(a: Tokens, b: Tokens, *, by_spans: bool) -> Columns:
+def align_tokens(a: Tokens, b: Tokens, *, by_spans: bool) -> Columns:
     """Pair tokens in columns by their ids, or by where in the text they end.
 
     The latter is for one text in two tokenizers.

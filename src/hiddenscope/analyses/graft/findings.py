@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hiddenscope.analyses.graft.runs import Window
 from hiddenscope.linear.intervals import wilson
-from hiddenscope.measures.grouped import Ints, effective_count, group_sums
+from hiddenscope.measures.grouped import Floats, Ints, effective_count, group_sums
 from hiddenscope.results import Facts
 from hiddenscope.results.dataset import (
     Attributes,
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import xarray
 
 Flags: TypeAlias = NDArray[np.bool_]
-Floats: TypeAlias = NDArray[np.float64]
 
 # Random sign flips of the test, where not all of them can be tried.
 FLIPS = 9_999
@@ -39,7 +38,7 @@ ATTRIBUTES: Mapping[str, Attributes] = {
 }
 
 
-def dataset(
+def graft_dataset(
     windows: Sequence[Window], right: Flags, probability: Floats, groups: Ints
 ) -> "xarray.Dataset":
     """Return accuracies along the windows, each named by its first site."""
@@ -63,7 +62,7 @@ def dataset(
     return to_dataset(variables, coords)
 
 
-def facts_of(
+def graft_facts(
     windows: Sequence[Window],
     right: Flags,
     right_ungrafted: Mapping[str, Flags],

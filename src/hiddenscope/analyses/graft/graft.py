@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from hiddenscope import progress
-from hiddenscope.analyses.graft.findings import dataset, facts_of
-from hiddenscope.analyses.graft.prompts import encode
+from hiddenscope.analyses.graft.findings import graft_dataset, graft_facts
+from hiddenscope.analyses.graft.prompts import encode_prompts
 from hiddenscope.analyses.graft.runs import Runs, Window
 from hiddenscope.arguments import checked
 from hiddenscope.errors import ModuleError, PassError, TextError
@@ -53,7 +53,7 @@ def graft(
     _check_weights(model, donor)
     _check_vocabularies(model, donor)
     windows = _windows(model, donor, sites, layers)
-    prompts = encode(model, donor, data)
+    prompts = encode_prompts(model, donor, data)
     # Tried now, while every block is the model's own.
     try_skipping(model)
     count = len(prompts.answers)
@@ -89,10 +89,10 @@ def graft(
         "groups": int(prompts.groups.max()) + 1,
         "grafted": "blocks" if sites is None else "states",
         "layers": layers,
-        **facts_of(windows, right, right_ungrafted, depth, prompts.groups),
+        **graft_facts(windows, right, right_ungrafted, depth, prompts.groups),
         "notes": list(dict.fromkeys(notes)),
     }
-    data_by_window = dataset(windows, right, probability, prompts.groups)
+    data_by_window = graft_dataset(windows, right, probability, prompts.groups)
     source = {**model.source(None).to_json(), "donor": donor.source(None).to_json()}
     return Result("graft", data_by_window, facts, source)
 
@@ -130,14 +130,14 @@ def _check_shapes(model: Model, donor: Model) -> None:
 def _check_weights(model: Model, donor: Model) -> None:
     """Refuse models whose weights are in other dtypes or on other devices."""
     for name in ("dtype", "device"):
-        values, donor_values = (
-            ", ".join(sorted({str(getattr(weight, name)) for weight in weights}))
-            for weights in (model.module.parameters(), donor.module.parameters())
-        )
-        if values != donor_values:
+        values = {str(getattr(weight, name)) for weight in model.module.parameters()}
+        others = {str(getattr(weight, name)) for weight in donor.module.parameters()}
+        if values != others:
+            model_values = ", ".join(sorted(values))
+            donor_values = ", ".join(sorted(others))
             raise ModuleError(
                 f"Cannot graft {donor.name} into {model.name}",
-                f"their weights are in {values} and {donor_values}",
+                f"their weights are in {model_values} and {donor_values}",
                 f"Load both with the same {name}=.",
             )
 
@@ -146,9 +146,8 @@ def _check_vocabularies(model: Model, donor: Model) -> None:
     """Refuse models whose tokenizers differ."""
     if model.tokenizer is None or donor.tokenizer is None:
         return
-    vocabulary, donor_vocabulary = (
-        tokenizer.get_vocab() for tokenizer in (model.tokenizer, donor.tokenizer)
-    )
+    vocabulary = model.tokenizer.get_vocab()
+    donor_vocabulary = donor.tokenizer.get_vocab()
     if vocabulary and donor_vocabulary and vocabulary != donor_vocabulary:
         raise ModuleError(
             f"Cannot graft {donor.name} into {model.name}",

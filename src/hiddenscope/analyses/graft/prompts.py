@@ -31,7 +31,7 @@ class _Row(NamedTuple):
     group: Hashable | None = None
 
 
-def encode(model: Model, donor: Model, data: Any) -> Prompts:
+def encode_prompts(model: Model, donor: Model, data: Any) -> Prompts:
     """Encode the prompts and their answers, and leave out copies."""
     rows = list(_rows(data))
     inputs = model.encode([row.prompt for row in rows])

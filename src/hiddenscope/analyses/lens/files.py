@@ -14,7 +14,7 @@ from hiddenscope.files import read_tensors, write_tensors
 PathLike: TypeAlias = str | os.PathLike[str]
 
 
-def write(
+def write_lens_file(
     path: PathLike,
     file_format: str,
     tensors: Mapping[str, Tensor],
@@ -30,8 +30,10 @@ def write(
     write_tensors(path, tensors, {"format": file_format, "lens": json.dumps(header)})
 
 
-def read(path: PathLike, file_format: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `write` wrote."""
+def read_lens_file(
+    path: PathLike, file_format: str
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `write_lens_file` wrote."""
     tensors, header = read_tensors(path, "a lens", file_format)
     try:
         return tensors, dict(json.loads(header["lens"]))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.analyses.lens.reading import Floats, Ints, LensSites, Reading
+from hiddenscope.analyses.lens.reading import LensSites, Reading
+from hiddenscope.measures.grouped import Ints
 from hiddenscope.results import Facts
 from hiddenscope.results.dataset import (
     Attributes,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import xarray
 
 Bools: TypeAlias = NDArray[np.bool_]
-Columns: TypeAlias = dict[str, tuple[Dims, NDArray[Any]]]
+_Columns: TypeAlias = dict[str, tuple[Dims, NDArray[Any]]]
 
 CELLS = ("site", "token")
 RANKED = ("site", "token", "rank")
@@ -83,7 +84,7 @@ class Predictions:
     sites: tuple[Site, ...]
     tokens: Tokens
     answer: Ints
-    answer_probability: Floats
+    answer_probability: NDArray[np.float32]
     stays: Bools
     known: Bools
     depth: int
@@ -99,26 +100,28 @@ class Predictions:
         # `final` comes after the last layer. A layer is known where as many layers were
         # read above it as the stack has.
         known = [row > last or depth - layers[row] == last - row for row in rows]
-        answer = reading.top_ids[last, :, 0]
+        best = reading.top_ids[:, :, 0]
+        answer = best[last]
         return cls(
-            reading.at(rows),
-            sites.selected,
-            tokens,
-            answer,
-            reading.probability[last, :, 0],
-            stays_from(reading.top_ids[:, :, 0] == answer)[rows],
-            np.array(known),
-            depth,
-            sites.causal,
+            reading=reading.at(rows),
+            sites=sites.selected,
+            tokens=tokens,
+            answer=answer,
+            answer_probability=reading.probability[last, :, 0],
+            stays=stays_from(best == answer)[rows],
+            known=np.array(known),
+            depth=depth,
+            causal=sites.causal,
         )
 
     @property
     def layers(self) -> Ints:
         """Return the layer of each site; `final` counts as the last."""
-        layers = [
-            self.depth if site.layer is None else site.layer for site in self.sites
-        ]
-        return np.array(layers, dtype=np.int64)
+        layers = np.full(len(self.sites), self.depth, dtype=np.int64)
+        for row, site in enumerate(self.sites):
+            if site.layer is not None:
+                layers[row] = site.layer
+        return layers
 
     @property
     def settled(self) -> Ints:
@@ -143,14 +146,14 @@ def stays_from(same: Bools) -> Bools:
     return stays
 
 
-def dataset(
+def lens_dataset(
     predictions: Predictions,
     strings: Callable[[list[int]], list[str]],
     target: Target | None,
 ) -> "xarray.Dataset":
     """Return the predictions as one Dataset; `strings` decodes ids."""
     reading = predictions.reading
-    columns: Columns = {
+    columns: _Columns = {
         "word": (RANKED, _words(reading.top_ids, strings)),
         "probability": (RANKED, reading.probability),
         "word_id": (RANKED, reading.top_ids),
@@ -183,11 +186,11 @@ def dataset(
     return to_dataset(variables, coords, attrs)
 
 
-def _along_sites(predictions: Predictions) -> Columns:
+def _along_sites(predictions: Predictions) -> _Columns:
     """Return shares and means over all tokens, and where each answer is settled."""
     best = predictions.reading.top_ids[:, :, 0]
     agreement = (best == predictions.answer).mean(1)
-    columns: Columns = {
+    columns: _Columns = {
         "agreement": ("site", agreement.astype(np.float32)),
         "kl_mean": ("site", predictions.reading.kl.mean(1)),
     }
@@ -219,7 +222,7 @@ def _word(token: int, string: str) -> str:
     return string or f"(id {token})"
 
 
-def facts_of(
+def lens_facts(
     predictions: Predictions,
     data: "xarray.Dataset",
     target: Target | None,
@@ -285,7 +288,7 @@ def _target_facts(predictions: Predictions, data: "xarray.Dataset") -> Facts:
     }
 
 
-def half_from(sites: Sequence[str], accuracy: Floats) -> str | None:
+def half_from(sites: Sequence[str], accuracy: NDArray[np.float32]) -> str | None:
     """Return the lowest site from which on accuracy stays at half the last site's.
 
     It is None where the accuracy at the last site is 0.

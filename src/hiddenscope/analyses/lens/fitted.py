@@ -5,7 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hiddenscope.analyses.lens.files import PathLike, read, unreadable, write
+from hiddenscope.analyses.lens.files import (
+    PathLike,
+    read_lens_file,
+    unreadable,
+    write_lens_file,
+)
 from hiddenscope.analyses.lens.jacobian import fit_jacobian
 from hiddenscope.analyses.lens.maps import Map
 from hiddenscope.analyses.lens.reading import LensSites
@@ -104,12 +109,12 @@ class Lens:
             "weights": self.weights,
             "facts": dict(self.facts),
         }
-        write(path, FORMAT, tensors, header)
+        write_lens_file(path, FORMAT, tensors, header)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Lens":
         """Read what `save` wrote."""
-        tensors, header = read(path, FORMAT)
+        tensors, header = read_lens_file(path, FORMAT)
         try:
             layers = sorted({int(name.split(".")[1]) for name in tensors})
             maps = {

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hiddenscope import progress
-from hiddenscope.analyses.lens.files import PathLike, read, write
+from hiddenscope.analyses.lens.files import PathLike, read_lens_file, write_lens_file
 from hiddenscope.analyses.lens.maps import Map
 from hiddenscope.analyses.lens.reading import LensSites
 from hiddenscope.errors import FileError
@@ -90,11 +90,13 @@ class JacobianSums:
         if self.partial is None or not self.texts:
             return
         tensors = {f"layer.{layer}": total for layer, total in self.totals.items()}
-        write(self.partial, FORMAT, tensors, {"done": self.texts, **self.identity})
+        write_lens_file(
+            self.partial, FORMAT, tensors, {"done": self.texts, **self.identity}
+        )
         self._saved_at = time.monotonic()
 
     def _load(self, path: PathLike) -> None:
-        tensors, header = read(path, FORMAT)
+        tensors, header = read_lens_file(path, FORMAT)
         for name, value in self.identity.items():
             if header.get(name) != value:
                 problem = f"Cannot continue from {os.fspath(path)!r}"

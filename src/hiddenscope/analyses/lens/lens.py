@@ -10,15 +10,16 @@ from hiddenscope.analyses.lens.facts import UnembeddingFacts
 from hiddenscope.analyses.lens.findings import (
     Predictions,
     Target,
-    dataset,
-    facts_of,
+    lens_dataset,
+    lens_facts,
     next_ids,
 )
 from hiddenscope.analyses.lens.fitted import Lens, resolve
 from hiddenscope.analyses.lens.maps import mapped
-from hiddenscope.analyses.lens.reading import Ints, LensSites, Part, Reading, read
+from hiddenscope.analyses.lens.reading import LensSites, Part, Reading, read_predictions
 from hiddenscope.arguments import checked
 from hiddenscope.errors import PassError, TextError
+from hiddenscope.measures.grouped import Ints
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, record
 from hiddenscope.passes.unembed import Unembedding
@@ -83,8 +84,8 @@ def lens(
         encoder = model.text_encoder
         tokens = encoder.tokens(inputs.of(selected.last.stack))
         predictions = Predictions.of(reading, selected, tokens)
-        data = dataset(predictions, encoder.strings, followed)
-        facts = facts_of(predictions, data, followed, encoder.string)
+        data = lens_dataset(predictions, encoder.strings, followed)
+        facts = lens_facts(predictions, data, followed, encoder.string)
     notes = []
     reason = unembedding.recipe.reason
     if reason:
@@ -127,7 +128,7 @@ def _read_batches(
             if sites.final is not None and final_unembedding is not None:
                 parts.append((final_unembedding, states[sites.final][None]))
             readings.append(
-                read(
+                read_predictions(
                     parts,
                     len(sites.layers) - 1,
                     k=k,

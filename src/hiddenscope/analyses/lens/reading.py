@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.errors import NotFinite, SiteError
+from hiddenscope.measures.grouped import Ints
 from hiddenscope.model import Model
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site, SitePatterns
 
-Floats: TypeAlias = NDArray[np.float32]
-Ints: TypeAlias = NDArray[np.int64]
 Part: TypeAlias = tuple[Unembedding, Tensor]
 """States [site, token, width], and the unembedding that reads them."""
 
@@ -103,10 +102,10 @@ class Reading:
     """
 
     top_ids: Ints
-    probability: Floats
-    entropy: Floats
-    kl: Floats
-    target_log_probability: Floats
+    probability: NDArray[np.float32]
+    entropy: NDArray[np.float32]
+    kl: NDArray[np.float32]
+    target_log_probability: NDArray[np.float32]
     target_rank: Ints
 
     @classmethod
@@ -128,7 +127,7 @@ class Reading:
         return Reading(*(column[list(sites)] for column in columns))
 
 
-def read(
+def read_predictions(
     parts: Sequence[Part],
     answer: int,
     *,

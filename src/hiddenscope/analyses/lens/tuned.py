@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hiddenscope import progress
 from hiddenscope.analyses.lens.maps import Map, layer_states, mapped
-from hiddenscope.analyses.lens.reading import LensSites, read
+from hiddenscope.analyses.lens.reading import LensSites, read_predictions
 from hiddenscope.errors import TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
@@ -158,7 +158,7 @@ def _divergence(
 ) -> NDArray[np.float64]:
     """Return each layer's mean KL divergence, through its map, from the prediction."""
     values = mapped(states, sites.layers, maps)
-    reading = read([(unembedding, values)], len(values) - 1, k=1)
+    reading = read_predictions([(unembedding, values)], len(values) - 1, k=1)
     divergence: NDArray[np.float64] = reading.kl.mean(1, dtype=np.float64)
     return divergence
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hiddenscope.analyses.patch.contrast import EncodedContrast
 from hiddenscope.errors import PassError, TextError
+from hiddenscope.measures.grouped import Floats
 from hiddenscope.model import Model
 from hiddenscope.passes import record
 from hiddenscope.passes.clean_run import CleanRun, logits_tolerance, run_clean
@@ -22,16 +23,14 @@ from hiddenscope.passes.sweep import (
     Patch,
     Shortcuts,
     SweepResult,
+    Variant,
     run_unbatched,
     sweep,
 )
 from hiddenscope.sites import Site
 
 Into: TypeAlias = Literal["corrupt", "clean"]
-Floats: TypeAlias = NDArray[np.float64]
-Variant: TypeAlias = list[Patch]
-Positions: TypeAlias = list[tuple[int, int]]
-Advance: TypeAlias = Callable[[float], None]
+PositionPairs: TypeAlias = list[tuple[int, int]]
 
 MEASURES = ("effect", "probability", "kl")
 
@@ -52,14 +51,14 @@ class Plan:
 class Effects:
     """The effects of one contrast: arrays [site, column] and [site] by name.
 
-    `runs` are numbers of the clean and the corrupt run. `exchanged` marks the cells
+    `runs` are numbers of the clean and the corrupt run. `patched` marks the cells
     whose states differ between the runs; `check` is the largest effect computed twice.
     """
 
     cells: dict[str, Floats]
     along: dict[str, Floats]
     runs: dict[str, tuple[float, float]]
-    exchanged: NDArray[np.bool_]
+    patched: NDArray[np.bool_]
     passes: int = 0
     tokens: int = 0
     notes: list[str] = field(default_factory=list)
@@ -145,7 +144,10 @@ class LogitMeasures:
 
 
 def patch_contrast(
-    model: Model, contrast: EncodedContrast, plan: Plan, advance: Advance
+    model: Model,
+    contrast: EncodedContrast,
+    plan: Plan,
+    advance: Callable[[float], None],
 ) -> Effects:
     """Patch one contrast at every site and token."""
     clean, corrupt = run_clean(model, contrast.inputs, plan.sites)
@@ -161,9 +163,9 @@ def patch_contrast(
         cells = Cells(contrast, plan, base=corrupt, source=clean, at=corrupt_at)
     else:
         cells = Cells(contrast, plan, base=clean, source=corrupt, at=clean_at)
-    effects = Effects({}, {}, measures.runs, cells.exchanged)
+    effects = Effects({}, {}, measures.runs, cells.patched)
     # Cells whose states are the same in both runs need no pass.
-    advance(cells.exchanged.size - len(cells.variants))
+    advance(cells.patched.size - len(cells.variants))
     if plan.exact:
         _exact(model, cells, measures, effects, advance)
     if plan.attribution:
@@ -174,7 +176,7 @@ def patch_contrast(
 class Cells:
     """The cells of one contrast, and the patch of each from the source to the base run.
 
-    `paired` marks the cells [site, column] that have a token in both runs, `exchanged`
+    `paired` marks the cells [site, column] that have a token in both runs, `patched`
     those whose states differ. `variants` holds the patches of the latter.
     """
 
@@ -196,7 +198,7 @@ class Cells:
             starts[stack] = width
             width += len(columns)
         self.paired = np.zeros((len(plan.sites), width), dtype=bool)
-        self.exchanged = np.zeros_like(self.paired)
+        self.patched = np.zeros_like(self.paired)
         self.variants: dict[tuple[int, int], Variant] = {}
         for row, site in enumerate(plan.sites):
             differing = self._differing(site)
@@ -205,12 +207,12 @@ class Cells:
                 cell = row, starts[site.stack] + column
                 self.paired[cell] = bool(positions)
                 if any(base_position in differing for base_position, _ in positions):
-                    self.exchanged[cell] = True
-                    self.variants[cell] = [self.exchange(site, positions)]
+                    self.patched[cell] = True
+                    self.variants[cell] = [self.patch(site, positions)]
 
     def positions(
         self, stack: str | None, start: int = 0, stop: int | None = None
-    ) -> Positions:
+    ) -> PositionPairs:
         """Return positions (base, source) of the columns with a token in both runs."""
         pairs = []
         for clean, corrupt in self.columns[stack][start:stop]:
@@ -222,13 +224,13 @@ class Cells:
                 pairs.append((clean, corrupt))
         return pairs
 
-    def exchange(self, site: Site, positions: Positions) -> Patch:
+    def patch(self, site: Site, positions: PositionPairs) -> Patch:
         """Return a patch that puts states of the source run into the base run."""
         base_positions, source_positions = zip(*positions, strict=True)
         values = _rows(self.source.states[site], source_positions)
         return Patch(site, base_positions, values)
 
-    def hold(self, site: Site, positions: Positions) -> Patch:
+    def hold(self, site: Site, positions: PositionPairs) -> Patch:
         """Return a patch that holds the base run's states, whatever changes below."""
         base_positions, _ = zip(*positions, strict=True)
         return Patch(
@@ -261,7 +263,7 @@ def _exact(
     cells: Cells,
     measures: LogitMeasures,
     effects: Effects,
-    advance: Advance,
+    advance: Callable[[float], None],
 ) -> None:
     """Patch every cell whose states differ; equal states change nothing."""
     swaps = dict(_swaps(cells)) if cells.plan.layers else {}
@@ -292,7 +294,7 @@ def _checked_sweep(
     variants: Sequence[Variant],
     measures: LogitMeasures,
     effects: Effects,
-    advance: Advance,
+    advance: Callable[[float], None],
 ) -> SweepResult:
     """Sweep the variants, and check the largest effect in a pass of its own.
 
@@ -331,7 +333,7 @@ def _checked_sweep(
 def _swaps(cells: Cells) -> Iterator[tuple[tuple[str, int], Variant]]:
     """Yield the patches of all tokens, at one site and at several layers in a row.
 
-    Where the whole residual stream is exchanged, the token at which the answer is read
+    Where the whole residual stream is patched, the token at which the answer is read
     is left out: with it, everything above would be the source run's. In a window of
     layers the other tokens take the source run's states, and above the window their own
     again.
@@ -345,11 +347,11 @@ def _swaps(cells: Cells) -> Iterator[tuple[tuple[str, int], Variant]]:
             positions = [pair for pair in positions if pair[0] != cells.at]
         if not positions:
             continue
-        yield ("swap", row), [cells.exchange(site, positions)]
+        yield ("swap", row), [cells.patch(site, positions)]
         above = [upper for upper in sites[row:] if _place(upper) == _place(site)]
         if len(above) < layers or (whole_stream and in_encoder):
             continue
-        window = [cells.exchange(upper, positions) for upper in above[:layers]]
+        window = [cells.patch(upper, positions) for upper in above[:layers]]
         if whole_stream:
             window += [cells.hold(upper, positions) for upper in above[layers:]]
         yield ("swap_window", row), window
@@ -363,21 +365,23 @@ def _place(site: Site) -> tuple[str | None, str, bool]:
 def _attribution(model: Model, cells: Cells, measures: LogitMeasures) -> Floats:
     """Estimate each effect as if the logit difference were linear in the state."""
     base, sites = cells.base, cells.plan.sites
+    # One backward pass gives the gradient at every site and token.
     run = record(model, base.inputs, sites, logits=True, grad=True)
     assert run.logits is not None
     live = [run.live[site] for site in sites]
     difference = measures.difference(run.logits[cells.at].double())
     gradients = torch.autograd.grad(difference, live, allow_unused=True)
     grid = np.where(cells.paired, 0.0, np.nan)
-    for (row, column), (exchange,) in cells.variants.items():
+    for (row, column), (patch,) in cells.variants.items():
         gradient: Tensor | None = gradients[row]
+        # The logits do not depend on this state: its effect is zero.
         if gradient is None:
             continue
         site = sites[row]
         layout = model.anatomy.taps[site].layout
         gradient = layout.states(gradient, len(base.input_ids(site.stack)))[0]
-        gradient = _rows(gradient, exchange.tokens).double()
-        unpatched = _rows(base.states[site], exchange.tokens).double()
-        step = exchange.values.double() - unpatched
+        gradient = _rows(gradient, patch.tokens).double()
+        unpatched = _rows(base.states[site], patch.tokens).double()
+        step = patch.values.double() - unpatched
         grid[row, column] = float((gradient * step).sum()) / measures.span
     return grid

@@ -135,7 +135,9 @@ class EncodedContrast:
         return frozenset(self.inputs.ids)
 
 
-def encode(model: Model, contrasts: Sequence[Contrast]) -> list[EncodedContrast]:
+def encode_contrasts(
+    model: Model, contrasts: Sequence[Contrast]
+) -> list[EncodedContrast]:
     """Encode the contrasts; refuse those that cannot be patched or averaged."""
     prompts: list[Prompt] = []
     targets: list[Prompt] = []

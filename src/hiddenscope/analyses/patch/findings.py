@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.analyses.patch.cells import Effects, Floats, Plan
+from hiddenscope.analyses.patch.cells import Effects, Plan
 from hiddenscope.analyses.patch.contrast import EncodedContrast
 from hiddenscope.analyses.patch.facts import AgreementFacts, LayerWindowsFacts
-from hiddenscope.measures.grouped import Ints, standard_error
+from hiddenscope.measures.grouped import Floats, Ints, standard_error
 from hiddenscope.model import Model
 from hiddenscope.results import Facts
 from hiddenscope.results.dataset import (
@@ -45,7 +45,7 @@ ATTRIBUTES: Mapping[str, Attributes] = {
 }
 
 
-def dataset(
+def patch_dataset(
     model: Model,
     contrast: EncodedContrast,
     plan: Plan,
@@ -119,7 +119,7 @@ def _coords(model: Model, contrast: EncodedContrast) -> Coordinates:
     return coords
 
 
-def facts_of(
+def patch_facts(
     model: Model,
     contrasts: Sequence[EncodedContrast],
     plan: Plan,
@@ -129,7 +129,7 @@ def facts_of(
     """Return what was patched, what it restored and what that cost."""
     measure = "effect" if plan.exact else "attribution"
     values = data[measure].to_numpy()
-    exchanged = np.any([of_contrast.exchanged for of_contrast in effects], 0)
+    patched = np.any([of_contrast.patched for of_contrast in effects], 0)
     finite = np.isfinite(values)
     string = model.text_encoder.string
     answers = [
@@ -149,7 +149,7 @@ def facts_of(
         "measure": measure,
         "cells": {
             "total": int(finite.sum()),
-            "equal": int((finite & ~exchanged).sum()),
+            "equal": int((finite & ~patched).sum()),
         },
         "largest": _largest(values, data),
         "differing_token": None,
@@ -157,12 +157,12 @@ def facts_of(
         **_carriers(data, plan, contrasts[0], measure),
     }
     if plan.exact and plan.attribution:
-        facts["agreement"] = _agreement(data, exchanged)
+        facts["agreement"] = _agreement(data, patched)
     if "swap_window" in data:
         facts["layer_windows"] = _layer_windows(data, plan)
     if plan.exact:
         facts["cost"] = {
-            "cells": sum(int(of_contrast.exchanged.sum()) for of_contrast in effects),
+            "cells": sum(int(of_contrast.patched.sum()) for of_contrast in effects),
             "passes": sum(of_contrast.passes for of_contrast in effects),
             "tokens": sum(of_contrast.tokens for of_contrast in effects),
         }
@@ -204,7 +204,7 @@ def _carriers(
     values = data[measure].to_numpy()
     sites = site_names(plan.sites)
     clean, corrupt = data["id"].values, data["other_id"].values
-    # A gap holds no state that could be exchanged.
+    # A gap holds no state that could be patched.
     paired = (clean >= 0) & (corrupt >= 0)
     answering = paired & (data["position"].values == contrast.at[0])
     if "stack" in data.coords:
@@ -229,10 +229,11 @@ def _carriers(
     return facts
 
 
-def _agreement(data: "xarray.Dataset", exchanged: NDArray[np.bool_]) -> AgreementFacts:
-    """Compare attribution with the exact effect, over the cells that were exchanged."""
-    exact = data["effect"].to_numpy()[exchanged].astype(np.float64)
-    estimate = data["attribution"].to_numpy()[exchanged].astype(np.float64)
+def _agreement(data: "xarray.Dataset", patched: NDArray[np.bool_]) -> AgreementFacts:
+    """Compare attribution with the exact effect, over the cells that were patched."""
+    exact = data["effect"].to_numpy()[patched].astype(np.float64)
+    estimate = data["attribution"].to_numpy()[patched].astype(np.float64)
+    # Two points, or equal ones, have no correlation.
     if len(exact) < 3 or exact.std() == 0 or estimate.std() == 0:
         return {"cells": len(exact), "correlation": None, "mean_absolute_error": None}
     return {

@@ -8,8 +8,12 @@ from typing import Literal, TypeAlias, get_args
 
 from hiddenscope import progress
 from hiddenscope.analyses.patch.cells import Effects, Into, Plan, patch_contrast
-from hiddenscope.analyses.patch.contrast import Contrast, EncodedContrast, encode
-from hiddenscope.analyses.patch.findings import dataset, facts_of
+from hiddenscope.analyses.patch.contrast import (
+    Contrast,
+    EncodedContrast,
+    encode_contrasts,
+)
+from hiddenscope.analyses.patch.findings import patch_dataset, patch_facts
 from hiddenscope.arguments import checked
 from hiddenscope.errors import PassError, SiteError, TextError
 from hiddenscope.measures.grouped import Ints, joined
@@ -18,7 +22,7 @@ from hiddenscope.passes.edit import plan as changeable
 from hiddenscope.results import Result
 from hiddenscope.sites import Site, SitePatterns, summarise
 
-Method: TypeAlias = Literal["exact", "attribution", "both"]
+PatchMethod: TypeAlias = Literal["exact", "attribution", "both"]
 
 
 @checked
@@ -30,15 +34,15 @@ def patch(
     into: Into = "corrupt",
     window: int = 1,
     layers: int | None = None,
-    method: Method = "exact",
+    method: PatchMethod = "exact",
 ) -> Result:
     """Patch states of the clean run into the corrupt run and see what they restore.
 
     One token is patched at one site at a time. The effect is the share of the logit
     difference between `answer` and `other` that comes back: 0 as in the corrupt run, 1
     as in the clean one. With `into="clean"` corrupt states go into the clean run, and
-    it is the share that is lost. `window` tokens are exchanged at a time. Whole layers
-    are exchanged too, `layers` of them in a row (0: none). Several contrasts are
+    it is the share that is lost. `window` tokens are patched at a time. Whole layers
+    are patched too, `layers` of them in a row (0: none). Several contrasts are
     averaged; a copy counts once, and those of a `group` belong together.
     `method="attribution"` estimates all effects from one gradient.
 
@@ -52,7 +56,7 @@ def patch(
     model = as_model(model)
     all_contrasts = _listed(contrasts)
     _check_choice("into", into, get_args(Into))
-    _check_choice("method", method, get_args(Method))
+    _check_choice("method", method, get_args(PatchMethod))
     if not model.anatomy.makes_logits:
         raise PassError(
             f"Cannot patch {model.name}",
@@ -73,7 +77,7 @@ def patch(
     # A copy says nothing new: the first of its kind stands for it.
     distinct: dict[Hashable, tuple[Contrast, EncodedContrast]] = {}
     for contrast, encoded in zip(
-        all_contrasts, encode(model, all_contrasts), strict=True
+        all_contrasts, encode_contrasts(model, all_contrasts), strict=True
     ):
         distinct.setdefault(encoded.key, (contrast, encoded))
     encodings = [encoded for _, encoded in distinct.values()]
@@ -87,7 +91,7 @@ def patch(
         effects = [
             patch_contrast(model, encoded, plan, advance) for encoded in encodings
         ]
-    data = dataset(model, encodings[0], plan, effects, groups)
+    data = patch_dataset(model, encodings[0], plan, effects, groups)
     if isinstance(all_contrasts[0].clean, str):
         data.attrs["texts"] = [contrast.clean for contrast, _ in distinct.values()]
         data.attrs["other_texts"] = [
@@ -100,7 +104,7 @@ def patch(
         *_notes(encodings, effects, left_out),
     ]
     facts = {
-        **facts_of(model, encodings, plan, effects, data),
+        **patch_facts(model, encodings, plan, effects, data),
         "copies": copies,
         "groups": group_count,
         "notes": notes,
@@ -167,6 +171,7 @@ def _changeable_sites(
     changeable_sites: list[Site] = []
     left_out: list[Site] = []
     for site in selected:
+        # The plan of an edit refuses a state that cannot be changed.
         try:
             changeable(model.anatomy, {site: lambda states: states})
             changeable_sites.append(site)

@@ -12,7 +12,6 @@ from hiddenscope.analyses.profile.statistics import (
     MASSIVE,
     NONE,
     RANKS,
-    Array,
     StackStatistics,
 )
 from hiddenscope.measures import WORTH_READING
@@ -103,7 +102,9 @@ LARGEST_VALUES = {
 }
 
 
-def dataset(stacks: Sequence[StackStatistics], *, normed: bool) -> "xarray.Dataset":
+def profile_dataset(
+    stacks: Sequence[StackStatistics], *, normed: bool
+) -> "xarray.Dataset":
     """Return one Dataset; with two stacks, cells without a state are NaN."""
     pooled = any(stack.pooled is not None for stack in stacks)
     variables: Variables = {}
@@ -124,7 +125,7 @@ def dataset(stacks: Sequence[StackStatistics], *, normed: bool) -> "xarray.Datas
         if np.isfinite(cka).any():
             variables[name] = ("site", "source_site"), cka, {"long_name": long_name}
     attrs = {}
-    # Two stacks are an encoder and a decoder.
+    # Two stacks are an encoder and a decoder, whose texts are the targets.
     for name, stack in zip(("texts", "targets"), stacks, strict=False):
         texts = stack.source.tokens.texts
         if texts is not None:
@@ -140,7 +141,7 @@ def _per_site_attributes(name: str, long_name: str) -> Attributes:
     raise KeyError(name)
 
 
-def _square(stack: StackStatistics, values: torch.Tensor | None) -> Array:
+def _square(stack: StackStatistics, values: torch.Tensor | None) -> NDArray[np.float32]:
     """Spread numbers of pairs of compared sites over all sites of a stack."""
     whole = np.full((len(stack.sites), len(stack.sites)), np.nan, dtype=np.float32)
     if values is not None:
@@ -192,7 +193,7 @@ def _coords(
     return {**coords, **token_coords(tokens, stack_names)}
 
 
-def stack_facts(stack: StackStatistics) -> dict[str, Any]:
+def profile_stack_facts(stack: StackStatistics) -> dict[str, Any]:
     """Return the facts of one stack, as far as there is anything to say."""
     layers = [place for place, site in enumerate(stack.sites) if site.layer is not None]
     quarter = len(layers) // 4
@@ -222,7 +223,7 @@ def stack_facts(stack: StackStatistics) -> dict[str, Any]:
     return facts | _massive(stack) | _cka(stack)
 
 
-def _median(values: Array) -> float:
+def _median(values: NDArray[np.float32]) -> float:
     """Return the median of the finite values, NaN if there are none."""
     values = values[np.isfinite(values)]
     if not len(values):

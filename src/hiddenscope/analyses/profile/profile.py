@@ -6,8 +6,8 @@ from typing import Literal, TypeAlias, get_args
 import torch
 
 from hiddenscope import progress
-from hiddenscope.analyses.profile.findings import dataset, stack_facts
-from hiddenscope.analyses.profile.statistics import pooled_as, stack_statistics
+from hiddenscope.analyses.profile.findings import profile_dataset, profile_stack_facts
+from hiddenscope.analyses.profile.statistics import stack_statistics
 from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.measures import FEWEST
@@ -64,7 +64,7 @@ def profile(
             statistics.append(
                 stack_statistics(stack, stack_sites, compared, sample, advance)
             )
-    pooled = pooled_as(stacks[0])
+    pooled = statistics[0].pooled
     word = "tokens" if pooled is None else "vectors"
     facts: Facts = {
         "texts": stacks[0].tokens.count,
@@ -73,9 +73,9 @@ def profile(
         f"{word}_kept": sum(stack.kept for stack in statistics),
         "computed_in": "float64",
         "final_norm": final_norm,
-        "stacks": [stack_facts(stack) for stack in statistics],
+        "stacks": [profile_stack_facts(stack) for stack in statistics],
     }
-    data = dataset(statistics, normed=final_norm == "everywhere")
+    data = profile_dataset(statistics, normed=final_norm == "everywhere")
     origin = getattr(stacks[0], "source", None)
     return Result("profile", data, facts, origin if isinstance(origin, Source) else {})
 

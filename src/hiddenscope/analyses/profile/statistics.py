@@ -7,7 +7,6 @@ time, to count them all. The numbers do not depend on how the source is cut into
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -26,8 +25,7 @@ from hiddenscope.measures import (
 )
 from hiddenscope.sites import Site
 from hiddenscope.states import Readable
-
-Array: TypeAlias = NDArray[np.float32]
+from hiddenscope.vectors.stored import pooled_as
 
 # Numbers of one variable over site and token, 32 MiB; of a longer source the first
 # tokens are kept.
@@ -49,8 +47,8 @@ class LargestValues:
     """
 
     channel: NDArray[np.int64]
-    value: Array
-    times: Array
+    value: NDArray[np.float32]
+    times: NDArray[np.float32]
     row: NDArray[np.int64]
     median: float
 
@@ -65,7 +63,7 @@ class SiteStatistics:
     state that is not finite, -1 for none.
     """
 
-    per_state: Mapping[str, Array]
+    per_state: Mapping[str, NDArray[np.float32]]
     per_site: Mapping[str, float]
     largest_values: LargestValues
     massive: NDArray[np.int64]
@@ -102,26 +100,21 @@ class StackStatistics:
     @property
     def pooled(self) -> str | None:
         """Return the pooling of the source; None where every row is a token."""
-        return pooled_as(self.source)
+        pooling = pooled_as(self.source)
+        return None if pooling is None else str(pooling)
 
     @property
     def kept(self) -> int:
         """Return the number of tokens whose statistics are stored one by one."""
         return len(self.by_site[0].per_state["norm"])
 
-    def per_site(self, name: str) -> Array:
+    def per_site(self, name: str) -> NDArray[np.float32]:
         """Return one number for each site, NaN where it was not measured."""
         numbers = [site.per_site.get(name, np.nan) for site in self.by_site]
         return np.array(numbers, dtype=np.float32)
 
 
-def pooled_as(source: Readable) -> str | None:
-    """Return how a store of pooled states pooled each text; None for rows of tokens."""
-    pooling = getattr(source, "pooled", None)
-    return None if pooling is None else str(pooling)
-
-
-def first_tokens(source: Readable) -> NDArray[np.bool_]:
+def mark_first_tokens(source: Readable) -> NDArray[np.bool_]:
     """Mark the rows that are first tokens; rows of pooled states are whole texts."""
     at_start: NDArray[np.bool_] = source.tokens.positions == 0
     if pooled_as(source) is not None:
@@ -153,9 +146,12 @@ def stack_statistics(
             samples[site] = statistics.sample
         below = site
         advance(1)
+    # CKA compares the same tokens at all sites.
     finite_rows = [states.isfinite().all(1) for states in samples.values()]
     finite = torch.stack(finite_rows).all(0)
-    others = finite & finite.new_tensor(~first_tokens(source)[rows])
+    others = finite & finite.new_tensor(~mark_first_tokens(source)[rows])
+    # First tokens are so large that they hide the others: everything that is measured
+    # together is measured once more without them.
     cka, chance = _cka(list(samples.values()), finite)
     cka_others, chance_others = _cka(list(samples.values()), others)
     return StackStatistics(
@@ -211,7 +207,7 @@ def site_statistics(
     `rows` are the sampled tokens, the first `most_rows` tokens are stored one by one,
     and `together` says whether the states are also measured together.
     """
-    first = torch.from_numpy(first_tokens(source))
+    first = torch.from_numpy(mark_first_tokens(source))
     columns = {
         name: np.full(len(first), np.nan, dtype=np.float32)
         for name in (*PER_STATE, "added")
@@ -231,9 +227,12 @@ def site_statistics(
             change = torch.linalg.vector_norm(states - wide_under, dim=1)
             added = change / torch.linalg.vector_norm(wide_under, dim=1)
             columns["added"][here] = added.float().cpu().numpy()
+        # One state that is not finite would make every sum of its site so.
         fine = states.isfinite().all(1).cpu()
         finite[here] = fine.numpy()
         peaks.update(states[fine], start + fine.nonzero()[:, 0])
+        # The sample stays in the dtype of the source: float64 may take four times the
+        # memory, and the samples of all sites are held.
         sample_rows = rows[(rows >= start) & (rows < here.stop)] - start
         samples.append(chunk[torch.from_numpy(sample_rows)].detach().cpu())
         if together:
@@ -244,18 +243,23 @@ def site_statistics(
     if together:
         per_site |= _spread(running_first, running_others)
         per_site |= _dimensions(sample, first[rows])
+    largest = first_not_finite = NONE
     norms = np.where(finite, columns["norm"], -1)
+    if finite.any():
+        largest = int(np.argmax(norms))
+    if not finite.all():
+        first_not_finite = int(np.argmin(finite))
     largest_values = peaks.largest(sample)
     return SiteStatistics(
-        {name: columns[name][:most_rows] for name in PER_STATE},
-        per_site,
-        largest_values,
-        _massive(source, site, largest_values),
-        sample if together else None,
-        int(np.argmax(norms)) if finite.any() else NONE,
-        float(norms.max()),
-        NONE if finite.all() else int(np.argmin(finite)),
-        int((~finite).sum()),
+        per_state={name: columns[name][:most_rows] for name in PER_STATE},
+        per_site=per_site,
+        largest_values=largest_values,
+        massive=_massive(source, site, largest_values),
+        sample=sample if together else None,
+        largest=largest,
+        highest=float(norms.max()),
+        first_not_finite=first_not_finite,
+        not_finite=int((~finite).sum()),
     )
 
 
@@ -299,7 +303,9 @@ def _per_state(states: Tensor) -> dict[str, Tensor]:
 
 
 def _medians(
-    columns: Mapping[str, Array], first: NDArray[np.bool_], finite: NDArray[np.bool_]
+    columns: Mapping[str, NDArray[np.float32]],
+    first: NDArray[np.bool_],
+    finite: NDArray[np.bool_],
 ) -> dict[str, float]:
     """Return medians of first and of other tokens, and quartiles of the norms."""
     first_rows = first & finite
@@ -314,7 +320,7 @@ def _medians(
     return medians
 
 
-def _quantile(numbers: Array, share: float) -> float:
+def _quantile(numbers: NDArray[np.float32], share: float) -> float:
     numbers = numbers[np.isfinite(numbers)]
     if not len(numbers):
         return float("nan")

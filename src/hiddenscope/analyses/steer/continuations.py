@@ -37,7 +37,7 @@ def check_new_tokens(model: Model, prompts: Inputs, new_tokens: int) -> None:
         )
 
 
-def generate(
+def continue_prompts(
     model: Model, prompts: Inputs, new_tokens: int, intervention: Intervention | None
 ) -> list[list[str]]:
     """Continue each prompt greedily, once for each strength."""

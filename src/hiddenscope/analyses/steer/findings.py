@@ -8,9 +8,10 @@ import numpy as np
 
 from hiddenscope.analyses.steer.direction import in_stack
 from hiddenscope.analyses.steer.facts import SettingFacts
-from hiddenscope.analyses.steer.logprobs import LogProbs, Numbers
+from hiddenscope.analyses.steer.logprobs import LogProbs
 from hiddenscope.analyses.steer.reads import MASKED, Reads, masked_model
 from hiddenscope.analyses.steer.sweep import Measured, Sweep
+from hiddenscope.measures.grouped import Floats
 from hiddenscope.results import Facts
 from hiddenscope.results.dataset import (
     Attributes,
@@ -62,7 +63,7 @@ class Written(NamedTuple):
     after: list[list[str]]
 
 
-def dataset(
+def steer_dataset(
     sweep: Sweep,
     on_prompts: Measured,
     on_quality: Measured,
@@ -111,7 +112,7 @@ def _attributes(name: str) -> Attributes:
     return attributes
 
 
-def _sizes(sweep: Sweep, states: States | Pair) -> Numbers:
+def _sizes(sweep: Sweep, states: States | Pair) -> Floats:
     """Return the norm of the direction over the median norm of the prompts' states."""
     sizes = []
     for site in sweep.steered.sites:
@@ -123,11 +124,11 @@ def _sizes(sweep: Sweep, states: States | Pair) -> Numbers:
     return np.array(sizes)
 
 
-def _log_odds(logs: Numbers) -> Numbers:
+def _log_odds(logs: Floats) -> Floats:
     """Return ln p/(1-p) of log-probabilities."""
-    # Near p = 1 it is the largest that float64 can tell.
+    # Near p = 1, 1 - p is no smaller than float64 can tell.
     smallest = np.finfo(np.float64).eps
-    odds: Numbers = logs - np.log(np.maximum(-np.expm1(logs), smallest))
+    odds: Floats = logs - np.log(np.maximum(-np.expm1(logs), smallest))
     return odds
 
 
@@ -153,16 +154,16 @@ def best_setting(
     return _largest(np.where(allowed, np.abs(moves), -1))
 
 
-def _largest(values: Numbers) -> Setting:
+def _largest(values: Floats) -> Setting:
     site, strength = np.unravel_index(np.argmax(values), values.shape)
     return int(site), int(strength)
 
 
-def _moves(data: "xarray.Dataset") -> Numbers:
+def _moves(data: "xarray.Dataset") -> Floats:
     """Return the mean change of the log-odds over prompts, [site, strength, answer]."""
     after = data["log_odds"].mean("text").to_numpy()
     before = data["log_odds_before"].mean("text").to_numpy()
-    moves: Numbers = after - before
+    moves: Floats = after - before
     return moves
 
 
@@ -179,7 +180,7 @@ def put_written(data: "xarray.Dataset", sweep: Sweep, written: Written) -> None:
     data.attrs["written_at"] = str(sweep.steered.sites[written.place])
 
 
-def facts_of(
+def steer_facts(
     sweep: Sweep, data: "xarray.Dataset", quality: Reads, best: Setting | None
 ) -> dict[str, Any]:
     """Return what was steered, and how low and how high the answers came."""

@@ -6,25 +6,23 @@ from typing import TypeAlias, TypedDict
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.analyses.steer.direction import in_stack
 from hiddenscope.analyses.steer.intervention import Intervention
 from hiddenscope.analyses.steer.reads import Reads
 from hiddenscope.errors import NotFinite, PassError
+from hiddenscope.measures.grouped import Floats
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Pass, edit, editing, record, resume
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, States
 
-Numbers: TypeAlias = NDArray[np.float64]
-LogProbs: TypeAlias = list[Numbers]
+LogProbs: TypeAlias = list[Floats]
 """For each text [position, token]."""
-Advance: TypeAlias = Callable[[float], None]
 
-# Numbers at a time, 64 MiB of float32.
+# Floats at a time, 64 MiB of float32.
 MOST_LOGITS = 2**24
 BATCH_TOKENS = 2048
 
@@ -107,7 +105,9 @@ def _of_logits(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits.gather(1, tokens.to(logits.device)) - total
 
 
-def log_probs(reader: Reader, reads: Reads, advance: Advance) -> LogProbs:
+def log_probs(
+    reader: Reader, reads: Reads, advance: Callable[[float], None]
+) -> LogProbs:
     """Return the log-probabilities of the model as it is."""
 
     def run(inputs: Inputs, texts: list[int]) -> Pass:
@@ -122,7 +122,7 @@ def steered_log_probs(
     reads: Reads,
     states: States | Pair | None,
     intervention: Intervention,
-    advance: Advance,
+    advance: Callable[[float], None],
 ) -> tuple[list[LogProbs], str]:
     """Return the log-probabilities with each strength, and a note on skipped blocks.
 
@@ -160,10 +160,10 @@ def _in_batches(
     reads: Reads,
     copies: int,
     run: Callable[[Inputs, list[int]], Pass],
-    advance: Advance,
+    advance: Callable[[float], None],
 ) -> list[LogProbs]:
     """Return the log-probabilities of every text, for each of its copies in a batch."""
-    values: list[dict[int, Numbers]] = [{} for _ in range(copies)]
+    values: list[dict[int, Floats]] = [{} for _ in range(copies)]
     batch_tokens = reader.batch_tokens(copies)
     for texts, inputs in reads.inputs.batches(reader.model, batch_tokens=batch_tokens):
         copied = inputs.some([*range(len(texts))] * copies)

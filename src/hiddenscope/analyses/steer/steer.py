@@ -10,7 +10,7 @@ from hiddenscope import progress, texts
 from hiddenscope.analyses.steer.continuations import (
     cannot_generate,
     check_new_tokens,
-    generate,
+    continue_prompts,
 )
 from hiddenscope.analyses.steer.direction import (
     Direction,
@@ -20,9 +20,9 @@ from hiddenscope.analyses.steer.direction import (
 from hiddenscope.analyses.steer.findings import (
     Written,
     best_setting,
-    dataset,
-    facts_of,
     put_written,
+    steer_dataset,
+    steer_facts,
     written_facts,
 )
 from hiddenscope.analyses.steer.intervention import How
@@ -97,7 +97,7 @@ def steer(
     prompt_strings = prompt_inputs.texts or [
         " ".join(map(model.text_encoder.string, ids)) for ids in prompt_inputs.ids
     ]
-    data = dataset(
+    data = steer_dataset(
         sweep, on_prompts, on_quality, states, prompt_strings, answer_strings
     )
     best = best_setting(data, 0)
@@ -106,7 +106,7 @@ def steer(
         setting = best or best_setting(data, 0, within=math.inf) or (0, 0)
         put_written(data, sweep, _written(sweep, prompt_inputs, new_tokens, setting[0]))
     facts = {
-        **facts_of(sweep, data, text_reads, best),
+        **steer_facts(sweep, data, text_reads, best),
         **written_facts(data, best, cannot_generate(model)),
         "notes": sweep.notes,
     }
@@ -229,9 +229,9 @@ def _first_look(
 
 def _written(sweep: Sweep, prompts: Inputs, new_tokens: int, place: int) -> Written:
     """Continue the prompts before and after steering at one site."""
-    (before,) = generate(sweep.model, prompts, new_tokens, None)
+    (before,) = continue_prompts(sweep.model, prompts, new_tokens, None)
     steered: list[list[str]] = []
     if sweep.steps:
         intervention = sweep.intervention(sweep.steered.sites[place])
-        steered = generate(sweep.model, prompts, new_tokens, intervention)
+        steered = continue_prompts(sweep.model, prompts, new_tokens, intervention)
     return Written(place, before, sweep.with_unchanged(steered, before))

@@ -1,6 +1,6 @@
 """A sweep: a direction added or ablated at one site after another."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -8,14 +8,13 @@ import numpy as np
 from hiddenscope.analyses.steer.direction import Steered, sites_above
 from hiddenscope.analyses.steer.intervention import How, Intervention
 from hiddenscope.analyses.steer.logprobs import (
-    Advance,
     LogProbs,
-    Numbers,
     Reader,
     log_probs,
     steered_log_probs,
 )
 from hiddenscope.analyses.steer.reads import Reads
+from hiddenscope.measures.grouped import Floats
 from hiddenscope.model import Model
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, States
@@ -30,12 +29,12 @@ class Measured(NamedTuple):
     after: list[list[LogProbs]]
 
     @property
-    def prompts_before(self) -> Numbers:
+    def prompts_before(self) -> Floats:
         """Return [text, answer]: prompts are read at one position."""
         return np.array([text[0] for text in self.before])
 
     @property
-    def prompts_after(self) -> Numbers:
+    def prompts_after(self) -> Floats:
         """Return [site, strength, text, answer]."""
         sites = []
         for strengths in self.after:
@@ -72,8 +71,8 @@ class Sweep:
 
     def with_unchanged(self, steered: Sequence[T], before: T) -> list[T]:
         """Return one value for each strength: `before` where the strength is 0."""
-        values = iter(steered)
-        return [next(values) if strength else before for strength in self.strengths]
+        by_strength = dict(zip(self.steps, steered, strict=True))
+        return [by_strength.get(strength, before) for strength in self.strengths]
 
     def tokens(self, reads: Reads) -> int:
         """Return how many tokens go through the model to measure some texts."""
@@ -88,7 +87,10 @@ class Sweep:
         return self.model.capture(reads.inputs, whole)
 
     def measure(
-        self, reads: Reads, states: States | Pair | None, advance: Advance
+        self,
+        reads: Reads,
+        states: States | Pair | None,
+        advance: Callable[[float], None],
     ) -> Measured:
         """Measure texts with the model as it is, and by site and strength."""
         before = log_probs(self.reader, reads, advance)

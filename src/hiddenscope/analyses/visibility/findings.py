@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hiddenscope.analyses.visibility.maps import Axes, InfluenceMeasure, Numbers
+from hiddenscope.analyses.visibility.maps import Axes, InfluenceMeasure
+from hiddenscope.measures.grouped import Floats
 from hiddenscope.results.dataset import (
     Attributes,
     Coordinates,
@@ -45,11 +46,11 @@ DECAYS = {
 FEWEST = 4
 
 
-def dataset(
+def visibility_dataset(
     axes: Axes,
     measure: InfluenceMeasure,
-    values: Numbers,
-    half_interval: Numbers | None,
+    values: Floats,
+    half_interval: Floats | None,
     tokens: Mapping[str | None, Tokens],
     predicted: Sequence[Sequence[str]],
 ) -> "xarray.Dataset":
@@ -120,7 +121,7 @@ def put_findings(
         return {"stacks": _of_predictions(data, values, axes, causal)}
     shares = {name: np.full(len(axes.sites), np.nan) for name in SHARES}
     reach = np.full(len(axes.sites), np.nan)
-    decays: dict[str, dict[str | None, Numbers]] = {name: {} for name in DECAYS}
+    decays: dict[str, dict[str | None, Floats]] = {name: {} for name in DECAYS}
     stacks = []
     for stack, length in axes.lengths.items():
         rows = axes.rows(stack)
@@ -154,7 +155,7 @@ def put_findings(
 
 
 def _put_decays(
-    data: "xarray.Dataset", decays: Mapping[str, Mapping[str | None, Numbers]]
+    data: "xarray.Dataset", decays: Mapping[str, Mapping[str | None, Floats]]
 ) -> None:
     """Put one variable for each stack, as long as the farthest distance in any."""
     farthest = 0
@@ -173,7 +174,7 @@ def _put_decays(
         data.coords["distance"] = np.arange(data.sizes["distance"])
 
 
-def _same_token_shares(inside: Numbers, causal: bool) -> dict[str, Numbers]:
+def _same_token_shares(inside: Floats, causal: bool) -> dict[str, Floats]:
     """Return the share of the same token in the influence on each target site."""
     shares = {name: np.full(len(inside), np.nan) for name in SHARES}
     for site in range(len(inside)):
@@ -184,7 +185,7 @@ def _same_token_shares(inside: Numbers, causal: bool) -> dict[str, Numbers]:
     return shares
 
 
-def _same_token_share(influence: Numbers, causal: bool) -> float:
+def _same_token_share(influence: Floats, causal: bool) -> float:
     """Return the mean share on the diagonal of [token, source token]."""
     # The first token of a causal text sees only itself.
     first = 1 if causal else 0
@@ -196,7 +197,7 @@ def _same_token_share(influence: Numbers, causal: bool) -> float:
     return float((diagonal[influenced] / total[influenced]).mean())
 
 
-def _decays(inside: Numbers, causal: bool) -> dict[str, Numbers]:
+def _decays(inside: Floats, causal: bool) -> dict[str, Floats]:
     """Return influence by distance, relative to that of the same token.
 
     It is of the site below, averaged over sites, and of the first site on the last.
@@ -214,7 +215,7 @@ def _decays(inside: Numbers, causal: bool) -> dict[str, Numbers]:
     }
 
 
-def _by_distance(influence: Numbers, causal: bool) -> Numbers:
+def _by_distance(influence: Floats, causal: bool) -> Floats:
     """Return the mean of [token, source token] at each distance."""
     # Attention rests on the first token of a causal text whatever the distance.
     if causal and len(influence) >= FEWEST:
@@ -224,15 +225,15 @@ def _by_distance(influence: Numbers, causal: bool) -> Numbers:
     if causal:
         return before
     after = np.array([np.diagonal(influence, ahead).mean() for ahead in distances])
-    both: Numbers = (before + after) / 2
+    both: Floats = (before + after) / 2
     return both
 
 
 def _stack_facts(
     names: list[str],
-    inside: Numbers,
-    shares: Mapping[str, Numbers],
-    decays: Mapping[str, Numbers],
+    inside: Floats,
+    shares: Mapping[str, Floats],
+    decays: Mapping[str, Floats],
     causal: bool,
 ) -> dict[str, Any]:
     """Return the facts of one stack, as far as there is anything to say."""
@@ -270,7 +271,7 @@ def _stack_facts(
     return facts
 
 
-def _first_token_share(inside: Numbers) -> float:
+def _first_token_share(inside: Floats) -> float:
     """Return the share of the first token in the influence of other tokens.
 
     It is the mean over the tokens from the third on, of the site below.
@@ -288,7 +289,7 @@ def _first_token_share(inside: Numbers) -> float:
     return float(np.mean(shares))
 
 
-def _distances(decay: Numbers) -> dict[str, Any] | None:
+def _distances(decay: Floats) -> dict[str, Any] | None:
     """Return the distances within which half and 90% of others' influence lie."""
     others = np.nan_to_num(decay[1:])
     total = others.sum()
@@ -304,7 +305,7 @@ def _distances(decay: Numbers) -> dict[str, Any] | None:
     }
 
 
-def _across_stacks(values: Numbers, axes: Axes) -> dict[str, Any]:
+def _across_stacks(values: Floats, axes: Axes) -> dict[str, Any]:
     """Return the share of the encoder's last site in the influence on the decoder's.
 
     The other share is that of the decoder's first site.
@@ -328,7 +329,7 @@ def _across_stacks(values: Numbers, axes: Axes) -> dict[str, Any]:
 
 def _of_predictions(
     data: "xarray.Dataset",
-    values: Numbers,
+    values: Floats,
     axes: Axes,
     causal: Mapping[str | None, bool],
 ) -> list[dict[str, Any]]:
@@ -346,11 +347,11 @@ def _of_predictions(
         shares[row] = _same_token_share(inside[:, place], causal[stack])
     attributes = {"long_name": "share of the token that predicts", "units": "share"}
     data["own"] = "source_site", shares.astype(np.float32), attributes
-    ends = [
-        {"source_site": axes.sites[row], "share": shares[row]}
-        for row in dict.fromkeys((rows[0], rows[-1]))
-        if np.isfinite(shares[row])
-    ]
+    ends = []
+    # One site is both the first and the last.
+    for row in sorted({rows[0], rows[-1]}):
+        if np.isfinite(shares[row]):
+            ends.append({"source_site": axes.sites[row], "share": shares[row]})
     last = inside[-1]
     site, token = np.unravel_index(np.argmax(last), last.shape)
     facts: dict[str, Any] = {

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.errors import NotFinite, StatesError
+from hiddenscope.measures.grouped import Floats
 from hiddenscope.model import Model
 from hiddenscope.modules import autograd
 from hiddenscope.passes import Inputs
@@ -22,8 +23,6 @@ from hiddenscope.passes.jacobian import Tape, tape
 from hiddenscope.sites import Site
 
 MeasureName: TypeAlias = Literal["l1", "frobenius", "relative", "logit"]
-Numbers: TypeAlias = NDArray[np.float64]
-Advance: TypeAlias = Callable[[float], None]
 
 # Up to this width the Frobenius norm is exact unless probes are given.
 EXACT_WIDTH = 128
@@ -107,7 +106,7 @@ class InfluenceMeasure:
         norms = norms.double()
         return norms if order == 1 else norms.square()
 
-    def values(self, sums: Numbers, squares: Numbers) -> tuple[Numbers, Numbers | None]:
+    def values(self, sums: Floats, squares: Floats) -> tuple[Floats, Floats | None]:
         """Return the measure, and half of its 95% interval where it is estimated."""
         if self.name == "l1":
             return sums, None
@@ -198,7 +197,7 @@ class _Sums:
         if self.second is not None:
             self.second[row, :, columns].index_add_(0, targets, sizes.square())
 
-    def arrays(self, *shape: int) -> tuple[Numbers, Numbers]:
+    def arrays(self, *shape: int) -> tuple[Floats, Floats]:
         """Return the sums and the sums of squares.
 
         Both are [*shape, source site, source token]; the shape is that of the targets.
@@ -207,9 +206,9 @@ class _Sums:
         return _by_target(self.first, shape), _by_target(second, shape)
 
 
-def _by_target(sums: Tensor, shape: tuple[int, ...]) -> Numbers:
+def _by_target(sums: Tensor, shape: tuple[int, ...]) -> Floats:
     sites, _, tokens = sums.shape
-    array: Numbers = sums.transpose(0, 1).reshape(*shape, sites, tokens).numpy()
+    array: Floats = sums.transpose(0, 1).reshape(*shape, sites, tokens).numpy()
     return array
 
 
@@ -219,8 +218,8 @@ def influence_on_states(
     axes: Axes,
     measure: InfluenceMeasure,
     generator: torch.Generator,
-    advance: Advance,
-) -> tuple[Numbers, Numbers | None]:
+    advance: Callable[[float], None],
+) -> tuple[Floats, Floats | None]:
     """Return one text's map, and half the 95% interval where it is estimated.
 
     The map is [site, token, source site, source token].
@@ -235,7 +234,7 @@ def influence_on_states(
         sources = [site for site in axes.sites if not site > sites[-1]]
         vectors = sum(measure.count(model.anatomy.width(site)) for site in sites)
         for start, end in _spans(model, sites[0], length, vectors):
-            run = tape(model, first_tokens(text, name, end), sources)
+            run = tape(model, cut_texts(text, name, end), sources)
             for seeds, targets in _chunks(
                 model, run, axes, sites, (start, end), measure, generator
             ):
@@ -262,8 +261,8 @@ def influence_on_log_probability(
     predicted: Sequence[int],
     axes: Axes,
     measure: InfluenceMeasure,
-    advance: Advance,
-) -> Numbers:
+    advance: Callable[[float], None],
+) -> Floats:
     """Return one text's map [token, source site, source token].
 
     It is of the log-probability of one predicted token at each place.
@@ -272,7 +271,7 @@ def influence_on_log_probability(
     length = axes.lengths[name]
     sums = _Sums(axes, length, squares=False)
     for start, end in _spans(model, Site(0, "", name), length, 1):
-        run = tape(model, first_tokens(text, name, end), axes.sites, logits=True)
+        run = tape(model, cut_texts(text, name, end), axes.sites, logits=True)
         assert run.logits is not None
         ids = torch.tensor(predicted[:end], device=run.logits.device)
         wide = torch.promote_types(run.logits.dtype, torch.float32)
@@ -288,15 +287,15 @@ def influence_on_log_probability(
                 sums.add(site, measure.size(products), targets)
         advance(end - start)
     squares, _ = sums.arrays(length)
-    values: Numbers = np.sqrt(squares)
+    values: Floats = np.sqrt(squares)
     _check_finite(values, axes)
     return values
 
 
-def first_tokens(inputs: Inputs, stack: str | None, length: int) -> Inputs:
+def cut_texts(inputs: Inputs, stack: str | None, length: int) -> Inputs:
     """Cut the texts of one stack; the texts of the other stay whole."""
     if stack == "decoder" and inputs.targets is not None:
-        return inputs.with_targets(first_tokens(inputs.targets, None, length))
+        return inputs.with_targets(cut_texts(inputs.targets, None, length))
     ids = tuple(text[:length] for text in inputs.ids)
     spans = inputs.spans and tuple(row[:length] for row in inputs.spans)
     return Inputs(ids, inputs.texts, spans, inputs.targets)
@@ -360,7 +359,7 @@ def _joined(seeds: Mapping[Site, Sequence[Tensor]]) -> dict[Site, Tensor]:
     return {site: torch.cat(list(parts)) for site, parts in seeds.items()}
 
 
-def _check_finite(values: Numbers, axes: Axes) -> None:
+def _check_finite(values: Floats, axes: Axes) -> None:
     """Refuse a map that holds a NaN or an infinity."""
     if np.isfinite(values).all():
         return

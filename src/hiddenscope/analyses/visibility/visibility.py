@@ -6,18 +6,18 @@ import numpy as np
 import torch
 
 from hiddenscope import progress
-from hiddenscope.analyses.visibility.findings import dataset, put_findings
+from hiddenscope.analyses.visibility.findings import put_findings, visibility_dataset
 from hiddenscope.analyses.visibility.maps import (
     Axes,
     InfluenceMeasure,
     MeasureName,
-    Numbers,
-    first_tokens,
+    cut_texts,
     influence_on_log_probability,
     influence_on_states,
 )
 from hiddenscope.arguments import checked
 from hiddenscope.errors import PassError, TextError, TooLarge
+from hiddenscope.measures.grouped import Floats
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import autograd
 from hiddenscope.passes import Inputs, Texts, record
@@ -78,7 +78,7 @@ def visibility(
     lengths = {name: min(of_stack.lengths) for name, of_stack in stacks.items()}
     longest = {name: max(of_stack.lengths) for name, of_stack in stacks.items()}
     for name, length in lengths.items():
-        inputs = first_tokens(inputs, name, length)
+        inputs = cut_texts(inputs, name, length)
     axes = Axes(selected, lengths)
     _check_memory(axes, measure)
     values, half_interval = _mean_map(model, inputs, axes, measure, predicted)
@@ -87,7 +87,7 @@ def visibility(
         encoder = model.text_encoder
         tokens = {name: encoder.tokens(inputs.of(name)) for name in lengths}
         strings = [list(map(encoder.string, row)) for row in predicted]
-    data = dataset(axes, measure, values, half_interval, tokens, strings)
+    data = visibility_dataset(axes, measure, values, half_interval, tokens, strings)
     # Without targets, an encoder-decoder has only the first of its stacks here.
     causal = {
         name: stack.causal
@@ -170,14 +170,14 @@ def _mean_map(
     axes: Axes,
     measure: InfluenceMeasure,
     predicted: Sequence[Sequence[int]],
-) -> tuple[Numbers, Numbers | None]:
+) -> tuple[Floats, Floats | None]:
     """Return the mean of the texts' maps, and half its 95% interval if estimated.
 
     Each text has probes of its own, so that the errors are independent and shrink with
     the number of texts.
     """
-    total: Numbers = np.zeros(())
-    squares: Numbers | None = None
+    total: Floats = np.zeros(())
+    squares: Floats | None = None
     generator = torch.Generator().manual_seed(measure.seed)
     targets = int(axes.filled.sum())
     if measure.name == "logit":
