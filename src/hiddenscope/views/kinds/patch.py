@@ -238,8 +238,8 @@ def _carriers(result: Result) -> Iterator[str]:
                 f" {ranges(carrier['half_at'], sites)} (largest effect"
                 f" {carrier['largest']:.2f})."
             )
-    largest = facts["largest"]
-    if not carried and largest:
+    if not carried and facts["largest"]:
+        largest = facts["largest"]
         yield (
             f"No single state {_verb(facts)} half of the logit difference: the largest"
             f" effect is {largest['value']:.2f}, of {quoted_token(largest['token'])} at"
