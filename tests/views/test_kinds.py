@@ -13,7 +13,7 @@ from hiddenscope.catalog import ANALYSES
 from hiddenscope.results import FINDINGS
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.page import inline
-from tests.results.test_facts import RUNS
+from tests.every import RUNS
 from tests.views.looking import CONTRAST, PATIENCE, WIDER
 
 PAINTED = (

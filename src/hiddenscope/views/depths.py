@@ -58,6 +58,7 @@ def shown_first(
 def _spread(named: Sequence[float]) -> list[float]:
     """Spread depths evenly, then move the nearest inner one to each named depth."""
     wanted = [place / (FIRST - 1) for place in range(FIRST)]
+    # The first and the last depth stay: they show where a model begins and ends.
     free = set(range(1, FIRST - 1))
     for depth in dict.fromkeys(named):
         if free and 0 < depth < 1:
@@ -83,6 +84,7 @@ def _nearest(
     def distance(place: int, panel: int) -> float:
         return abs(wanted[place] - depths[panel])
 
+    # From the last panel on, so that of two that are equally deep the later one wins.
     for panel in reversed(panels):
 
         def preference(place: int, panel: int = panel) -> tuple[float, bool, int]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CELLS = ("site", "token")
 MAP = (*CELLS, "source_site", "source_token")
 RANKED = (*CELLS, "rank")
+# A grid shows at most so many columns; the data has all tokens.
 MOST_TOKENS = 4_096
 # A title names so many variables.
 MOST_NAMES = 3
@@ -37,6 +38,7 @@ def grid_of(result: Result, names: Sequence[Hashable], title: str = "") -> Grid 
     data = result.data.isel(token=slice(MOST_TOKENS), missing_dims="ignore")
     words = words_of(data)
     measures = [measure_of(data[name]) for name in names]
+    # Words alone need a colour too.
     if not measures and words is not None and words.probabilities is not None:
         measures = [Measure("probability", words.probabilities[:, :, 0], limits=(0, 1))]
     if not measures:
@@ -78,14 +80,12 @@ def words_of(data: "xarray.Dataset") -> Words | None:
     """Return the first strings over site, token and rank, with the first numbers over
     the same as their probabilities.
     """
-    strings, numbers = [], []
-    for variable in data.values():
-        if set(variable.dims) == set(RANKED):
-            same_kind = numbers if numeric(variable) else strings
-            same_kind.append(variable.transpose(*RANKED).to_numpy())
+    ranked = [v.transpose(*RANKED) for v in data.values() if set(v.dims) == set(RANKED)]
+    strings = [variable for variable in ranked if not numeric(variable)]
+    numbers = [variable.to_numpy() for variable in ranked if numeric(variable)]
     if not strings:
         return None
-    return Words.of(strings[0], numbers[0] if numbers else None)
+    return Words.of(strings[0].to_numpy(), numbers[0] if numbers else None)
 
 
 def texts_of(data: "xarray.Dataset") -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -99,8 +99,8 @@ def texts_of(data: "xarray.Dataset") -> tuple[tuple[str, ...], tuple[int, ...]]:
     if "stack" in data.coords:
         stacks = data["stack"].to_numpy().tolist()
     columns = list(zip(stacks, numbers, strict=True))
-    strings = []
-    places = {}
+    strings: list[str] = []
+    places: dict[tuple[str, int], int] = {}
     for stack, number in columns:
         if (stack, number) in places:
             continue

@@ -117,6 +117,7 @@ def _class(cell: str | float) -> str:
 def _cell(cell: str | float, decimals: int = 0) -> str:
     if isinstance(cell, str):
         return plain(shortened(cell, LONGEST))
+    # A count or a rank is exact, and has no decimals.
     if isinstance(cell, int):
         return f"{cell:,}"
     return f"{cell:,.{decimals}f}".replace("-", "−")

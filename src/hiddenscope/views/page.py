@@ -36,7 +36,9 @@ _OTHER_IMPORT = re.compile(
 _NAME = re.compile(
     r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE
 )
+# These change the direction of the line, so that a text could look like another.
 _BIDI = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# These show nothing, or are no characters at all.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]"
 )
@@ -102,6 +104,7 @@ def frame(page: str, height: int = 640) -> str:
     >>> 'sandbox="allow-scripts allow-downloads"' in frame("<!doctype html>")
     True
     """
+    # A notebook may hold several outputs, and each script must find its own frame.
     name = f"hiddenscope-{secrets.token_hex(6)}"
     return (
         f'<iframe id="{name}" title="hiddenscope view"'
@@ -122,6 +125,7 @@ def policy(script: str, style: str) -> str:
     """Return what the page may do: run this script, use this style, show images that it
     made itself, and nothing else.
     """
+    # Hashes allow just this script and style: nothing that a text may smuggle in runs.
     return (
         "default-src 'none';"
         f" script-src '{digest(script)}'; style-src '{digest(style)}';"
@@ -145,6 +149,7 @@ def joined(entry: str) -> str:
     """
     texts: dict[str, str] = {}
     _gather(entry, texts, ())
+    # In one script, the second of two equal names would replace the first.
     owners: dict[str, str] = {}
     for module, text in texts.items():
         for name in _NAME.findall(text):

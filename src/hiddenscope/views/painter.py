@@ -54,6 +54,7 @@ def named_views(result: Result) -> dict[str, View]:
 
 def _selected_views(result: Result, look: Look) -> list[View]:
     views = named_views(result)
+    # Without a name it is the main view, which comes first.
     if look.view == "all":
         selected = list(views.values())
     elif not look.view:

@@ -30,6 +30,7 @@ MAGIC = b"HSV1"
 KINDS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (Grid, Panels, Lines, Measure, Words, Series)
 }
+# Little-endian on every machine, as the page's typed arrays read them.
 DTYPES = {
     "float32": "<f4",
     "float16": "<f2",
@@ -47,6 +48,7 @@ def pack(views: Sequence[View]) -> str:
     are safe anywhere in HTML.
     """
     packer = _Packer()
+    # The records of the arrays are complete only after the views are packed.
     header = {
         "views": [packer.fields(view) for view in views],
         "arrays": packer.records,

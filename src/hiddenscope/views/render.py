@@ -61,6 +61,7 @@ def page(result: Result, docs: str = "") -> str:
     # What the caption of the first picture says need not be said beside it.
     findings = [sentence for sentence in findings if sentence not in first.reading]
     sections[0], more = _with_findings(first, findings)
+    # A kind without sentences shows its facts as they are.
     if result.kind not in FINDINGS and result.facts:
         tables = (_facts_table(result.facts), *sections[0].tables)
         sections[0] = replace(sections[0], tables=tables)

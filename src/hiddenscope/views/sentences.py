@@ -18,6 +18,7 @@ def quoted(text: str) -> str:
     >>> quoted("`a`" + chr(10) + "- b")
     '“’a’\\\\n- b”'
     """
+    # Prose takes words between backticks for code.
     return f"“{in_words(text).replace('`', '’')}”"
 
 

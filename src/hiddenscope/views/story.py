@@ -87,6 +87,7 @@ class _Page:
         claim, others = _claim(first)
         pictures = self.pictures(first)
         guide = f"{others}{self.reading(first, before)}{self.more_in_docs(first)}"
+        # Folds come after the reading: a term is explained where it is first used.
         rest = [*pictures[1:], *map(self.fold, folded)]
         return "".join(
             [

@@ -61,6 +61,7 @@ class Measure:
             influence = floats(self.influence, f"{self.name}.influence", 4)
             _set(self, influence=influence)
             if values is None:
+                # Sums of float32 over thousands of sources would lose digits.
                 values = np.nansum(influence.astype(np.float64), axis=(2, 3))
         if values is None:
             raise StatesError(
@@ -99,6 +100,7 @@ class Words:
     framed: bool = False
 
     def __post_init__(self) -> None:
+        # Any negative number means that there is no word; a payload holds -1.
         indices = np.asarray(self.chosen)
         is_integer = indices.ndim == 3 and indices.dtype.kind in "iu"
         if not is_integer or (indices >= len(self.words)).any():
@@ -330,6 +332,7 @@ class Lines:
         >>> Lines("Norms", ("layer.0", "layer.12", "final"), (norm,)).places
         (0.0, 12.0, 13.0)
         """
+        # Some layers may be left out: a curve must not look steeper for that.
         in_order = tuple(float(place) for place in range(len(self.x)))
         if self.x_name != "site":
             return in_order
@@ -338,6 +341,7 @@ class Lines:
             layer = _LAYER.fullmatch(x)
             if layer:
                 depths.append(float(layer[1]))
+        # `final` has no number of its own, and stands one step above the last layer.
         if self.x[-1] == "final" and depths and len(depths) == len(self.x) - 1:
             depths.append(depths[-1] + 1)
         rises = all(before < after for before, after in pairwise(depths))

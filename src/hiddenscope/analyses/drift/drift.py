@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from hiddenscope.analyses.drift.baseline import read_baseline, write_baseline
 from hiddenscope.analyses.drift.dtypes import name_of
 from hiddenscope.analyses.drift.errors import Errors, divergence
+from hiddenscope.analyses.drift.facts import PairFacts, PairingFacts, Restored
 from hiddenscope.analyses.drift.hints import describe
 from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel
 from hiddenscope.analyses.drift.observe import ObservedState, observe
-from hiddenscope.analyses.drift.pairing import PairFacts, PairingFacts
 from hiddenscope.analyses.drift.parts import (
     ComparedSides,
     changed_weights,
@@ -30,7 +30,6 @@ from hiddenscope.analyses.drift.port_search import PortSearch
 from hiddenscope.analyses.drift.program import Program
 from hiddenscope.analyses.drift.result import (
     DriftComparison,
-    Restored,
     dataset_of,
     facts_of,
 )

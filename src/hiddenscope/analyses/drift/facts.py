@@ -73,8 +73,8 @@ class SelfCheckFacts(TypedDict):
     observing_changed_nothing: bool | None
 
 
-class PairedFacts(TypedDict):
-    """Where the reference and the candidate hold one site."""
+class PairFacts(TypedDict):
+    """The names of a site and of its places on both sides."""
 
     site: str
     reference: str
@@ -82,21 +82,21 @@ class PairedFacts(TypedDict):
 
 
 class PairingFacts(TypedDict):
-    """Which value of the candidate is which site."""
+    """By what tensors were paired, and the pairs."""
 
     by: str
-    pairs: list[PairedFacts]
+    pairs: list[PairFacts]
 
 
-class HintFacts(TypedDict):
-    """What a fault looks like."""
+class Hint(TypedDict):
+    """What a fault looks like: the name of a fault, and the evidence in a sentence."""
 
     fault: str
     evidence: str
 
 
-class RestoredFacts(TypedDict):
-    """The share of the KL divergence that the reference's states remove."""
+class Restored(TypedDict):
+    """The share of the output's change that the reference's states at sites remove."""
 
     sites: list[str]
     share: float
@@ -109,7 +109,7 @@ class ConsequenceFacts(TypedDict):
     kl_max: float
     top1_changed: int
     of: int
-    restored: list[RestoredFacts]
+    restored: list[Restored]
 
 
 class BaselineFacts(TypedDict):
@@ -147,7 +147,7 @@ class DriftFacts(TypedDict):
     noise: NoiseFacts
     self_check: SelfCheckFacts
     pairing: PairingFacts
-    hints: list[HintFacts]
+    hints: list[Hint]
     consequences: ConsequenceFacts | None
     baseline: NotRequired[BaselineFacts]
     notes: list[str]

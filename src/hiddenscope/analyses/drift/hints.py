@@ -16,10 +16,11 @@ from torch import Tensor
 from hiddenscope.analyses.drift import hypotheses
 from hiddenscope.analyses.drift.attention_hypotheses import attention
 from hiddenscope.analyses.drift.calls import tensors_in
+from hiddenscope.analyses.drift.facts import Hint
 from hiddenscope.analyses.drift.live_model import LiveModel
 from hiddenscope.analyses.drift.noise import Noise
 from hiddenscope.analyses.drift.search import FaultyModule, Search
-from hiddenscope.analyses.drift.suspect import Hint, Hypothesis, Suspect
+from hiddenscope.analyses.drift.suspect import Hypothesis, Suspect
 from hiddenscope.modules import hooks
 
 # A hypothesis is named beside the nearest one if it leaves at most this many times as

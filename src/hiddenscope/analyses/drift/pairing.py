@@ -13,12 +13,13 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, TypedDict
+from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hiddenscope.analyses.drift.facts import PairFacts, PairingFacts
 from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel
 from hiddenscope.analyses.drift.program import Value
 from hiddenscope.discovery import Anatomy, Stack, Tap
@@ -39,21 +40,6 @@ _NUMBERED = re.compile(
 )
 Values = dict[str, Value]
 """The value that is paired with each site."""
-
-
-class PairFacts(TypedDict):
-    """The names of a site and of its places on both sides."""
-
-    site: str
-    reference: str
-    candidate: str
-
-
-class PairingFacts(TypedDict):
-    """By what tensors were paired, and the pairs."""
-
-    by: str
-    pairs: list[PairFacts]
 
 
 @dataclass

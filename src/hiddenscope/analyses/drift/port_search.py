@@ -24,6 +24,7 @@ from hiddenscope.analyses.drift.calls import (
     tensors_in,
 )
 from hiddenscope.analyses.drift.counterparts import as_rows, by_weights, learn
+from hiddenscope.analyses.drift.facts import Hint
 from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel, layer_before
 from hiddenscope.analyses.drift.noise import Noise, gap
 from hiddenscope.analyses.drift.observe import FLOAT64_ERRORS, ObservedState, observe
@@ -35,7 +36,6 @@ from hiddenscope.analyses.drift.search import (
     Verdict,
     calls_around_blocks,
 )
-from hiddenscope.analyses.drift.suspect import Hint
 from hiddenscope.analyses.drift.weights import (
     all_among,
     cosine,

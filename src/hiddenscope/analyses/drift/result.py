@@ -5,17 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.analyses.drift.errors import CELLS, Errors, main_site, stack_of
+from hiddenscope.analyses.drift.facts import (
+    ErrorFacts,
+    Hint,
+    PairingFacts,
+    Restored,
+    SmallestFaultFacts,
+    WorstTokenFacts,
+)
 from hiddenscope.analyses.drift.live_model import LOGITS
 from hiddenscope.analyses.drift.noise import MARGIN
-from hiddenscope.analyses.drift.pairing import PairingFacts
 from hiddenscope.analyses.drift.search import FaultyModule
-from hiddenscope.analyses.drift.suspect import Hint
 from hiddenscope.results import Facts
 from hiddenscope.sites import Site, SitePatterns, select
 from hiddenscope.states import Tokens
@@ -31,13 +37,6 @@ LINES = {
     "gain": "inherited error over the error before",
     "beyond": "times over the envelope",
 }
-
-
-class Restored(TypedDict):
-    """The share of the output's change that the reference's states at sites remove."""
-
-    sites: list[str]
-    share: float
 
 
 @dataclass
@@ -112,7 +111,7 @@ def facts_of(comparison: DriftComparison, baseline: Facts | None) -> dict[str, o
     return facts
 
 
-def _as_given(errors: Errors) -> dict[str, object] | None:
+def _as_given(errors: Errors) -> ErrorFacts | None:
     """Find the largest difference of the sides in their own dtypes and kernels."""
     largest: tuple[str, float] | None = None
     for name in errors.verdicts:
@@ -142,7 +141,7 @@ def _systematic(errors: Errors, site: str | None) -> dict[str, object] | None:
     }
 
 
-def _smallest_fault(errors: Errors) -> dict[str, object] | None:
+def _smallest_fault(errors: Errors) -> SmallestFaultFacts | None:
     """Say how small a systematic difference these texts would have shown."""
     sizes = {}
     for name, finding in errors.findings.items():
@@ -162,7 +161,7 @@ def _largest(errors: Errors, name: str, measure: str) -> float:
     return float(np.nanmax(values))
 
 
-def _worst_token(comparison: DriftComparison, name: str) -> dict[str, object] | None:
+def _worst_token(comparison: DriftComparison, name: str) -> WorstTokenFacts | None:
     """Find the token at which a site is farthest off."""
     cells = comparison.errors.cells.get(name, {})
     values = cells.get("local", cells.get("relative"))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.dtypes import narrowest
-from hiddenscope.analyses.drift.pairing import PairFacts, PairingFacts
+from hiddenscope.analyses.drift.facts import PairFacts, PairingFacts
 from hiddenscope.analyses.drift.result import DriftComparison
 from hiddenscope.analyses.drift.sides import as_live, encode, tokens_of
 from hiddenscope.analyses.drift.whole import compare_passes, compare_saved

@@ -29,10 +29,10 @@ from hiddenscope.analyses.drift.calls import (
     structure_of,
     tensors_in,
 )
+from hiddenscope.analyses.drift.facts import Hint
 from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel
 from hiddenscope.analyses.drift.noise import Gap, Noise, gap
 from hiddenscope.analyses.drift.observe import FLOAT64_ERRORS, masks_of, real_rows
-from hiddenscope.analyses.drift.suspect import Hint
 from hiddenscope.analyses.drift.systematic import SystematicTest
 from hiddenscope.analyses.drift.weights import equal, same_weights
 from hiddenscope.modules import hooks

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, TypedDict
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,6 @@ UNEXPLAINED = 0.02
 # error explains nothing.
 LARGEST_REST = 0.25
 _SHAPE_ERROR = re.compile("shape|size|dimension", re.IGNORECASE)
-
-
-class Hint(TypedDict):
-    """What a fault looks like: the name of a fault, and the evidence in a sentence."""
-
-    fault: str
-    evidence: str
 
 
 class Hypothesis(NamedTuple):

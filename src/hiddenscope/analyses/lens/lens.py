@@ -6,6 +6,7 @@ from itertools import accumulate
 import numpy as np
 
 from hiddenscope import progress
+from hiddenscope.analyses.lens.facts import UnembeddingFacts
 from hiddenscope.analyses.lens.findings import (
     Predictions,
     Target,
@@ -22,7 +23,7 @@ from hiddenscope.measures.grouped import Ints
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, record
 from hiddenscope.passes.unembed import Unembedding
-from hiddenscope.results import Facts, Result
+from hiddenscope.results import Result
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Source, States, Tokens
 
@@ -178,7 +179,7 @@ def _target_ids(target: Target | None, tokens: Tokens) -> Ints | None:
     return np.full(len(tokens), target.id, dtype=np.int64)
 
 
-def _recipe(unembedding: Unembedding) -> Facts:
+def _recipe(unembedding: Unembedding) -> UnembeddingFacts:
     """Return how the logits were made, as facts."""
     recipe = unembedding.recipe
     return {

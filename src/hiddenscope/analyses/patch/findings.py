@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from hiddenscope.analyses.patch.cells import Effects, Plan
 from hiddenscope.analyses.patch.contrast import EncodedContrast
+from hiddenscope.analyses.patch.facts import AgreementFacts, LayerWindowsFacts
 from hiddenscope.measures.grouped import Floats, Ints, standard_error
 from hiddenscope.model import Model
 from hiddenscope.results import Facts
@@ -228,7 +229,7 @@ def _carriers(
     return facts
 
 
-def _agreement(data: "xarray.Dataset", patched: NDArray[np.bool_]) -> Facts:
+def _agreement(data: "xarray.Dataset", patched: NDArray[np.bool_]) -> AgreementFacts:
     """Compare attribution with the exact effect, over the cells that were patched."""
     exact = data["effect"].to_numpy()[patched].astype(np.float64)
     estimate = data["attribution"].to_numpy()[patched].astype(np.float64)
@@ -242,7 +243,7 @@ def _agreement(data: "xarray.Dataset", patched: NDArray[np.bool_]) -> Facts:
     }
 
 
-def _layer_windows(data: "xarray.Dataset", plan: Plan) -> Facts | None:
+def _layer_windows(data: "xarray.Dataset", plan: Plan) -> LayerWindowsFacts | None:
     """Return the window of layers with the largest effect, by the site it begins at."""
     values = data["swap_window"].to_numpy()
     rows = [

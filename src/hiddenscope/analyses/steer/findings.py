@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from hiddenscope.analyses.steer.direction import in_stack
+from hiddenscope.analyses.steer.facts import SettingFacts
 from hiddenscope.analyses.steer.logprobs import LogProbs
 from hiddenscope.analyses.steer.reads import MASKED, Reads, masked_model
 from hiddenscope.analyses.steer.sweep import Measured, Sweep
@@ -250,7 +251,9 @@ def _answer_facts(data: "xarray.Dataset", answer: int, string: str) -> Facts:
     return facts
 
 
-def _setting_facts(data: "xarray.Dataset", answer: int, setting: Setting) -> Facts:
+def _setting_facts(
+    data: "xarray.Dataset", answer: int, setting: Setting
+) -> SettingFacts:
     """Return one setting, and what it does to an answer and to the perplexity."""
     site, strength = setting
     here = data.isel(site=site, strength=strength)

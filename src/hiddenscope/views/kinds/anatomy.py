@@ -35,6 +35,7 @@ def views(result: Result) -> Iterator[View]:
     """
     sites, entries = labels(result.data, "site"), labels(result.data, "entry")
     difference = result.data["difference"].to_numpy().astype(np.float64)
+    # Only the raw last layer may differ: Hugging Face reports it after the final norm.
     is_raw = difference > 0
     series = []
     for prefix, here in by_stack(sites):

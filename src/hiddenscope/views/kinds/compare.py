@@ -291,6 +291,8 @@ def _end(stack: "CompareStackFacts") -> Iterator[str]:
         f" `{before['site']}`, {last['median']:.3g} at `{last['site']}` and"
         f" {final['median']:.3g} at `{final['site']}`, after the final norm."
     )
+    # The last entry of `hidden_states` is after the final norm, so that the raw last
+    # layer is missing there.
     if last["median"] > before["median"] > final["median"]:
         yield (
             "Hugging Face's `hidden_states` holds only the first and the third of"

@@ -148,6 +148,7 @@ def _verdict(facts: "DriftFacts") -> str:
     if not facts["drifted"]:
         return _no_drift(facts)
     drift = f"Drift: the two first differ at `{facts['first_site']}`"
+    # Within the envelope at every token, but too alike at all of them to be noise.
     if facts["beyond"] <= 1 and facts["systematic"]:
         return f"{drift}. {_systematically(facts['systematic'])}"
     token = facts["first_token"]

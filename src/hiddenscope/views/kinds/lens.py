@@ -93,6 +93,7 @@ def _with_outlines(result: Result, grid: Grid) -> Grid:
     words, note = grid.words, grid.note
     if words is not None:
         words = replace(words, framed=True)
+        # A note about outlines would only confuse where no prediction is settled.
         if any(row >= 0 for row in words.settled_rows()):
             note = f"{note} {OUTLINE}".strip()
     return replace(grid, measures=(top, *grid.measures), words=words, note=note)
@@ -189,6 +190,7 @@ def _answers(facts: "LensFacts") -> Iterator[str]:
             f" {quoted_token(last['answer'])} with probability"
             f" {last['probability']:.2f}{settled}."
         )
+    # A prediction is settled only if no layer above differs, so all of them are needed.
     known = facts["settled_known_from"]
     if known is None:
         yield (

@@ -20,6 +20,7 @@ from hiddenscope.views.values import Grid, Lines, Section, Series, Style, View
 if TYPE_CHECKING:
     from hiddenscope.analyses.patch.facts import PatchFacts
 
+# What a branch adds to the residual stream, not the stream itself.
 BRANCHES = (".attn", ".cross", ".mlp")
 CELLS = ("effect", "attribution", "probability", "kl", "effect_error")
 MOST_ANSWERS = 3
@@ -68,6 +69,7 @@ def _layers(result: Result) -> Lines:
     styles: dict[str, Style] = {"swap": "line", "swap_window": "dash"}
     for name, style in styles.items():
         effect = data[name].to_numpy()
+        # With few layers there is no window of several.
         if not np.isfinite(effect).any():
             continue
         low = high = None
@@ -236,8 +238,8 @@ def _carriers(result: Result) -> Iterator[str]:
                 f" {ranges(carrier['half_at'], sites)} (largest effect"
                 f" {carrier['largest']:.2f})."
             )
-    largest = facts["largest"]
-    if not carried and largest:
+    if not carried and facts["largest"]:
+        largest = facts["largest"]
         yield (
             f"No single state {_verb(facts)} half of the logit difference: the largest"
             f" effect is {largest['value']:.2f}, of {quoted_token(largest['token'])} at"

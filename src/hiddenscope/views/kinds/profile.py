@@ -206,6 +206,7 @@ def _cka_grid(result: Result) -> Grid:
     """Draw every pair of the layers that were compared."""
     variables = ("cka_others", "cka", "cka_chance")
     names = [name for name in variables if name in result.data]
+    # Sites that were not compared are NaN.
     compared = np.isfinite(result.data[names[0]].to_numpy()).any(1)
     rows = np.flatnonzero(compared)
     data = result.data.isel(site=rows, source_site=rows)
@@ -420,6 +421,7 @@ def _massive(stack: "ProfileStackFacts") -> Iterator[str]:
 
 def _spread(stack: "ProfileStackFacts") -> Iterator[str]:
     ranks = stack.get("effective_rank", {})
+    # Pooled states have one rank only: there is no first token to leave out.
     if stack["few_tokens"] or len(ranks) != 2:
         return
     if ranks["all_tokens"] < ranks["other_tokens"] / 2:

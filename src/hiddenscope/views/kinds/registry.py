@@ -54,6 +54,8 @@ class Kind:
         return cls(module.views, *(getattr(module, name, None) for name in names))
 
 
+# Every analysis that the app offers has a kind, also `embed`, whose function returns
+# vectors and not a result.
 KINDS = {
     analysis.word: Kind.of(analysis.word) for analysis in ANALYSES if analysis.in_app
 }

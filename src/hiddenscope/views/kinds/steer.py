@@ -208,6 +208,7 @@ def _best(facts: "SteerFacts") -> str:
 
 
 def _moved(setting: "SettingFacts") -> str:
+    # An answer of probability 0 cannot become so many times as likely.
     ratio = setting["ratio"]
     times = f" ({ratio:.2g} times)" if np.isfinite(ratio) else ""
     return (
@@ -302,6 +303,7 @@ def _names(data: "xarray.Dataset") -> list[str]:
     is what tells two apart.
     """
     answers = labels(data, "answer")
+    # " Paris" and "Paris" are two tokens, and both may be answers.
     stripped = [quoted_token(answer) for answer in answers]
     if len(set(stripped)) == len(stripped):
         return stripped

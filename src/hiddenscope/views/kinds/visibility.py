@@ -164,6 +164,7 @@ def _prediction_map(result: Result) -> Grid:
     on_predictions = data["logit"].transpose(*dims).to_numpy()
     predictions, sites, tokens = on_predictions.shape
     influence = np.full((sites, tokens, sites, tokens), np.nan, dtype=np.float32)
+    # With targets, only the tokens of the decoder, which come last, have predictions.
     influence[-1, tokens - predictions :] = on_predictions
     target = str(data["target"].values[-1])
     predicted = f"log p of {target!r}" if target else "log p of the next token"
