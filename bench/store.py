@@ -17,7 +17,7 @@ from bench.measure import Row
 from hiddenscope.extract.compute import WRITERS
 from hiddenscope.store import StorePlan, StoreSequence, Writer, create
 from hiddenscope.store.checksums import PIECE
-from hiddenscope.store.store import AT_ONCE
+from hiddenscope.store.store import BLOCK_BYTES
 
 # To be read: a layer of 537 MB.
 UNITS, ROWS, WIDTH, SITES = (
@@ -149,8 +149,8 @@ def _plain(path: Path) -> int:
     """
     with path.open("rb", buffering=0) as file:
         return sum(
-            file.readinto(np.empty(AT_ONCE, np.uint8).data)
-            for _ in range(path.stat().st_size // AT_ONCE)
+            file.readinto(np.empty(BLOCK_BYTES, np.uint8).data)
+            for _ in range(path.stat().st_size // BLOCK_BYTES)
         )
 
 

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from hiddenscope.linear.crossvalidation import MIDDLE, PENALTIES
-from hiddenscope.linear.logistic import SLIGHT, minimise
-from hiddenscope.linear.permutations import RARE
+from hiddenscope.linear.crossvalidation import DEFAULT_PENALTY, PENALTIES
+from hiddenscope.linear.labellings import SMALLEST_SHARE
+from hiddenscope.linear.lbfgs import minimise
+from hiddenscope.linear.mix import SOFTMAX_PENALTY
 
 # Most steps, halvings of a step, the largest entry of a gradient at the end.
 NEWTON, HALVINGS, CLOSE = (
@@ -70,7 +71,7 @@ def penalties_of(inner_loss: Tensor) -> Tensor:
     """
     grid = torch.tensor(PENALTIES, dtype=torch.float64, device=inner_loss.device)
     best = len(grid) - 1 - inner_loss.flip(-2).argmin(-2)
-    return torch.where(inner_loss.isnan().any(-2), MIDDLE, grid[best])
+    return torch.where(inner_loss.isnan().any(-2), DEFAULT_PENALTY, grid[best])
 
 
 def fit_sites(draws: Draws) -> Fits:
@@ -239,7 +240,7 @@ def fit_labellings(draws: Draws, labellings: Tensor) -> Tensor:
     labelling, row]`.
 
     They are fitted by one step of Newton's method, as in
-    `hiddenscope.linear.permutations`.
+    `hiddenscope.linear.labellings`.
     """
     scaled = _standardised(draws.states.flatten(0, 1))
     scores = _under_labellings(
@@ -287,7 +288,7 @@ def _under_labellings(
                 ).sum(1)
     chosen = len(PENALTIES) - 1 - losses.flip(2).argmin(2)
     if folds == 2:
-        chosen = torch.full_like(chosen, PENALTIES.index(MIDDLE))
+        chosen = torch.full_like(chosen, PENALTIES.index(DEFAULT_PENALTY))
     held_out = torch.empty_like(goals)
     for fold in range(folds):
         for number, scores in enumerate(
@@ -308,7 +309,9 @@ def intercepts(folds: Tensor, labellings: Tensor) -> Tensor:
         train = (folds != fold).double()[..., None]
         share = (train * goals).sum(1, keepdim=True) / train.sum(1, keepdim=True)
         found = torch.where(
-            (folds == fold)[..., None], share.clamp(RARE, 1 - RARE).logit(), found
+            (folds == fold)[..., None],
+            share.clamp(SMALLEST_SHARE, 1 - SMALLEST_SHARE).logit(),
+            found,
         )
     return found
 
@@ -323,7 +326,9 @@ def _by_penalty(
     level = (weights * goals).sum(1, keepdim=True) / count
     inner = CURVATURE[regress] * ((centred * weights).mT @ centred)
     goal = (centred * weights).mT @ (goals - level)
-    start = level if regress else level.clamp(RARE, 1 - RARE).logit()
+    start = (
+        level if regress else level.clamp(SMALLEST_SHARE, 1 - SMALLEST_SHARE).logit()
+    )
     for penalty in PENALTIES:
         shifted = inner.clone()
         shifted.diagonal(dim1=-2, dim2=-1).add_(penalty)
@@ -340,7 +345,7 @@ def fit_mix(draws: Draws, inner_loss: Tensor) -> tuple[Tensor, Tensor]:
     grid = torch.tensor(PENALTIES, dtype=torch.float64, device=inner_loss.device)
     best = grid[inner_loss.amin(1).argmin(1)]
     # [draw, fold].
-    penalty = torch.where(inner_loss.isnan().any(1).any(1), MIDDLE, best)
+    penalty = torch.where(inner_loss.isnan().any(1).any(1), DEFAULT_PENALTY, best)
     train = torch.stack([draws.folds != fold for fold in range(folds)], 1).flatten(0, 1)
     scaled, fresh = [], []
     for site in range(sites):
@@ -401,13 +406,14 @@ def _descend(
         gradient = (weights[..., None] * back).sum(1) + decay[here][:, None] * coef
         inputs = points[width + 1 :].T
         by_input = (
-            weights * (slope - (weights * slope).sum(1, keepdim=True)) + SLIGHT * inputs
+            weights * (slope - (weights * slope).sum(1, keepdim=True))
+            + SOFTMAX_PENALTY * inputs
         )
         value = (_losses(scores, goals, regress) * share[here]).sum(1)
         value = (
             value
             + 0.5 * decay[here] * coef.square().sum(1)
-            + 0.5 * SLIGHT * inputs.square().sum(1)
+            + 0.5 * SOFTMAX_PENALTY * inputs.square().sum(1)
         )
         return value, torch.cat([gradient.T, slopes.sum(1)[None], by_input.T])
 
@@ -420,7 +426,7 @@ def _descend(
             [
                 step,
                 gradients[width : width + 1] / curvature,
-                gradients[width + 1 :] / (1 / sites + SLIGHT),
+                gradients[width + 1 :] / (1 / sites + SOFTMAX_PENALTY),
             ]
         )
 

@@ -24,14 +24,14 @@ from hiddenscope.analyses.probe.findings import as_best, is_above
 from hiddenscope.analyses.probe.labels import labelled_rows
 from hiddenscope.analyses.probe.significance import (
     NullDistribution,
-    by_chance_of,
-    interval_of,
+    estimate_score,
     jackknife_of,
-    measured_of,
-    of_labellings,
+    measure_labellings,
+    score_interval,
+    summarise_labellings,
 )
-from hiddenscope.linear.intervals import chance
-from hiddenscope.linear.permutations import planted
+from hiddenscope.linear.bootstrap import plant_signal
+from hiddenscope.linear.intervals import permutation_test
 from hiddenscope.linear.probe import Task
 from hiddenscope.sites import Site
 from hiddenscope.states import Pooling
@@ -144,19 +144,21 @@ def _records(
     )
     of_sites = fits.fit_sites(batch)
     of_mix, fresh_of_mix = fits.fit_mix(batch, of_sites.inner_loss)
-    permuted, redrawn = (
+    permuted, bootstrap = (
         stacked([getattr(one.design, name) for one in ready])
-        for name in ("permuted", "redrawn")
+        for name in ("permuted", "bootstrap")
     )
     sites = batch.states.shape[1]
     if regress:
-        by_site = planted(redrawn[:, None].expand(-1, sites, -1, -1), of_sites.whole)
+        by_site = plant_signal(
+            bootstrap[:, None].expand(-1, sites, -1, -1), of_sites.whole
+        )
         labellings = torch.cat(
             [permuted[:, None].expand(-1, sites, -1, -1), by_site], 2
         )
         labelled, levels = fits.fit_labellings(batch, labellings), None
     else:
-        together = torch.cat([permuted, redrawn], 1)
+        together = torch.cat([permuted, bootstrap], 1)
         labellings = together[:, None].expand(-1, sites + 1, -1, -1)
         labelled = torch.cat(
             [
@@ -200,10 +202,10 @@ def _others(
         for part in (labelled, level.expand_as(labelled))
     )
     targets = labellings.permute(2, 0, 1).reshape(rows, -1)
-    parts = of_labellings(one.target, one.design, scores, levels, targets)
+    parts = measure_labellings(one.target, one.design, scores, levels, targets)
     by_site = [part.unflatten(0, (sites, count)) for part in parts]
     return [
-        by_chance_of(
+        summarise_labellings(
             tuple(part[site].cpu() for part in by_site), one.target, one.design
         )
         for site in range(sites)
@@ -222,16 +224,16 @@ def _record(
     held_out, fresh = scores
     target, design, sites = one.target, one.design, len(drawn.states)
     measured = [
-        measured_of(own[:, None, None], target.values[:, None], target, design)
+        estimate_score(own[:, None, None], target.values[:, None], target, design)
         for own in held_out
     ]
-    found = [chance(torch.stack([other.scores for other in others[:sites]]))]
+    found = [permutation_test(torch.stack([other.scores for other in others[:sites]]))]
     assert design.smallest_p is not None  # so that there are p-values
     # The mix is by itself, and numbers have none.
-    found += [chance(other.scores[None]) for other in others[sites:]]
+    found += [permutation_test(other.scores[None]) for other in others[sites:]]
     chances = [*found[:1] * sites, *found[1:]]
     intervals = [
-        interval_of(score, other.varies, by, design, jackknife)
+        score_interval(score, other.variability, by, design, jackknife)
         for score, other, by, jackknife in zip(
             measured, others, chances, [*least, 0.0], strict=False
         )
@@ -242,7 +244,7 @@ def _record(
     above = [
         site
         for site in range(sites)
-        if is_above(intervals[site], found[0].p[site], guess)
+        if is_above(intervals[site], found[0].p_values[site], guess)
     ]
     return Record(
         [float(score.score) for score in measured],

@@ -1,5 +1,6 @@
-"""Write docs/cli.md from the commands, and the analyses of docs/index.md from the
-catalog: `make docs`.
+"""Write the generated pages: `make docs`.
+
+docs/cli.md is made from the commands, and the lists of docs/index.md from the catalog.
 """
 
 import re
@@ -57,7 +58,7 @@ LISTED = re.compile(
 
 
 def commands() -> str:
-    """docs/cli.md, as it should be."""
+    """Return docs/cli.md as it should be."""
     group = get_command(app)
     top = group.make_context(
         "hiddenscope",
@@ -67,28 +68,24 @@ def commands() -> str:
         terminal_width=WIDTH,
     )
     parts = [HEAD, _block(group.get_help(top))]
-    for name, command in sorted(group.commands.items()):  # type: ignore[attr-defined]
+    for word, command in sorted(group.commands.items()):  # type: ignore[attr-defined]
         context = command.make_context(
-            name, [], parent=top, resilient_parsing=True, terminal_width=WIDTH
+            word, [], parent=top, resilient_parsing=True, terminal_width=WIDTH
         )
-        parts.append(f"## {name}\n\n{_block(command.get_help(context))}")
+        parts.append(f"## {word}\n\n{_block(command.get_help(context))}")
     return "\n".join(parts)
 
 
 def index() -> str:
-    """docs/index.md, as it should be."""
-    tables = (
-        f"\n{title}:\n\n| page | question |\n|---|---|\n"
-        + "".join(
-            f"| [{one.word}]({one.word}.md) | {one.question} |\n"
-            for one in ANALYSES
-            if one.group == group
-        )
-        for group, title in GROUPS.items()
-    )
-    page, count = LISTED.subn(
-        "".join(tables) + "\n", (DOCS / "index.md").read_text("utf-8")
-    )
+    """Return docs/index.md as it should be."""
+    tables = ""
+    for group, title in GROUPS.items():
+        tables += f"\n{title}:\n\n| page | question |\n|---|---|\n"
+        for analysis in ANALYSES:
+            if analysis.group == group:
+                link = f"[{analysis.word}]({analysis.word}.md)"
+                tables += f"| {link} | {analysis.question} |\n"
+    page, count = LISTED.subn(tables + "\n", (DOCS / "index.md").read_text("utf-8"))
     assert count == 1, "docs/index.md has no place for the analyses"
     return page
 
@@ -100,6 +97,6 @@ def _block(text: str) -> str:
 PAGES = {"cli.md": commands, "index.md": index}
 
 if __name__ == "__main__":
-    for name, written in PAGES.items():
-        (DOCS / name).write_text(written(), "utf-8")
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page(), "utf-8")
         print(f"Wrote docs/{name}")

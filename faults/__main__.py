@@ -28,7 +28,7 @@ Made = TypeVar("Made")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try every pair and say what came of it; 1 if a bar is not met."""
+    """Try every pair and print the outcomes; return 1 if a bar is not met."""
     parser = argparse.ArgumentParser(
         prog="faults", description=__doc__.splitlines()[0] if __doc__ else ""
     )
@@ -81,12 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     prepare()
     everything = _everything(options.rounds, options.device, real=options.real)
-    chosen = _chosen(everything, options.only)
-    if not chosen:
+    selected = _select(everything, options.only)
+    if not selected:
         parser.error(f"nothing is called {' or '.join(options.only)}")
     if options.check:
-        return _check(chosen, options.workers)
-    outcomes = _outcomes(chosen, options.json, options.workers)
+        return _check(selected, options.workers)
+    outcomes = _outcomes(selected, options.json, options.workers)
     outcomes += [outcome for file in options.merge for outcome in read(file)]
     print("\n".join(report(outcomes)))
     if options.write:
@@ -95,22 +95,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _everything(rounds: int, device: str, *, real: bool) -> list[Spec]:
-    """List every pair that there is on a device."""
+    """List every pair for a device."""
     return specs(rounds, real=real) if device == "cpu" else device_specs(device)
 
 
-def _check(chosen: list[Spec], workers: int) -> int:
-    """Check what faults declare; 1 if anything of it is wrong."""
-    planted = [spec for spec in chosen if spec.fault]
-    objections = [message for message in tried(check, planted, workers) if message]
+def _check(selected: list[Spec], workers: int) -> int:
+    """Check what faults declare; return 1 if anything is wrong."""
+    planted = [spec for spec in selected if spec.fault]
+    objections = [message for message in run_all(check, planted, workers) if message]
     print("\n".join([*objections, f"{len(objections)} declarations are wrong"]))
     return 1 if objections else 0
 
 
 def _written(text: str, outcomes: list[Outcome]) -> str:
-    """Put the tables in their place on the page. What stands before and after them
-    stays.
-    """
+    """Replace the tables on the page."""
     head, _, measured = text.partition(MARK)
     _, _, tail = measured.partition(END)
     return f"{head}{MARK}\n{page(outcomes)}\n\n{END}{tail}"
@@ -121,63 +119,59 @@ def read(file: Path) -> list[Outcome]:
     return [Outcome.from_json(line) for line in file.read_text("utf-8").splitlines()]
 
 
-def _outcomes(chosen: list[Spec], file: Path | None, workers: int) -> list[Outcome]:
-    """Give what came of every pair: read from the file where it is there already, or
-    else tried, and added to it.
-    """
+def _outcomes(selected: list[Spec], file: Path | None, workers: int) -> list[Outcome]:
+    """Return the outcome of every pair; read those that are in the file, add others."""
     before = read(file) if file is not None and file.exists() else []
     known = {outcome.spec: outcome for outcome in before}
-    for outcome in tried(
-        attempt, [spec for spec in chosen if spec not in known], workers
+    for outcome in run_all(
+        attempt, [spec for spec in selected if spec not in known], workers
     ):
         known[outcome.spec] = outcome
         if file is not None:
             with file.open("a", encoding="utf-8") as end:
                 print(outcome.to_json(), file=end)
-    return [known[spec] for spec in chosen]
+    return [known[spec] for spec in selected]
 
 
-def _chosen(everything: list[Spec], only: Sequence[str]) -> list[Spec]:
-    """Give what the names ask for: any of the families, and of them any of the kinds,
-    groups, dtypes and devices.
-    """
+def _select(everything: list[Spec], only: Sequence[str]) -> list[Spec]:
+    """Select pairs by families, kinds, groups, dtypes and devices."""
     attributes = ("subject", "kind", "group", "dtype", "device")
-    known = {
-        getattr(spec, attribute) for spec in everything for attribute in attributes
-    }
+    known: set[str] = set()
+    for attribute in attributes:
+        known |= {getattr(spec, attribute) for spec in everything}
     if set(only) - known:
         return []
+    pairs = everything
     for attribute in attributes:
-        wanted = {getattr(spec, attribute) for spec in everything} & set(only)
-        everything = [
-            spec
-            for spec in everything
-            if not wanted or getattr(spec, attribute) in wanted
-        ]
-    return everything
+        wanted = {getattr(spec, attribute) for spec in pairs} & set(only)
+        if wanted:
+            pairs = [spec for spec in pairs if getattr(spec, attribute) in wanted]
+    return pairs
 
 
-def tried(
-    trial: Callable[[Spec], Made], chosen: list[Spec], workers: int
+def run_all(
+    trial: Callable[[Spec], Made], selected: list[Spec], workers: int
 ) -> Iterator[Made]:
-    """Try every pair, some at a time, with a word on stderr about how far it is."""
-    if not chosen:
+    """Run a function on every pair in parallel, with progress on stderr."""
+    if not selected:
         return
     start = time.monotonic()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, prepare) as pool:
-        jobs = [pool.submit(trial, spec) for spec in chosen]
+        jobs = [pool.submit(trial, spec) for spec in selected]
         for done, job in enumerate(as_completed(jobs), 1):
-            said = f"{done} of {len(chosen)} pairs, {time.monotonic() - start:.0f} s"
+            message = (
+                f"{done} of {len(selected)} pairs, {time.monotonic() - start:.0f} s"
+            )
             if sys.stderr.isatty():
                 print(
-                    f"\r\033[K{said}",
-                    end="" if done < len(chosen) else "\n",
+                    f"\r\033[K{message}",
+                    end="" if done < len(selected) else "\n",
                     file=sys.stderr,
                     flush=True,
                 )
-            elif done % 100 == 0 or done == len(chosen):
-                print(said, file=sys.stderr, flush=True)
+            elif done % 100 == 0 or done == len(selected):
+                print(message, file=sys.stderr, flush=True)
             yield job.result()
 
 

@@ -1,5 +1,4 @@
-"""Run parts of two models on equal input: the rows of the reference, of a candidate,
-and of the reference in float64.
+"""Run parts of two models, and of the reference in float64, on equal input.
 
 Wherever a state is made, the reference's own state takes its place, so that the next
 part starts from equal input. Single modules are called on what the reference's module
@@ -91,8 +90,9 @@ class Batch:
 def draw_batches(
     tokens: int, vocabulary: int, seed: int, *, decoder: bool = False
 ) -> list[Batch]:
-    """Draw texts of random ids until there are so many tokens; all begin with the same
-    token.
+    """Draw texts of random ids up to a number of tokens.
+
+    All begin with the same token.
     """
     rng = random.Random(seed)
     batches = []
@@ -123,8 +123,9 @@ def state_rows(
     *,
     padding: int = 0,
 ) -> Rows:
-    """Run a model and return the rows of every part; with `put` these rows replace them
-    as soon as they are read.
+    """Run a model and return the rows of every part.
+
+    The rows of `put` replace those that were read.
     """
     rows: Rows = {}
     lengths = {
@@ -151,7 +152,8 @@ def state_rows(
             replaced: Tensor = tap.layout.with_states(tensor, changed)
             return replaced
 
-        return tap.watch(module, read)
+        watch: hooks.Watch = tap.watch(module, read)
+        return watch
 
     watches = []
     for site, tap in anatomy.taps.items():
@@ -189,8 +191,9 @@ class ModuleCall:
 
     @torch.no_grad()
     def repeat(self, module: nn.Module, *, wide: bool = False) -> Tensor | None:
-        """Call another module on the same input; None where it gives something else or
-        cannot be called.
+        """Call another module on the same input.
+
+        The result is None if it cannot be called or returns another form.
         """
         args, kwargs = self.args, self.kwargs
         if wide:
@@ -208,9 +211,7 @@ class ModuleCall:
 
 @torch.no_grad()
 def module_calls(module: nn.Module, batch: Batch) -> list[ModuleCall]:
-    """Run a model and return every call of a module that holds weights and no other
-    modules.
-    """
+    """Run a model and return every call of a leaf module that holds weights."""
     calls: list[ModuleCall] = []
     handles = []
     for path, part in module.named_modules():

@@ -153,8 +153,9 @@ def _tiny(name: str, seed: int) -> nn.Module:
 
 @torch.no_grad()
 def outputs(module: nn.Module, of: Subject, *, together: bool = False) -> Tensor:
-    """Run a module on every text by itself or on all in one padded batch, and return a
-    row of logits for each token.
+    """Run a module and return a row of logits for each token.
+
+    Texts run one by one, or all in one padded batch.
     """
     ids, targets = of.ids, of.target_ids
     device = next(module.parameters()).device
@@ -163,21 +164,21 @@ def outputs(module: nn.Module, of: Subject, *, together: bool = False) -> Tensor
     )
     rows = []
     for batch in batches:
-        given, lengths = _padded([ids[number] for number in batch], device)
+        arguments, lengths = _padded([ids[number] for number in batch], device)
         if targets is not None:
             decoded, lengths = _padded([targets[number] for number in batch], device)
-            given["decoder_input_ids"] = decoded["input_ids"]
-        logits = _logits(module, given)
+            arguments["decoder_input_ids"] = decoded["input_ids"]
+        logits = _logits(module, arguments)
         rows += [row[:length] for row, length in zip(logits, lengths, strict=True)]
     return torch.cat(rows).double().cpu()
 
 
-def _logits(module: nn.Module, given: dict[str, Tensor]) -> Tensor:
+def _logits(module: nn.Module, arguments: dict[str, Tensor]) -> Tensor:
     """Call a module as what it is: a port on ids alone, or a Hugging Face model."""
     output: Any = (
-        module(given["input_ids"])
+        module(arguments["input_ids"])
         if isinstance(module, Port)
-        else module(**given, use_cache=False)
+        else module(**arguments, use_cache=False)
     )
     logits: Tensor = output if isinstance(module, Port) else output.logits
     return logits
@@ -189,21 +190,22 @@ def _padded(
     lengths = [len(row) for row in ids]
     filled = torch.zeros(len(ids), max(lengths), dtype=torch.long)
     mask = torch.zeros_like(filled)
-    for row, (own, length) in enumerate(zip(ids, lengths, strict=True)):
-        filled[row, :length], mask[row, :length] = torch.tensor(own), 1
+    for row, (text_ids, length) in enumerate(zip(ids, lengths, strict=True)):
+        filled[row, :length], mask[row, :length] = torch.tensor(text_ids), 1
     return {"input_ids": filled.to(device), "attention_mask": mask.to(device)}, lengths
 
 
 def with_kernel(module: nn.Module, kernel: str) -> nn.Module:
-    """A copy that attends by another kernel."""
+    """Return a copy that attends by another kernel."""
     other: Any = copy.deepcopy(module)
     other.set_attn_implementation(kernel)
     return other
 
 
 def in_float64(module: nn.Module) -> nn.Module:
-    """A copy in float64; the grouped product of experts has no such kernel, and a loop
-    over experts has.
+    """Return a copy in float64.
+
+    The grouped product of experts has no float64 kernel, but a loop over experts has.
     """
     other: Any = copy.deepcopy(module).double()
     if getattr(other.config, "_experts_implementation", None):

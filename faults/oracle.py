@@ -1,5 +1,7 @@
-"""What is true of a planted fault, found with plain hooks and without hiddenscope: does
-it move the output, and what is wrong on equal input?"""
+"""Check planted faults with plain hooks, without hiddenscope.
+
+Does a fault move the output, and which modules are wrong on equal input?
+"""
 
 import warnings
 from collections.abc import Iterator
@@ -17,10 +19,9 @@ FACTOR = 4.0
 
 
 def noise(of: Subject) -> float:
-    """The largest difference of a logit between runs of the reference that differ in
-    rounding alone.
+    """Return the largest difference of a logit that rounding makes in the reference.
 
-    Another kernel, another batch, and the same in float64.
+    It is run with another kernel, in another batch, and in float64.
     """
     base = outputs(of.module, of)
     kernel = "eager" if of.module.config._attn_implementation == "sdpa" else None
@@ -31,13 +32,11 @@ def noise(of: Subject) -> float:
 
 
 def moved(of: Subject, candidate: nn.Module) -> float:
-    """The largest difference of a logit, of every text by itself; infinite where one is
-    not finite.
-    """
+    """Return the largest difference of a logit; infinite if one is not finite."""
     difference = (outputs(candidate, of) - outputs(of.module, of)).abs()
-    return (
-        float(difference.max()) if bool(difference.isfinite().all()) else float("inf")
-    )
+    if not bool(difference.isfinite().all()):
+        return float("inf")
+    return float(difference.max())
 
 
 @dataclass
@@ -51,16 +50,16 @@ class Call:
     depth: int = field(default=0)
 
 
-def calls(module: nn.Module, given: dict[str, Any]) -> list[Call]:
-    """Every call of every module in one pass, in the order in which they began."""
-    seen: list[Call] = []
+def calls(module: nn.Module, arguments: dict[str, Any]) -> list[Call]:
+    """Record every call of every module in one pass, in order of their start."""
+    recorded: list[Call] = []
     open_calls: list[Call] = []
     handles = []
     for path, part in module.named_modules():
 
         def before(_: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
             call = Call(path, _copied(args), _copied(kwargs), depth=len(open_calls))
-            seen.append(call)
+            recorded.append(call)
             open_calls.append(call)
 
         def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -70,22 +69,20 @@ def calls(module: nn.Module, given: dict[str, Any]) -> list[Call]:
         handles += [part.register_forward_hook(after, with_kwargs=True)]
     try:
         with torch.no_grad():
-            module(**given)
+            module(**arguments)
     finally:
         for handle in handles:
             handle.remove()
-    return seen
+    return recorded
 
 
 def wrong_on_equal_input(of: Subject, candidate: nn.Module) -> list[str]:
-    """The paths of the modules that do not give the reference's output for the
-    reference's input, the first first.
-    """
+    """Return the modules whose output differs on the reference's input, in order."""
     parts = dict(candidate.named_modules())
-    found: dict[str, None] = {}
-    for given in _passes(of):
-        for call in calls(of.module, given):
-            if call.path in found or call.path not in parts:
+    wrong: dict[str, None] = {}
+    for arguments in _passes(of):
+        for call in calls(of.module, arguments):
+            if call.path in wrong or call.path not in parts:
                 continue
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -97,12 +94,12 @@ def wrong_on_equal_input(of: Subject, candidate: nn.Module) -> list[str]:
                 except RuntimeError:  # another dtype, or another shape
                     same = False
             if not same:
-                found[call.path] = None
-    return list(found)
+                wrong[call.path] = None
+    return list(wrong)
 
 
 def deepest(wrong: list[str]) -> list[str]:
-    """Those of which no module inside is wrong."""
+    """Return those that hold no other wrong module."""
     return [
         path
         for path in wrong
@@ -117,11 +114,9 @@ def _within(path: str, parent: str) -> bool:
 def first_state(
     of: Subject, candidate: nn.Module, blocks: dict[str, str]
 ) -> str | None:
-    """The first block output that differs in a plain run: its site; `blocks` are sites
-    by path, with what enters.
-    """
-    for given in _passes(of):
-        ours, theirs = calls(of.module, given), calls(candidate, given)
+    """Return the first site that differs in a plain run; `blocks` are sites by path."""
+    for arguments in _passes(of):
+        ours, theirs = calls(of.module, arguments), calls(candidate, arguments)
         mine = {call.path: call for call in ours if call.path in blocks}
         other = {call.path: call for call in theirs if call.path in blocks}
         for path, call in mine.items():
@@ -135,9 +130,7 @@ def first_state(
 
 
 def objection(of: Subject, planted: Planted) -> str:
-    """What a fault declares that is not so: its module, or its first site; nothing if
-    all of it is.
-    """
+    """Say what a fault declares wrongly: its module or its first site."""
     wrong = deepest(wrong_on_equal_input(of, planted.module))
     if not wrong or wrong[0] not in planted.paths:
         return (
@@ -150,21 +143,22 @@ def objection(of: Subject, planted: Planted) -> str:
     }
     first = first_state(of, planted.module, sites)
     expected = None if planted.first_site == "logits" else planted.first_site
-    return (
-        ""
-        if first == expected
-        else f"declares {planted.first_site}, and {first} differs first"
-    )
+    if first == expected:
+        return ""
+    return f"declares {planted.first_site}, and {first} differs first"
 
 
 def _passes(of: Subject) -> Iterator[dict[str, Any]]:
     targets = of.target_ids
     for number, ids in enumerate(of.ids):
-        given: dict[str, Any] = {"input_ids": torch.tensor([ids]), "use_cache": False}
-        given["attention_mask"] = torch.ones_like(given["input_ids"])
+        arguments: dict[str, Any] = {
+            "input_ids": torch.tensor([ids]),
+            "use_cache": False,
+        }
+        arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])
         if targets is not None:
-            given["decoder_input_ids"] = torch.tensor([targets[number]])
-        yield given
+            arguments["decoder_input_ids"] = torch.tensor([targets[number]])
+        yield arguments
 
 
 def _first_input(call: Call) -> Any:
@@ -180,27 +174,25 @@ def _copied(value: Any) -> Any:
         return value.clone()
     if type(value) in (tuple, list):
         return type(value)(map(_copied, value))
-    return (
-        {name: _copied(item) for name, item in value.items()}
-        if type(value) is dict
-        else value
-    )
+    if type(value) is dict:
+        return {name: _copied(item) for name, item in value.items()}
+    return value
 
 
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two outputs hold the same tensors, bit for bit."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
+def _equal(value: Any, other: Any) -> bool:
+    """Check whether two outputs hold the same tensors, bit for bit."""
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
         return (
-            one.shape == other.shape
-            and one.dtype == other.dtype
-            and torch.equal(one, other)
+            value.shape == other.shape
+            and value.dtype == other.dtype
+            and torch.equal(value, other)
         )
-    if isinstance(one, tuple | list):
-        return len(one) == len(other) and all(
-            _equal(a, b) for a, b in zip(one, other, strict=True)
+    if isinstance(value, tuple | list):
+        return len(value) == len(other) and all(
+            _equal(a, b) for a, b in zip(value, other, strict=True)
         )
-    if hasattr(one, "items"):
-        return one.keys() == other.keys() and all(
-            _equal(one[name], other[name]) for name in one
+    if hasattr(value, "items"):
+        return value.keys() == other.keys() and all(
+            _equal(value[name], other[name]) for name in value
         )
-    return isinstance(one, Tensor) == isinstance(other, Tensor)
+    return isinstance(value, Tensor) == isinstance(other, Tensor)

@@ -1,6 +1,4 @@
-"""Which faults are planted where, and which harmless pairs there are: all of it follows
-from a number of rounds.
-"""
+"""List the pairs to compare: faults, harmless changes, runs and ports."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -72,9 +70,7 @@ class Spec:
 
     @property
     def reference(self) -> tuple[str, str, str, int]:
-        """What the reference is built by. Ports are made of another reference for every
-        seed.
-        """
+        """Return what the reference is built by; a port has another for every seed."""
         seed = self.seed if self.group == "port" else 0
         return self.subject, self.dtype, self.device.partition("-")[0], seed
 
@@ -84,26 +80,28 @@ class Spec:
 
 
 def specs(rounds: int = 1, *, real: bool = True) -> list[Spec]:
-    """List every pair: named and unnamed faults, harmless pairs and ports, in tiny
-    models and in a real one.
-    """
-    tiny = [spec for family in FAMILIES for spec in _tiny(family, rounds)]
-    ports = [spec for dtype in PORT_DTYPES for spec in port_specs(dtype)]
-    return [*tiny, *ports, *(_real() if real else ())]
+    """List every pair, in tiny models and in a real one."""
+    pairs: list[Spec] = []
+    for family in FAMILIES:
+        pairs += _tiny(family, rounds)
+    for dtype in PORT_DTYPES:
+        pairs += port_specs(dtype)
+    if real:
+        pairs += _real()
+    return pairs
 
 
 def device_specs(device: str) -> list[Spec]:
-    """List the pairs for another device: both sides there, and then the reference on
-    the CPU.
+    """List the pairs for another device: both sides there, or the reference on the CPU.
 
     Named faults, unnamed ones and harmless changes once each, and all ports.
     """
-    pairs = [spec for family in FAMILIES for spec in _tiny(family, 1)]
-    pairs = [
-        spec
-        for spec in pairs
-        if spec.seed == 0 and spec.group != "run" and spec.kind not in NOT_ON_A_DEVICE
-    ]
+    pairs = []
+    for family in FAMILIES:
+        for spec in _tiny(family, 1):
+            is_change = spec.group != "run" and spec.kind not in NOT_ON_A_DEVICE
+            if spec.seed == 0 and is_change:
+                pairs.append(spec)
     pairs += port_specs("float32")
     there = [replace(spec, device=device) for spec in [*pairs, *port_specs("bfloat16")]]
     between = [replace(spec, device=f"cpu-{device}") for spec in pairs]
@@ -111,9 +109,7 @@ def device_specs(device: str) -> list[Spec]:
 
 
 def port_specs(dtype: str) -> list[Spec]:
-    """List the ports in one dtype: every fault of each once, and some of each without a
-    fault.
-    """
+    """List the ports in one dtype: each fault once, and some without a fault."""
     pairs = []
     for name, layout in PORTS.items():
         kinds = [fault.name for fault in faults_of(layout)]
@@ -126,34 +122,28 @@ def _tiny(family: str, rounds: int) -> Iterator[Spec]:
     module = subject(family).module
     for name, kind in KINDS.items():
         if kind.applies(module):
-            yield from (
-                Spec(family, "named", name, seed)
-                for seed in range(rounds + (family in CORE))
-            )
+            for seed in range(rounds + (family in CORE)):
+                yield Spec(family, "named", name, seed)
     for name, kind in UNNAMED.items():
         if kind.applies(module):
-            yield from (
-                Spec(family, "unnamed", name, seed) for seed in range(2 * rounds)
-            )
+            for seed in range(2 * rounds):
+                yield Spec(family, "unnamed", name, seed)
     for name, change in HARMLESS.items():
         if change.applies(module) and (name != "compiled" or family in COMPILED):
-            yield from (
-                Spec(family, "harmless", name, seed)
-                for seed in range(1 if change.everywhere else 2)
-            )
-    yield from (Spec(family, "run", name) for name in RUNS)
+            for seed in range(1 if change.everywhere else 2):
+                yield Spec(family, "harmless", name, seed)
+    for name in RUNS:
+        yield Spec(family, "run", name)
 
 
 def _real() -> Iterator[Spec]:
-    """A share of the kinds in the real model, spread over the list, and the harmless
-    changes that are quick.
-    """
+    """Yield some kinds in the real model, and the harmless changes that are quick."""
     module = subject(REAL).module
     named = [name for name, kind in KINDS.items() if kind.applies(module)]
     step = max(1, len(named) // REAL_KINDS)
-    yield from (Spec(REAL, "named", name) for name in named[::step][:REAL_KINDS])
-    yield from (Spec(REAL, "unnamed", name) for name in UNNAMED)
-    yield from (
-        Spec(REAL, "run" if name in RUNS else "harmless", name)
-        for name in REAL_HARMLESS
-    )
+    for name in named[::step][:REAL_KINDS]:
+        yield Spec(REAL, "named", name)
+    for name in UNNAMED:
+        yield Spec(REAL, "unnamed", name)
+    for name in REAL_HARMLESS:
+        yield Spec(REAL, "run" if name in RUNS else "harmless", name)

@@ -23,9 +23,7 @@ def logits(port: nn.Module, ids: Tensor) -> Tensor:
 
 
 def objection(layout: PortLayout, reference: nn.Module, planted: PlantedInPort) -> str:
-    """Say what a fault declares that is not so; nothing if all is, or if the fault does
-    not move the output at all.
-    """
+    """Say what a fault declares wrongly, if it moves the output at all."""
     sound = layout.port(reference)
     expected = logits(sound, IDS)
     if torch.equal(logits(planted.module, IDS), expected):
@@ -37,7 +35,7 @@ def objection(layout: PortLayout, reference: nn.Module, planted: PlantedInPort) 
 
 
 def _of_modules(sound: Port, planted: PlantedInPort, expected: Tensor) -> Iterator[str]:
-    """What is false of the modules."""
+    """Say what is wrong about the modules."""
     if not _sound_with(sound, planted, planted.repaired, expected):
         yield f"a sound `{planted.path}` does not make it sound"
     # A module inside a child would make the child do as well, so children are all that
@@ -57,7 +55,7 @@ def _of_modules(sound: Port, planted: PlantedInPort, expected: Tensor) -> Iterat
 def _sound_with(
     sound: Port, planted: PlantedInPort, paths: tuple[str, ...], expected: Tensor
 ) -> bool:
-    """Tell whether the port is sound with sound modules at some paths."""
+    """Check whether the port is sound with sound modules at some paths."""
     if "" in paths:
         return True
     port = planted.module
@@ -78,7 +76,7 @@ def _same_weights(first: nn.Module, second: nn.Module) -> bool:
 
 
 def _of_sites(sound: Port, planted: PlantedInPort) -> Iterator[str]:
-    """What is false of the first site."""
+    """Say what is wrong about the first site."""
     port = planted.module
     assert isinstance(port, Port)
     ours, theirs = states(sound), states(port)
@@ -90,19 +88,17 @@ def _of_sites(sound: Port, planted: PlantedInPort) -> Iterator[str]:
 
 @torch.no_grad()
 def states(port: Port) -> dict[str, Tensor]:
-    """Give what enters the first block, what every block gives, what the last norm
-    gives, and the logits.
-    """
-    found: dict[str, Tensor] = {}
+    """Return the first block's input, all block outputs, the norm's, and the logits."""
+    states: dict[str, Tensor] = {}
     blocks = list(port.get_submodule(port.block_list).children())
     start = port.roles.index(port.block_list)
 
     def entering(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        found["layer.0"] = args[0]
+        states["layer.0"] = args[0]
 
     def leaving(site: str) -> object:
         def hook(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
-            found[site] = output
+            states[site] = output
 
         return hook
 
@@ -115,8 +111,8 @@ def states(port: Port) -> dict[str, Tensor]:
         norm = port.get_submodule(port.roles[-2])
         handles.append(norm.register_forward_hook(leaving("final")))  # type: ignore[arg-type]
     try:
-        found["logits"] = port(IDS)
+        states["logits"] = port(IDS)
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return states

@@ -1,10 +1,7 @@
-"""The tables: by kind, by family, the harmless pairs, ports by layout, other devices,
-and every miss.
-"""
+"""Write the tables of outcomes: faults, harmless pairs, ports, devices and misses."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 from faults.oracle import FACTOR
 from faults.ports import PORTS
@@ -19,120 +16,123 @@ BARS = {
 }
 
 
+Rows = list[list[object]]
+"""The lines of a table."""
+
+
+def faults_in(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Return the outcomes of planted faults."""
+    return [outcome for outcome in outcomes if outcome.spec.fault]
+
+
+def harmless_in(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Return the outcomes of harmless pairs."""
+    return [outcome for outcome in outcomes if not outcome.spec.fault]
+
+
+def _effective(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in faults_in(outcomes) if outcome.effective]
+
+
+def _count(outcomes: Iterable[Outcome], attribute: str) -> int:
+    """Count the outcomes of which an attribute is true."""
+    return sum(bool(getattr(outcome, attribute)) for outcome in outcomes)
+
+
 def shares(outcomes: Iterable[Outcome]) -> dict[str, float]:
-    """Give the numbers that there are bars for: shares of the effective faults, and
-    counts.
+    """Return the numbers that have bars: shares of the effective faults, and counts.
 
     A module is exact where both sides have the same modules; in a port, none that is
     correct may be blamed.
     """
     outcomes = list(outcomes)
-    effective = [
-        outcome for outcome in outcomes if outcome.spec.fault and outcome.effective
-    ]
+    effective = _effective(outcomes)
     same_modules = [outcome for outcome in effective if outcome.spec.group != "port"]
     in_ports = [outcome for outcome in effective if outcome.spec.group == "port"]
+    module_exact = 1.0
+    if same_modules:
+        module_exact = _count(same_modules, "module_exact") / len(same_modules)
+    blames = [outcome.blame for outcome in in_ports]
     return {
-        "first layer exact": (
-            sum(outcome.site_exact for outcome in effective) / max(1, len(effective))
-        ),
-        "module exact": _share_exact(same_modules),
-        "correct modules blamed": sum(outcome.blame == "wrong" for outcome in in_ports),
-        "false claims": sum(outcome.false_claim for outcome in in_ports),
-        "false alarms": sum(outcome.false_alarm for outcome in outcomes),
+        "first layer exact": _count(effective, "site_exact") / max(1, len(effective)),
+        "module exact": module_exact,
+        "correct modules blamed": blames.count("wrong"),
+        "false claims": _count(in_ports, "false_claim"),
+        "false alarms": _count(outcomes, "false_alarm"),
     }
 
 
-def _share_exact(effective: Sequence[Outcome]) -> float:
-    if not effective:
-        return 1.0
-    return sum(outcome.module_exact for outcome in effective) / len(effective)
-
-
 def met(outcomes: Sequence[Outcome]) -> bool:
-    """Tell whether every bar is met."""
+    """Check whether every bar is met."""
     reached = shares(outcomes)
-    enough = [reached[name] >= bar for name, bar in BARS.items() if bar]
-    none = [reached[name] == 0 for name, bar in BARS.items() if not bar]
-    return all([*enough, *none])
+    for name, bar in BARS.items():
+        if bar and reached[name] < bar:
+            return False
+        if not bar and reached[name]:
+            return False
+    return True
 
 
-def fault_rows(
-    outcomes: Iterable[Outcome], key: Callable[[Outcome], str]
-) -> list[list[Any]]:
-    """A row for each value of a key: planted, effective, first layer and module exact,
-    of the effective.
-    """
+def fault_rows(outcomes: Iterable[Outcome], key: Callable[[Outcome], str]) -> Rows:
+    """Count for each value of a key: planted, effective, and exact of the effective."""
+    faults = faults_in(outcomes)
     groups: dict[str, list[Outcome]] = defaultdict(list)
-    for one in outcomes:
-        if one.spec.fault:
-            groups[key(one)].append(one)
-    rows = [[name, *_counts(group)] for name, group in groups.items()]
-    return [
-        *rows,
-        ["all", *_counts([one for group in groups.values() for one in group])],
-    ]
+    for outcome in faults:
+        groups[key(outcome)].append(outcome)
+    rows: Rows = []
+    for name, group in groups.items():
+        rows.append([name, *_counts(group)])
+    return [*rows, ["all", *_counts(faults)]]
+
+
+def _kind(outcome: Outcome) -> str:
+    return outcome.spec.kind
+
+
+def _family(outcome: Outcome) -> str:
+    return outcome.spec.subject
 
 
 def _counts(group: list[Outcome]) -> list[int]:
-    effective = [one for one in group if one.effective]
-    exact = [
-        sum(one.site_exact for one in effective),
-        sum(one.module_exact for one in effective),
-    ]
-    return [len(group), len(effective), *exact]
+    effective = _effective(group)
+    sites, modules = _count(effective, "site_exact"), _count(effective, "module_exact")
+    return [len(group), len(effective), sites, modules]
 
 
-def harmless_rows(outcomes: Iterable[Outcome]) -> list[list[Any]]:
-    """A row for each harmless change: pairs, false alarms, and how far the output
-    moved, in units of the noise.
-    """
+def harmless_rows(outcomes: Iterable[Outcome]) -> Rows:
+    """Count pairs and false alarms of each harmless change, and how far it moved."""
+    harmless = harmless_in(outcomes)
     groups: dict[str, list[Outcome]] = defaultdict(list)
-    for one in outcomes:
-        if not one.spec.fault:
-            groups[one.spec.kind].append(one)
-    rows: list[list[Any]] = [
-        [
-            name,
-            len(group),
-            sum(one.false_alarm for one in group),
-            f"{max(one.moved for one in group):.3g}",
-        ]
-        for name, group in groups.items()
-    ]
-    everything = [one for group in groups.values() for one in group]
-    return [
-        *rows,
-        ["all", len(everything), sum(one.false_alarm for one in everything), ""],
-    ]
+    for outcome in harmless:
+        groups[outcome.spec.kind].append(outcome)
+    rows: Rows = []
+    for name, group in groups.items():
+        moved = max(outcome.moved for outcome in group)
+        rows.append([name, len(group), _count(group, "false_alarm"), f"{moved:.3g}"])
+    return [*rows, ["all", len(harmless), _count(harmless, "false_alarm"), ""]]
 
 
+HARMLESS_HEADS = ["pairs", "false alarms", "output moved, times the noise"]
 PORT_HEADS = [
-    *(
-        "layout",
-        "dtype",
-        "device",
-        "planted",
-        "effective",
-        "first site exact",
-        "module right",
-        "larger than need be",
-    ),
-    *(
-        "correct module blamed",
-        "no module",
-        "own code, falsely",
-        "a false hint",
-        "sound ports",
-        "false alarms",
-    ),
+    "layout",
+    "dtype",
+    "device",
+    "planted",
+    "effective",
+    "first site exact",
+    "module right",
+    "larger than need be",
+    "correct module blamed",
+    "no module",
+    "own code, falsely",
+    "a false hint",
+    "sound ports",
+    "false alarms",
 ]
 
 
-def port_rows(outcomes: Iterable[Outcome]) -> list[list[Any]]:
-    """Give a row for each layout, dtype and device: what came of the faults in its
-    ports, and of sound ones.
-    """
+def port_rows(outcomes: Iterable[Outcome]) -> Rows:
+    """Count outcomes for each layout, dtype and device of ports."""
     groups: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.spec.group == "port":
@@ -146,22 +146,20 @@ def port_rows(outcomes: Iterable[Outcome]) -> list[list[Any]]:
 
 
 def _port_counts(group: Sequence[Outcome]) -> list[int]:
-    planted = [outcome for outcome in group if outcome.spec.fault]
-    effective = [outcome for outcome in planted if outcome.effective]
+    effective, sound = _effective(group), harmless_in(group)
     blames = [outcome.blame or "none" for outcome in effective]
-    sound = [outcome for outcome in group if not outcome.spec.fault]
     return [
-        len(planted),
+        len(faults_in(group)),
         len(effective),
-        sum(outcome.site_exact for outcome in effective),
+        _count(effective, "site_exact"),
         blames.count("right"),
         blames.count("larger"),
         blames.count("wrong"),
         blames.count("none"),
-        sum(outcome.false_claim for outcome in effective),
-        sum(bool(outcome.false_hints) for outcome in effective),
+        _count(effective, "false_claim"),
+        _count(effective, "false_hints"),
         len(sound),
-        sum(outcome.false_alarm for outcome in sound),
+        _count(sound, "false_alarm"),
     ]
 
 
@@ -171,32 +169,29 @@ DEVICE_HEADS = [
     "effective",
     "first layer exact",
     "module exact",
+    "harmless",
+    "false alarms",
+    "errors",
 ]
-DEVICE_HEADS += ["harmless", "false alarms", "errors"]
 
 
-def device_rows(outcomes: Iterable[Outcome]) -> list[list[Any]]:
-    """Give a row for each device but the CPU: faults in modules of the reference's own
-    make, and harmless changes.
-    """
+def device_rows(outcomes: Iterable[Outcome]) -> Rows:
+    """Count outcomes for each device but the CPU, without ports."""
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.spec.device != "cpu" and outcome.spec.group != "port":
             groups[outcome.spec.device].append(outcome)
-    rows: list[list[Any]] = []
+    rows: Rows = []
     for device, group in groups.items():
-        harmless = [outcome for outcome in group if not outcome.spec.fault]
-        alarms = sum(outcome.false_alarm for outcome in harmless)
-        errors = sum(bool(outcome.error) for outcome in group)
-        faults = [outcome for outcome in group if outcome.spec.fault]
-        rows.append([device, *_counts(faults), len(harmless), alarms, errors])
+        harmless = harmless_in(group)
+        alarms, errors = _count(harmless, "false_alarm"), _count(group, "error")
+        counts = _counts(faults_in(group))
+        rows.append([device, *counts, len(harmless), alarms, errors])
     return rows
 
 
-def misses(outcomes: Iterable[Outcome]) -> list[list[str]]:
-    """List every effective fault whose layer or module was not named, every false
-    claim, and every false alarm.
-    """
+def misses(outcomes: Iterable[Outcome]) -> Rows:
+    """List every miss, every false claim and every false alarm."""
     return [_miss(outcome) for outcome in outcomes if _is_miss(outcome)]
 
 
@@ -212,7 +207,7 @@ def _is_miss(outcome: Outcome) -> bool:
     return not (outcome.site_exact and named)
 
 
-def _miss(outcome: Outcome) -> list[str]:
+def _miss(outcome: Outcome) -> list[object]:
     spec = outcome.spec
     where = f"{spec.subject}, {spec.kind}, seed {spec.seed}"
     if (spec.dtype, spec.device) != ("float32", "cpu"):
@@ -227,13 +222,8 @@ def _miss(outcome: Outcome) -> list[str]:
     truth = "no drift"
     if spec.fault:
         truth = f"{outcome.site}, {' or '.join(outcome.paths[:3])}"
-    return [
-        where,
-        outcome.detail,
-        truth,
-        outcome.error or verdict,
-        f"{outcome.moved:.3g}",
-    ]
+    moved = f"{outcome.moved:.3g}"
+    return [where, outcome.detail, truth, outcome.error or verdict, moved]
 
 
 HEADS = ["planted", "effective", "first layer exact", "module exact"]
@@ -247,17 +237,11 @@ MISS_HEADS = [
 
 
 def report(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Give all of it for a terminal."""
+    """Return the whole report for a terminal."""
     here = _on_the_cpu(outcomes)
-    for title, key in (
-        ("kind", lambda one: one.spec.kind),
-        ("family", lambda one: one.spec.subject),
-    ):
-        yield from _table([title, *HEADS], fault_rows(here, key))
-    yield from _table(
-        ["harmless", "pairs", "false alarms", "output moved, times the noise"],
-        harmless_rows(here),
-    )
+    yield from _table(["kind", *HEADS], fault_rows(here, _kind))
+    yield from _table(["family", *HEADS], fault_rows(here, _family))
+    yield from _table(["harmless", *HARMLESS_HEADS], harmless_rows(here))
     yield from _table(PORT_HEADS, port_rows(outcomes))
     yield from _table(DEVICE_HEADS, device_rows(outcomes))
     yield from _table(MISS_HEADS, misses(outcomes))
@@ -265,75 +249,68 @@ def report(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def _on_the_cpu(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Choose what has tables by kind and by family: modules of the reference's own
-    make, on the CPU.
-    """
-    return [
-        outcome
-        for outcome in outcomes
-        if outcome.spec.device == "cpu" and outcome.spec.group != "port"
-    ]
+    """Select the outcomes with tables by kind and family: no ports, on the CPU."""
+    selected = []
+    for outcome in outcomes:
+        if outcome.spec.device == "cpu" and outcome.spec.group != "port":
+            selected.append(outcome)
+    return selected
 
 
 def bars(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Give what was reached, beside what is asked."""
+    """Return what was reached beside the bars."""
     for name, value in shares(outcomes).items():
-        asked = f"at least {BARS[name]:.0%}" if BARS[name] else "none"
-        yield f"{name}: {f'{value:.2%}' if BARS[name] else int(value)} (bar: {asked})"
+        bar = BARS[name]
+        if bar:
+            yield f"{name}: {value:.2%} (bar: at least {bar:.0%})"
+        else:
+            yield f"{name}: {int(value)} (bar: none)"
 
 
-def _table(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> Iterator[str]:
-    if lines:
-        cells = [list(map(str, line)) for line in (head, *lines)]
-        wide = [max(len(line[i]) for line in cells) for i in range(len(head))]
-        yield from (
-            "  ".join(
-                cell.ljust(w) for cell, w in zip(line, wide, strict=True)
-            ).rstrip()
-            for line in cells
-        )
-        yield ""
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    if not rows:
+        return
+    lines = [list(map(str, row)) for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        yield "  ".join(cells).rstrip()
+    yield ""
 
 
-def markdown(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
-    """A table for a page."""
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n".join(
-        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |"
-        for row in rows
-    )
+def markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table in Markdown."""
+    lines = []
+    for row in (head, ["---"] * len(head), *rows):
+        cells = [str(cell).replace("|", "\\|") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def page(outcomes: Sequence[Outcome]) -> str:
     """Write the measured part of docs/faults.md."""
     here = _on_the_cpu(outcomes)
-    named = [
-        outcome
-        for outcome in here
-        if outcome.spec.group == "named" or not outcome.spec.fault
-    ]
+    named = []
+    for outcome in here:
+        if outcome.spec.group == "named" or not outcome.spec.fault:
+            named.append(outcome)
     unnamed = [outcome for outcome in here if outcome.spec.group == "unnamed"]
-    faults = [outcome for outcome in outcomes if outcome.spec.fault]
-    effective = [outcome for outcome in faults if outcome.effective]
-    harmless = len(outcomes) - len(faults)
+    planted, effective = len(faults_in(outcomes)), len(_effective(outcomes))
     parts = [
         (
-            f"{len(faults)} faults were planted, and {len(effective)} of them move the"
-            f" output by more than {FACTOR:g} times its noise. {harmless} pairs are"
-            " harmless."
+            f"{planted} faults were planted, and {effective} of them move the output by"
+            f" more than {FACTOR:g} times its noise. {len(outcomes) - planted} pairs"
+            " are harmless."
         ),
         "\n".join(f"- {line}" for line in bars(outcomes)),
         "## By family",
-        markdown(["family", *HEADS], fault_rows(here, lambda one: one.spec.subject)),
+        markdown(["family", *HEADS], fault_rows(here, _family)),
         "## By kind",
-        markdown(["kind", *HEADS], fault_rows(named, lambda one: one.spec.kind)),
+        markdown(["kind", *HEADS], fault_rows(named, _kind)),
         "## Faults without a name",
-        markdown(["change", *HEADS], fault_rows(unnamed, lambda one: one.spec.kind)),
+        markdown(["change", *HEADS], fault_rows(unnamed, _kind)),
         "## Harmless pairs",
-        markdown(
-            ["change", "pairs", "false alarms", "output moved, times the noise"],
-            harmless_rows(here),
-        ),
+        markdown(["change", *HARMLESS_HEADS], harmless_rows(here)),
         "## Ports by layout",
         markdown(PORT_HEADS, port_rows(outcomes)),
         "## Other devices",
@@ -344,5 +321,5 @@ def page(outcomes: Sequence[Outcome]) -> str:
     return "\n\n".join(parts)
 
 
-def _or_none(head: Sequence[str], rows: Sequence[Sequence[Any]], otherwise: str) -> str:
+def _or_none(head: Sequence[str], rows: Rows, otherwise: str) -> str:
     return markdown(head, rows) if rows else otherwise

@@ -1,5 +1,4 @@
-"""Faults that are smaller than the rounding of a token, and sound pairs, given to the
-test of drift for both.
+"""Faults below the rounding of a token, and sound pairs, for drift's systematic test.
 
 A pair is a model and a copy that was changed. Each part of both is run on equal input,
 and its rows are given to `SystematicTest`: the states, and single modules.
@@ -230,9 +229,7 @@ PLACES: dict[str, Places] = {
 
 
 def plant(trial: Trial, module: nn.Module) -> tuple[nn.Module, str]:
-    """Plant a small fault at a random place of a copy, and return the copy and the
-    place.
-    """
+    """Plant a small fault in a copy, and return the copy and the place."""
     rng = Rng(f"{trial.subject} {trial.kind} {trial.seed}")
     changed = copy.deepcopy(module)
     path = rng.choice(PLACES[trial.kind](ModelParts(changed)))
@@ -278,8 +275,9 @@ class Comparison:
     def add_states(
         self, reference: Rows, candidate: Rows, exact: Rows, faulty: Rows | None
     ) -> None:
-        """Add the rows of states; those of the fault in float64 say what there is to
-        find.
+        """Add the rows of states.
+
+        Those of the fault in float64 say what there is to find.
         """
         for name, rows in reference.items():
             test = self.states.setdefault(
@@ -340,9 +338,7 @@ def _strongest(findings: dict[str, Finding]) -> tuple[str, Finding]:
 
 
 def measure(trial: Trial, most: int = TOKENS[-1]) -> list[Measured]:
-    """Compare a pair; where a fault is planted, at every number of tokens up to the
-    most.
-    """
+    """Compare a pair; with a fault, at every number of tokens up to the most."""
     # A GPU has products of its own, and of a CPU's own some pairs are measured.
     accumulation = (
         nullcontext()
@@ -432,9 +428,7 @@ _reference_rows: dict[tuple[str, int], tuple[Rows, Rows]] = {}
 
 
 def reference_rows(trial: Trial, base: Setting, batch: Batch) -> tuple[Rows, Rows]:
-    """Run the reference, and its copy in float64 on equal input; both are kept for the
-    next pair.
-    """
+    """Run the reference and its float64 copy; both are kept for the next pair."""
     key = (trial.device, id(batch))
     if key not in _reference_rows:
         reference = state_rows(base.module, base.anatomy, batch)
@@ -472,9 +466,7 @@ def _scaled_residual(
 def _add_modules(
     comparison: Comparison, base: Setting, candidate: nn.Module, batch: Batch
 ) -> None:
-    """Add the rows of single modules; those of a module that nothing was done to are
-    equal.
-    """
+    """Add the rows of single modules; those of unchanged modules are equal."""
     parts = dict(candidate.named_modules())
     for call, exact in _calls(base, batch):
         theirs = call.repeat(parts[call.path]) if call.path in parts else None
@@ -494,8 +486,9 @@ _module_calls: dict[tuple[int, int], list[tuple[ModuleCall, Tensor | None]]] = {
 
 
 def _calls(base: Setting, batch: Batch) -> list[tuple[ModuleCall, Tensor | None]]:
-    """Call every module of the reference, in its dtype and in float64; both are kept
-    for the next pair.
+    """Call every module of the reference in its dtype and in float64.
+
+    Both are kept for the next pair.
     """
     key = (id(base), id(batch))
     if key not in _module_calls:

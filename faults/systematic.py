@@ -1,5 +1,4 @@
-"""Measure how small a systematic fault is found, and how often sound programs are
-called faulty.
+"""Measure how small a fault is recognised, and how often sound programs are blamed.
 
 python -m faults.systematic                      all pairs, in order; the tables
 python -m faults.systematic --only llama bfloat16 some, by model, dtype, kind, device, `sound`, `planted`

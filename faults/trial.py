@@ -1,6 +1,4 @@
-"""One pair, given to drift: what was declared beforehand, what an independent check
-says, and what drift says.
-"""
+"""Try one pair: what was declared of it, and what drift says."""
 
 import copy
 import json
@@ -73,9 +71,7 @@ class Outcome:
 
     @property
     def effective(self) -> bool:
-        """Whether the output moves beyond the noise; a fault that does not is counted
-        apart.
-        """
+        """Return whether the output moves beyond the noise."""
         return self.moved > FACTOR
 
     @property
@@ -88,14 +84,12 @@ class Outcome:
 
     @property
     def false_alarm(self) -> bool:
-        """Whether a harmless pair was called drift, or could not be compared."""
+        """Return whether a harmless pair was called drift, or was not compared."""
         return not self.spec.fault and (self.drifted or bool(self.error))
 
 
 def prepare() -> None:
-    """Keep a worker to one core and quiet: what tiny random models are warned of is not
-    news.
-    """
+    """Keep a worker to one core, and silence warnings about tiny random models."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
@@ -104,7 +98,7 @@ def prepare() -> None:
 
 
 def attempt(spec: Spec) -> Outcome:
-    """Make the pair, check it, and give it to drift."""
+    """Build the pair, check it, and compare it with drift."""
     start = time.monotonic()
     of = subject(*spec.reference)
     truth: Verdict = {}
@@ -129,17 +123,15 @@ def attempt(spec: Spec) -> Outcome:
 
 
 def check(spec: Spec) -> str:
-    """Say what an independent check has against the declaration of a fault that moves
-    the output.
-    """
+    """Say how an independent check contradicts the declaration of a fault."""
     if spec.group == "port":
         return port_objection(
             PORTS[spec.subject], subject(*spec.reference).module, plant_in_port(spec)
         )
     of, planted = subject(*spec.reference), plant(spec)
     effective = moved(of, planted.module) / level(*spec.reference) > FACTOR
-    said = objection(of, planted) if effective else ""
-    return said and f"{spec.subject}, {spec.kind}, seed {spec.seed} {said}"
+    message = objection(of, planted) if effective else ""
+    return message and f"{spec.subject}, {spec.kind}, seed {spec.seed} {message}"
 
 
 def _facts(facts: Any) -> Verdict:
@@ -169,7 +161,7 @@ def _number(value: Any) -> float:
 
 
 def _pair(spec: Spec, of: Subject) -> tuple[Any, Any, Verdict]:
-    """Make the reference, the candidate, and what is true of the pair."""
+    """Return the reference, the candidate, and what is true of the pair."""
     if spec.group == "run":
         return _run(spec.kind, of)
     reference = model(*spec.reference)
@@ -179,10 +171,10 @@ def _pair(spec: Spec, of: Subject) -> tuple[Any, Any, Verdict]:
         candidate = (
             HARMLESS[spec.kind].make(of.module, spec.rng).to(spec.candidate_device)
         )
-        given = candidate if spec.kind == "compiled" else (candidate, of.tokenizer)
+        side = candidate if spec.kind == "compiled" else (candidate, of.tokenizer)
         return (
             reference,
-            given,
+            side,
             {"moved": moved(of, candidate) / level(*spec.reference)},
         )
     planted = plant(spec)
@@ -197,7 +189,7 @@ def _pair(spec: Spec, of: Subject) -> tuple[Any, Any, Verdict]:
 
 
 def _port(spec: Spec, of: Subject, reference: hs.Model) -> tuple[Any, Any, Verdict]:
-    """Make a port of the reference, with a fault or without."""
+    """Return a port of the reference, with a fault or without."""
     if spec.kind == SOUND:
         candidate: Any = PORTS[spec.subject].port(of.module).to(spec.candidate_device)
         return (
@@ -221,7 +213,7 @@ def _port(spec: Spec, of: Subject, reference: hs.Model) -> tuple[Any, Any, Verdi
 
 
 def plant_in_port(spec: Spec) -> PlantedInPort:
-    """Make the port of a pair, with its fault."""
+    """Return the port of a pair, with its fault."""
     return ports.plant(
         PORTS[spec.subject], subject(*spec.reference).module, spec.kind, spec.seed
     )
@@ -234,7 +226,7 @@ def plant(spec: Spec) -> Planted:
 
 
 def _run(kind: str, of: Subject) -> tuple[Any, Any, Verdict]:
-    """The same module, run in another way."""
+    """Return the same module, run in another way."""
     reference = model(of.name)
     if kind == "padding_side":
         tokenizer = copy.deepcopy(of.tokenizer)

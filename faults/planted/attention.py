@@ -1,5 +1,4 @@
-"""Faults in attention: scale, mask, window, softmax, repeated heads, rotation. The
-weights stay as they are.
+"""Faults in the code of attention: scale, mask, window, softmax, heads, rotation.
 
 Every attention module of transformers calls a function by the name in its
 configuration. One module is given a configuration of its own that names `attend`: plain
@@ -44,8 +43,9 @@ def attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention in plain steps, `[text, head, token, width]`, with the mistake that the
-    module was given.
+    """Attend in plain steps, with the mistake of the module.
+
+    Tensors are `[text, head, token, width]`.
     """
     mistake: Mistake = module.planted_mistake  # type: ignore[assignment]
     groups = query.shape[1] // key.shape[1]
@@ -83,8 +83,9 @@ def _repeated(heads: Tensor, groups: int, *, tiled: bool) -> Tensor:
 
 
 def _hidden(mask: Tensor | None, scores: Tensor, *, causal: bool) -> Tensor:
-    """Which scores are hidden; a model may leave out a mask that is causal only, or
-    that hides nothing.
+    """Return which scores are hidden.
+
+    A model may omit a mask that is only causal, or that hides nothing.
     """
     tokens, keys = scores.shape[-2:]
     if mask is None:
@@ -98,8 +99,9 @@ def _hidden(mask: Tensor | None, scores: Tensor, *, causal: bool) -> Tensor:
 
 
 def _mistaken(hidden: Tensor, mask: str, window: int | None) -> Tensor:
-    """The same mask with a mistake in it; what hides padding stays, so far as it can be
-    told apart.
+    """Return the mask with a mistake.
+
+    What hides padding stays, as far as it can be told apart.
     """
     if mask == "right":
         return hidden
@@ -132,7 +134,7 @@ def attend_plainly(part: nn.Module, mistake: Mistake) -> None:
 
 
 def self_attentions(parts: ModelParts) -> list[str]:
-    """The attention modules within one stack, and not from decoder to encoder."""
+    """Return the attention modules within one stack."""
     return [
         path
         for path in parts.everywhere(is_attention)
@@ -159,9 +161,7 @@ def _mistake(detail: str, **wrong: Any) -> Callable[[ModelParts, str, Rng], Dama
 
 
 def wrong_scale(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """The scale of the scores left out, or the root's, or applied twice where it is in
-    the queries already.
-    """
+    """Omit the scale of the scores, take its root, or apply it twice."""
     part: Any = parts.modules[path]
     width = parts.head_width
     named = float(getattr(part, "scaling", 1.0))
@@ -176,9 +176,7 @@ def wrong_scale(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def rotated(part: nn.Module, mode: str) -> None:
-    """Let an attention module with q, k, v and o apart rotate wrongly. The rest is the
-    model's own maths.
-    """
+    """Let an attention module with separate q, k, v and o rotate wrongly."""
 
     def forward(
         original: Any, self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any
@@ -240,10 +238,10 @@ def _rotate(
 def _rotating(parts: ModelParts) -> list[str]:
     """Attention modules with q, k, v and o apart that rotate whole heads."""
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
-    found = self_attentions(parts) if parts.rotary else []
+    attentions = self_attentions(parts) if parts.rotary else []
     return [
         path
-        for path in found
+        for path in attentions
         if all(joined(path, name) in parts.modules for name in names)
     ]
 

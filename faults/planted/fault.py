@@ -1,5 +1,4 @@
-"""A kind of fault as a value, a fault that was planted, and how the forward of one
-module is replaced.
+"""A kind of fault, a planted fault, and the replacement of a module's forward.
 
 A fault is planted in a deep copy. It declares at once the first site at which it shows
 and the module that is at fault.
@@ -37,7 +36,7 @@ class Planted:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Every module path that names the fault."""
+        """Return every module path that names the fault."""
         return (self.path, *self.also)
 
 
@@ -70,14 +69,15 @@ class Fault:
     change: Change
 
     def applies(self, module: nn.Module) -> bool:
-        """Whether there is a place for it in a model."""
+        """Check whether there is a place for it in a model."""
         return bool(self.places(ModelParts(module)))
 
     def plant(
         self, module: nn.Module, layer: int | None = None, rng: Rng | int | str = 0
     ) -> Planted:
-        """Plant it in a copy of a module: in a given block of a stack, counted from 0,
-        or anywhere if not given.
+        """Plant it in a copy of a module, in one block or anywhere.
+
+        The block is counted from 0 within its stack.
 
         >>> from hiddenscope.testing import tiny_model
         >>> from faults.planted import KINDS
@@ -114,7 +114,7 @@ class Fault:
 
 
 def generator(rng: Rng) -> torch.Generator:
-    """A generator of tensors that follows from a generator of choices."""
+    """Return a generator of tensors, seeded by a generator of choices."""
     return torch.Generator().manual_seed(rng.getrandbits(48))
 
 
@@ -124,8 +124,7 @@ def noise_like(weight: Tensor, rng: Rng) -> Tensor:
 
 
 def replace_forward(part: nn.Module, forward: Callable[..., Any]) -> None:
-    """Give one module another forward, `forward(original, self, ...)`: its class
-    becomes a subclass of its own class.
+    """Give a module another forward, `forward(original, self, ...)`, by a subclass.
 
     A subclass keeps the module's name, signature and type, as an edited source file
     would, and a copy of it too.
@@ -146,11 +145,11 @@ def replace_forward(part: nn.Module, forward: Callable[..., Any]) -> None:
 
 
 def first(output: Any) -> Tensor:
-    """The tensor that a module gives, alone or first in a tuple."""
+    """Return the tensor that a module returns, alone or first in a tuple."""
     tensor: Tensor = output[0] if isinstance(output, tuple) else output
     return tensor
 
 
 def with_first(output: Any, tensor: Tensor) -> Any:
-    """The same output with another first tensor."""
+    """Return the output with another first tensor."""
     return (tensor, *output[1:]) if isinstance(output, tuple) else tensor

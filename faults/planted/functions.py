@@ -1,6 +1,4 @@
-"""Faults in the code of a module: activations, norms, residuals, layers called wrongly,
-a narrower dtype, dropout.
-"""
+"""Faults in the code of a module: activations, norms, residuals, dtype, dropout."""
 
 from collections.abc import Callable
 from inspect import signature
@@ -69,7 +67,7 @@ def wrong_eps(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def other_norm(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """An RMSNorm that takes the mean off, or a LayerNorm that does not."""
+    """Let an RMSNorm subtract the mean, or a LayerNorm not."""
     part = parts.modules[path]
     if is_layer_norm(part):
         replace_forward(part, _without_mean)
@@ -88,13 +86,13 @@ def _without_mean(original: Any, self: Any, x: Tensor) -> Any:
 
 
 def skip_norm(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A norm that lets everything through."""
+    """Let a norm return its input."""
     replace_forward(parts.modules[path], lambda original, self, x: x.clone())
     return Damage("no norm")
 
 
 def norm_twice(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A norm applied to its own output."""
+    """Apply a norm to its own output."""
     replace_forward(
         parts.modules[path], lambda original, self, x: original(original(x))
     )
@@ -102,7 +100,7 @@ def norm_twice(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def bias_twice(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A bias added by the product and once more after it."""
+    """Add a bias in the product and once more after it."""
     replace_forward(
         parts.modules[path], lambda original, self, x: original(x) + self.bias
     )
@@ -110,8 +108,9 @@ def bias_twice(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def skip_layer(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A block that is never run; of T5's, only what it hands on beside the states is
-    taken.
+    """Skip a block.
+
+    Of T5's, only what it returns beside the states is taken.
     """
     beside = "position_bias" in signature(parts.modules[path].forward).parameters
 
@@ -129,7 +128,7 @@ def skip_layer(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def double_layer(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A block that is run on its own output again."""
+    """Run a block again on its own output."""
 
     def forward(
         original: Any, self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any
@@ -143,7 +142,7 @@ def double_layer(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def scale_residual(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """What a block adds, times a factor that belongs to another model."""
+    """Scale what a block adds, as in another model."""
     factor = rng.choice((0.22, 0.5, 0.98, 1.4))
 
     def forward(
@@ -159,7 +158,7 @@ def scale_residual(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def block_in_bf16(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """One block that computes in bfloat16 in a model of float32."""
+    """Compute one block in bfloat16 in a float32 model."""
     block = parts.modules[path].to(torch.bfloat16)
 
     def forward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -172,7 +171,7 @@ def block_in_bf16(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def _cast(value: Any, dtype: torch.dtype, to: torch.dtype) -> Any:
-    """The same nest of tuples and mappings with tensors of one dtype in another."""
+    """Return nested tuples and mappings with tensors of one dtype in another."""
     if isinstance(value, Tensor):
         return value.to(to) if value.dtype == dtype else value
     if type(value) in (tuple, list):
@@ -185,7 +184,7 @@ def _cast(value: Any, dtype: torch.dtype, to: torch.dtype) -> Any:
 
 
 def linear_in_bf16(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """One product in bfloat16 in a model of float32."""
+    """Compute one product in bfloat16 in a float32 model."""
 
     def forward(original: Any, self: Any, x: Tensor) -> Any:
         with torch.autocast(x.device.type, torch.bfloat16):
@@ -196,18 +195,19 @@ def linear_in_bf16(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def dropout_on(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """Dropout that is left on in one module; the same numbers are dropped in every run,
-    so that it can be repeated.
+    """Leave dropout on in one module.
+
+    The same elements are dropped in every run, so that it can be repeated.
     """
     rate, seed = 0.1, generator(rng).initial_seed()
 
     def forward(original: Any, self: Any, x: Tensor) -> Any:
         output = original(x)
-        kept = (
+        keep_mask = (
             torch.rand(output.shape[-2:], generator=torch.Generator().manual_seed(seed))
             >= rate
         )
-        return output * kept.to(output) / (1 - rate)
+        return output * keep_mask.to(output) / (1 - rate)
 
     replace_forward(parts.modules[path], forward)
     return Damage(f"a tenth of the output at zero, seed {seed}")
@@ -221,7 +221,7 @@ def _gated(parts: ModelParts) -> list[str]:
 
 
 def activate_up(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A gated MLP that activates the wrong half."""
+    """Let a gated MLP activate the wrong half."""
     replace_forward(
         parts.modules[path],
         lambda original, self, x: self.down_proj(
@@ -240,9 +240,7 @@ def _parallel(parts: ModelParts) -> list[str]:
 
 
 def other_residual(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """Attention and MLP one after the other where they are parallel, or the other way
-    round.
-    """
+    """Run attention and MLP in sequence instead of in parallel, or the reverse."""
     block: Any = parts.modules[path]
     block.use_parallel_residual = not block.use_parallel_residual
     return Damage(f"parallel: {block.use_parallel_residual}")
@@ -255,7 +253,7 @@ def _routers(parts: ModelParts) -> list[str]:
 
 
 def wrong_top_k(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A router that chooses one expert more, or one fewer."""
+    """Let a router select one expert more, or one fewer."""
     router: Any = parts.modules[path]
     before = router.top_k
     router.top_k = rng.choice(
@@ -265,16 +263,14 @@ def wrong_top_k(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def other_normalisation(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """Weights of the chosen experts that do not add up to one, or that do where they
-    should not.
-    """
+    """Normalise the weights of the experts wrongly, or not at all."""
     normalised = bool(getattr(parts.modules[path], "norm_topk_prob", True))
 
     def forward(original: Any, self: Any, hidden_states: Tensor, *args: Any) -> Any:
-        logits, scores, chosen = original(hidden_states, *args)
-        weights = logits.float().softmax(-1).gather(-1, chosen)
+        logits, scores, selected = original(hidden_states, *args)
+        weights = logits.float().softmax(-1).gather(-1, selected)
         weights = weights if normalised else weights / weights.sum(-1, keepdim=True)
-        return logits, weights.to(scores.dtype), chosen
+        return logits, weights.to(scores.dtype), selected
 
     replace_forward(parts.modules[path], forward)
     return Damage(f"the weights {'do not' if normalised else 'do'} add up to one")

@@ -1,5 +1,4 @@
-"""Changes that do no harm: the same maths by another kernel, in another layout or
-order, or in another dtype.
+"""Harmless changes: the same maths by another kernel, layout, order or dtype.
 
 Each is made in a copy, and what differs after it is rounding. Whatever calls one of
 them a fault has raised a false alarm.
@@ -44,12 +43,11 @@ class Harmless:
     everywhere: bool = True
 
     def applies(self, module: nn.Module) -> bool:
-        """Whether there is a place for it in a model."""
+        """Check whether there is a place for it in a model."""
         return bool(self.places(ModelParts(module)))
 
     def make(self, module: nn.Module, rng: Rng | int | str = 0) -> nn.Module:
-        """A copy of a module with the change made: wherever it can be, or in one random
-        place.
+        """Return a copy of a module with the change, everywhere or in one place.
 
         >>> from hiddenscope.testing import tiny_model
         >>> from faults.planted import HARMLESS
@@ -64,8 +62,8 @@ class Harmless:
         changed = parts.module
         with torch.no_grad():
             for path in places if self.everywhere else [rng.choice(places)]:
-                made = self.change(parts, path, rng)
-                changed = changed if made is None else made
+                replacement = self.change(parts, path, rng)
+                changed = changed if replacement is None else replacement
         return changed.eval()
 
 
@@ -218,7 +216,7 @@ def not_contiguous(parts: ModelParts, path: str, rng: Rng) -> None:
 
 
 def round_trip(parts: ModelParts, path: str, rng: Rng) -> nn.Module:
-    """The model saved as safetensors and read again."""
+    """Save the model as safetensors and read it again."""
     module: Any = parts.module
     with tempfile.TemporaryDirectory() as folder:
         module.save_pretrained(Path(folder))
@@ -232,7 +230,7 @@ def round_trip(parts: ModelParts, path: str, rng: Rng) -> nn.Module:
 
 
 def plain_copy(parts: ModelParts, path: str, rng: Rng) -> None:
-    """A copy, and nothing else."""
+    """Copy the model, and nothing else."""
 
 
 def _gated(parts: ModelParts) -> list[str]:
@@ -244,7 +242,7 @@ def _gated(parts: ModelParts) -> list[str]:
 
 
 def permute_channels(parts: ModelParts, path: str, rng: Rng) -> None:
-    """The inner channels of an MLP in another order, on both sides."""
+    """Permute the inner channels of an MLP on both sides."""
     gate, up, down = (
         parts.modules[joined(path, name)].weight
         for name in ("gate_proj", "up_proj", "down_proj")
@@ -256,7 +254,7 @@ def permute_channels(parts: ModelParts, path: str, rng: Rng) -> None:
 
 
 def fold_norm(parts: ModelParts, path: str, rng: Rng) -> None:
-    """The weight of the norm before attention, folded into the projections behind it."""
+    """Fold the weight of the norm before attention into the projections behind it."""
     block: Any = parts.modules[path]
     norm = block.input_layernorm
     gemma = "gemma" in type(norm).__name__.lower()
@@ -297,8 +295,9 @@ def _mixture(parts: ModelParts) -> list[str]:
 
 
 def compiled(parts: ModelParts, path: str, rng: Rng) -> nn.Module:
-    """The whole model compiled; `torch.compile` needs a C++ compiler, and takes its
-    time.
+    """Compile the whole model.
+
+    `torch.compile` needs a C++ compiler, and takes its time.
     """
     module = torch.compile(parts.module)
     assert isinstance(module, nn.Module)
@@ -306,9 +305,7 @@ def compiled(parts: ModelParts, path: str, rng: Rng) -> nn.Module:
 
 
 def all_by_hand(parts: ModelParts, path: str, rng: Rng) -> None:
-    """Every linear, norm, activation and attention by other steps at once: a port from
-    scratch.
-    """
+    """Compute every linear, norm, activation and attention in other steps at once."""
     steps = (
         (_linears, split_sum),
         (_norms, norm_by_hand),
@@ -325,7 +322,7 @@ def _activations(parts: ModelParts) -> list[str]:
 
 
 def to_dtype(dtype: torch.dtype) -> Callable[[ModelParts, str, Rng], None]:
-    """The whole model in another dtype."""
+    """Convert the whole model to another dtype."""
 
     def change(parts: ModelParts, path: str, rng: Rng) -> None:
         module: Any = parts.module.to(dtype)

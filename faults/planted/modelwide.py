@@ -18,8 +18,9 @@ ONE_MODULE = "one module that is known by several paths"
 
 
 def rotary_table(parts: ModelParts, path: str, rng: Rng) -> tuple[str, str]:
-    """The prefix of the names of a rotary table, and its first site: Gemma 3 has one
-    table for each type of layer.
+    """Return the prefix of a rotary table's names, and its first site.
+
+    Gemma 3 has one table for each type of layer.
     """
     part, stack = parts.modules[path], parts.stack_of(path)
     types = [
@@ -30,12 +31,15 @@ def rotary_table(parts: ModelParts, path: str, rng: Rng) -> tuple[str, str]:
     types = [name for name in types if "original" not in name]
     if not types:
         return "", f"{stack}layer.1"
-    chosen = rng.choice(types)
-    return f"{chosen}_", f"{stack}layer.{parts.config.layer_types.index(chosen) + 1}"
+    layer_type = rng.choice(types)
+    return (
+        f"{layer_type}_",
+        f"{stack}layer.{parts.config.layer_types.index(layer_type) + 1}",
+    )
 
 
 def rope_base(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """The base of the rotary frequencies of another model."""
+    """Use the base of another model for the rotary frequencies."""
     prefix, site = rotary_table(parts, path, rng)
     table: Tensor = getattr(parts.modules[path], f"{prefix}inv_freq")
     # Base ** power: 1.42 is 500,000 for 10,000.
@@ -77,7 +81,7 @@ def _rotary(parts: ModelParts) -> list[str]:
 
 
 def _embeddings(parts: ModelParts) -> list[str]:
-    """The embedding of each stack's tokens."""
+    """Return the token embedding of each stack."""
     if len(parts.owners) > 1:
         return [
             path
@@ -131,7 +135,7 @@ def embedding_scale(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def shift_ids(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A vocabulary that is one token off."""
+    """Shift the vocabulary by one token."""
     replace_forward(
         parts.modules[path],
         lambda original, self, ids: original((ids + 1) % self.num_embeddings),
@@ -140,7 +144,7 @@ def shift_ids(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def _tables(parts: ModelParts) -> list[str]:
-    """The tables of learned positions."""
+    """Return the tables of learned positions."""
     tables = [
         path for path, part in parts.modules.items() if isinstance(part, nn.Embedding)
     ]
@@ -152,10 +156,11 @@ def _tables(parts: ModelParts) -> list[str]:
 
 
 def _positioned(parts: ModelParts) -> list[str]:
-    """What turns places into learned positions: a table with an offset of its own, or
-    else what calls the table.
+    """Return the modules that turn places into learned positions.
+
+    These are tables with an offset of their own, or the callers of tables.
     """
-    found = []
+    callers = []
     for path in _tables(parts):
         caller = (
             path if hasattr(parts.modules[path], "offset") else path.rpartition(".")[0]
@@ -164,8 +169,8 @@ def _positioned(parts: ModelParts) -> list[str]:
             caller == path
             or "position_ids" in signature(parts.modules[caller].forward).parameters
         ):
-            found.append(caller)
-    return found
+            callers.append(caller)
+    return callers
 
 
 def _rotary_owners(parts: ModelParts) -> list[str]:
@@ -177,8 +182,8 @@ def _shift(parts: ModelParts, path: str, places: Any) -> None:
     part: Any = parts.modules[path]
 
     def forward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = signature(original).bind(*args, **kwargs).arguments
-        kwargs = {**given.pop("kwargs", {}), **given}
+        bound = signature(original).bind(*args, **kwargs).arguments
+        kwargs = {**bound.pop("kwargs", {}), **bound}
         names = ("input_ids", "inputs_embeds")
         embedded = next(kwargs[name] for name in names if kwargs.get(name) is not None)
         tokens = embedded.shape[1]
@@ -204,9 +209,7 @@ def position_off_by_one(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def padded_left(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """Positions as if a text were padded on the left to a multiple of eight tokens, and
-    the padding counted.
-    """
+    """Count positions as if texts were padded on the left to multiples of eight."""
     _shift(parts, path, lambda tokens: -tokens % 8)
     return Damage("positions of a text that is padded on the left")
 
@@ -228,11 +231,11 @@ def _owners(parts: ModelParts) -> list[str]:
 
 
 def hide_a_token(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A mask, for all layers, that hides the second token: it is taken for padding."""
+    """Hide the second token from all layers, as if it were padding."""
 
     def forward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = signature(original).bind(*args, **kwargs).arguments
-        kwargs = {**given.pop("kwargs", {}), **given}
+        bound = signature(original).bind(*args, **kwargs).arguments
+        kwargs = {**bound.pop("kwargs", {}), **bound}
         ids = next(
             kwargs[name]
             for name in ("input_ids", "inputs_embeds")
@@ -306,7 +309,7 @@ def _typed(parts: ModelParts) -> list[str]:
 
 
 def other_token_type(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """Every token taken for one of the second text of a pair."""
+    """Take every token for one of the second text of a pair."""
     parts.modules[path].token_type_ids.fill_(1)
     return Damage("token type 1")
 

@@ -1,5 +1,4 @@
-"""Where the parts of a model are: blocks, attention, projections, norms, embeddings and
-the head, found by structure.
+"""Find the parts of a model by structure: blocks, attention, norms, the head.
 
 This is a second reading of a model, by the names and shapes of its modules. It does not
 use `hiddenscope.discovery`, so that what a planted fault declares does not rest on what
@@ -40,7 +39,7 @@ class BlockParts:
 
     @property
     def site(self) -> str:
-        """The site of what the block makes."""
+        """Return the site of the block's output."""
         return f"{self.stack}layer.{self.number + 1}"
 
 
@@ -64,21 +63,21 @@ class ModelParts:
 
     @cached_property
     def lists(self) -> list[str]:
-        """The paths of the lists of blocks: those that lie in no other list."""
-        found = [
+        """Return the paths of the lists of blocks that lie in no other list."""
+        paths = [
             path
             for path, part in self.modules.items()
             if isinstance(part, nn.ModuleList) and len(part) > 1
         ]
         return [
             path
-            for path in found
-            if not any(path.startswith(f"{other}.") for other in found)
+            for path in paths
+            if not any(path.startswith(f"{other}.") for other in paths)
         ]
 
     @cached_property
     def blocks(self) -> list[BlockParts]:
-        """Every block of every stack, in the order of the pass."""
+        """Return every block of every stack, in the order of the pass."""
         lists = (
             sorted(self.lists, key=lambda path: "decoder" in path)
             if len(self.lists) == 2
@@ -91,22 +90,21 @@ class ModelParts:
         ]
 
     def _list(self, path: str) -> nn.ModuleList:
-        found = self.modules[path]
-        assert isinstance(found, nn.ModuleList)
-        return found
+        blocks = self.modules[path]
+        assert isinstance(blocks, nn.ModuleList)
+        return blocks
 
     def stack_of(self, path: str) -> str:
-        """The stack that a path lies in, as sites carry it: nothing where there is one
-        stack only.
-        """
+        """Return the stack of a path as sites name it; nothing if there is only one."""
         if len(self.lists) != 2:
             return ""
         return "decoder." if "decoder" in path.split(".") else "encoder."
 
     @cached_property
     def owners(self) -> list[str]:
-        """The modules that call the blocks and make their masks and positions, one for
-        each stack.
+        """Return the modules that call the blocks, one for each stack.
+
+        They also make the masks and positions.
         """
         paths = []
         for path in {block.path.rpartition(".")[0]: None for block in self.blocks}:
@@ -121,13 +119,13 @@ class ModelParts:
 
     @cached_property
     def head(self) -> str | None:
-        """The path of the unembedding."""
+        """Return the path of the unembedding."""
         getter: Any = getattr(self.module, "get_output_embeddings", None)
         return self._path_of(getter()) if getter is not None else None
 
     @cached_property
     def embedding(self) -> str | None:
-        """The path of the embedding of the tokens."""
+        """Return the path of the token embedding."""
         getter: Any = getattr(self.module, "get_input_embeddings", None)
         return self._path_of(getter()) if getter is not None else None
 
@@ -143,25 +141,25 @@ class ModelParts:
 
     @cached_property
     def final_norms(self) -> list[str]:
-        """The norms after the last block of each stack."""
-        found = []
+        """Return the norms after the last block of each stack."""
+        paths = []
         for owner in self.owners:
             names = [
                 name
                 for name, part in self.modules[owner].named_children()
                 if is_norm(part) and "emb" not in name
             ]
-            found += [joined(owner, name) for name in names]
-        return found
+            paths += [joined(owner, name) for name in names]
+        return paths
 
     @cached_property
     def rotary(self) -> list[str]:
-        """The modules that make the rotary tables."""
+        """Return the modules that make the rotary tables."""
         return [path for path in self.modules if "rotary" in path.rpartition(".")[2]]
 
     @cached_property
     def config(self) -> Any:
-        """The configuration of the text model."""
+        """Return the configuration of the text model."""
         config: Any = self.module.config
         return (
             config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -169,30 +167,30 @@ class ModelParts:
 
     @cached_property
     def heads(self) -> int:
-        """The number of attention heads."""
+        """Return the number of attention heads."""
         return int(self.config.num_attention_heads)
 
     @cached_property
     def key_heads(self) -> int:
-        """The number of heads of keys and values."""
+        """Return the number of key and value heads."""
         return int(getattr(self.config, "num_key_value_heads", None) or self.heads)
 
     @cached_property
     def head_width(self) -> int:
-        """The width of one head."""
+        """Return the width of one head."""
         return int(
             getattr(self.config, "head_dim", None)
             or self.config.hidden_size // self.heads
         )
 
     def inside(self, block: BlockParts) -> Iterator[tuple[str, nn.Module]]:
-        """Every module inside a block, with its path."""
+        """Return every module inside a block, with its path."""
         for name, part in self.modules[block.path].named_modules():
             if name:
                 yield f"{block.path}.{name}", part
 
     def everywhere(self, wanted: Any) -> list[str]:
-        """The paths of the modules inside all blocks that `wanted(module)` is true of."""
+        """Return the paths inside all blocks whose module is `wanted`."""
         return [
             path
             for block in self.blocks
@@ -201,8 +199,9 @@ class ModelParts:
         ]
 
     def projection(self, attention: str, role: str) -> str | None:
-        """The path of a projection of an attention module, such as its `"q"`; BERT
-        keeps its `"o"` beside it.
+        """Return the path of a projection of attention, such as its `"q"`.
+
+        BERT keeps its `"o"` beside the attention module.
         """
         for name in PROJECTIONS[role]:
             if joined(attention, name) in self.modules:
@@ -211,14 +210,14 @@ class ModelParts:
         return beside if role == "o" and beside in self.modules else None
 
     def block_of(self, path: str) -> BlockParts | None:
-        """The block that a path lies in."""
+        """Return the block that a path lies in."""
         return next(
             (block for block in self.blocks if f"{path}.".startswith(f"{block.path}.")),
             None,
         )
 
     def site(self, path: str) -> str:
-        """The first site at which a fault in a module shows; `logits` for the head."""
+        """Return the first site at which a fault in a module shows."""
         block = self.block_of(path)
         stack = self.stack_of(path)
         if block is not None:
@@ -230,9 +229,7 @@ class ModelParts:
         return "logits" if self._in_head(path) else f"{stack}layer.0"
 
     def _in_head(self, path: str) -> bool:
-        """Whether a module comes after the stacks: it is the unembedding, or outside of
-        what calls the blocks.
-        """
+        """Check whether a module comes after the stacks."""
         prefix = str(getattr(self.module, "base_model_prefix", ""))
         inside = (
             path == prefix
@@ -243,17 +240,17 @@ class ModelParts:
 
 
 def joined(parent: str, name: str) -> str:
-    """The path of a child."""
+    """Return the path of a child."""
     return f"{parent}.{name}" if parent else name
 
 
 def is_linear(part: nn.Module) -> bool:
-    """Whether it is a product with a matrix."""
+    """Check whether a module is a product with a matrix."""
     return isinstance(part, nn.Linear | Conv1D)
 
 
 def is_norm(part: nn.Module) -> bool:
-    """Whether it is a LayerNorm or an RMSNorm, whatever its class."""
+    """Check whether a module is a LayerNorm or an RMSNorm of any class."""
     weight = getattr(part, "weight", None)
     return (
         "norm" in type(part).__name__.lower()
@@ -263,26 +260,27 @@ def is_norm(part: nn.Module) -> bool:
 
 
 def is_layer_norm(part: nn.Module) -> bool:
-    """Whether it takes the mean off."""
+    """Check whether a norm subtracts the mean."""
     return isinstance(part, nn.LayerNorm)
 
 
 def is_activation(part: nn.Module) -> bool:
-    """Whether it is an activation function."""
+    """Check whether a module is an activation function."""
     leaf = not list(part.children()) and not list(part.parameters())
     return leaf and _ACTIVATION.search(type(part).__name__) is not None
 
 
 def is_attention(part: nn.Module) -> bool:
-    """Whether it projects to queries, keys and values itself."""
+    """Check whether a module projects to queries, keys and values itself."""
     children = dict(part.named_children())
     apart = all(any(name in children for name in PROJECTIONS[role]) for role in "qkv")
     return apart or any(name in children for name in PROJECTIONS["qkv"])
 
 
 def weight_out_first(part: nn.Module) -> Any:
-    """The weight of a linear as `[output, input]`: a view, so that writing to it
-    changes the module.
+    """Return the weight of a linear as `[output, input]`.
+
+    It is a view: writing to it changes the module.
     """
     weight: Any = part.weight
     return weight.data.T if isinstance(part, Conv1D) else weight.data

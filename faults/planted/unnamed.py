@@ -22,48 +22,44 @@ from faults.planted.parts import ModelParts
 
 
 def _with_weights(parts: ModelParts) -> list[str]:
-    """Modules anywhere that hold weights of their own; of those that share a weight,
-    the first.
-    """
-    seen: set[int] = set()
-    found = []
+    """Return all modules that hold weights; of those that share one, the first."""
+    known: set[int] = set()
+    paths = []
     for path, part in parts.modules.items():
-        own = [
+        weights = [
             weight
             for weight in part.parameters(recurse=False)
             if weight.is_floating_point()
         ]
         if (
-            own
-            and not any(id(weight) in seen for weight in own)
+            weights
+            and not any(id(weight) in known for weight in weights)
             and _reached(parts, path)
         ):
-            found.append(path)
-        seen |= {id(weight) for weight in own}
-    return found
+            paths.append(path)
+        known |= {id(weight) for weight in weights}
+    return paths
 
 
 def _reached(parts: ModelParts, path: str) -> bool:
-    """Whether a module is called: tied tables hold a weight that others read."""
+    """Check whether a module is called: others may read the weight of a tied table."""
     return path not in ("shared", "model.shared") and "pooler" not in path
 
 
 def _also(parts: ModelParts, path: str) -> dict[str, Any]:
-    """Other paths of the same weights: what is tied is wrong in several modules, and
-    the first is `path`.
-    """
-    own = {id(weight) for weight in parts.modules[path].parameters(recurse=False)}
+    """Return other paths of the same weights, in which the fault is as well."""
+    ids = {id(weight) for weight in parts.modules[path].parameters(recurse=False)}
     others = [
         name
         for name, part in parts.modules.items()
         if name != path
-        and own & {id(weight) for weight in part.parameters(recurse=False)}
+        and ids & {id(weight) for weight in part.parameters(recurse=False)}
     ]
     return {"also": tuple(others), "why": ONE_MODULE} if others else {}
 
 
 def perturb(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """One weight with noise of a thousandth to a tenth of its size."""
+    """Add noise of a thousandth to a tenth of its size to one weight."""
     name, weight = rng.choice(list(parts.modules[path].named_parameters(recurse=False)))
     size = 10 ** rng.uniform(-3, -1)
     weight.add_(noise_like(weight, rng) * weight.pow(2).mean().sqrt() * size)
@@ -73,13 +69,15 @@ def perturb(parts: ModelParts, path: str, rng: Rng) -> Damage:
 def shuffle_weight(parts: ModelParts, path: str, rng: Rng) -> Damage:
     """Two rows of one weight exchanged."""
     name, weight = rng.choice(list(parts.modules[path].named_parameters(recurse=False)))
-    one, other = rng.sample(range(len(weight)), 2)
-    weight[[one, other]] = weight[[other, one]].clone()
-    return Damage(f"rows {one} and {other} of {name} exchanged", **_also(parts, path))
+    row, other_row = rng.sample(range(len(weight)), 2)
+    weight[[row, other_row]] = weight[[other_row, row]].clone()
+    return Damage(
+        f"rows {row} and {other_row} of {name} exchanged", **_also(parts, path)
+    )
 
 
 def permute_output(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A module's output channels in another order."""
+    """Permute the output channels of a module."""
     seed = rng.getrandbits(48)
 
     def change(output: Tensor) -> Tensor:
@@ -93,14 +91,14 @@ def permute_output(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def scale_output(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A module's output times a number near one."""
+    """Scale the output of a module by a number near one."""
     factor = 1 + rng.choice((-1, 1)) * 10 ** rng.uniform(-3, -1)
     _after(parts, path, lambda output: output * factor)
     return Damage(f"output times {factor:.4f}")
 
 
 def shift_output(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A module's output with one channel off."""
+    """Shift one channel of a module's output."""
     channel, size = rng.random(), 10 ** rng.uniform(-2, 0)
 
     def change(output: Tensor) -> Tensor:
@@ -115,7 +113,7 @@ def shift_output(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def clip_output(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A module's output clipped at twice its size."""
+    """Clip the output of a module at twice its size."""
 
     def change(output: Tensor) -> Tensor:
         bound = 2 * float(output.float().pow(2).mean(-1).max().sqrt())

@@ -1,6 +1,4 @@
-"""Faults in weights: what goes wrong when a checkpoint is converted, loaded, cut or
-rounded.
-"""
+"""Faults in weights: a checkpoint that was converted, loaded, cut or rounded wrongly."""
 
 from typing import Any
 
@@ -32,21 +30,19 @@ def _linears(parts: ModelParts) -> list[str]:
 
 
 def _matrices(parts: ModelParts) -> list[str]:
-    """Modules in blocks that hold a matrix of their own: linears, routers, experts,
-    tables.
-    """
+    """Return modules in blocks that hold a matrix: linears, routers, experts."""
     return parts.everywhere(
         lambda part: any(weight.ndim >= 2 for weight in part.parameters(recurse=False))
     )
 
 
 def _matrix(part: nn.Module, rng: Rng) -> tuple[str, Tensor]:
-    found = [
+    names = [
         (name, weight.data)
         for name, weight in part.named_parameters(recurse=False)
         if weight.ndim >= 2
     ]
-    return rng.choice(found)
+    return rng.choice(names)
 
 
 def _square(part: nn.Module) -> bool:
@@ -54,14 +50,14 @@ def _square(part: nn.Module) -> bool:
 
 
 def transpose(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A square weight, the other way round."""
+    """Transpose a square weight."""
     weight: Tensor = parts.modules[path].weight
     weight.copy_(weight.T.clone())
     return Damage(f"{tuple(weight.shape)} transposed")
 
 
 def permute_rows(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """The output channels of a linear in another order."""
+    """Permute the output channels of a linear."""
     weight = weight_out_first(parts.modules[path])
     order = torch.randperm(len(weight), generator=generator(rng))
     weight.copy_(weight[order].clone())
@@ -86,7 +82,7 @@ def _outputs(parts: ModelParts) -> list[str]:
 
 
 def permute_heads(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """The heads that an output projection reads, in another order."""
+    """Permute the heads that an output projection reads."""
     weight = weight_out_first(parts.modules[path])
     heads = parts.heads
     order = list(range(heads))
@@ -99,13 +95,16 @@ def permute_heads(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 def _rotated(parts: ModelParts) -> list[str]:
     """Query projections whose output is rotated by halves."""
-    found = parts.everywhere(is_attention) if parts.rotary else []
-    return [path for attention in found if (path := parts.projection(attention, "q"))]
+    attentions = parts.everywhere(is_attention) if parts.rotary else []
+    return [
+        path for attention in attentions if (path := parts.projection(attention, "q"))
+    ]
 
 
 def interleave_pairs(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """Queries and keys as rotary pairs side by side, where the code rotates halves: a
-    conversion step left out.
+    """Store queries and keys in rotary pairs where the code rotates halves.
+
+    This conversion step is easily left out.
     """
     attention = path.rpartition(".")[0]
     key = parts.projection(attention, "k")
@@ -119,7 +118,7 @@ def interleave_pairs(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def drop_bias(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A linear without its bias."""
+    """Remove the bias of a linear."""
     part: Any = parts.modules[path]
     if isinstance(part, nn.Linear):
         part.register_parameter("bias", None)
@@ -129,29 +128,30 @@ def drop_bias(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def drop_norm_bias(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A LayerNorm whose bias was not loaded."""
+    """Leave the bias of a LayerNorm unloaded."""
     parts.modules[path].bias.zero_()
     return Damage("bias at zero")
 
 
 def drop_norm_weight(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A norm whose weight was not loaded and stayed as initialised."""
+    """Leave the weight of a norm as initialised."""
     weight: Tensor = parts.modules[path].weight
     # Gemma keeps the weight less one.
-    one = "gemma" not in type(parts.modules[path]).__name__.lower()
-    weight.fill_(float(one))
+    # Gemma adds 1 to the weight of a norm.
+    adds_one = "gemma" in type(parts.modules[path]).__name__.lower()
+    weight.fill_(0.0 if adds_one else 1.0)
     return Damage("weight as initialised")
 
 
 def other_seed(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A weight of another training run: the same statistics and another draw."""
+    """Take a weight of another training run: the same statistics, another draw."""
     name, weight = _matrix(parts.modules[path], rng)
     weight.copy_(noise_like(weight, rng) * weight.std() + weight.mean())
     return Damage(f"{name} from another seed")
 
 
 def earlier_checkpoint(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A weight of an earlier step: a little off everywhere."""
+    """Take a weight of an earlier step: a little off everywhere."""
     name, weight = _matrix(parts.modules[path], rng)
     size = rng.choice((0.003, 0.01, 0.03))
     weight.add_(noise_like(weight, rng) * weight.std() * size)
@@ -159,14 +159,14 @@ def earlier_checkpoint(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def missing_shard(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A weight whose last quarter was never read."""
+    """Leave the last quarter of a weight unread."""
     name, weight = _matrix(parts.modules[path], rng)
     weight[-(len(weight) // 4 or 1) :] = 0
     return Damage(f"the last quarter of {name} at zero")
 
 
 def to_int8(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A weight rounded to int8, with one scale for each row or for all."""
+    """Round a weight to int8, with one scale for each row or for all."""
     name, weight = _matrix(parts.modules[path], rng)
     per_row = rng.random() < 0.5
     scale = (
@@ -177,7 +177,7 @@ def to_int8(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def to_bf16(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """One weight rounded to bfloat16 in a model of float32."""
+    """Round one weight to bfloat16 in a float32 model."""
     name, weight = _matrix(parts.modules[path], rng)
     weight.copy_(weight.bfloat16())
     return Damage(f"{name} rounded to bfloat16")
@@ -189,17 +189,17 @@ def _not_last(parts: ModelParts) -> list[str]:
 
 
 def swap_layers(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """The weights of two neighbouring blocks, exchanged when they were loaded."""
+    """Exchange the weights of two neighbouring blocks."""
     start, _, number = path.rpartition(".")
     next_path = f"{start}.{int(number) + 1}"
-    one, other = (
+    weights, other_weights = (
         dict(parts.modules[name].named_parameters()) for name in (path, next_path)
     )
-    for name in one.keys() & other.keys():
-        if one[name].shape == other[name].shape:
-            kept = one[name].clone()
-            one[name].copy_(other[name])
-            other[name].copy_(kept)
+    for name in weights.keys() & other_weights.keys():
+        if weights[name].shape == other_weights[name].shape:
+            saved = weights[name].clone()
+            weights[name].copy_(other_weights[name])
+            other_weights[name].copy_(saved)
     inner = tuple(f"{path}.{name}" for name in _with_weights(parts.modules[path]))
     return Damage(f"the weights of {next_path}, and the other way round", inner, WHOLE)
 
@@ -213,21 +213,20 @@ def _with_weights(block: nn.Module) -> list[str]:
 
 
 def _pairs(*roles: str) -> Places:
-    """The first of two projections of the same shape, in every attention module that
-    has both.
-    """
+    """Return the first of two equal projections in every attention module."""
 
     def places(parts: ModelParts) -> list[str]:
-        found = []
+        paths = []
         for attention in parts.everywhere(is_attention):
-            one, other = (parts.projection(attention, role) for role in roles)
+            path, other = (parts.projection(attention, role) for role in roles)
             if (
-                one
+                path
                 and other
-                and parts.modules[one].weight.shape == parts.modules[other].weight.shape
+                and parts.modules[path].weight.shape
+                == parts.modules[other].weight.shape
             ):
-                found.append(one)
-        return found
+                paths.append(path)
+        return paths
 
     return places
 
@@ -257,7 +256,7 @@ def _gates(parts: ModelParts) -> list[str]:
 
 
 def swap_gate_and_up(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """The two input projections of a gated MLP, exchanged."""
+    """Exchange the two input projections of a gated MLP."""
     mlp = path.rpartition(".")[0]
     up = joined(mlp, "up_proj")
     _exchange(parts, path, up)
@@ -270,9 +269,9 @@ def _exchange(parts: ModelParts, path: str, other: str) -> None:
         dict(parts.modules[other].named_parameters()),
     )
     for name in ours:
-        kept = ours[name].clone()
+        saved = ours[name].clone()
         ours[name].copy_(theirs[name])
-        theirs[name].copy_(kept)
+        theirs[name].copy_(saved)
 
 
 def _norm_pairs(parts: ModelParts) -> list[str]:
@@ -282,7 +281,7 @@ def _norm_pairs(parts: ModelParts) -> list[str]:
 
 
 def _norms(parts: ModelParts, path: str) -> list[str]:
-    """The first two norms of a block that are as wide as the residual stream."""
+    """Return the first two norms of a block that are as wide as the residual stream."""
     inside = [
         (f"{path}.{name}", part)
         for name, part in parts.modules[path].named_modules()
@@ -293,7 +292,7 @@ def _norms(parts: ModelParts, path: str) -> list[str]:
 
 
 def swap_norms(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """The norms before attention and before the MLP, exchanged."""
+    """Exchange the norms before attention and before the MLP."""
     block = parts.block_of(path)
     assert block is not None
     _, other = _norms(parts, block.path)
@@ -304,14 +303,14 @@ def swap_norms(parts: ModelParts, path: str, rng: Rng) -> Damage:
 
 
 def _fused(parts: ModelParts) -> list[str]:
-    found = (parts.projection(path, "qkv") for path in parts.everywhere(is_attention))
-    return [path for path in found if path is not None]
+    projections = (
+        parts.projection(path, "qkv") for path in parts.everywhere(is_attention)
+    )
+    return [path for path in projections if path is not None]
 
 
 def reorder_qkv(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """A fused projection read in another order: thirds exchanged, or heads where thirds
-    should be.
-    """
+    """Read a fused projection in another order of thirds or heads."""
     part = parts.modules[path]
     heads = parts.heads
     by_head = rng.random() < 0.5
@@ -334,14 +333,14 @@ def _experts(parts: ModelParts) -> list[str]:
 
 def swap_experts(parts: ModelParts, path: str, rng: Rng) -> Damage:
     """Two experts exchanged, while the router stays."""
-    one, other = rng.sample(range(len(next(parts.modules[path].parameters()))), 2)
+    row, other_row = rng.sample(range(len(next(parts.modules[path].parameters()))), 2)
     for weight in parts.modules[path].parameters(recurse=False):
-        weight[[one, other]] = weight[[other, one]].clone()
-    return Damage(f"experts {one} and {other} exchanged")
+        weight[[row, other_row]] = weight[[other_row, row]].clone()
+    return Damage(f"experts {row} and {other_row} exchanged")
 
 
 def swap_expert_halves(parts: ModelParts, path: str, rng: Rng) -> Damage:
-    """The gate and the up half of every expert's first weight, exchanged."""
+    """Exchange the gate and the up half of every expert's first weight."""
     weight: Tensor = parts.modules[path].gate_up_proj.data
     weight.copy_(weight.roll(weight.shape[1] // 2, 1).clone())
     return Damage("gate and up halves exchanged")

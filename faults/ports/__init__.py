@@ -1,8 +1,7 @@
-"""Ports: models written from scratch in plain PyTorch, in other layouts than the
-reference's, with faults in them.
+"""Ports: models in plain PyTorch with other layouts than the reference's, and faults.
 
-maths     norms, attention, rotation, and modules that may make a mistake in their own code
-llama     Llama and Phi-3: split, fused, Meta's layout, folded norms, linears of one's own
+maths     norms, attention, rotation, blocks, and mistakes in their code
+llama     Llama and Phi-3: split, fused, Meta's layout, folded norms, custom linears
 gpt2      GPT-2: split, folded, packed; and BERT packed
 experts   Mixtral and Qwen2-MoE with experts in a loop
 layouts   the ports by name, and the references that they are made of

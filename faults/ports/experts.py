@@ -1,6 +1,4 @@
-"""Mixtures of experts, each a module of its own, called in a loop: Mixtral and
-Qwen2-MoE.
-"""
+"""Mixtral and Qwen2-MoE with experts as modules that are called in a loop."""
 
 from typing import Any
 
@@ -8,15 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from faults.ports.llama import Gated, Separate, gated, norms
+from faults.ports.llama import Gated, Separate, gated, llama_port, norms
 from faults.ports.maths import (
     Activate,
     Part,
     Port,
     PreNormBlock,
-    RmsNorm,
     copied,
-    embedding,
     linear,
     wide,
 )
@@ -55,12 +51,12 @@ class ExpertByModule(Part):
 
 
 def loop(
-    experts: nn.ModuleList, rows: Tensor, shares: Tensor, chosen: Tensor
+    experts: nn.ModuleList, rows: Tensor, shares: Tensor, selected: Tensor
 ) -> Tensor:
-    """Add up what the chosen experts give, each on the rows that are its own."""
+    """Add up the outputs of the selected experts, each on the rows routed to it."""
     out = torch.zeros_like(rows)
     for number, expert in enumerate(experts):
-        row, place = (chosen == number).nonzero(as_tuple=True)
+        row, place = (selected == number).nonzero(as_tuple=True)
         if len(row):
             share = shares[row, place, None]
             out.index_add_(0, row, (expert(rows[row]) * share).to(rows.dtype))
@@ -84,14 +80,14 @@ class Mixture(Part):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)
         top = self.top - 1 if self.mistake == "router_top_k" else self.top
-        shares, chosen = wide(self.router(rows)).softmax(-1).topk(top, -1)
+        shares, selected = wide(self.router(rows)).softmax(-1).topk(top, -1)
         if self.mistake != "router_normalisation":
             shares = shares / shares.sum(-1, keepdim=True)
-        return loop(self.experts, rows, shares, chosen).view_as(x)
+        return loop(self.experts, rows, shares, selected).view_as(x)
 
 
 class Router(Part):
-    """A router as a module: it gives the shares and the numbers of the chosen experts."""
+    """A router as a module: it returns the shares and numbers of the experts."""
 
     mistakes = ("router_normalisation", "router_top_k")
 
@@ -102,10 +98,10 @@ class Router(Part):
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         top = self.top - 1 if self.mistake == "router_top_k" else self.top
-        shares, chosen = wide(self.logits(rows)).softmax(-1).topk(top, -1)
+        shares, selected = wide(self.logits(rows)).softmax(-1).topk(top, -1)
         if self.mistake == "router_normalisation":
             shares = shares / shares.sum(-1, keepdim=True)
-        return shares.to(rows.dtype), chosen
+        return shares.to(rows.dtype), selected
 
 
 class SharedMixture(Part):
@@ -137,33 +133,22 @@ class SharedMixture(Part):
 
 
 def loop_mixtral(theirs: Any) -> Port:
-    """Mixtral with experts in a loop."""
+    """Port Mixtral with experts in a loop."""
     return _port(theirs, Mixture)
 
 
 def loop_qwen2_moe(theirs: Any) -> Port:
-    """Qwen2-MoE with experts in a loop, and a router as a module."""
+    """Port Qwen2-MoE with experts in a loop, and a router as a module."""
     return _port(theirs, SharedMixture)
 
 
 def _port(theirs: Any, mixture: type[Mixture] | type[SharedMixture]) -> Port:
-    blocks = nn.ModuleList(
-        [_block(block, theirs.config, mixture) for block in theirs.model.layers]
-    )
-    norm = RmsNorm(theirs.model.norm.weight, theirs.config.rms_norm_eps)
-    embed, head = (
-        embedding(theirs.model.embed_tokens.weight),
-        linear(theirs.lm_head.weight),
-    )
-    return Port(embed=embed, layers=blocks, norm=norm, head=head)
+    def make_block(block: Any, config: Any) -> PreNormBlock:
+        attention = block.self_attn
+        q, k, v = map(copied, (attention.q_proj, attention.k_proj, attention.v_proj))
+        norm1, norm2 = norms(block, config.rms_norm_eps)
+        mixing = Separate(config, q, k, v, copied(attention.o_proj))
+        moe = mixture(block.mlp, config.num_experts_per_tok)
+        return PreNormBlock(norm1=norm1, attention=mixing, norm2=norm2, moe=moe)
 
-
-def _block(
-    block: Any, config: Any, mixture: type[Mixture] | type[SharedMixture]
-) -> PreNormBlock:
-    attention, eps = block.self_attn, config.rms_norm_eps
-    q, k, v, o = (copied(getattr(attention, f"{letter}_proj")) for letter in "qkvo")
-    norm1, norm2 = norms(block, eps)
-    mixing = Separate(config, q, k, v, o)
-    moe = mixture(block.mlp, config.num_experts_per_tok)
-    return PreNormBlock(norm1=norm1, attention=mixing, norm2=norm2, moe=moe)
+    return llama_port(theirs, "embed layers norm head", make_block)

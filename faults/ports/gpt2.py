@@ -1,7 +1,6 @@
-"""GPT-2 in other layouts: q, k, v split, norms folded, and attention by
-`nn.MultiheadAttention`; and BERT by that.
-"""
+"""GPT-2 with split projections, folded norms or torch's attention, and BERT with that."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from faults.ports.maths import (
     linear,
     out_first,
     split_heads,
+    through,
     visible,
 )
 
@@ -49,10 +49,9 @@ class Separate(Part):
         self.out = out
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = (
-            split_heads(part(x), self.width)
-            for part in (self.query, self.key, self.value)
-        )
+        query = split_heads(self.query(x), self.width)
+        key = split_heads(self.key(x), self.width)
+        value = split_heads(self.value(x), self.width)
         out: Tensor = self.out(join_heads(attend(query, key, value, self.mistake)))
         return out
 
@@ -69,12 +68,10 @@ class Fused(Part):
         self.out = out
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = (
-            split_heads(third, self.width) for third in self.qkv(x).chunk(3, -1)
-        )
-        out: Tensor = self.out(
-            join_heads(attend(query, key, value, self.mistake, kernel=True))
-        )
+        thirds = self.qkv(x).chunk(3, -1)
+        query, key, value = (split_heads(third, self.width) for third in thirds)
+        mixed = attend(query, key, value, self.mistake, kernel=True)
+        out: Tensor = self.out(join_heads(mixed))
         return out
 
 
@@ -109,35 +106,44 @@ class FeedForwardByModule(Part):
 
 
 class Positioned(Port):
-    """The whole of a port with a table of positions: embedding, positions, blocks,
-    norm, head.
-    """
+    """A whole port of an embedding, positions, blocks, a norm and a head."""
 
     mistakes = ("positions_off_by_one",)
 
     def forward(self, ids: Tensor) -> Tensor:
-        embed, positions, blocks, norm, head = (
-            self.get_submodule(name) for name in self.roles
-        )
-        first = 1 if self.mistake == "positions_off_by_one" else 0
-        numbers = torch.arange(first, first + ids.shape[1], device=ids.device)
-        x = embed(ids) + positions(numbers)
-        for block in blocks:  # type: ignore[attr-defined]
-            x = block(x)
-        out: Tensor = head(norm(x))
+        embed, positions, blocks, norm, head = self.parts()
+        x = embed(ids) + positions(_positions(ids, self.mistake))
+        out: Tensor = head(norm(through(blocks, x)))
         return out
 
 
-def split_gpt2(theirs: Any) -> Port:
-    """GPT-2 with q, k and v as linears of their own."""
+def _positions(ids: Tensor, mistake: str) -> Tensor:
+    first = 1 if mistake == "positions_off_by_one" else 0
+    return torch.arange(first, first + ids.shape[1], device=ids.device)
+
+
+def _gpt2_port(
+    theirs: Any,
+    names: str,
+    make_block: Callable[[Any, Any], nn.Module],
+    *,
+    folds_norms: bool = False,
+) -> Port:
+    """Assemble a port whose five parts have these names."""
     inner = theirs.transformer
-    return Positioned(
-        tok=embedding(inner.wte.weight),
-        pos=embedding(inner.wpe.weight),
-        blocks=nn.ModuleList([_split_block(block, theirs.config) for block in inner.h]),
-        ln_end=_norm(inner.ln_f),
-        head=linear(theirs.lm_head.weight),
-    )
+    norm, head = _norm(inner.ln_f), linear(theirs.lm_head.weight)
+    if folds_norms:
+        norm = CenteredNorm(None, None, inner.ln_f.eps)
+        head = folded(theirs.lm_head, inner.ln_f)
+    words, places = embedding(inner.wte.weight), embedding(inner.wpe.weight)
+    blocks = nn.ModuleList([make_block(block, theirs.config) for block in inner.h])
+    parts = (words, places, blocks, norm, head)
+    return Positioned(**dict(zip(names.split(), parts, strict=True)))
+
+
+def split_gpt2(theirs: Any) -> Port:
+    """Port GPT-2 with q, k and v as linears of their own."""
+    return _gpt2_port(theirs, "tok pos blocks ln_end head", _split_block)
 
 
 def _norm(norm: Any) -> CenteredNorm:
@@ -147,9 +153,7 @@ def _norm(norm: Any) -> CenteredNorm:
 def _split_block(block: Any, config: Any) -> PreNormBlock:
     fused = block.attn.c_attn
     weights, biases = out_first(fused).chunk(3), fused.bias.chunk(3)
-    query, key, value = (
-        linear(weight, bias) for weight, bias in zip(weights, biases, strict=True)
-    )
+    query, key, value = map(linear, weights, biases)
     width = config.n_embd // config.n_head
     ln_a, ln_b = _norm(block.ln_1), _norm(block.ln_2)
     attn = Separate(width, query, key, value, copied(block.attn.c_proj))
@@ -167,29 +171,17 @@ def folded(part: Any, norm: Any) -> nn.Linear:
 
 
 def folded_gpt2(theirs: Any) -> Port:
-    """GPT-2 whose norms have no weights and no biases: they are in the linears behind
-    them.
-    """
-    inner = theirs.transformer
-    return Positioned(
-        words=embedding(inner.wte.weight),
-        places=embedding(inner.wpe.weight),
-        layers=nn.ModuleList(
-            [_folded_block(block, theirs.config) for block in inner.h]
-        ),
-        norm=CenteredNorm(None, None, inner.ln_f.eps),
-        out=folded(theirs.lm_head, inner.ln_f),
-    )
+    """Port GPT-2 with the weights and biases of its norms in the linears behind them."""
+    names = "words places layers norm out"
+    return _gpt2_port(theirs, names, _folded_block, folds_norms=True)
 
 
 def _folded_block(block: Any, config: Any) -> PreNormBlock:
     width = config.n_embd // config.n_head
     norm1 = CenteredNorm(None, None, block.ln_1.eps)
     norm2 = CenteredNorm(None, None, block.ln_2.eps)
-    qkv, wide = (
-        folded(block.attn.c_attn, block.ln_1),
-        folded(block.mlp.c_fc, block.ln_2),
-    )
+    qkv = folded(block.attn.c_attn, block.ln_1)
+    wide = folded(block.mlp.c_fc, block.ln_2)
     attention = Fused(width, qkv, copied(block.attn.c_proj))
     mlp = FeedForward(wide, copied(block.mlp.c_proj))
     return PreNormBlock(norm1=norm1, attention=attention, norm2=norm2, mlp=mlp)
@@ -198,7 +190,7 @@ def _folded_block(block: Any, config: Any) -> PreNormBlock:
 def packed(
     weight: Tensor, bias: Tensor, out: nn.Linear, heads: int
 ) -> nn.MultiheadAttention:
-    """Make torch's own attention of packed projections `[3 * width, width]`."""
+    """Return torch's attention with packed projections `[3 * width, width]`."""
     attention = nn.MultiheadAttention(
         weight.shape[1], heads, batch_first=True, device="meta"
     )
@@ -208,63 +200,36 @@ def packed(
     return attention
 
 
-class PackedBlock(Part):
+class PackedBlock(PreNormBlock):
     """A block of GPT-2 around `nn.MultiheadAttention`, for which it makes the mask."""
 
-    mistakes = (
-        "mask_off_by_one",
-        "mask_missing",
-        "residual_misplaced",
-        "residual_parallel",
-        "norm_not_called",
-    )
+    mistakes = ("mask_off_by_one", "mask_missing", *PreNormBlock.mistakes)
 
-    def __init__(
-        self, norm1: nn.Module, mha: nn.Module, norm2: nn.Module, mlp: nn.Module
-    ) -> None:
-        super().__init__()
-        self.norm1 = norm1
-        self.mha = mha
-        self.norm2 = norm2
-        self.mlp = mlp
-
-    def forward(self, x: Tensor) -> Tensor:
-        normed = self.norm1(x)
-        hidden = ~visible(x.shape[1], self.mistake, x.device)
-        mixed, _ = self.mha(
+    def mix(self, attention: nn.Module, normed: Tensor, *tables: Tensor) -> Tensor:
+        """Call attention on equal queries, keys and values, with a causal mask."""
+        hidden = ~visible(normed.shape[1], self.mistake, normed.device)
+        mixed: Tensor
+        mixed, _ = attention(
             normed, normed, normed, attn_mask=hidden, need_weights=False
         )
-        base = normed if self.mistake == "residual_misplaced" else x
-        middle = base + mixed
-        source = x if self.mistake == "residual_parallel" else middle
-        entering = source if self.mistake == "norm_not_called" else self.norm2(source)
-        out: Tensor = middle + self.mlp(entering)
-        return out
+        return mixed
 
 
 def packed_gpt2(theirs: Any) -> Port:
-    """GPT-2 with torch's own attention."""
-    inner = theirs.transformer
-    return Positioned(
-        wte=embedding(inner.wte.weight),
-        wpe=embedding(inner.wpe.weight),
-        trunk=nn.ModuleList([_packed_block(block, theirs.config) for block in inner.h]),
-        norm=_norm(inner.ln_f),
-        head=linear(theirs.lm_head.weight),
-    )
+    """Port GPT-2 with torch's own attention."""
+    return _gpt2_port(theirs, "wte wpe trunk norm head", _packed_block)
 
 
 def _packed_block(block: Any, config: Any) -> PackedBlock:
     fused, out = block.attn.c_attn, copied(block.attn.c_proj)
     mha = packed(out_first(fused), fused.bias, out, config.n_head)
     mlp = FeedForwardByModule(copied(block.mlp.c_fc), copied(block.mlp.c_proj))
-    return PackedBlock(_norm(block.ln_1), mha, _norm(block.ln_2), mlp)
+    norm1, norm2 = _norm(block.ln_1), _norm(block.ln_2)
+    return PackedBlock(norm1=norm1, mha=mha, norm2=norm2, mlp=mlp)
 
 
 class BertBlock(Part):
-    """A block of BERT around `nn.MultiheadAttention`: norms come after the residual
-    sums.
-    """
+    """A block of BERT around `nn.MultiheadAttention`, with norms after the sums."""
 
     mistakes = ("mask_added", "residual_misplaced", "residual_parallel")
 
@@ -278,9 +243,9 @@ class BertBlock(Part):
         self.norm2 = norm2
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
-        ahead = (
-            ~visible(x.shape[1], "", x.device) if self.mistake == "mask_added" else None
-        )
+        ahead = None
+        if self.mistake == "mask_added":
+            ahead = ~visible(x.shape[1], "", x.device)
         mixed, _ = self.mha(
             x, x, x, key_padding_mask=padding, attn_mask=ahead, need_weights=False
         )
@@ -304,13 +269,8 @@ class BertStem(Part):
         self.norm = _torch_norm(theirs.LayerNorm)
 
     def forward(self, ids: Tensor) -> Tensor:
-        first = 1 if self.mistake == "positions_off_by_one" else 0
-        numbers = torch.arange(first, first + ids.shape[1], device=ids.device)
-        x = (
-            self.words(ids)
-            + self.positions(numbers)
-            + self.types(torch.zeros_like(ids))
-        )
+        positions = self.positions(_positions(ids, self.mistake))
+        x = self.words(ids) + positions + self.types(torch.zeros_like(ids))
         out: Tensor = self.norm(x)
         return out
 
@@ -323,30 +283,25 @@ def _torch_norm(theirs: Any) -> nn.LayerNorm:
 
 
 class BertPort(Port):
-    """The whole of BERT, `forward(ids, mask)`: stem, blocks, and the head in three
-    steps.
-    """
+    """A whole BERT of a stem, blocks, and a head in three steps."""
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        stem, blocks, transform, norm, head = (
-            self.get_submodule(name) for name in self.roles
-        )
-        padding = torch.zeros_like(ids, dtype=torch.bool) if mask is None else mask == 0
-        x = stem(ids)
-        for block in blocks:  # type: ignore[attr-defined]
-            x = block(x, padding)
+        stem, blocks, transform, norm, head = self.parts()
+        padding = torch.zeros_like(ids, dtype=torch.bool)
+        if mask is not None:
+            padding = mask == 0
+        x = through(blocks, stem(ids), padding)
         out: Tensor = head(norm(functional.gelu(transform(x))))
         return out
 
 
 def packed_bert(theirs: Any) -> Port:
-    """BERT with torch's own attention, norms and activations."""
+    """Port BERT with torch's own attention, norms and activations."""
     predictions = theirs.cls.predictions
+    blocks = [_bert_block(block, theirs.config) for block in theirs.bert.encoder.layer]
     return BertPort(
         stem=BertStem(theirs.bert.embeddings),
-        encoder=nn.ModuleList(
-            [_bert_block(block, theirs.config) for block in theirs.bert.encoder.layer]
-        ),
+        encoder=nn.ModuleList(blocks),
         dense=copied(predictions.transform.dense),
         norm=_torch_norm(predictions.transform.LayerNorm),
         words_out=copied(predictions.decoder),
@@ -356,13 +311,10 @@ def packed_bert(theirs: Any) -> Port:
 def _bert_block(block: Any, config: Any) -> BertBlock:
     inner = block.attention.self
     parts = (inner.query, inner.key, inner.value)
-    weight, bias = (
-        torch.cat([part.weight for part in parts]),
-        torch.cat([part.bias for part in parts]),
-    )
-    mha = packed(
-        weight, bias, copied(block.attention.output.dense), config.num_attention_heads
-    )
+    weight = torch.cat([part.weight for part in parts])
+    bias = torch.cat([part.bias for part in parts])
+    out = copied(block.attention.output.dense)
+    mha = packed(weight, bias, out, config.num_attention_heads)
     mlp = nn.Sequential(
         copied(block.intermediate.dense), nn.GELU(), copied(block.output.dense)
     )

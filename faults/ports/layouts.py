@@ -1,6 +1,4 @@
-"""The ports by name: the reference that each is made of, its layout, and the faults
-that can be planted in it.
-"""
+"""The ports by name, with their layouts and references."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -90,9 +88,7 @@ ROWS = {
 
 @dataclass(frozen=True)
 class PortLayout:
-    """A port: its name, its layout, the reference that it is made of, and the program
-    itself.
-    """
+    """A port: its name, its layout, its reference's family, and how it is made."""
 
     name: str
     layout: str
@@ -104,8 +100,7 @@ class PortLayout:
         return build(ROWS[self.family], seed=seed)
 
     def port(self, reference: nn.Module) -> Port:
-        """Make the port without a fault, in the dtype and on the device of its
-        reference.
+        """Return the port without a fault, in its reference's dtype and device.
 
         >>> ids = torch.tensor([[5, 6, 7, 8]])
         >>> reference = PORTS["meta-llama"].reference()
@@ -118,8 +113,8 @@ class PortLayout:
         exact = copy.deepcopy(reference).to(
             torch.promote_types(weight.dtype, torch.float32)
         )
-        made = self.make(exact).eval()
-        return made.to(device=weight.device, dtype=weight.dtype)
+        port = self.make(exact).eval()
+        return port.to(device=weight.device, dtype=weight.dtype)
 
 
 ALL = (

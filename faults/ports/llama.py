@@ -1,7 +1,6 @@
-"""Llama and Phi-3 in other layouts: split, fused, Meta's, with folded norms, and with
-linears of one's own.
-"""
+"""Llama and Phi-3: split, fused, Meta's layout, folded norms, and custom linears."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from faults.ports.maths import (
     rotate_pairs,
     rotated,
     split_heads,
+    through,
 )
 
 IN_ATTENTION = ("scale_missing", "mask_off_by_one", "mask_missing", "kv_heads_tiled")
@@ -32,9 +32,7 @@ IN_ROTARY_ATTENTION = (*IN_ATTENTION, "rope_base", "rope_keys_missing")
 
 
 class Rotary(Part):
-    """Attention with rotary positions by halves. What it projects with is up to its
-    subclasses.
-    """
+    """Attention with rotary positions by halves; subclasses have the projections."""
 
     mistakes = IN_ROTARY_ATTENTION
 
@@ -48,11 +46,10 @@ class Rotary(Part):
     def mix(
         self, query: Tensor, key: Tensor, value: Tensor, *, kernel: bool = False
     ) -> Tensor:
-        """Rotate and attend; what it is given and gives is `[text, token, channel]`."""
-        query, key, value = (
-            split_heads(heads, self.width) for heads in (query, key, value)
-        )
+        """Rotate and attend; all tensors are `[text, token, channel]`."""
+        query, key = split_heads(query, self.width), split_heads(key, self.width)
         query, key = rotated(query, key, self.base, self.mistake)
+        value = split_heads(value, self.width)
         return join_heads(attend(query, key, value, self.mistake, kernel=kernel))
 
 
@@ -119,7 +116,7 @@ class GatedFused(Part):
 
 
 def gated(gate: Tensor, up: Tensor, down: nn.Module, mistake: str) -> Tensor:
-    """Multiply what is activated with what is not, and project it."""
+    """Multiply the activated gate with `up`, and project the product."""
     if mistake == "gate_up_exchanged":
         gate, up = up, gate
     act = functional.gelu if mistake == "activation" else functional.silu
@@ -128,28 +125,38 @@ def gated(gate: Tensor, up: Tensor, down: nn.Module, mistake: str) -> Tensor:
 
 
 def split_phi3(theirs: Any) -> Port:
-    """Phi-3 with q, k, v and gate, up as linears of their own."""
-    blocks = nn.ModuleList(
-        [_split_block(block, theirs.config) for block in theirs.model.layers]
-    )
-    norm = RmsNorm(theirs.model.norm.weight, theirs.config.rms_norm_eps)
-    embed, head = (
-        embedding(theirs.model.embed_tokens.weight),
-        linear(theirs.lm_head.weight),
-    )
-    return Port(embed=embed, layers=blocks, last_norm=norm, head=head)
+    """Port Phi-3 with q, k, v and gate, up as linears of their own."""
+    return llama_port(theirs, "embed layers last_norm head", _split_block)
+
+
+def llama_port(
+    theirs: Any,
+    names: str,
+    make_block: Callable[[Any, Any], nn.Module],
+    *,
+    norm: nn.Module | None = None,
+    head: nn.Module | None = None,
+) -> Port:
+    """Assemble a port whose four parts have these names.
+
+    The norm and the head are copies of the reference's unless they are given.
+    """
+    config, inner = theirs.config, theirs.model
+    blocks = nn.ModuleList([make_block(block, config) for block in inner.layers])
+    if norm is None:
+        norm = RmsNorm(inner.norm.weight, config.rms_norm_eps)
+    if head is None:
+        head = linear(theirs.lm_head.weight)
+    parts = (embedding(inner.embed_tokens.weight), blocks, norm, head)
+    return Port(**dict(zip(names.split(), parts, strict=True)))
 
 
 def _split_block(block: Any, config: Any) -> PreNormBlock:
     width, eps = config.hidden_size // config.num_attention_heads, config.rms_norm_eps
-    sizes = [
-        width * config.num_attention_heads,
-        *[width * config.num_key_value_heads] * 2,
-    ]
-    q, k, v = (
-        linear(weight) for weight in block.self_attn.qkv_proj.weight.split(sizes)
-    )
-    gate, up = (linear(weight) for weight in block.mlp.gate_up_proj.weight.chunk(2))
+    shared = width * config.num_key_value_heads
+    sizes = [width * config.num_attention_heads, shared, shared]
+    q, k, v = map(linear, block.self_attn.qkv_proj.weight.split(sizes))
+    gate, up = map(linear, block.mlp.gate_up_proj.weight.chunk(2))
     norm1, norm2 = norms(block, eps)
     attention = Separate(config, q, k, v, copied(block.self_attn.o_proj))
     mlp = Gated(gate, up, copied(block.mlp.down_proj))
@@ -164,22 +171,13 @@ def norms(block: Any, eps: float) -> tuple[RmsNorm, RmsNorm]:
 
 
 def fused_llama(theirs: Any) -> Port:
-    """Llama with one linear for q, k and v, and one for gate and up."""
-    blocks = nn.ModuleList(
-        [_fused_block(block, theirs.config) for block in theirs.model.layers]
-    )
-    norm = RmsNorm(theirs.model.norm.weight, theirs.config.rms_norm_eps)
-    stem, unembed = (
-        embedding(theirs.model.embed_tokens.weight),
-        linear(theirs.lm_head.weight),
-    )
-    return Port(stem=stem, blocks=blocks, closing=norm, unembed=unembed)
+    """Port Llama with one linear for q, k and v, and one for gate and up."""
+    return llama_port(theirs, "stem blocks closing unembed", _fused_block)
 
 
 def _fused_block(block: Any, config: Any) -> PreNormBlock:
     attention, mlp, eps = block.self_attn, block.mlp, config.rms_norm_eps
-    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-    qkv = _joined(*projections)
+    qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
     gate_up = _joined(mlp.gate_proj, mlp.up_proj)
     pre, post = norms(block, eps)
     mix = Fused(config, qkv, copied(attention.o_proj))
@@ -211,9 +209,7 @@ class Rope(Part):
 
 
 class MetaAttention(Part):
-    """Attention in Meta's layout: rotary pairs are neighbours, and the table comes from
-    outside.
-    """
+    """Attention in Meta's layout: neighbours are rotary pairs, the table is given."""
 
     mistakes = (*IN_ATTENTION, "rope_keys_missing")
 
@@ -228,10 +224,9 @@ class MetaAttention(Part):
         self.wo = wo
 
     def forward(self, x: Tensor, turn: Tensor) -> Tensor:
-        query, key, value = (
-            split_heads(part(x), self.width) for part in (self.wq, self.wk, self.wv)
-        )
-        query = rotate_pairs(query, turn)
+        query = rotate_pairs(split_heads(self.wq(x), self.width), turn)
+        key = split_heads(self.wk(x), self.width)
+        value = split_heads(self.wv(x), self.width)
         if self.mistake != "rope_keys_missing":
             key = rotate_pairs(key, turn)
         out: Tensor = self.wo(join_heads(attend(query, key, value, self.mistake)))
@@ -254,23 +249,16 @@ class MetaFeedForward(Part):
 
 
 class MetaPort(Port):
-    """The whole of Llama in Meta's layout: one rotary table is handed to every block."""
+    """A whole Llama in Meta's layout: one rotary table is passed to every block."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        embed, rope, blocks, norm, head = (
-            self.get_submodule(name) for name in self.roles
-        )
-        x, turn = embed(ids), rope(ids)
-        for block in blocks:  # type: ignore[attr-defined]
-            x = block(x, turn)
-        out: Tensor = head(norm(x))
+        embed, rope, blocks, norm, head = self.parts()
+        out: Tensor = head(norm(through(blocks, embed(ids), rope(ids))))
         return out
 
 
 def meta_llama(theirs: Any, *, folded: bool = False) -> Port:
-    """Llama in Meta's layout, and if asked for with the weights of its norms in the
-    projections behind them.
-    """
+    """Port Llama in Meta's layout, with folded norms if asked for."""
     config = theirs.config
     width, eps = config.hidden_size // config.num_attention_heads, config.rms_norm_eps
     blocks = nn.ModuleList(
@@ -288,19 +276,16 @@ def meta_llama(theirs: Any, *, folded: bool = False) -> Port:
 
 def _meta_block(block: Any, width: int, eps: float, folded: bool) -> PreNormBlock:
     attention, mlp = block.self_attn, block.mlp
-    gains = block.input_layernorm.weight, block.post_attention_layernorm.weight
-    before, behind = (
-        gains if folded else (torch.ones_like(gains[0]), torch.ones_like(gains[1]))
-    )
-    wq, wk = (
-        linear(interleaved(part.weight * before, width))
-        for part in (attention.q_proj, attention.k_proj)
-    )
+    before, behind = torch.ones(()), torch.ones(())
+    norm1, norm2 = norms(block, eps)
+    if folded:
+        before = block.input_layernorm.weight
+        behind = block.post_attention_layernorm.weight
+        norm1, norm2 = RmsNorm(None, eps), RmsNorm(None, eps)
+    wq = linear(interleaved(attention.q_proj.weight * before, width))
+    wk = linear(interleaved(attention.k_proj.weight * before, width))
     wv, wo = linear(attention.v_proj.weight * before), copied(attention.o_proj)
     w1, w3 = linear(mlp.gate_proj.weight * behind), linear(mlp.up_proj.weight * behind)
-    norm1, norm2 = (
-        (RmsNorm(None, eps), RmsNorm(None, eps)) if folded else norms(block, eps)
-    )
     att = MetaAttention(width, wq, wk, wv, wo)
     feed_forward = MetaFeedForward(w1, copied(mlp.down_proj), w3)
     return PreNormBlock(
@@ -309,22 +294,15 @@ def _meta_block(block: Any, width: int, eps: float, folded: bool) -> PreNormBloc
 
 
 def meta_folded_llama(theirs: Any) -> Port:
-    """Llama in Meta's layout with folded norms."""
+    """Port Llama in Meta's layout with folded norms."""
     return meta_llama(theirs, folded=True)
 
 
 def folded_llama(theirs: Any) -> Port:
-    """Llama whose norms have no weights: they are in the projections behind them, and
-    the last in the head.
-    """
-    blocks = nn.ModuleList(
-        [_folded_block(block, theirs.config) for block in theirs.model.layers]
-    )
+    """Port Llama with the weights of its norms in the projections behind them."""
     norm = RmsNorm(None, theirs.config.rms_norm_eps)
     head = linear(theirs.lm_head.weight * theirs.model.norm.weight)
-    return Port(
-        embed=embedding(theirs.model.embed_tokens.weight), h=blocks, norm=norm, lm=head
-    )
+    return llama_port(theirs, "embed h norm lm", _folded_block, norm=norm, head=head)
 
 
 def _folded_block(block: Any, config: Any) -> PreNormBlock:
@@ -340,14 +318,14 @@ def _folded_block(block: Any, config: Any) -> PreNormBlock:
 
 
 class Affine(Part):
-    """A linear of one's own, with a weight called `w` and a bias called `b`."""
+    """A custom linear, with a weight called `w` and a bias called `b`."""
 
     def __init__(self, theirs: Any) -> None:
         super().__init__()
         self.w = nn.Parameter(theirs.weight.detach().clone())
-        self.b = (
-            None if theirs.bias is None else nn.Parameter(theirs.bias.detach().clone())
-        )
+        self.b = None
+        if theirs.bias is not None:
+            self.b = nn.Parameter(theirs.bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
         product = x @ self.w.T
@@ -370,22 +348,16 @@ class GatedByModule(Part):
 
 
 def own_llama(theirs: Any) -> Port:
-    """Llama with linears of one's own and activations as modules."""
-    blocks = nn.ModuleList(
-        [_own_block(block, theirs.config) for block in theirs.model.layers]
-    )
-    norm = RmsNorm(theirs.model.norm.weight, theirs.config.rms_norm_eps)
-    table = embedding(theirs.model.embed_tokens.weight)
-    return Port(table=table, stack=blocks, ln_f=norm, readout=Affine(theirs.lm_head))
+    """Port Llama with custom linears and activations as modules."""
+    head = Affine(theirs.lm_head)
+    return llama_port(theirs, "table stack ln_f readout", _own_block, head=head)
 
 
 def _own_block(block: Any, config: Any) -> PreNormBlock:
     attention, mlp, eps = block.self_attn, block.mlp, config.rms_norm_eps
     parts = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-    q, k, v, o = (Affine(part) for part in parts)
-    gate, up, down = (
-        Affine(part) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    )
+    q, k, v, o = map(Affine, parts)
+    gate, up, down = map(Affine, (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
     ln_1, ln_2 = norms(block, eps)
     sa = Separate(config, q, k, v, o)
     ff = GatedByModule(gate, up, down)

@@ -1,6 +1,4 @@
-"""The maths that ports share: norms, attention, rotation, and modules that may make a
-mistake in their own code.
-"""
+"""What ports share: norms, attention, rotation, blocks, and mistakes in their code."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +14,9 @@ BASE_FACTOR = 0.25
 
 
 class Part(nn.Module):
-    """A module of a port. `mistake` names what its own forward does wrong; `mistakes`
-    are those that it can make.
+    """A module of a port that can make a mistake in its own forward.
+
+    `mistake` is the one that it makes, and `mistakes` lists those that it can make.
     """
 
     mistakes: tuple[str, ...] = ()
@@ -28,7 +27,7 @@ class Part(nn.Module):
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
-    """Make a linear of a weight `[out, in]` and a bias; both are copied."""
+    """Return a linear with copies of a weight `[out, in]` and a bias."""
     rows, columns = weight.shape
     part = nn.Linear(columns, rows, bias=bias is not None, device="meta")
     part.weight = nn.Parameter(weight.detach().clone())
@@ -38,7 +37,7 @@ def linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
 
 
 def embedding(weight: Tensor) -> nn.Embedding:
-    """Make an embedding of a table; it is copied."""
+    """Return an embedding with a copy of a table."""
     rows, width = weight.shape
     part = nn.Embedding(rows, width, device="meta")
     part.weight = nn.Parameter(weight.detach().clone())
@@ -51,13 +50,13 @@ def copied(part: Any, bias: bool = True) -> nn.Linear:
 
 
 def out_first(part: Any) -> Tensor:
-    """Give the weight of a linear or a Conv1D as `[out, in]`."""
+    """Return the weight of a linear or a Conv1D as `[out, in]`."""
     weight: Tensor = part.weight
     return weight if isinstance(part, nn.Linear) else weight.T
 
 
 def wide(x: Tensor) -> Tensor:
-    """Give a tensor in float32, or in float64 if it is."""
+    """Widen a tensor to float32 at least."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -103,7 +102,7 @@ Activation = Callable[[Tensor], Tensor]
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU by tanh, as GPT-2 has it."""
+    """Compute GELU by tanh, as GPT-2 does."""
     return functional.gelu(x, approximate="tanh")
 
 
@@ -133,9 +132,7 @@ def join_heads(x: Tensor) -> Tensor:
 
 
 def visible(tokens: int, mistake: str, device: torch.device) -> Tensor:
-    """Give which tokens each token sees: those before it and itself, or what a mistake
-    makes of that.
-    """
+    """Return which tokens each token sees: itself and those before it, or a mistake."""
     ahead = {"mask_off_by_one": 1, "mask_missing": tokens}.get(mistake, 0)
     return torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril(ahead)
 
@@ -143,29 +140,25 @@ def visible(tokens: int, mistake: str, device: torch.device) -> Tensor:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mistake: str, *, kernel: bool = False
 ) -> Tensor:
-    """Attend causally, with key and value heads that several query heads share; written
-    out, or by torch's kernel.
-    """
+    """Attend causally, with grouped keys and values: written out, or by a kernel."""
     groups = query.shape[1] // key.shape[1]
     if mistake == "kv_heads_tiled":
         key, value = key.repeat(1, groups, 1, 1), value.repeat(1, groups, 1, 1)
     else:
-        key, value = (
-            key.repeat_interleave(groups, 1),
-            value.repeat_interleave(groups, 1),
-        )
+        key = key.repeat_interleave(groups, 1)
+        value = value.repeat_interleave(groups, 1)
     scale = 1.0 if mistake == "scale_missing" else query.shape[-1] ** -0.5
-    seen = visible(query.shape[-2], mistake, query.device)
+    mask = visible(query.shape[-2], mistake, query.device)
     if kernel:
         return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=seen, scale=scale
+            query, key, value, attn_mask=mask, scale=scale
         )
-    scores = (query @ key.mT * scale).masked_fill(~seen, float("-inf"))
+    scores = (query @ key.mT * scale).masked_fill(~mask, float("-inf"))
     return wide(scores).softmax(-1).to(value.dtype) @ value
 
 
 def angles(tokens: int, width: int, base: float, device: torch.device) -> Tensor:
-    """Give the angle of every position and pair of channels, `[token, width / 2]`."""
+    """Return the angle of each position and channel pair, `[token, width / 2]`."""
     steps = torch.arange(0, width, 2, dtype=torch.float32, device=device)
     frequencies = 1.0 / (base ** (steps / width))
     positions = torch.arange(tokens, dtype=torch.float32, device=device)
@@ -188,9 +181,7 @@ def rotate_pairs(x: Tensor, turn: Tensor) -> Tensor:
 
 
 def interleaved(weight: Tensor, width: int) -> Tensor:
-    """Put the rows of a projection in the order that neighbouring pairs need; a bias
-    has its elements so ordered.
-    """
+    """Order the rows of a projection, or the elements of a bias, for neighbour pairs."""
     heads = weight.reshape(-1, 2, width // 2, *weight.shape[1:])
     return heads.transpose(1, 2).flatten(0, 2).contiguous()
 
@@ -204,14 +195,8 @@ def rotated(
     return rotate_halves(query, used), turned_key
 
 
-class PreNormBlock(Part):
-    """A pre-norm block: attention, then the MLP, each added to the residual stream.
-
-    Its four parts come in this order, by the names that they have in a port: norm,
-    attention, norm, MLP. What else the block is given is handed on to attention.
-    """
-
-    mistakes = ("residual_misplaced", "residual_parallel", "norm_not_called")
+class Assembled(Part):
+    """A module of parts that are used in a fixed order, under any names."""
 
     def __init__(self, **parts: nn.Module) -> None:
         super().__init__()
@@ -219,44 +204,56 @@ class PreNormBlock(Part):
             self.add_module(name, part)
         self.roles = tuple(parts)
 
+    def parts(self) -> list[nn.Module]:
+        """Return the parts in their order."""
+        return [self.get_submodule(name) for name in self.roles]
+
+
+class PreNormBlock(Assembled):
+    """A pre-norm block of a norm, attention, a norm and an MLP.
+
+    Attention and MLP are each added to the residual stream. Further arguments of the
+    block are passed to attention.
+    """
+
+    mistakes = ("residual_misplaced", "residual_parallel", "norm_not_called")
+
     def forward(self, x: Tensor, *tables: Tensor) -> Tensor:
-        norm1, attention, norm2, mlp = (self.get_submodule(name) for name in self.roles)
+        norm1, attention, norm2, mlp = self.parts()
         normed = norm1(x)
         base = normed if self.mistake == "residual_misplaced" else x
-        middle = base + attention(normed, *tables)
+        middle = base + self.mix(attention, normed, *tables)
         source = x if self.mistake == "residual_parallel" else middle
         entering = source if self.mistake == "norm_not_called" else norm2(source)
         out: Tensor = middle + mlp(entering)
         return out
 
+    def mix(self, attention: nn.Module, normed: Tensor, *tables: Tensor) -> Tensor:
+        """Call attention."""
+        out: Tensor = attention(normed, *tables)
+        return out
 
-class Port(Part):
-    """The whole of a port, `forward(ids) -> logits`.
 
-    Its parts come in this order, by the names that they have in a port: embedding,
-    blocks, norm, head.
-    """
-
-    def __init__(self, **parts: nn.Module) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            self.add_module(name, part)
-        self.roles = tuple(parts)
+class Port(Assembled):
+    """A whole port of an embedding, blocks, a norm and a head: ids in, logits out."""
 
     @property
     def block_list(self) -> str:
-        """The path of the list of blocks."""
-        lists = [
-            name
-            for name in self.roles
-            if isinstance(self.get_submodule(name), nn.ModuleList)
-        ]
-        return lists[0]
+        """Return the path of the list of blocks."""
+        for name in self.roles:
+            if isinstance(self.get_submodule(name), nn.ModuleList):
+                return name
+        raise LookupError("a port has a list of blocks")
 
     def forward(self, ids: Tensor) -> Tensor:
-        embed, blocks, norm, head = (self.get_submodule(name) for name in self.roles)
-        x = embed(ids)
-        for block in blocks:  # type: ignore[attr-defined]
-            x = block(x)
-        out: Tensor = head(norm(x))
+        embed, blocks, norm, head = self.parts()
+        out: Tensor = head(norm(through(blocks, embed(ids))))
         return out
+
+
+def through(blocks: nn.Module, x: Tensor, *arguments: Tensor) -> Tensor:
+    """Run states through all blocks, each with the same further arguments."""
+    assert isinstance(blocks, nn.ModuleList)
+    for block in blocks:
+        x = block(x, *arguments)
+    return x

@@ -76,7 +76,7 @@ class PortFault:
 
     @property
     def name(self) -> str:
-        """The fault in words: its kind, its place, and whether every block has it."""
+        """Return the fault in words: its kind, its place and its extent."""
         words = [
             self.kind,
             *([self.place] if self.place else []),
@@ -104,8 +104,7 @@ class PlantedInPort(Planted):
     repaired: tuple[str, ...] = field(default=())
 
     def names(self, path: str | None, hints: Sequence[str] = ()) -> str:
-        """Say what a named module is: `right`, `larger` than need be, `wrong`, or
-        `none` if no module was named.
+        """Judge a named module: `right`, `larger` than need be, `wrong` or `none`.
 
         A container of the faulty module is larger, and right if nothing smaller is
         certain. The port itself is no container: naming it says that the fault is
@@ -119,18 +118,16 @@ class PlantedInPort(Planted):
         return "larger" if path and self.path.startswith(f"{path}.") else "wrong"
 
     def claims_falsely(self, path: str | None, *, own_code: bool) -> bool:
-        """Tell whether it is false that the fault is in the own code of a named module."""
+        """Check whether it is false that the fault is in a module's own code."""
         return own_code and not (self.code and path == self.path)
 
     def false_hints(self, hints: Sequence[str]) -> list[str]:
-        """Give the hints that say what is not so."""
+        """Return the hints that are false."""
         return [hint for hint in hints if hint not in (*self.hints, NOT_COMPARED)]
 
 
 def faults_of(layout: PortLayout) -> list[PortFault]:
-    """Every fault that can be planted in a port: in one block, in every block, and
-    outside the blocks.
-    """
+    """List every fault of a port: in one block, in every block, and outside them."""
     port = layout.port(layout.reference())
     blocks = port.get_submodule(port.block_list)
     block = blocks.get_submodule("0")
@@ -153,9 +150,9 @@ def _in_code(block: nn.Module) -> Iterator[PortFault]:
 
 
 def _other_expert(path: str) -> bool:
-    """Tell whether a path is in an expert that no faults are planted in."""
-    _, found, after = f"{path}.".partition("experts.")
-    return bool(found and after) and not after.startswith(f"{EXPERT}.")
+    """Check whether a path is in an expert that no faults are planted in."""
+    _, separator, after = f"{path}.".partition("experts.")
+    return bool(separator and after) and not after.startswith(f"{EXPERT}.")
 
 
 def _in_weights(block: nn.Module) -> Iterator[PortFault]:
@@ -182,7 +179,7 @@ def _in_weights(block: nn.Module) -> Iterator[PortFault]:
 
 
 def _everywhere(single: list[PortFault]) -> Iterator[PortFault]:
-    """The same fault in every block: each kind in the first place that it has."""
+    """List the same fault in every block: each kind in its first place."""
     kinds = {fault.kind: fault for fault in reversed(single)}
     for fault in single:
         if kinds[fault.kind] is fault and fault.kind not in (
@@ -212,8 +209,7 @@ def _outside(port: Port) -> Iterator[PortFault]:
 def plant(
     layout: PortLayout, reference: nn.Module, fault: PortFault | str, seed: int = 0
 ) -> PlantedInPort:
-    """Make a port of a reference with a fault in it, in a block that follows from the
-    seed.
+    """Make a port with a fault, in a block that follows from the seed.
 
     >>> from faults.ports import PORTS
     >>> meta = PORTS["meta-llama"]
@@ -268,7 +264,7 @@ def _change(port: Port, path: str, fault: PortFault) -> None:
 
 
 def _take_over(port: Port, path: str) -> None:
-    """Give a block the weights of the next, or the last that of the first."""
+    """Give a block the weights of the next, or the last those of the first."""
     start, _, number = path.rpartition(".")
     blocks = port.get_submodule(start)
     count = len(list(blocks.children()))
@@ -277,14 +273,14 @@ def _take_over(port: Port, path: str) -> None:
 
 
 def _weight(part: nn.Module) -> Tensor | None:
-    """The one weight that a module holds itself, whatever it is called."""
+    """Return the only weight that a module holds itself."""
     names = ("weight", "w", "gain", "scale")
     held = [part._parameters.get(name) for name in names]
     return next((weight for weight in held if weight is not None), None)
 
 
 def _bias_name(part: nn.Module) -> str:
-    """The name of the bias that a module holds itself, or nothing."""
+    """Return the name of the bias that a module holds itself, or nothing."""
     names = ("bias", "b", "shift", "in_proj_bias")
     return next((name for name in names if part._parameters.get(name) is not None), "")
 
@@ -385,8 +381,9 @@ def _declared(
 
 
 def _true_hints(fault: PortFault) -> tuple[str, ...]:
-    """Give the hints that may truly be given. Scores are as much too large as queries
-    or keys are.
+    """Return the hints that are true.
+
+    Scores are as much too large as queries or keys are.
     """
     hints = TRUE_HINTS.get(fault.kind, ())
     role = fault.place.rpartition(".")[2]
@@ -398,7 +395,7 @@ def _true_hints(fault: PortFault) -> tuple[str, ...]:
 def _as_right(
     port: Port, fault: PortFault, path: str, block: str
 ) -> tuple[tuple[str, ...], str]:
-    """Give the modules that are as right as the smallest, and why."""
+    """Return the modules that are as right as the smallest, and why."""
     part = port.get_submodule(path)
     inner = tuple(
         f"{path}.{name}"
@@ -436,7 +433,7 @@ def _as_right(
 
 
 def _containers(path: str, block: str) -> Iterator[str]:
-    """The modules that hold a module, up to its block."""
+    """Return the modules that hold a module, up to its block."""
     while path != block:
         path = path.rpartition(".")[0]
         yield path
@@ -451,14 +448,12 @@ def _as_right_outside(port: Port, fault: PortFault) -> tuple[tuple[str, ...], st
 
 
 def _is_folded(port: Port) -> bool:
-    """Tell whether the last norm has no weight of its own."""
+    """Check whether the last norm has no weight of its own."""
     return not list(port.get_submodule(port.roles[-2]).parameters())
 
 
 def _outside_sites(port: Port, fault: PortFault) -> list[str]:
-    """Give the first site at which a fault outside the blocks shows, and those that are
-    as right.
-    """
+    """Return the first site of a fault outside the blocks, and those as right."""
     if fault.kind == "rope_base":
         return ["layer.1"]
     place = port.roles.index(fault.place) if fault.place else 0
@@ -474,7 +469,7 @@ def _outside_sites(port: Port, fault: PortFault) -> list[str]:
 
 
 def _reserved(port: Port, fault: PortFault, block: str) -> tuple[str, ...]:
-    """Give the correct modules that are given what is wrong beside the state."""
+    """Return the correct modules that receive something wrong beside the state."""
     if fault.kind == "rope_base" and fault.outside:
         holder = port.get_submodule(block)
         return (block, *(f"{block}.{name}" for name, _ in holder.named_children()))[:3]

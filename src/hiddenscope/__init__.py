@@ -79,11 +79,10 @@ __all__ = sorted([*PUBLIC, "__version__", "errors"])
 
 
 class _Public(ModuleType):
-    """This module, in which a public name is never taken by the subpackage of the same
-    name.
+    """A module whose public names are never replaced by subpackages of the same name.
 
-    Importing `hiddenscope.discovery` makes Python bind the subpackage here as
-    `anatomy`, where users expect the function.
+    Importing `hiddenscope.extract.job` makes Python bind the subpackage here as
+    `extract`, where users expect the function.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -99,7 +98,7 @@ if not TYPE_CHECKING:
         if name not in PUBLIC:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if name == "Result" or (name in ANALYSIS and ANALYSIS[name].result):
-            # So that a result finds its pages and figures.
+            # A result finds its pages and figures in the registry that this fills.
             import_module(f"{__name__}.views")
         value = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
         globals()[name] = value

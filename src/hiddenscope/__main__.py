@@ -1,7 +1,7 @@
-"""`python -m hiddenscope`, and what the command `hiddenscope` starts.
+"""Start the command line: `python -m hiddenscope`, and the command `hiddenscope`.
 
-To import the command line takes longer than people wait for a first word, so the status
-is shown before that; and Ctrl-C ends the command quietly even while it starts.
+Importing the command line takes longer than people wait for a first word, so the status
+is shown before that. Ctrl-C ends the command quietly even while it starts.
 """
 
 import os
@@ -24,27 +24,37 @@ def _leave(number: int, frame: FrameType | None) -> None:
     os._exit(130)
 
 
-def _begin(words: list[str]) -> None:
-    """Answer at once: with the version, or with the status of the command that the
-    words name.
-    """
-    if words == ["--version"] and sys.stdout is not None:
-        with suppress(OSError):  # the command line says what is wrong with stdout
-            print(hs.__version__, flush=True)
-            sys.exit()
-    if words and words[0] in COMMANDS and "--help" not in words:
-        progress.show(
-            True if "--progress" in words else False if "--quiet" in words else None
-        )
-        progress.begin(f"Running {words[0]}")
+def _print_version() -> None:
+    """Print the version and exit."""
+    if sys.stdout is None:
+        return
+    # Where stdout cannot be written, the command line says what is wrong with it.
+    with suppress(OSError):
+        print(hs.__version__, flush=True)
+        sys.exit()
+
+
+def _show_status(words: list[str]) -> None:
+    """Show that the command runs which the words name."""
+    if "--progress" in words:
+        progress.show(True)
+    elif "--quiet" in words:
+        progress.show(False)
+    else:
+        progress.show(None)
+    progress.begin(f"Running {words[0]}")
 
 
 signal.signal(signal.SIGINT, _leave)
 
 
 def main() -> None:
-    """Say what is being done, then import the command line and run it."""
-    _begin(sys.argv[1:])
+    """Answer at once, then import the command line and run it."""
+    words = sys.argv[1:]
+    if words == ["--version"]:
+        _print_version()
+    if words and words[0] in COMMANDS and "--help" not in words:
+        _show_status(words)
     import_module("hiddenscope.cli.main").main()
 
 

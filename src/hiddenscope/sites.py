@@ -1,14 +1,21 @@
-"""Site: the address of a state, the patterns that choose several, and the names other
-tools give them.
+"""Sites: the addresses of states, the patterns that select several, and the names that
+other tools give them.
 
-    layer.3          the hidden state (residual stream) after three blocks; layer.0 enters the first
+    layer.3          the hidden state (residual stream) after three blocks
+    layer.0          the state that enters the first block
     layer.3.attn     inside the block that makes layer 3: attn, cross, mid, mlp
     final            the last layer after the model's final norm
     encoder.layer.3  the same with two stacks: encoder.*, decoder.*
 
-    layer.*          every layer               layer.3-7    some            layer.-1    the last
-    layer.3.*        every part of block 3     *.attn       one part of every block
-    *                everything                a,b          a list; a pattern without a stack matches both
+    layer.*          every layer
+    layer.3-7        some layers
+    layer.-1         the last layer
+    layer.3.*        every part of block 3
+    *.attn           one part of every block
+    *                everything
+    a,b              a list
+
+A pattern without a stack matches both.
 
 >>> gpt2 = [*(Site(k) for k in range(13)), Site(None)]
 >>> [str(site) for site in select("layer.3-5, hidden_states[12]", gpt2)]
@@ -46,6 +53,7 @@ _HIDDEN = re.compile(
 _LENS = re.compile(
     r"(?P<stack>blocks|encoder|decoder)\.(?P<block>[0-9]{1,6})\.hook_(?P<hook>[a-z_]+)"
 )
+_LENS_FINAL = "ln_final.hook_normalized"
 _HOOKS = {
     "attn_out": "attn",
     "cross_attn_out": "cross",
@@ -62,7 +70,7 @@ class Site:
 
     >>> Site.parse("encoder.layer.3.mlp")
     Site('encoder.layer.3.mlp')
-    >>> Site(2) < Site(3, "attn") < Site(3, "mid") < Site(3, "mlp") < Site(3) < Site(None)
+    >>> Site(2) < Site(3, "attn") < Site(3, "mlp") < Site(3) < Site(None)
     True
     """
 
@@ -87,12 +95,11 @@ class Site:
                 f"a stack is {' or '.join(STACKS)}, or None in a model with one stack"
             )
         if reason:
-            problem = (
-                f"No site with layer {_shown(self.layer)}, part {_shown(self.part)},"
-                f" stack {_shown(self.stack)}"
-            )
             raise SiteError(
-                problem, reason, "Try Site(3), Site(3, 'mlp') or Site(None)."
+                f"No site with layer {_shown(self.layer)}, part {_shown(self.part)},"
+                f" stack {_shown(self.stack)}",
+                reason,
+                "Try Site(3), Site(3, 'mlp') or Site(None).",
             )
 
     @classmethod
@@ -105,24 +112,20 @@ class Site:
         match = _SITE.fullmatch(str(text))
         if match is None:
             raise _unreadable(text)
-        layer = match["layer"]
-        return cls(
-            None if layer is None else int(layer), match["part"] or "", match["stack"]
-        )
+        layer = None if match["layer"] is None else int(match["layer"])
+        return cls(layer, match["part"] or "", match["stack"])
 
     def __str__(self) -> str:
-        steps = (
-            self.stack,
-            "final" if self.layer is None else f"layer.{self.layer}",
-            self.part,
-        )
-        return ".".join(step for step in steps if step)
+        name = "final" if self.layer is None else f"layer.{self.layer}"
+        return ".".join(step for step in (self.stack, name, self.part) if step)
 
     def __repr__(self) -> str:
         return f"Site({str(self)!r})"
 
     def __lt__(self, other: object) -> bool:
-        return self._order < other._order if isinstance(other, Site) else NotImplemented
+        if not isinstance(other, Site):
+            return NotImplemented
+        return self._order < other._order
 
     @cached_property
     def _order(self) -> tuple[int, int, int]:
@@ -132,9 +135,7 @@ class Site:
 
 
 SitePatterns: TypeAlias = str | Site | Iterable[str | Site]
-"""What chooses sites: a pattern such as `"layer.3-7,final"`, a Site, or several of
-either.
-"""
+"""A pattern such as `"layer.3-7,final"`, a Site, or several of either."""
 
 
 def select(
@@ -146,8 +147,7 @@ def select(
     final: bool | None = None,
     reported: Mapping[str | None, Sequence[Site | None]] | None = None,
 ) -> tuple[Site, ...]:
-    """The sites that the patterns choose from the given ones, each once, in the order
-    of the forward pass.
+    """Return the sites that patterns select, each once, in the order of the pass.
 
     `layer.*,final` means every layer, and final if there is one; any other pattern must
     match something. `depth` (the number of blocks) and `final` (whether there is a
@@ -157,28 +157,31 @@ def select(
     models (mamba, CLIP) where it is unusual.
 
     >>> bert = [Site(0), Site(1), Site(1, "attn"), Site(2), Site(2, "attn")]
-    >>> [str(site) for site in select("layer.*,final", bert)], [str(site) for site in select("*.attn", bert)]
-    (['layer.0', 'layer.1', 'layer.2'], ['layer.1.attn', 'layer.2.attn'])
+    >>> [str(site) for site in select("layer.*,final", bert)]
+    ['layer.0', 'layer.1', 'layer.2']
     >>> select("layer.20", [Site(k) for k in range(13)], owner="gpt2")
     Traceback (most recent call last):
     hiddenscope.errors.SiteError: No site 'layer.20' in gpt2: it has layer.0 to layer.12. Did you mean 'layer.2'?
-    """
+    """  # noqa: E501
     known = _KnownSites(tuple(sorted(set(sites))), owner, depth, final, reported or {})
     items = list(_items(patterns))
     every_layer = any(re.fullmatch(r"(?:\w+\.)?layer\.\*", item) for item in items)
-    chosen: set[Site] = set()
+    selected: set[Site] = set()
     for item in items:
-        matching = known.match(item)
-        if not matching and not (
-            every_layer and item.rpartition(".")[2] == "final" and _SITE.fullmatch(item)
-        ):
+        matches = known.match(item)
+        is_optional = every_layer and _names_final(item)
+        if not matches and not is_optional:
             raise known.missing(item)
-        chosen |= matching
-    return tuple(sorted(chosen))
+        selected |= matches
+    return tuple(sorted(selected))
+
+
+def _names_final(item: str) -> bool:
+    return _SITE.fullmatch(item) is not None and item.endswith("final")
 
 
 def named_layer(site: Any) -> Any:
-    """A whole number as the layer that it names; anything else as it is.
+    """Return the name of the layer that an integer names; anything else unchanged.
 
     >>> named_layer(3), named_layer("final")
     ('layer.3', 'final')
@@ -186,12 +189,9 @@ def named_layer(site: Any) -> Any:
     if isinstance(site, bool) or not isinstance(site, Integral):
         return site
     if site < 0:
-        reason = (
-            "the last may be the raw last layer or final, and Hugging Face's is either"
-        )
         raise SiteError(
             f"No site {int(site)}",
-            reason,
+            "the last may be the raw last layer or final, and Hugging Face's is either",
             f"Did you mean 'layer.{int(site)}'? Or 'final'.",
         )
     return f"layer.{int(site)}"
@@ -204,48 +204,54 @@ def check_syntax(patterns: SitePatterns) -> None:
     >>> check_syntax("")
     Traceback (most recent call last):
     hiddenscope.errors.SiteError: No site '': it is empty. Choose 'layer.3', 'layer.*' or 'final'.
-    """
+    """  # noqa: E501
     for item in _items(patterns):
-        if (
-            not any(form.fullmatch(item) for form in (_PATTERN, _HIDDEN, _LENS))
-            and item != "ln_final.hook_normalized"
-        ):
+        if not _PATTERN.fullmatch(item) and not _is_alias(item):
             raise _unreadable(item)
 
 
+def _is_alias(item: str) -> bool:
+    if item == _LENS_FINAL:
+        return True
+    return bool(_HIDDEN.fullmatch(item) or _LENS.fullmatch(item))
+
+
 def from_alias(name: str, *, depth: int, final: bool) -> Site:
-    """The site that Hugging Face or TransformerLens calls `name`, in a stack of `depth`
-    blocks.
+    """Return the site that Hugging Face or TransformerLens calls `name`.
 
     `hidden_states[depth]` is `final` if the model has a final norm: Hugging Face norms
     the last entry and no other. TransformerLens takes the residual stream before a
     post-norm block's own norm, so in a model without a final norm only its
     `hook_resid_pre` and `hook_normalized_resid_post` are sites.
 
-    >>> from_alias("hidden_states[5]", depth=12, final=True), from_alias("hidden_states[12]", depth=12, final=True)
-    (Site('layer.5'), Site('final'))
+    >>> from_alias("hidden_states[12]", depth=12, final=True)
+    Site('final')
     >>> from_alias("blocks.4.hook_resid_post", depth=12, final=True)
     Site('layer.5')
     """
-    if match := _HIDDEN.fullmatch(name):
+    match = _HIDDEN.fullmatch(name)
+    if match:
         k = int(match["k"])
-        k += depth + 1 if k < 0 else 0
+        if k < 0:
+            k += depth + 1
         if not 0 <= k <= depth:
             raise SiteError(
                 f"No {_shown(name)}",
                 f"the tuple has {depth + 1} entries",
                 f"Choose 0 to {depth}.",
             )
-        return Site(None if final and k == depth else k, stack=match["stack"])
-    if match := _LENS.fullmatch(name):
+        layer = None if final and k == depth else k
+        return Site(layer, stack=match["stack"])
+    match = _LENS.fullmatch(name)
+    if match:
         return _from_lens(name, match, depth, final)
-    if name == "ln_final.hook_normalized":
-        reason = (
+    if name == _LENS_FINAL:
+        raise SiteError(
+            f"No site for {_shown(name)}",
             "TransformerLens records it before the norm's own weight, so it is not"
-            " final"
+            " final",
+            "Choose 'final', or the raw last layer, 'layer.-1'.",
         )
-        remedy = "Choose 'final', or the raw last layer, 'layer.-1'."
-        raise SiteError(f"No site for {_shown(name)}", reason, remedy)
     raise _unreadable(name)
 
 
@@ -256,23 +262,22 @@ def to_alias(
     depth: int,
     final: bool,
 ) -> str | None:
-    """What Hugging Face or TransformerLens calls this site; None if it has no name
-    there.
+    """Return what Hugging Face or TransformerLens calls a site; None if nothing.
 
     >>> to_alias(Site(5), "transformer_lens", depth=12, final=True)
     'blocks.4.hook_resid_post'
-    >>> print(to_alias(Site(12), "hidden_states", depth=12, final=True))  # Hugging Face overwrites the raw last layer
+    >>> print(to_alias(Site(12), "hidden_states", depth=12, final=True))
     None
     """
     if (site.layer or 0) > depth or (site.layer is None and not final):
         return None
     if kind == "hidden_states":
+        # Hugging Face overwrites the raw last layer with the normed one.
         if site.part or (final and site.layer == depth):
             return None
         k = depth if site.layer is None else site.layer
-        return (
-            f"{site.stack}_hidden_states[{k}]" if site.stack else f"hidden_states[{k}]"
-        )
+        prefix = f"{site.stack}_" if site.stack else ""
+        return f"{prefix}hidden_states[{k}]"
     if kind == "transformer_lens":
         return _to_lens(site, final)
     raise SiteError(
@@ -283,55 +288,49 @@ def to_alias(
 
 
 def summarise(sites: Iterable[Site]) -> str:
-    """A short phrase for many sites.
+    """Describe many sites in a short phrase.
 
     >>> summarise([Site(0), Site(1, "attn"), Site(1), Site(2), Site(9), Site(None)])
     'layer.0 to layer.2, layer.9 with attn inside and final'
     """
-    ordered = sorted(set(sites))
-    phrases = [
-        _summarise_stack([site for site in ordered if site.stack == stack])
-        for stack in (None, *STACKS)
-    ]
-    return "; ".join(phrase for phrase in phrases if phrase) or "no sites"
+    by_stack: dict[str | None, list[Site]] = {}
+    for site in sorted(set(sites)):
+        by_stack.setdefault(site.stack, []).append(site)
+    phrases = [_summarise_stack(of_stack) for of_stack in by_stack.values()]
+    return "; ".join(phrases) or "no sites"
 
 
 def _summarise_stack(sites: list[Site]) -> str:
-    if not sites:
-        return ""
     prefix = f"{sites[0].stack}." if sites[0].stack else ""
-    layers = ", ".join(
-        _runs(
-            [site.layer for site in sites if site.layer is not None and not site.part],
-            prefix,
-        )
-    )
-    parts = [part for part in PARTS if any(site.part == part for site in sites)]
-    if parts:
-        layers = (
-            f"{layers} with {', '.join(parts)} inside"
-            if layers
-            else f"{', '.join(parts)} of some blocks"
-        )
-    final = f"{prefix}final" if any(site.layer is None for site in sites) else ""
-    return " and ".join(phrase for phrase in (layers, final) if phrase)
+    layers = [site.layer for site in sites if site.layer is not None and not site.part]
+    phrase = ", ".join(_runs(layers, prefix))
+    present = {site.part for site in sites}
+    parts = ", ".join(part for part in PARTS if part in present)
+    if parts and phrase:
+        phrase = f"{phrase} with {parts} inside"
+    elif parts:
+        phrase = f"{parts} of some blocks"
+    # Final sorts last.
+    if sites[-1].layer is not None:
+        return phrase
+    return f"{phrase} and {prefix}final" if phrase else f"{prefix}final"
 
 
 def _runs(layers: list[int], prefix: str) -> Iterator[str]:
+    """Yield `layer.3 to layer.7` for every run of layers that follow one another."""
     start = 0
     for end in range(1, len(layers) + 1):
         if end == len(layers) or layers[end] != layers[end - 1] + 1:
-            first, last = (
-                f"{prefix}layer.{layers[start]}",
-                f"{prefix}layer.{layers[end - 1]}",
-            )
-            yield first if end - start == 1 else f"{first} to {last}"
+            run = f"{prefix}layer.{layers[start]}"
+            if end - start > 1:
+                run += f" to {prefix}layer.{layers[end - 1]}"
+            yield run
             start = end
 
 
 @dataclass(frozen=True)
 class _KnownSites:
-    """The sites to choose from, and what is needed to match a pattern against them."""
+    """The sites to select from, and what is needed to match a pattern with them."""
 
     sites: tuple[Site, ...]
     owner: str
@@ -343,104 +342,94 @@ class _KnownSites:
     def depths(self) -> dict[str | None, int]:
         depths: dict[str | None, int] = {}
         for site in self.sites:
-            depths[site.stack] = self.depth or max(
-                depths.get(site.stack, 0), site.layer or 0
-            )
+            deepest = max(depths.get(site.stack, 0), site.layer or 0)
+            depths[site.stack] = self.depth or deepest
         return depths
 
     def match(self, item: str) -> set[Site]:
-        if pattern := _PATTERN.fullmatch(item):
+        pattern = _PATTERN.fullmatch(item)
+        if pattern:
             layers = {stack: self._layers(pattern, stack) for stack in self.depths}
             return {
                 site for site in self.sites if _fits(site, pattern, layers[site.stack])
             }
-        if self.reported and (entry := _HIDDEN.fullmatch(item)):
+        entry = _HIDDEN.fullmatch(item)
+        if entry and self.reported:
             return self._match_entry(entry)
-        if (
-            _HIDDEN.fullmatch(item)
-            or _LENS.fullmatch(item)
-            or item == "ln_final.hook_normalized"
-        ):
+        if _is_alias(item):
             return self._match_alias(item)
         raise _unreadable(item, [str(site) for site in self.sites])
 
     def missing(self, item: str) -> SiteError:
         problem = f"No site {_shown(item)} in {self.owner}"
-        wants_final = _SITE.fullmatch(item) is not None and item.endswith("final")
-        if (
-            wants_final
-            and self.final is not True
-            and not any(site.layer is None for site in self.sites)
-        ):
-            last = ", ".join(
+        names = [str(site) for site in self.sites]
+        has_final = self.final or any(site.layer is None for site in self.sites)
+        if _names_final(item) and not has_final:
+            last_sites = [
                 f"'{Site(depth, stack=stack)}'" for stack, depth in self.depths.items()
-            )
-            return SiteError(
-                problem,
-                f"it has no final norm; its last state is {last}",
-                f"Choose {last}.",
-            )
-        return SiteError(
-            problem,
-            f"it has {summarise(self.sites)}",
-            _nearest(item, [str(site) for site in self.sites]),
-        )
+            ]
+            last = ", ".join(last_sites)
+            reason = f"it has no final norm; its last state is {last}"
+            return SiteError(problem, reason, f"Choose {last}.")
+        reason = f"it has {summarise(self.sites)}"
+        return SiteError(problem, reason, _nearest(item, names))
 
     def _layers(self, pattern: re.Match[str], stack: str | None) -> range:
         if pattern["low"] is None:
             return range(MOST_LAYERS)
-        ends = [int(end) for end in (pattern["low"], pattern["high"] or pattern["low"])]
-        low, high = (end + self.depths[stack] + 1 if end < 0 else end for end in ends)
+        low = self._from_start(int(pattern["low"]), stack)
+        high = low
+        if pattern["high"]:
+            high = self._from_start(int(pattern["high"]), stack)
         if low > high:
-            problem = f"No sites {_shown(pattern[0])} in {self.owner}"
             raise SiteError(
-                problem, "the range runs backwards", "Write the lower layer first."
+                f"No sites {_shown(pattern[0])} in {self.owner}",
+                "the range runs backwards",
+                "Write the lower layer first.",
             )
         return range(low, high + 1) if high <= max(self.depths.values()) else range(0)
 
+    def _from_start(self, layer: int, stack: str | None) -> int:
+        """Count a layer from the start, of which negative ones count from the end."""
+        return layer + self.depths[stack] + 1 if layer < 0 else layer
+
     def _match_entry(self, entry: re.Match[str]) -> set[Site]:
+        """Match an entry of `hidden_states` with the site that it was proved to be."""
         k = int(entry["k"])
-        stacks = [
-            named
-            for stack, named in self.reported.items()
-            if entry["stack"] in (None, stack)
-        ]
-        entries = [named[k] for named in stacks if -len(named) <= k < len(named)]
-        if None in entries:
-            reason = (
-                "it is the output of the stack, and no state of a block or of a final"
-                " norm"
-            )
-            raise SiteError(
-                f"No site '{entry[0]}' in {self.owner}",
-                reason,
-                "Choose 'layer.-1', the raw last layer.",
-            )
-        return {site for site in entries if site is not None} & set(self.sites)
+        matches: set[Site] = set()
+        for stack, reported in self.reported.items():
+            if entry["stack"] not in (None, stack):
+                continue
+            if not -len(reported) <= k < len(reported):
+                continue
+            site = reported[k]
+            if site is None:
+                raise SiteError(
+                    f"No site '{entry[0]}' in {self.owner}",
+                    "it is the output of the stack, and no state of a block or of a"
+                    " final norm",
+                    "Choose 'layer.-1', the raw last layer.",
+                )
+            matches.add(site)
+        return matches & set(self.sites)
 
     def _match_alias(self, name: str) -> set[Site]:
-        matching: set[Site] = set()
+        finals = {site.stack for site in self.sites if site.layer is None}
+        matches: set[Site] = set()
         refusal: SiteError | None = None
         for stack, depth in self.depths.items():
-            final = self.final
-            if final is None:
-                final = any(
-                    site.layer is None and site.stack == stack for site in self.sites
-                )
+            final = stack in finals if self.final is None else self.final
             try:
                 site = from_alias(name, depth=depth, final=final)
             except SiteError as error:
                 refusal = error
-            else:
-                matching |= (
-                    {Site(site.layer, site.part, stack)}
-                    if site.stack in (None, stack)
-                    else set()
-                )
-        matching &= set(self.sites)
-        if refusal and not matching:
+                continue
+            if site.stack in (None, stack):
+                matches.add(Site(site.layer, site.part, stack))
+        matches &= set(self.sites)
+        if refusal and not matches:
             raise refusal
-        return matching
+        return matches
 
 
 def _fits(site: Site, pattern: re.Match[str], layers: range) -> bool:
@@ -450,36 +439,35 @@ def _fits(site: Site, pattern: re.Match[str], layers: range) -> bool:
         return site.layer is None
     if pattern["any"]:
         return pattern["anywhere"] in (None, site.part)
-    part = pattern["part"] or ""
-    return (
-        site.layer is not None
-        and site.layer in layers
-        and (bool(site.part) if part == "*" else site.part == part)
-    )
+    if site.layer is None or site.layer not in layers:
+        return False
+    if pattern["part"] == "*":
+        return bool(site.part)
+    return site.part == (pattern["part"] or "")
 
 
 def _items(patterns: SitePatterns) -> Iterator[str]:
-    given: object = patterns
-    many = (
-        isinstance(given, Iterable)
-        and not isinstance(given, str | Site)
-        and getattr(given, "shape", None) != ()
-    )
-    listed: list[object] = (
-        list(given) if many and isinstance(given, Iterable) else [given]
-    )
-    if not listed:
+    """Yield the patterns one by one, of lists with commas too."""
+    several: list[object] = [patterns]
+    # An array without dimensions says that it can be iterated, and cannot.
+    is_scalar = getattr(patterns, "shape", None) == ()
+    is_single = isinstance(patterns, str | Site) or is_scalar
+    if isinstance(patterns, Iterable) and not is_single:
+        several = list(patterns)
+    if not several:
         raise SiteError(
             "No sites", "the list of patterns is empty", "Choose 'layer.*' or 'final'."
         )
-    for pattern in listed:
+    for pattern in several:
         if not isinstance(pattern, str | Site):
             raise _unreadable(pattern)
-        yield from (item.strip(" \t\n") for item in str(pattern).split(","))
+        for item in str(pattern).split(","):
+            yield item.strip(" \t\n")
 
 
 def _from_lens(name: str, match: re.Match[str], depth: int, final: bool) -> Site:
-    block, hook = int(match["block"]), match["hook"]
+    block = int(match["block"])
+    hook = match["hook"]
     stack = None if match["stack"] == "blocks" else match["stack"]
     if block >= depth:
         reason = f"there are {depth} blocks, counted from 0"
@@ -491,17 +479,18 @@ def _from_lens(name: str, match: re.Match[str], depth: int, final: bool) -> Site
     if hook == ("resid_post" if final else "normalized_resid_post"):
         return Site(block + 1, stack=stack)
     if not final and (hook == "resid_post" or hook in _HOOKS):
-        reason = (
-            "in a model without a final norm TransformerLens takes it before the"
-            " block's own norm"
-        )
         raise SiteError(
             f"No site for {_shown(name)}",
-            reason,
+            "in a model without a final norm TransformerLens takes it before the"
+            " block's own norm",
             f"Choose 'layer.{block + 1}', the block's output.",
         )
-    if stack == "decoder" and hook in ("resid_mid", "resid_mid_cross"):
-        hook = "resid_mid" if hook == "resid_mid_cross" else ""
+    # A decoder's block has two middles, of which the one after cross-attention is
+    # before the MLP.
+    if stack == "decoder" and hook == "resid_mid":
+        raise _unreadable(name)
+    if stack == "decoder" and hook == "resid_mid_cross":
+        hook = "resid_mid"
     if hook not in _HOOKS:
         raise _unreadable(name)
     return Site(block + 1, _HOOKS[hook], stack)
@@ -513,41 +502,37 @@ def _to_lens(site: Site, final: bool) -> str | None:
     blocks = site.stack or "blocks"
     if site.layer == 0:
         return f"{blocks}.0.hook_resid_pre"
-    hooks = {part: hook for hook, part in _HOOKS.items()} | {
-        "": "resid_post" if final else "normalized_resid_post"
-    }
-    hook = (
-        "resid_mid_cross"
-        if site.stack == "decoder" and site.part == "mid"
-        else hooks[site.part]
-    )
+    if not site.part:
+        hook = "resid_post" if final else "normalized_resid_post"
+    elif site.stack == "decoder" and site.part == "mid":
+        hook = "resid_mid_cross"
+    else:
+        hooks = {part: name for name, part in _HOOKS.items()}
+        hook = hooks[site.part]
     return f"{blocks}.{site.layer - 1}.hook_{hook}"
 
 
-def _unreadable(given: object, known: Sequence[str] = ()) -> SiteError:
-    if not isinstance(given, bool) and isinstance(given, Integral):
-        number = _shown(int(given))
+def _unreadable(pattern: object, known: Sequence[str] = ()) -> SiteError:
+    """Return the error for what is not a pattern, with the nearest known site."""
+    if not isinstance(pattern, bool) and isinstance(pattern, Integral):
+        number = _shown(int(pattern))
         return SiteError(
             f"No site {number}", "a site is a string", f"Did you mean 'layer.{number}'?"
         )
-    if isinstance(given, str) and not given:
-        return SiteError(
-            "No site ''", "it is empty", "Choose 'layer.3', 'layer.*' or 'final'."
-        )
-    hint = "Choose 'layer.3', 'layer.*' or 'final'."
-    if isinstance(given, str):
-        hint = _nearest(given, _same_layer(given, known))
+    remedy = "Choose 'layer.3', 'layer.*' or 'final'."
+    if isinstance(pattern, str) and not pattern:
+        return SiteError("No site ''", "it is empty", remedy)
+    if isinstance(pattern, str):
+        remedy = _nearest(pattern, _same_layer(pattern, known))
     return SiteError(
-        f"No site {_shown(given)}",
+        f"No site {_shown(pattern)}",
         "sites look like 'layer.3', 'layer.3.attn' or 'final'",
-        hint,
+        remedy,
     )
 
 
 def _same_layer(item: str, known: Sequence[str]) -> Sequence[str]:
-    """The sites that a misspelt one may stand for: of the layer that it names, where it
-    names one.
-    """
+    """Return the sites that a misspelt one may mean: those of its layer, if any."""
     number = re.search("[0-9]{1,9}", item)
     if number is None:
         return known or ["layer.*", "final"]
@@ -557,20 +542,21 @@ def _same_layer(item: str, known: Sequence[str]) -> Sequence[str]:
 
 
 def _nearest(item: str, known: Sequence[str]) -> str:
-    bare = not item.startswith(STACKS)
-    forms = dict.fromkeys(
-        form.partition(".")[2] if bare and form.startswith(STACKS) else form
-        for form in known
-    )
-    near = get_close_matches(item[:60].lower(), forms, n=1, cutoff=0.4)
-    return (
-        f"Did you mean '{near[0]}'?" if near else "Choose one of those, or 'layer.*'."
-    )
+    names = list(known)
+    if not item.startswith(STACKS):
+        # Compared without their stacks, which the item does not name.
+        names = [re.sub(r"^(encoder|decoder)\.", "", name) for name in names]
+    distinct = list(dict.fromkeys(names))
+    near = get_close_matches(item[:60].lower(), distinct, n=1, cutoff=0.4)
+    if near:
+        return f"Did you mean '{near[0]}'?"
+    return "Choose one of those, or 'layer.*'."
 
 
-def _shown(given: object) -> str:
+def _shown(value: object) -> str:
     try:
-        text = repr(given)
-    except ValueError:  # Python prints no int of more than 4,300 digits
+        text = repr(value)
+    except ValueError:
+        # Python does not print an int of more than 4,300 digits.
         text = "a very large number"
     return text if len(text) <= 60 else f"{text[:40]}...{text[-10:]}"

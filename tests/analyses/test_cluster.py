@@ -2,7 +2,6 @@
 does not cluster.
 """
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -219,8 +218,7 @@ def test_permuted_points_and_another_scale_give_the_same_clusters() -> None:
 
 
 def test_of_very_many_rows_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    hs.cluster  # its room is imported with it  # noqa: B018
-    monkeypatch.setattr(sys.modules["hiddenscope.analyses.cluster"], "MOST", 1_000)
+    monkeypatch.setattr("hiddenscope.analyses.cluster.cluster.MAX_ROWS", 1_000)
     points, labels = clouds([800, 600], width=4)
     found = hs.cluster(points.astype(np.float32), smallest=50)
     assert (found.facts["clustered"], found.facts["rows"]) == (1_000, 1_400)

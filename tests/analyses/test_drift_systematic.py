@@ -3,14 +3,10 @@ silent about rounding alone.
 """
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from faults.small import Measured, Trial, measure
 from faults.small_report import END, PAGE, START, tables

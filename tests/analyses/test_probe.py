@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 import hiddenscope as hs
 from hiddenscope.analyses.probe.design import design_of, target_of
 from hiddenscope.analyses.probe.labels import control, labelled_rows, previous_token
-from hiddenscope.analyses.probe.significance import by_chance
+from hiddenscope.analyses.probe.significance import null_distribution
 from hiddenscope.errors import (
     Damaged,
     FileError,
@@ -36,27 +36,31 @@ from hiddenscope.linear import (
     ridge,
     standardised,
 )
+from hiddenscope.linear.bootstrap import (
+    STRENGTHS,
+    bootstrap_classes,
+    bootstrap_numbers,
+    plant_signal,
+)
 from hiddenscope.linear.intervals import (
-    ENDS,
-    Chance,
-    Explained,
-    Factors,
+    BootstrapSample,
+    ExplainedVariance,
     Interval,
-    Redrawn,
-    Spread,
+    PermutationTest,
+    PlantedSpread,
+    VarianceFactors,
+    Z,
     accuracy,
     accuracy_interval,
-    chance,
-    effective_number,
-    factors,
+    bootstrap_accuracy,
+    permutation_test,
+    planted_spread,
     r2,
     r2_interval,
-    redrawn_accuracy,
-    spread,
+    variance_factors,
 )
 from hiddenscope.linear.jackknife import jackknife_deviation
-from hiddenscope.linear.permutations import STRENGTHS, redrawn, resampled
-from hiddenscope.linear.permutations import planted as planted_numbers
+from hiddenscope.measures.grouped import effective_count
 from hiddenscope.sites import Site
 from hiddenscope.texts import copy_key
 from hiddenscope.vectors.dataset import strings_of
@@ -584,15 +588,15 @@ def test_the_mix_is_that_of_its_definition() -> None:
         assert at_weights.shape == own[0].shape
 
 
-ALONE = Chance([1.0], ENDS)
-PLAIN = Factors(1.0, 1.0)
+ALONE = PermutationTest([1.0], Z)
+PLAIN = VarianceFactors(1.0, 1.0)
 
 
 def interval_of(
     right: NDArray[np.bool_],
     groups: NDArray[np.int64],
-    factors: Factors = PLAIN,
-    chance: Chance = ALONE,
+    factors: VarianceFactors = PLAIN,
+    test: PermutationTest = ALONE,
 ) -> Interval:
     """The interval of a share of rows that are right, all of one class."""
     scores, targets = (
@@ -600,7 +604,7 @@ def interval_of(
         torch.zeros(len(right), 1).long(),
     )
     return accuracy_interval(
-        accuracy(scores, targets, groups), len(right), groups, factors, chance
+        accuracy(scores, targets, groups), len(right), groups, factors, test
     )
 
 
@@ -613,25 +617,33 @@ def test_the_interval_of_independent_rows_is_wilsons() -> None:
     )
     sure = interval_of(np.ones(20, dtype=bool), np.arange(20))
     assert sure.high == 1 and 0.8 < sure.low < 0.85
-    assert alone.joint_low == alone.above == alone.low
-    four = Chance([1.0] * 4, 3.0)
+    assert alone.joint_low == alone.decision_low == alone.low
+    four = PermutationTest([1.0] * 4, 3.0)
     wider = interval_of(
-        np.array([True] * 8 + [False] * 2), np.arange(10), Factors(2.0, 1.0), four
+        np.array([True] * 8 + [False] * 2),
+        np.arange(10),
+        VarianceFactors(2.0, 1.0),
+        four,
     )
     assert (
-        wider.joint_low < wider.above == wider.low < alone.low < alone.high < wider.high
+        wider.joint_low
+        < wider.decision_low
+        == wider.low
+        < alone.low
+        < alone.high
+        < wider.high
     )
     # Bonferroni's end for four sites is nearer than three standard deviations, and that
     # of a hundred is not.
     hundred = interval_of(
         np.array([True] * 8 + [False] * 2),
         np.arange(10),
-        chance=Chance([1.0] * 100, 3.0),
+        test=PermutationTest([1.0] * 100, 3.0),
     )
     assert (
         hundred.joint_low
         < interval_of(
-            np.array([True] * 8 + [False] * 2), np.arange(10), chance=four
+            np.array([True] * 8 + [False] * 2), np.arange(10), test=four
         ).joint_low
     )
 
@@ -657,18 +669,26 @@ def test_labels_that_were_permuted_say_what_chance_is() -> None:
     rng = np.random.default_rng(0)
     scores = torch.from_numpy(rng.normal(0.5, 0.05, (3, 200)))
     scores[1, 0] = 0.9
-    found = chance(scores)
-    assert found.p[1] == 1 / 200 < 0.05 < min(found.p[0], found.p[2])
-    assert 2 < found.joint < 3
-    assert chance(torch.full((2, 200), 0.5)) == Chance([1, 1], ENDS)
+    found = permutation_test(scores)
+    assert (
+        found.p_values[1] == 1 / 200 < 0.05 < min(found.p_values[0], found.p_values[2])
+    )
+    assert 2 < found.joint_z < 3
+    assert permutation_test(torch.full((2, 200), 0.5)) == PermutationTest([1, 1], Z)
     # 1.5, but for the draw.
-    assert 1.2 < factors(scores[0, 1:], torch.full((199,), 0.05**2 / 1.5)).within < 1.9
+    assert (
+        1.2
+        < variance_factors(scores[0, 1:], torch.full((199,), 0.05**2 / 1.5)).within
+        < 1.9
+    )
     # Never narrower than independent rows.
-    assert factors(scores[0, 1:], torch.full((199,), 1.0)) == (
+    assert variance_factors(scores[0, 1:], torch.full((199,), 1.0)) == (
         1,
         1,
     )
-    assert factors(torch.full((9,), 0.5), torch.zeros(9), least=2.25) == (2.25, 1)
+    assert variance_factors(
+        torch.full((9,), 0.5), torch.zeros(9), lower_bound=2.25
+    ) == (2.25, 1)
 
 
 def test_predictions_that_lean_to_no_class_go_together_by_two_over_pi() -> None:
@@ -680,14 +700,14 @@ def test_predictions_that_lean_to_no_class_go_together_by_two_over_pi() -> None:
         given, [int(k < 24) for k in range(60)], "classify", "layer.*", "last", False
     )
     target = target_of(rows, "classify")
-    found = by_chance(
+    found = null_distribution(
         standardised(given.values[0])[0],
         torch.zeros(60),
         target,
         design_of(rows, target, 0),
-    ).varies
+    ).variability
     # 1 + 2 / π, but for the draw.
-    assert isinstance(found, Factors) and 1.25 < found.within < 2.05
+    assert isinstance(found, VarianceFactors) and 1.25 < found.within < 2.05
 
 
 def test_the_part_of_the_variance_that_class_sizes_bring_has_a_factor_of_its_own() -> (
@@ -705,7 +725,9 @@ def test_the_part_of_the_variance_that_class_sizes_bring_has_a_factor_of_its_own
     for scores, wider in ((leaning, True), (even, False)):
         measured = accuracy(scores, targets, np.arange(50))
         plain, other = (
-            accuracy_interval(measured, 50, np.arange(50), Factors(1.0, factor), ALONE)
+            accuracy_interval(
+                measured, 50, np.arange(50), VarianceFactors(1.0, factor), ALONE
+            )
             for factor in (1.0, 2.0)
         )
         assert (
@@ -718,11 +740,15 @@ def test_drawn_class_sizes_tell_how_much_leaning_to_the_larger_class_gains() -> 
     """One that always says the larger class: the error is that of its size, and more
     than `between` has no part.
     """
-    labels = redrawn(np.arange(50) % 2, 500, 0, np.arange(50), np.arange(50) % 5)
+    labels = bootstrap_classes(
+        np.arange(50) % 2, 500, 0, np.arange(50), np.arange(50) % 5
+    )
     assert labels is not None
     larger = (labels.double().mean(1) > 0.5).double() * 2 - 1
     shares = torch.tensor([0.5, 0.5])
-    always = redrawn_accuracy(larger.expand(50, 1, -1), labels.T, np.arange(50), shares)
+    always = bootstrap_accuracy(
+        larger.expand(50, 1, -1), labels.T, np.arange(50), shares
+    )
     torch.testing.assert_close(
         always.score,
         torch.maximum(labels.double().mean(1), 1 - labels.double().mean(1)),
@@ -733,7 +759,7 @@ def test_drawn_class_sizes_tell_how_much_leaning_to_the_larger_class_gains() -> 
     assert 1 <= size_factor(always) < 1.2
     # One that leans the more, the larger the class: as far as the sizes are apart.
     far = (labels.double().mean(1) - 0.5).abs()
-    leans = Redrawn(
+    leans = BootstrapSample(
         0.5 + 4 * far**2,
         torch.full((500,), 0.5),
         torch.zeros(500),
@@ -742,9 +768,11 @@ def test_drawn_class_sizes_tell_how_much_leaning_to_the_larger_class_gains() -> 
     assert 2.3 < size_factor(leans) < 3.7  # E[x⁴] of a normal distribution is 3 E[x²]²
 
 
-def size_factor(measured: Redrawn) -> float:
-    return factors(
-        torch.rand(20), torch.ones(20), Redrawn(*(part.double() for part in measured))
+def size_factor(measured: BootstrapSample) -> float:
+    return variance_factors(
+        torch.rand(20),
+        torch.ones(20),
+        BootstrapSample(*(part.double() for part in measured)),
     ).between
 
 
@@ -753,18 +781,18 @@ def test_the_interval_of_r2_holds_what_makes_the_found_value_likely() -> None:
     interval reaches up farther.
     """
     influence = torch.full((1, 50), 0.1, dtype=torch.float64)
-    found = Explained(torch.tensor(0.0), torch.tensor(0.0), influence)
+    found = ExplainedVariance(torch.tensor(0.0), torch.tensor(0.0), influence)
     own = 0.1**2 * 50 / 50**2 * 50 / 49
-    worlds = Spread(
+    worlds = PlantedSpread(
         np.array([0.0, -0.1, -0.5]), np.array([0.02, 0.1, 0.2]), np.full(3, own)
     )
-    interval = r2_interval(found, np.arange(50), worlds, Chance([1.0], 3.0))
-    assert interval.low == pytest.approx(1 - np.exp(ENDS * 0.02), abs=1e-3)
+    interval = r2_interval(found, np.arange(50), worlds, PermutationTest([1.0], 3.0))
+    assert interval.low == pytest.approx(1 - np.exp(Z * 0.02), abs=1e-3)
     # -0.288 has a deviation of 0.147: the last.
     assert interval.high == pytest.approx(1 - np.exp(-0.288), abs=1e-3)
     assert (
         interval.joint_low
-        == interval.above
+        == interval.decision_low
         < interval.low
         < interval.score
         < interval.high
@@ -773,16 +801,18 @@ def test_the_interval_of_r2_holds_what_makes_the_found_value_likely() -> None:
         found._replace(influence=2 * influence),
         np.arange(50),
         worlds,
-        Chance([1.0], 3.0),
+        PermutationTest([1.0], 3.0),
     )
     assert wider.low < interval.low < interval.high < wider.high
-    at_least = r2_interval(found, np.arange(50), worlds, Chance([1.0], 3.0), 0.3)
-    ends = [1 - np.exp(width * 0.3) for width in (3.0, ENDS, -ENDS)]
+    at_least = r2_interval(
+        found, np.arange(50), worlds, PermutationTest([1.0], 3.0), 0.3
+    )
+    ends = [1 - np.exp(width * 0.3) for width in (3.0, Z, -Z)]
     assert [at_least.joint_low, at_least.low, at_least.high] == pytest.approx(
         ends, abs=1e-3
     )
     # The test of chance is as it was.
-    assert at_least.above == pytest.approx(interval.above, abs=1e-3)
+    assert at_least.decision_low == pytest.approx(interval.decision_low, abs=1e-3)
 
 
 @pytest.mark.parametrize(("width", "copies"), [(4, 1), (60, 1), (4, 3), (60, 2)])
@@ -837,15 +867,15 @@ def test_planted_numbers_are_read_the_better_the_stronger_they_are() -> None:
         torch.randn(60, generator=generator).double(),
     )
     groups = np.arange(60) // 2
-    drawn = resampled(noise, 240, 0, groups)
-    made = planted_numbers(drawn, 3 * signal + 1)
+    drawn = bootstrap_numbers(noise, 240, 0, groups)
+    made = plant_signal(drawn, 3 * signal + 1)
     correlation = [
         float(torch.corrcoef(torch.stack([signal, row]))[0, 1]) for row in made
     ]
     by_strength = np.array(correlation).reshape(len(STRENGTHS), -1).mean(1)
     np.testing.assert_allclose(by_strength, STRENGTHS, atol=0.12)
     measured = r2(signal.expand(240, -1).T[:, None] * 0.5, made.T, groups)
-    worlds = spread(measured, len(STRENGTHS), groups)
+    worlds = planted_spread(measured, len(STRENGTHS), groups)
     assert (np.diff(worlds.logarithm) < 0).all() and (
         worlds.deviation**2 >= worlds.within - 1e-12
     ).all()
@@ -861,7 +891,10 @@ def test_few_numbers_have_finite_intervals_too() -> None:
         ends = [result.data[f"r2{end}"].to_numpy() for end in ("_low", "", "_high")]
         assert np.isfinite(ends).all() and (np.diff(ends, axis=0) >= 0).all()
     assert (
-        np.ptp(resampled(torch.arange(3.0), 200, 0, np.arange(3)).numpy(), axis=1) > 0
+        np.ptp(
+            bootstrap_numbers(torch.arange(3.0), 200, 0, np.arange(3)).numpy(), axis=1
+        )
+        > 0
     ).all()
 
 
@@ -880,7 +913,7 @@ def test_the_variance_of_few_numbers_is_found_too_small_by_that_of_their_mean() 
 def test_labels_of_drawn_class_sizes_go_to_whole_texts_and_evenly_to_folds() -> None:
     classes, groups = np.repeat(np.arange(60) % 3 // 2, 2), np.repeat(np.arange(60), 2)
     folds = np.repeat(np.random.default_rng(0).permutation(np.arange(60) % 5), 2)
-    drawn = redrawn(classes, 400, 0, groups, folds)
+    drawn = bootstrap_classes(classes, 400, 0, groups, folds)
     assert drawn is not None and (drawn[:, ::2] == drawn[:, 1::2]).all()
     by_fold = torch.stack([drawn[:, folds == fold].sum(1) // 2 for fold in range(5)])
     assert int((by_fold.amax(0) - by_fold.amin(0)).max()) <= 1
@@ -888,7 +921,7 @@ def test_labels_of_drawn_class_sizes_go_to_whole_texts_and_evenly_to_folds() -> 
     # Binomial: 20 and 13.3.
     assert abs(float(sizes.mean()) - 20) < 0.8 and 10 < float(sizes.var()) < 17
     # Two labels in a text.
-    assert redrawn(np.arange(120) % 2, 9, 0, groups, folds) is None
+    assert bootstrap_classes(np.arange(120) % 2, 9, 0, groups, folds) is None
 
 
 def test_copies_of_a_text_have_one_label_when_labels_are_permuted() -> None:
@@ -1188,7 +1221,7 @@ def test_large_groups_count_for_no_more_than_their_effective_number() -> None:
         right = (np.random.default_rng(seed).random(41) < 0.6)[groups]
         interval = interval_of(right, groups)
         held += interval.low <= 0.6 <= interval.high
-    assert effective_number(groups) == pytest.approx(80**2 / (1600 + 40))
+    assert effective_count(groups) == pytest.approx(80**2 / (1600 + 40))
     assert held >= 54
 
 

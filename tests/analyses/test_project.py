@@ -19,7 +19,7 @@ from torch import Tensor
 
 import hiddenscope as hs
 from hiddenscope.analyses.project import workers
-from hiddenscope.analyses.project.pictures import aligned, disparity, panel
+from hiddenscope.analyses.project.pictures import align, disparity, panel_of
 from hiddenscope.analyses.project.workers import Job, UmapPool
 from hiddenscope.errors import Error, StatesError, TextError
 from hiddenscope.measures.distances import Distances, trustworthiness
@@ -188,7 +188,7 @@ def test_pictures_are_turned_towards_one_another() -> None:
     # Mirrored and shifted.
     turned = picture @ np.array([[0.0, 1.0], [1.0, 0.0]], dtype=np.float32) + 5
     np.testing.assert_allclose(
-        aligned(turned, picture), picture - picture.mean(0), atol=1e-5
+        align(turned, picture), picture - picture.mean(0), atol=1e-5
     )
     assert disparity(picture, turned * 3) == pytest.approx(0, abs=1e-3)
     assert disparity(picture, points(30, 2, 2, seed=5)[0].numpy()) > 0.5
@@ -209,17 +209,19 @@ def test_a_picture_owns_up_to_what_is_not_there() -> None:
     apart, found = Distances(rows), scores(rows, codes)
     lying = torch.randn(60, 2, generator=torch.Generator().manual_seed(1)).numpy()
     lying[:, 0] += codes.numpy() * 20
-    classes_look_apart = panel(apart, [lying], codes, found, 15).doubt
+    classes_look_apart = panel_of(apart, [lying], codes, found, 15).doubt
     assert classes_look_apart is not None
     assert classes_look_apart.groups is None
     assert classes_look_apart.p is not None and classes_look_apart.p > 0.05
-    groups_can_be_seen = panel(apart, [lying], None, {}, 15).doubt
+    groups_can_be_seen = panel_of(apart, [lying], None, {}, 15).doubt
     assert groups_can_be_seen is not None
     assert groups_can_be_seen.groups == 2
-    assert panel(apart, [rows[:, :2].numpy()], codes, found, 15).doubt is None
+    assert panel_of(apart, [rows[:, :2].numpy()], codes, found, 15).doubt is None
     real, codes = points(60, 20, 2, apart=30.0)
     shown = real[:, :2].contiguous().numpy()
-    assert panel(Distances(real), [shown], codes, scores(real, codes), 15).doubt is None
+    assert (
+        panel_of(Distances(real), [shown], codes, scores(real, codes), 15).doubt is None
+    )
 
 
 class Stored:

@@ -1,6 +1,7 @@
 """An analysis of a store is the analysis of the states in it, without holding them."""
 
 import copy
+import inspect
 import json
 import os
 import subprocess
@@ -15,9 +16,8 @@ import xarray
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from hiddenscope import cli
 from hiddenscope.catalog import ANALYSES, Analysis
-from hiddenscope.interface.signatures import parameters_of
+from hiddenscope.cli import main as cli
 from hiddenscope.store import StorePlan, StoreSequence, create
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.vectors import vectors
@@ -395,10 +395,9 @@ def written(
     return folder
 
 
-def source_of(analysis: Analysis) -> set[str]:
-    """The names in the type of what an analysis reads."""
-    first, *_ = parameters_of(f"hiddenscope.{analysis.module}", analysis.word)
-    return first.names
+def reads_states(analysis: Analysis) -> bool:
+    first, *_ = inspect.signature(getattr(hs, analysis.word)).parameters.values()
+    return "Readable" in str(first.annotation)
 
 
 def test_commands_read_states_in_place_of_a_model(
@@ -424,9 +423,7 @@ def test_commands_read_states_in_place_of_a_model(
         "cluster": (["--smallest", "4"], lambda: hs.cluster(store, smallest=4)),
     }
     two_sided = {"compare", "drift"}  # each side of drift may be the path of states
-    assert set(asked) | two_sided == {
-        one.word for one in ANALYSES if "Readable" in source_of(one)
-    }
+    assert set(asked) | two_sided == {one.word for one in ANALYSES if reads_states(one)}
     for word, (words, python) in asked.items():
         wanted, kept = python(), written / f"{word}.json"
         wanted.save(kept)
@@ -524,7 +521,7 @@ from hiddenscope.store import StorePlan, StoreSequence, create, store
 from hiddenscope.analyses.drift import saved
 from hiddenscope.measures import running
 
-store.AT_ONCE, saved.BLOCK, running.CHUNK = 2**20, 256, 2**17  # less at a time, as the store is small
+store.BLOCK_BYTES, saved.BLOCK, running.CHUNK = 2**20, 256, 2**17  # less at a time, as the store is small
 torch.set_num_threads(1)
 draw, width, sites = np.random.default_rng(0), 256, ("layer.0", "layer.1")
 

@@ -51,13 +51,12 @@ def test_the_code_of_a_position_gives_the_same(
     """A position is a number in the request, in Python and after the command has read
     its word.
     """
-    pooled = {"pool" if word == "cluster" else "token": -1}
     texts = (
         {"texts": ["a b", "c d", "e f", "d e", "f g", "h i"]}
         if word == "cluster"
         else {}
     )
-    answered = bench.answer(word, tiny_name, **QUESTIONS[word] | texts | pooled)
+    answered = bench.answer(word, tiny_name, **QUESTIONS[word] | texts | {"pool": -1})
     expected = computed(bench, answered["id"], here)
     exec(answered["python"].replace(f"{word}.html", "python.nc"), {})
     assert same(hs.Result.load(here / "python.nc"), expected)

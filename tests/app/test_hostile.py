@@ -19,7 +19,7 @@ import hiddenscope as hs
 from hiddenscope.app.code import Named, as_command
 from hiddenscope.app.desk import Desk
 from hiddenscope.app.library import Library
-from hiddenscope.app.schemas import ColumnChoice, ModelChoice
+from hiddenscope.app.schemas import ModelChoice
 from hiddenscope.app.stores import STATES_FORMAT
 from hiddenscope.cli.main import app
 
@@ -182,10 +182,8 @@ def test_the_code_of_an_upload_names_its_columns(
         get_command(app)(args=words[1:])
     assert left.value.code == 0 and same(hs.Result.load(here / "command.nc"), expected)
     asked = {"analysis": "graft", "model": {"name": "a"}, "arguments": {"data": name}}
-    grafted = as_command(
-        asked, {name: Named("rows.csv", ColumnChoice(text="sentence"))}
-    )
-    assert grafted.text is None and "columns" in grafted.reason
+    grafted = as_command(asked, {name: Named("rows.csv", {"text": "sentence"})})
+    assert grafted.text is not None and "--text sentence" in grafted.text
 
 
 def test_nothing_long_comes_back_in_a_refusal(bench: Bench) -> None:

@@ -2,7 +2,6 @@
 from the docs.
 """
 
-import inspect
 import io
 import json
 import re
@@ -20,7 +19,7 @@ from typer.testing import CliRunner
 import hiddenscope as hs
 from hiddenscope import errors, progress
 from hiddenscope.catalog import ANALYSES
-from hiddenscope.cli import arguments, command, terminal
+from hiddenscope.cli import arguments, failures, terminal
 from hiddenscope.cli import main as cli
 from hiddenscope.cli.demo import _print_grid
 from hiddenscope.loading import zoo
@@ -87,18 +86,6 @@ def test_every_command_takes_the_shared_options_and_says_what_each_does(
         for parameter in COMMANDS[name].params
         if parameter.name != "help"
     )
-
-
-@pytest.mark.parametrize(
-    "word", [analysis.word for analysis in ANALYSES if not analysis.own_command]
-)
-def test_a_generated_command_has_every_parameter_of_its_function(word: str) -> None:
-    _, *parameters = inspect.signature(getattr(hs, word)).parameters.values()
-    options = {parameter.name: parameter for parameter in COMMANDS[word].params}
-    for parameter in parameters:
-        assert parameter.name in options
-        if parameter.default not in (None, inspect.Parameter.empty):
-            assert options[parameter.name].default == parameter.default
 
 
 @pytest.mark.parametrize("name", ["cli.md", "index.md"])
@@ -643,7 +630,7 @@ def test_an_error_with_an_interrupt_behind_it_is_an_interrupt() -> None:
                 "Cannot read it", "an import was broken off", "Try again."
             ) from interrupt
 
-    with pytest.raises(SystemExit) as left, command._errors_as_messages(debug=False):
+    with pytest.raises(SystemExit) as left, failures.errors_as_messages(debug=False):
         broken_off()
     assert left.value.code == 130
 
@@ -723,7 +710,7 @@ def test_figures_are_chosen_and_what_was_written_is_told(
     )
     assert (done.exit_code, done.stderr) == (
         0,
-        f"Wrote {out} ({command.in_bytes(out.stat().st_size)}).\n",
+        f"Wrote {out} ({terminal.in_bytes(out.stat().st_size)}).\n",
     )
     assert "kurtosis" in out.read_text("utf-8") and "norm (L2)" not in out.read_text(
         "utf-8"

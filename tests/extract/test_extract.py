@@ -807,7 +807,7 @@ def test_a_unit_that_was_meant_for_a_dead_worker_never_precedes_the_order_of_the
     )
     take, send, second, sent = (
         planned.take,
-        local._Supervisor._send,
+        WorkerProcess.send,
         threading.Event(),
         threading.Event(),
     )
@@ -823,17 +823,17 @@ def test_a_unit_that_was_meant_for_a_dead_worker_never_precedes_the_order_of_the
             second.wait(1)
         return take(holder)
 
-    def send_late(served: Any, process: Any, message: Any) -> None:
+    def send_late(process: WorkerProcess, message: Any) -> None:
         if "unit" not in message and len(started) == 2:
             second.set()
             sent.wait(1)  # time for whoever sends a unit without waiting for this
-        send(served, process, message)
+        send(process, message)
         if "unit" in message and len(started) == 2:
             sent.set()
 
     monkeypatch.setattr(planned, "take", take_late)
     monkeypatch.setattr(local, "_start", start)
-    monkeypatch.setattr(local._Supervisor, "_send", send_late)
+    monkeypatch.setattr(WorkerProcess, "send", send_late)
     served = local._Supervisor(planned, {"order": 1}, lambda tokens: None)
     served.start()
     assert sent.wait(60)

@@ -3,14 +3,10 @@ short list of the former.
 """
 
 import copy
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from faults import oracle
 from faults.__main__ import END, MARK, _written

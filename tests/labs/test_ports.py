@@ -3,16 +3,12 @@ true: plain torch throughout.
 """
 
 import copy
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from faults.port_oracle import IDS, logits, objection
 from faults.ports import PORTS, faults_of, plant

@@ -20,8 +20,8 @@ from hiddenscope.linear import (
     standardised,
 )
 from hiddenscope.linear.crossvalidation import PENALTIES, inner_losses
-from hiddenscope.linear.logistic import minimise
-from hiddenscope.linear.permutations import under_labellings
+from hiddenscope.linear.labellings import cross_validate_labellings
+from hiddenscope.linear.lbfgs import minimise
 
 Floats = NDArray[np.float64]
 SHAPES = [(120, 24), (40, 90)]  # more rows than channels, and fewer
@@ -226,7 +226,7 @@ def test_inner_losses_are_those_of_a_plain_nested_loop() -> None:
     states, _, targets = made(50, 8, 2)
     own, _, _ = standardised(torch.from_numpy(states))
     folds = np.arange(50) % 5
-    found = inner_losses(own, torch.from_numpy(targets), folds, ridge(), PENALTIES)
+    found = inner_losses(own, torch.from_numpy(targets), folds, ridge())
     for place, penalty in enumerate(PENALTIES):
         lost = []
         for inner in (fold for fold in range(5) if fold != 1):
@@ -293,7 +293,7 @@ def test_numbers_under_every_labelling_are_predicted_as_by_a_plain_nested_loop(
         kept.append(scores)
         return targets[0], targets[0]
 
-    under_labellings(own, labellings, folds, ridge(), keep)
+    cross_validate_labellings(own, labellings, folds, ridge(), keep)
     x = own.numpy()
     for number, targets in enumerate(labellings.numpy()):
         for fold in range(4):
@@ -343,7 +343,7 @@ def test_permuted_classes_are_predicted_nearly_as_by_whole_fits(classes: int) ->
         kept.append(scores)
         return targets[0], targets[0]
 
-    under_labellings(own, labellings, folds, logistic(classes), keep)
+    cross_validate_labellings(own, labellings, folds, logistic(classes), keep)
     agree = []
     for number, targets in enumerate(labellings):
         whole = (

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hiddenscope as hs
-from hiddenscope.model.batching import disagreement
+from hiddenscope.model.batching import states_disagreement
 
 pytestmark = pytest.mark.real
 
@@ -78,7 +78,7 @@ def test_real_sentences_in_a_batch_equal_themselves_alone(
     for number, sentence in enumerate(SENTENCES):
         alone = model.capture(sentence)
         assert alone.tokens.ids.tolist() == states.of(number).tokens.ids.tolist()  # type: ignore[union-attr]
-        assert disagreement(alone, states.of(number)) <= 1  # type: ignore[union-attr, arg-type]
+        assert states_disagreement(alone, states.of(number)) <= 1  # type: ignore[union-attr, arg-type]
 
 
 def test_a_kitten_is_nearer_to_a_cat_than_the_stock_market_is(minilm: hs.Model) -> None:
@@ -98,7 +98,7 @@ def test_generation_gives_what_a_full_pass_gives(smollm2: hs.Model) -> None:
     text = "".join(states.tokens.strings)
     assert text.startswith("The capital of France is Paris")
     whole = smollm2.capture([states.tokens.ids.tolist()])
-    assert disagreement(whole, states) <= 8  # type: ignore[arg-type]
+    assert states_disagreement(whole, states) <= 8  # type: ignore[arg-type]
 
 
 def test_a_source_names_the_model(smollm2: hs.Model) -> None:

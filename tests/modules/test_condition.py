@@ -14,7 +14,7 @@ from torch import nn
 
 import hiddenscope as hs
 from hiddenscope.errors import ModuleError, TooLarge
-from hiddenscope.model.batching import disagreement
+from hiddenscope.model.batching import states_disagreement
 from hiddenscope.modules import hooks
 from hiddenscope.testing import tiny_model
 
@@ -338,14 +338,14 @@ def test_a_module_in_another_dtype(family: str, dtype: torch.dtype) -> None:
     alone = model.capture([TEXT])
     assert all(torch.equal(alone[f"layer.{k}"], entries[k][0]) for k in range(3))
     for number, text in enumerate(TEXTS):
-        assert disagreement(model.capture([text]), states.of(number)) <= 1  # type: ignore[union-attr, arg-type]
+        assert states_disagreement(model.capture([text]), states.of(number)) <= 1  # type: ignore[union-attr, arg-type]
 
 
 def test_double_precision_is_held_to_its_own_rounding() -> None:
     model = hs.load((tiny_model("llama").double(), None))
     one = model.capture([TEXT])
     wrong = hs.States(one.sites, one.values * (1 + 1e-9), one.tokens, one.source)  # type: ignore[union-attr, arg-type]
-    assert disagreement(one, wrong) > 100  # type: ignore[arg-type]
+    assert states_disagreement(one, wrong) > 100  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("library", ["bitsandbytes", "gptqmodel", "torchao"])

@@ -30,7 +30,7 @@ from hiddenscope.errors import (
     StatesError,
     TextError,
 )
-from hiddenscope.model.batching import disagreement
+from hiddenscope.model.batching import states_disagreement
 from hiddenscope.passes.inputs import compose
 from hiddenscope.states import Pair, States
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
@@ -229,7 +229,7 @@ def test_a_text_in_a_batch_equals_the_text_alone(
     )
     assert states.tokens.ids.tolist() == [token for text in texts for token in text]
     for number, text in enumerate(texts):
-        assert disagreement(model.capture([text]), states.of(number)) <= 1
+        assert states_disagreement(model.capture([text]), states.of(number)) <= 1
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
@@ -251,7 +251,7 @@ def test_a_pair_in_a_batch_equals_the_pair_alone(
     for number, text in enumerate(texts):
         alone = parts(model.capture([text], targets=[targets[number]]))
         assert all(
-            disagreement(a, b.of(number)) <= 1
+            states_disagreement(a, b.of(number)) <= 1
             for a, b in zip(alone, parts(pair), strict=True)
         )
 
@@ -297,7 +297,10 @@ def test_the_best_tokens_are_the_same_in_a_batch() -> None:
     texts = [[20 + k % 5 for k in range(length)] for length in (12, 20, 40)]
     states = model.capture(texts, "layer.*")
     for number, text in enumerate(texts):
-        assert disagreement(model.capture([text], "layer.*"), states.of(number)) <= 1
+        assert (
+            states_disagreement(model.capture([text], "layer.*"), states.of(number))
+            <= 1
+        )
 
 
 def test_sparse_attention_is_what_it_was_however_short_a_text_came_before() -> None:
@@ -343,7 +346,8 @@ def test_texts_on_both_sides_of_a_turn_of_positions_are_kept_apart() -> None:
     states = model.capture(texts, batch_tokens=10_000)
     alone = [model.capture([text]) for text in texts]
     assert all(
-        disagreement(one, states.of(number)) <= 1 for number, one in enumerate(alone)
+        states_disagreement(one, states.of(number)) <= 1
+        for number, one in enumerate(alone)
     )
     with pytest.raises(PassError, match="longer than 16 tokens"):
         hs.record(model, texts[:2])
@@ -356,7 +360,7 @@ def test_texts_on_both_sides_of_a_turn_of_positions_are_kept_apart() -> None:
     with hs.recording(model) as recorded, torch.no_grad():
         model.module(ids, attention_mask=mask)
     mixed = recorded.states
-    assert disagreement(alone[1], mixed.of(1)) > 100, "together they do differ"  # type: ignore[union-attr]
+    assert states_disagreement(alone[1], mixed.of(1)) > 100, "together they do differ"  # type: ignore[union-attr]
 
 
 @given(
@@ -621,7 +625,8 @@ def test_recording_a_loop_leaves_padding_out_on_either_side(
     ]
     for number, text in enumerate([texts[0], texts[1], texts[0]]):
         assert (
-            disagreement(model.capture([text], "layer.*"), rec.states.of(number)) <= 1
+            states_disagreement(model.capture([text], "layer.*"), rec.states.of(number))
+            <= 1
         )
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 import hiddenscope as hs
 from hiddenscope.catalog import ANALYSES, ANALYSIS
-from hiddenscope.errors import LoadError, SiteError, TextError
+from hiddenscope.errors import ArgumentError, LoadError, SiteError, TextError
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 TEXTS = ["The cat sat.", "A dog", "Is it", "The end."] * 3
@@ -97,17 +97,12 @@ def test_a_module_is_loaded_with_its_tokenizer(
     pair, apart = hs.load((module, tokenizer)), hs.load(module, tokenizer)
     assert torch.equal(pair.capture(TEXTS[0]).values, apart.capture(TEXTS[0]).values)
     module.save_pretrained(tmp_path)
-    assert (
-        hs.load(tmp_path, torch_dtype="float64", device_map="cpu").dtype
-        == torch.float64
-    )
-    for wrong in (
-        {"dtype": "float32", "torch_dtype": "float32"},
-        {"device_map": {"": "cpu"}},
-        {"tokenizer": tokenizer},
-    ):
-        with pytest.raises(LoadError):
-            hs.load(tmp_path, **wrong)  # type: ignore[arg-type]
+    assert hs.load(tmp_path, dtype="float64", device="cpu").dtype == torch.float64
+    with pytest.raises(LoadError):
+        hs.load(tmp_path, tokenizer=tokenizer)
+    for old, new in {"torch_dtype": "dtype", "device_map": "device"}.items():
+        with pytest.raises(ArgumentError, match=f"{old} is called {new} here"):
+            hs.load(tmp_path, **{old: "auto"})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unexpected keyword argument 'dtyp'"):
         hs.load(tmp_path, dtyp="float32")  # type: ignore[call-arg]
 

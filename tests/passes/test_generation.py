@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 import hiddenscope as hs
 from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import generation
-from hiddenscope.model.batching import disagreement
+from hiddenscope.model.batching import states_disagreement
 from hiddenscope.model.generation import attention_windows
 from hiddenscope.states import Pair
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
@@ -241,7 +241,7 @@ def test_a_window_shorter_than_the_text_is_tried_by_itself() -> None:
     assert 8 in attention_windows(model)
     states = model.capture_generation(PROMPT[:6], max_new_tokens=8, min_new_tokens=9)
     whole = model.capture([states.tokens.ids.tolist()])  # type: ignore[union-attr]
-    assert disagreement(whole, states) < 8  # type: ignore[arg-type]
+    assert states_disagreement(whole, states) < 8  # type: ignore[arg-type]
 
 
 def test_moshi_whose_cache_loses_tokens_is_refused_beyond_its_window() -> None:
@@ -255,7 +255,7 @@ def test_moshi_whose_cache_loses_tokens_is_refused_beyond_its_window() -> None:
         assert "rounding tolerance" in str(refused) or "stopped" in str(refused)
     else:
         whole = model.capture([states.tokens.ids.tolist()])  # type: ignore[union-attr]
-        assert disagreement(whole, states) < 8  # type: ignore[arg-type]
+        assert states_disagreement(whole, states) < 8  # type: ignore[arg-type]
 
 
 def test_windows_of_single_layers_and_of_attention_that_keeps_so_many_tokens_are_known() -> (
@@ -272,7 +272,7 @@ def test_windows_of_single_layers_and_of_attention_that_keeps_so_many_tokens_are
 def test_a_part_of_a_configuration_that_names_no_depth_has_no_layers() -> None:
     model = hs.load((with_config("MptForCausalLM"), None))
     states = model.capture_generation([PROMPT], max_new_tokens=6, min_new_tokens=7)
-    assert disagreement(model.capture([states.tokens.ids.tolist()]), states) < 8  # type: ignore[arg-type]
+    assert states_disagreement(model.capture([states.tokens.ids.tolist()]), states) < 8  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,10 @@ from hiddenscope.texts import (
     copy_groups,
     copy_key,
     read,
-    reading,
     rows,
     shipped,
 )
+from hiddenscope.texts import files as files_of_texts
 
 TEXTS, LABELS = ("one, two", 'a "quoted" text', "ünï cödé"), ("x", "y", "x")
 
@@ -598,7 +598,7 @@ def test_copies_with_other_labels_are_a_group_and_groups_grow_together() -> None
     ]
     assert found.copies == 2 and found.groups[0] == found.groups[1] == found.groups[5]
     assert (
-        len(set(found.texts)) == 4 and len(set(found.groups)) == 3 and not found.given
+        len(set(found.texts)) == 4 and len(set(found.groups)) == 3 and not found.grouped
     )
     together = belonging(texts, [0] * 6, ["a", "b", "b", "c", "a", "d"])
     # Copies join the groups a, b and d.
@@ -701,7 +701,7 @@ def test_broken_rows_can_be_left_out_and_each_is_named(
 def test_a_line_that_is_too_long_can_be_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "LONGEST_FIELD", 10)
+    monkeypatch.setattr(files_of_texts, "LONGEST_FIELD", 10)
     path = tmp_path / "long.txt"
     path.write_text("one\n" + "x" * 35 + "\nthree\n" + "y" * 9 + "\nfive\n")
     skipped: list[TextError] = []
@@ -734,7 +734,7 @@ def test_a_file_is_not_held_in_memory_beyond_a_limit(
     path = tmp_path / "many.txt"
     path.write_text("a\n" * 11)
     assert len(read(path)) == 11
-    monkeypatch.setattr(f"hiddenscope.texts.reading.{limit}", 10)
+    monkeypatch.setattr(f"hiddenscope.texts.reader.{limit}", 10)
     for source in (path, io.BytesIO(path.read_bytes())):
         with pytest.raises(
             TooLarge, match=f"more than {said}, and all of them would be held in memory"

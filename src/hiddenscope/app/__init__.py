@@ -4,7 +4,7 @@ settings     where it listens, its limits
 application  its parts put together, and the server
 guard        who may come in: Host, token, Origin, size
 connections  how many clients there may be, and how long one may keep the server waiting
-schemas      requests and answers, generated from the signatures of the analyses
+schemas      requests and answers, built from the descriptions of the analyses
 routes       the API
 desk         what the routes share: a request becomes a question for the worker
 pages        the page and its scripts

@@ -1,6 +1,8 @@
 """Desk: what the routes share, and how a request becomes a question for the worker."""
 
 import asyncio
+from collections.abc import Iterator
+from typing import Any
 
 from fastapi import HTTPException
 
@@ -43,16 +45,13 @@ class Desk:
         request = {**client_request, "arguments": arguments}
         if "model" in request:
             request["model"] = self._resolve_model(request["model"], identities)
-        for question in QUESTIONS.get(request["analysis"], ()):
-            value = arguments.get(question.name)
-            if value is None:
-                continue
-            if question.kind == "model":
-                arguments[question.name] = self._resolve_model(value, identities)
-            elif question.kind == "data":
+        for name, kind, value in _references(client_request):
+            if kind == "model":
+                arguments[name] = self._resolve_model(value, identities)
+            else:
                 upload = self.library.dataset(value)
                 if upload is not None:
-                    arguments[question.name] = upload.as_argument()
+                    arguments[name] = upload.as_argument()
         if "store" in request:
             request["store"] = self._resolve_store(request["store"], identities)
         if "store" in arguments:
@@ -76,18 +75,11 @@ class Desk:
 
     def names_in_code(self, client_request: Header) -> dict[str, Named]:
         """Return what each opaque name of a request stands for in code."""
-        arguments = client_request["arguments"]
         opaque_names = []
         if "model" in client_request:
             opaque_names.append(client_request["model"]["name"])
-        for question in QUESTIONS.get(client_request["analysis"], ()):
-            value = arguments.get(question.name)
-            if value is None:
-                continue
-            if question.kind == "model":
-                opaque_names.append(value["name"])
-            elif question.kind == "data":
-                opaque_names.append(value)
+        for _, kind, value in _references(client_request):
+            opaque_names.append(value["name"] if kind == "model" else value)
         names = {}
         for name in opaque_names:
             if name.startswith("folder:"):
@@ -96,7 +88,7 @@ class Desk:
                 upload = self.library.dataset(name)
                 if upload is not None:
                     names[name] = upload.named
-        store = client_request.get("store") or arguments.get("store")
+        store = client_request.get("store") or client_request["arguments"].get("store")
         if store:
             names[store] = Named(str(self.library.store_path(store)))
         return names
@@ -122,3 +114,11 @@ class Desk:
                 " again.",
             )
         return job
+
+
+def _references(request: Header) -> Iterator[tuple[str, str, Any]]:
+    """Yield the arguments that name models and datasets, with their kinds."""
+    for question in QUESTIONS.get(request["analysis"], ()):
+        value = request["arguments"].get(question.name)
+        if value is not None and question.kind in ("model", "data"):
+            yield question.name, question.kind, value

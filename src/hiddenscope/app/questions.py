@@ -14,10 +14,11 @@ from hiddenscope.analyses.embed.embed import mean_cosine
 from hiddenscope.app.answers import AnswerBytes, pack_result
 from hiddenscope.app.cells import continue_text, describe_state, suggest_answers
 from hiddenscope.app.models import Models, StoredStates
-from hiddenscope.app.schemas import Kind, never_a_path, questions_of
+from hiddenscope.app.schemas import questions_of
 from hiddenscope.app.stored import find_states, find_texts, norms_of, show_stored_text
 from hiddenscope.app.uploads import labelled_from
-from hiddenscope.catalog import ANALYSIS
+from hiddenscope.catalog import ANALYSIS, Kind
+from hiddenscope.interface.code import never_a_path
 from hiddenscope.results import Result
 from hiddenscope.vectors.dataset import labels_of_states
 from hiddenscope.workers import Header
@@ -49,9 +50,11 @@ def _analyse(models: Models, request: Header, preview: Preview) -> Result:
         value = arguments.get(question.name)
         if value is not None:
             arguments[question.name] = _convert(models, source, question.kind, value)
+        elif question.explicit:
+            arguments[question.name] = None
     if word in PREPARATIONS:
         PREPARATIONS[word](source, arguments, preview)
-    if word == "embed":
+    if not ANALYSIS[word].result:
         return _embed(source, arguments)
     result: Result = getattr(hs, word)(source, **arguments)
     return result
@@ -78,11 +81,6 @@ def _convert(models: Models, source: Source, kind: Kind, value: Any) -> Any:
     return never_a_path(kind, value)
 
 
-def _prepare_search(source: Source, arguments: Header, preview: Preview) -> None:
-    # A query that is text needs the model that makes a vector of it.
-    arguments["query"] = (source, arguments["query"])
-
-
 def _prepare_project(source: Source, arguments: Header, preview: Preview) -> None:
     method = arguments.get("method", "umap")
     # PCA is drawn at once. The others show PCA while they are computed.
@@ -92,15 +90,9 @@ def _prepare_project(source: Source, arguments: Header, preview: Preview) -> Non
         )
 
 
-def _prepare_drift(source: Source, arguments: Header, preview: Preview) -> None:
-    arguments.setdefault("texts", None)
-
-
 # What some analyses take besides the fields of their form.
 PREPARATIONS: dict[str, Callable[[Source, Header, Preview], None]] = {
-    "search": _prepare_search,
     "project": _prepare_project,
-    "drift": _prepare_drift,
 }
 
 

@@ -1,10 +1,8 @@
-"""Requests and answers of the API. A request of an analysis is generated from the
-signature of its function.
+"""Requests and answers of the API.
 
-The first parameter of an analysis is the model. Of the others, the type says what may
-be given (texts, a second model, a dataset, a contrast, a direction, a number, one of a
-few words). Parameters that only a program can give, such as callbacks and paths, are
-left out: nothing that comes from a page names a path.
+The request of an analysis is built from the description of its parameters
+(`analyses/<word>/parameters.py`). Parameters that only a program can give, such as
+callbacks and paths, are left out: nothing that comes from a page names a path.
 
 Some questions only the page asks. `grid`: the norms of a text while it is typed.
 `answers`: two tokens that tell two texts apart. `state`: all about one state, before
@@ -13,50 +11,29 @@ after that change. `store`, `kept` and `nearest`: of states that were kept befor
 texts nearest to a query, the norms of one text, and the states nearest to one of it;
 the last two need no model.
 
-Analyses that read states (`profile`, `project`, `probe`, `cluster`) are asked of a
-model, or of kept states: then the request has a `store` in place of a `model`.
+An analysis that reads states is asked of a model, or of kept states: then the request
+has a `store` in place of a `model`.
 """
 
-import ast
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeAlias, Union
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from hiddenscope.catalog import ANALYSES, Analysis
-from hiddenscope.interface.signatures import Parameter, parameters_of, words_of
+from hiddenscope.catalog import ANALYSES, Analysis, Kind, Parameter
+from hiddenscope.interface.descriptions import describe
 from hiddenscope.states.pooling import NAMES as POOLING_NAMES
-from hiddenscope.texts import names_a_file
 
 MOST_CHARACTERS = 20_000
 MOST_TEXTS = 2_000
-MODEL_NAME = r"^(?:folder:[0-9a-f]{16}|[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}(?:/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95})?)$"
+# A Hugging Face id has one slash at most; a path is never taken.
+PART = r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}"
+MODEL_NAME = rf"^(?:folder:[0-9a-f]{{16}}|{PART}(?:/{PART})?)$"
 DATA_NAME = r"^(?:upload:[0-9a-f]{16}|[A-Za-z0-9_][A-Za-z0-9_\-]{0,95})$"
 STORE_NAME = r"^store:[0-9a-f]{16}$"
 SITES = r"^[A-Za-z0-9_.*,\[\]\- ]{1,200}$"
-ONLY_IN_PYTHON = {"Callable", "Mapping"}
-# Parameters of texts that a model reads: kept states have been computed already.
-OF_MODEL = {"texts", "targets", "truncate"}
 MOST_NEW_TOKENS = 60
-ON_STATES = ("profile", "project", "probe", "cluster")
-"""The analyses that can be asked of kept states alone, in place of a model."""
 
-Kind: TypeAlias = Literal[
-    "text",
-    "texts",
-    "model",
-    "data",
-    "sites",
-    "choice",
-    "integer",
-    "numbers",
-    "flag",
-    "word",
-    "pooling",
-    "contrast",
-    "direction",
-]
 OneText: TypeAlias = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
 SomeTexts: TypeAlias = (
     OneText | Annotated[list[OneText], Field(min_length=1, max_length=MOST_TEXTS)]
@@ -84,30 +61,6 @@ class ModelChoice(Strict):
 
     name: Annotated[str, Field(pattern=MODEL_NAME, max_length=200)]
     dtype: Dtype | None = None
-
-
-class ContrastChoice(Strict):
-    """Two prompts that differ in what matters, and the two answers that tell them
-    apart.
-    """
-
-    clean: OneText
-    corrupt: OneText
-    answer: Word
-    other: Word
-    targets: OneText | None = None
-    at: Integer | None = None
-
-
-class DirectionChoice(Strict):
-    """A direction between two sets of texts."""
-
-    toward: SomeTexts
-    away: SomeTexts
-    sites: SitesName | None = None
-    pool: Pooling | None = None
-    upwards: bool | None = None
-    spare_first: bool | None = None
 
 
 class GridArguments(Strict):
@@ -176,7 +129,7 @@ class KeptArguments(Strict):
 
 
 class NearestArguments(Strict):
-    """The nearest states to one of a text, among all states of its site that were kept."""
+    """The nearest states to one of a text, among all kept states of its site."""
 
     store: StoreName
     text: TextNumber
@@ -185,146 +138,64 @@ class NearestArguments(Strict):
     k: Annotated[int, Field(ge=1, le=100)] = 10
 
 
-KINDS: dict[Kind, Any] = {
+TYPES: dict[Kind, Any] = {
     "text": OneText,
     "texts": SomeTexts,
     "model": ModelChoice,
     "data": Annotated[str, Field(pattern=DATA_NAME)],
     "sites": SitesName,
     "integer": Integer,
-    "numbers": (
-        Number
-        | Annotated[list[Number], Field(min_length=1, max_length=50)]
-        | Literal["ablate"]
-    ),
     "flag": bool,
     "word": Word,
     "pooling": Pooling,
-    "contrast": ContrastChoice,
-    "direction": DirectionChoice,
 }
+Numbers: TypeAlias = (
+    Number | Annotated[list[Number], Field(min_length=1, max_length=50)]
+)
 
 
-CHOICES: dict[Kind, tuple[str, ...]] = {"pooling": POOLING_NAMES}
-
-
-@dataclass(frozen=True)
-class Question:
-    """A parameter of an analysis, as a page asks for it."""
-
-    name: str
-    kind: Kind
-    required: bool
-    positional: bool
-    default: Any = None
-    choices: tuple[str, ...] = ()
-    help: str = ""
-
-    @property
-    def type(self) -> Any:
-        """What a request may hold for it."""
-        return Literal[self.choices] if self.kind == "choice" else KINDS[self.kind]
-
-
-def questions_of(analysis: Analysis) -> tuple[Question, ...]:
-    """What can be asked of an analysis beside its model.
+def questions_of(analysis: Analysis) -> tuple[Parameter, ...]:
+    """Return what a page may ask of an analysis beside its model.
 
     >>> from hiddenscope.catalog import ANALYSIS
-    >>> [(question.name, question.kind) for question in questions_of(ANALYSIS["patch"])][:3]
+    >>> [(one.name, one.kind) for one in questions_of(ANALYSIS["patch"])][:3]
     [('contrasts', 'contrast'), ('sites', 'sites'), ('into', 'choice')]
     """
-    _, *parameters = parameters_of(f"hiddenscope.{analysis.module}", analysis.word)
-    return tuple(_questions(analysis, parameters))
+    parameters = describe(analysis.word).parameters
+    return tuple(parameter for parameter in parameters if parameter.in_form)
 
 
-def never_a_path(kind: Kind, value: Any) -> Any:
-    """Texts of a request as an analysis takes them: some read a single string that
-    names a file, but none in a list.
-
-    >>> never_a_path("texts", "diary.txt"), never_a_path("texts", "A text.")
-    (['diary.txt'], 'A text.')
-    """
-    return (
-        [value]
-        if kind == "texts" and isinstance(value, str) and names_a_file(value)
-        else value
-    )
-
-
-def _questions(analysis: Analysis, parameters: list[Parameter]) -> Iterator[Question]:
+def _fields(parameters: Iterable[Parameter]) -> dict[str, Any]:
+    """Return parameters as pydantic takes the fields of a model."""
+    fields: dict[str, Any] = {}
     for parameter in parameters:
-        words = tuple(words_of(parameter.type, f"hiddenscope.{analysis.module}"))
-        kind = _kind(analysis, parameter, words)
-        if kind is None:
-            continue
-        optional = any(
-            isinstance(node, ast.Constant) and node.value is None
-            for node in ast.walk(parameter.type)
-        )
-        help_ = (
-            analysis.options[parameter.name].help
-            if parameter.name in analysis.options
-            else ""
-        )
-        yield Question(
-            parameter.name,
-            kind,
-            parameter.required and not optional,
-            parameter.positional,
-            parameter.default,
-            words if kind == "choice" else CHOICES.get(kind, ()),
-            help_,
-        )
+        type_ = _type(parameter)
+        if parameter.required:
+            fields[parameter.name] = (type_, ...)
+        else:
+            fields[parameter.name] = (type_ | None, None)
+    return fields
 
 
-def _kind(
-    analysis: Analysis, parameter: Parameter, words: tuple[str, ...]
-) -> Kind | None:
-    """What a parameter takes; None where only a program can give it."""
-    names, name = parameter.names, parameter.name
-    if {"Texts", "Query", "Answers"} & names:
-        return "text" if analysis.word == "compare" and name in ("a", "b") else "texts"
-    if {"Model", "ModelLike"} & names:
-        return "model"
-    if ONLY_IN_PYTHON & names or "os" in names:  # os.PathLike
-        return None
-    named: dict[str, Kind] = {
-        "data": "data",
-        "sites": "sites",
-        "site": "sites",
-        "strengths": "numbers",
-    }
-    if name in named:
-        return named[name]
-    typed: dict[str, Kind] = {
-        "Contrast": "contrast",
-        "Direction": "direction",
-        "bool": "flag",
-        "Pooling": "pooling",
-    }
-    for type_, kind in typed.items():
-        if type_ in names:
-            return kind
-    if words:
-        return "choice"
-    return "integer" if "int" in names and "str" not in names else "word"
-
-
-def _arguments(analysis: Analysis) -> type[BaseModel]:
-    fields: dict[str, Any] = {
-        question.name: (
-            (question.type, ...) if question.required else (question.type | None, None)
+def _type(parameter: Parameter) -> Any:
+    """Return what a request may hold for a parameter."""
+    if parameter.fields:
+        name = f"{parameter.kind.capitalize()}Choice"
+        return create_model(
+            name,
+            __base__=Strict,
+            __doc__=parameter.help,
+            **_fields(parameter.fields),
         )
-        for question in questions_of(analysis)
-    }
-    name = f"{analysis.word.capitalize()}Arguments"
-    return create_model(name, __base__=Strict, __doc__=analysis.question, **fields)
+    if parameter.kind == "choice":
+        return Literal[parameter.choices]
+    if parameter.kind == "numbers":
+        return Numbers | Literal[parameter.choices]
+    return TYPES[parameter.kind]
 
 
 class ModelOrStore(Strict):
-    """A request to an analysis that reads states: a model computes them, or they were
-    kept before.
-    """
+    """A request to an analysis of states that a model computes, or that were kept."""
 
     model: ModelChoice | None = None
     store: StoreName | None = None
@@ -337,40 +208,48 @@ class ModelOrStore(Strict):
         return self
 
 
-def _request(word: str, arguments: type[BaseModel]) -> type[BaseModel]:
+def _request(
+    word: str, arguments: type[BaseModel], source: Literal["model", "either", "store"]
+) -> type[BaseModel]:
+    """Return the request of a question about a model, kept states, or either."""
     fields: dict[str, Any] = {
         "analysis": (Literal[word], ...),
         "arguments": (arguments, ...),
     }
-    base: type[BaseModel] = Strict
-    if word in ON_STATES:
-        base = ModelOrStore
-    elif word not in WITHOUT_MODEL:
+    if source == "model":
         fields["model"] = (ModelChoice, ...)
     return create_model(
         f"{word.capitalize()}Request",
-        __base__=base,
+        __base__=ModelOrStore if source == "either" else Strict,
         __doc__=arguments.__doc__,
         **fields,
     )
 
 
+def _analysis_request(analysis: Analysis) -> type[BaseModel]:
+    arguments: type[BaseModel] = create_model(
+        f"{analysis.word.capitalize()}Arguments",
+        __base__=Strict,
+        __doc__=analysis.question,
+        **_fields(questions_of(analysis)),
+    )
+    reads_states = describe(analysis.word).states
+    return _request(analysis.word, arguments, "either" if reads_states else "model")
+
+
 ASKED = tuple(analysis for analysis in ANALYSES if analysis.in_app)
 """The analyses that the API answers."""
 
-OWN_ARGUMENTS: dict[str, type[BaseModel]] = {
-    "grid": GridArguments,
-    "answers": AnswersArguments,
-    "state": StateArguments,
-    "continuation": ContinuationArguments,
-    "store": StoreArguments,
-    "kept": KeptArguments,
-    "nearest": NearestArguments,
-}
-WITHOUT_MODEL = {"kept", "nearest"}
 REQUESTS = {
-    analysis.word: _request(analysis.word, _arguments(analysis)) for analysis in ASKED
-} | {word: _request(word, arguments) for word, arguments in OWN_ARGUMENTS.items()}
+    **{analysis.word: _analysis_request(analysis) for analysis in ASKED},
+    "grid": _request("grid", GridArguments, "model"),
+    "answers": _request("answers", AnswersArguments, "model"),
+    "state": _request("state", StateArguments, "model"),
+    "continuation": _request("continuation", ContinuationArguments, "model"),
+    "store": _request("store", StoreArguments, "model"),
+    "kept": _request("kept", KeptArguments, "store"),
+    "nearest": _request("nearest", NearestArguments, "store"),
+}
 JobRequest: Any = Annotated[
     Union[tuple(REQUESTS.values())],  # noqa: UP007
     Field(discriminator="analysis"),
@@ -497,7 +376,7 @@ class ResultAnswer(BaseModel):
 
 
 class QuestionAnswer(BaseModel):
-    """A parameter of an analysis."""
+    """A parameter of an analysis, as a form asks for it."""
 
     name: str
     kind: Kind
@@ -505,15 +384,16 @@ class QuestionAnswer(BaseModel):
     default: str | int | float | bool | None = None
     choices: list[str]
     help: str
+    label: str
+    aside: bool = Field(description="Whether it belongs below the other fields.")
+    fields: list["QuestionAnswer"]
     of_states: bool = Field(
         default=True, description="Whether it can be given when kept states are asked."
     )
 
 
 class AnalysisAnswer(BaseModel):
-    """An analysis: its word, its question, and what can be asked of it beside its
-    model.
-    """
+    """An analysis: its word, its question, and its parameters beside the model."""
 
     word: str
     question: str
@@ -521,6 +401,8 @@ class AnalysisAnswer(BaseModel):
     on_states: bool = Field(
         description="Whether kept states can be asked in place of a model."
     )
+    action: str = Field(description="What it does, for a menu.")
+    promise: str = Field(description="What its answer will show, where that is said.")
     parameters: list[QuestionAnswer]
 
 
@@ -555,7 +437,7 @@ class TableAnswer(BaseModel):
     certain: bool = Field(
         description="Whether the names of the columns say what they are."
     )
-    parameters: list["QuestionAnswer"] = Field(
+    parameters: list[QuestionAnswer] = Field(
         description="What is chosen from the columns, as a form asks for it."
     )
 
@@ -614,25 +496,42 @@ class StoreTextsAnswer(BaseModel):
 
 
 def analyses() -> list[AnalysisAnswer]:
-    """Every analysis that the API answers."""
-    return [
-        AnalysisAnswer(
+    """Return every analysis that the API answers."""
+    answers = []
+    for analysis in ASKED:
+        description = describe(analysis.word)
+        answer = AnalysisAnswer(
             word=analysis.word,
             question=analysis.question,
             group=analysis.group,
-            on_states=analysis.word in ON_STATES,
-            parameters=[
-                QuestionAnswer(
-                    name=one.name,
-                    kind=one.kind,
-                    required=one.required,
-                    default=one.default,
-                    choices=list(one.choices),
-                    help=one.help,
-                    of_states=one.name not in OF_MODEL,
-                )
-                for one in questions_of(analysis)
-            ],
+            on_states=description.states,
+            action=description.action or analysis.word.capitalize(),
+            promise=description.promise,
+            parameters=[form_field(part) for part in questions_of(analysis)],
         )
-        for analysis in ASKED
-    ]
+        answers.append(answer)
+    return answers
+
+
+def form_field(parameter: Parameter) -> QuestionAnswer:
+    """Return a parameter as a form asks for it."""
+    text = parameter.help
+    if parameter.form_help is not None:
+        text = parameter.form_help
+    default = parameter.default
+    if isinstance(default, tuple):
+        # A field shows one default; a list of numbers has an example in its place.
+        default = None
+    label = parameter.label or parameter.name.replace("_", " ").capitalize()
+    return QuestionAnswer(
+        name=parameter.name,
+        kind=parameter.kind,
+        required=parameter.required,
+        default=default,
+        choices=list(parameter.choices),
+        help=text,
+        label=label,
+        aside=parameter.aside and not parameter.required,
+        fields=[form_field(field) for field in parameter.fields if field.required],
+        of_states=not parameter.of_model,
+    )

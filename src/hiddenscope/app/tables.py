@@ -17,9 +17,15 @@ from itertools import islice
 from pathlib import Path
 
 from hiddenscope import texts
-from hiddenscope.app.schemas import ColumnChoice, QuestionAnswer, TableAnswer
+from hiddenscope.app.schemas import (
+    ColumnChoice,
+    QuestionAnswer,
+    TableAnswer,
+    form_field,
+)
+from hiddenscope.catalog import Parameter
 from hiddenscope.errors import TextError
-from hiddenscope.texts.reading import LABEL_NAMES, TEXT_NAMES
+from hiddenscope.texts.columns import LABEL_NAMES, TEXT_NAMES
 
 UPLOAD_FORMATS = (".txt", ".csv", ".tsv", ".jsonl")
 TABLES = (".csv", ".tsv", ".jsonl")
@@ -69,14 +75,15 @@ def first_rows(file: str, content: bytes) -> TableAnswer:
 
 
 def _parameter(role: str, columns: list[str]) -> QuestionAnswer:
-    """Return the choice of one column, as a form asks for it."""
-    return QuestionAnswer(
-        name=role,
-        kind="choice",
+    """Describe the choice of one column, as a form asks for it."""
+    parameter = Parameter(
+        role,
+        "choice",
+        texts.COLUMNS[role],
         required=role == "text",
-        choices=columns,
-        help=texts.COLUMNS[role],
+        choices=tuple(columns),
     )
+    return form_field(parameter)
 
 
 def _read_rows(suffix: str, beginning: str) -> Iterator[dict[str, str]]:

@@ -55,7 +55,7 @@ class Upload:
         # A name that begins like an option, or like stdin, is written as a path.
         if not file[:1].isalnum():
             file = f"./{file}"
-        return Named(file, self.columns)
+        return Named(file, self.columns.model_dump(exclude_none=True))
 
 
 def labelled_from(argument: Header) -> texts.Labelled:

@@ -1,8 +1,8 @@
-"""What the words of a command line stand for: one rule for every command, applied
-before torch is imported.
+"""What the words of a command line stand for, in every command.
 
     "A text."     a positional argument is a text
-    @FILE         the texts of a file: .txt (one per line), .jsonl, .csv, .tsv, .parquet; `--text` names the column
+    @FILE         the texts of a .txt (one per line), .jsonl, .csv, .tsv or .parquet
+                  file; `--text` names the column
     -, @-.csv     the lines of stdin, or a table on stdin; -.csv is understood too
     @@name        the text "@name"
 
@@ -12,16 +12,15 @@ file makes sense (a dataset, a source to search), the @ may be left out.
 
 >>> texts_in(["A text.", "@@name"])
 ['A text.', '@name']
->>> texts_in(["corpus.txt"])
+>>> texts_in(["corpus.txt"])  # doctest: +ELLIPSIS
 Traceback (most recent call last):
-hiddenscope.errors.TextError: 'corpus.txt' looks like a file: an argument is a text. Write @corpus.txt to read a file.
+hiddenscope.errors.TextError: 'corpus.txt' looks like a file: ...
 """
 
 import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -30,25 +29,9 @@ from hiddenscope.errors import FileError, LoadError, TextError
 from hiddenscope.texts import COMPRESSIONS, FORMATS, Labelled, is_file
 
 # Files that hold states or vectors in place of texts.
-VECTORS = (
-    ".safetensors",
-    ".npy",
-)
-DOCUMENTS = (
-    ".json",
-    ".md",
-    ".rst",
-    ".html",
-    ".htm",
-    ".xml",
-    ".yaml",
-    ".yml",
-    ".log",
-    ".pdf",
-    ".doc",
-    ".docx",
-    ".xlsx",
-)
+VECTORS = (".safetensors", ".npy")
+MARKUP = (".json", ".md", ".rst", ".html", ".htm", ".xml", ".yaml", ".yml")
+DOCUMENTS = (*MARKUP, ".log", ".pdf", ".doc", ".docx", ".xlsx")
 PROGRAMS = (".py", ".ipynb", ".gguf", ".npz", ".nc", ".arrow", ".zip")
 SUFFIXES = {*FORMATS, *COMPRESSIONS, *VECTORS, *DOCUMENTS, *PROGRAMS}
 DEVICE = re.compile(r"(?:cpu|cuda|mps|xpu|hpu|npu|mtia|ipu|xla|auto)(?::[0-9]+)?")
@@ -58,64 +41,61 @@ DTYPE = re.compile(
 STDIN = re.compile(r"-(?:\.\w+)+")
 
 
-@dataclass(frozen=True)
-class TextRule:
-    """Marks an argument that holds texts: the command is given the texts themselves.
-
-    `many` texts may come from `--texts FILE` too, unless the command has a use of its
-    own for that option. They are `required`, or may be left out. With `vectors` a file
-    may hold states or vectors: the command is given its path. `beside_states` texts are
-    wanted with `--states` too, as queries are; others are those of the states.
-    """
-
-    many: bool = True
-    file_option: bool = True
-    required: bool = True
-    vectors: bool = False
-    beside_states: bool = False
-
-
 def texts_in(
     words: Sequence[str],
     file: str | None = None,
     column: str | None = None,
-    rule: TextRule | None = None,
-) -> list[str] | Path:
-    """The texts that the words of an argument and `--texts` stand for, or the path of a
-    file of states or vectors.
-    """
-    rule = rule or TextRule()
-    words = [*words, *([] if file is None else [f"@{file.removeprefix('@')}"])]
-    files = [word for word in words if _is_source(word)]
-    if column is not None and not files:
-        reason = "it is a column of a file, and no file is given"
+    *,
+    required: bool = True,
+) -> list[str]:
+    """Return the texts that the words of an argument and `--texts` stand for."""
+    words = list(words)
+    if file is not None:
+        words.append(f"@{file.removeprefix('@')}")
+    if column is not None and not any(map(_is_source, words)):
         raise TextError(
             f"Cannot use --text {column}",
-            reason,
+            "it is a column of a file, and no file is given",
             "Give one as @FILE, or leave --text out.",
         )
-    if (
-        rule.vectors
-        and len(words) == 1
-        and files
-        and Path(words[0]).suffix.lower() in VECTORS
-    ):
-        return Path(words[0][1:])
-    if not words and rule.required:
+    if not words and required:
         remedy = "Give texts, @FILE to read a file, or - to read stdin."
         raise TextError("No texts", "none was given", remedy)
-    return [text for word in words for text in _texts_of(word, column)]
+    texts = []
+    for word in words:
+        texts += _texts_of(word, column)
+    return texts
+
+
+def vectors_in(words: Sequence[str], file: str | None) -> Path | None:
+    """Return the path of states or vectors, where that is what the words name."""
+    names = [word.removeprefix("@") for word in words if _is_source(word)]
+    if file is not None:
+        names.append(file.removeprefix("@"))
+    is_one_file = len(names) == 1 and len(words) <= 1
+    if is_one_file and Path(names[0]).suffix.lower() in VECTORS:
+        return Path(names[0])
+    return None
 
 
 def text_in(word: str) -> str:
-    """The one text that a word stands for."""
-    found = _texts_of(word, None)
-    if len(found) != 1:
+    """Return the one text that a word stands for."""
+    texts = _texts_of(word, None)
+    if len(texts) != 1:
         remedy = "Give one text: a file with one line, or the text itself."
         raise TextError(
-            f"Cannot take one text from {word!r}", f"it holds {len(found):,}", remedy
+            f"Cannot take one text from {word!r}", f"it holds {len(texts):,}", remedy
         )
-    return found[0]
+    return texts[0]
+
+
+def numbers_in(option: str, word: str) -> list[float]:
+    """Return the numbers of a comma list."""
+    try:
+        return [float(number) for number in word.split(",")]
+    except ValueError:
+        remedy = f"Give a comma list: {option}=-1,1,2."
+        raise TextError(f"{option} must be numbers", f"got {word!r}", remedy) from None
 
 
 def dataset(
@@ -125,17 +105,13 @@ def dataset(
     group: str | None = None,
 ) -> Labelled:
     """Read a dataset: a shipped name, a file, or stdin."""
-    return reader.read(_opened(name), text=text, label=label, group=group)
-
-
-def shipped() -> list[str]:
-    """The names of the shipped datasets, for a shell to complete."""
-    return list(reader.shipped())
+    return reader.read(_checked_source(name), text=text, label=label, group=group)
 
 
 def check_place(device: str | None, dtype: str | None) -> None:
-    """Refuse a device or a dtype that torch cannot have; whether this machine has it is
-    seen later.
+    """Refuse a device or a dtype that torch does not know.
+
+    Whether this machine has the device shows when a model is loaded.
 
     >>> check_place("cuda:1", "bf16")
     """
@@ -154,7 +130,9 @@ def check_place(device: str | None, dtype: str | None) -> None:
 
 
 def with_stdin(words: Sequence[str]) -> list[str]:
-    """The words of a command line, where -.csv is no bundle of options but stdin.
+    """Return the words of a command line with @-.csv in place of -.csv.
+
+    typer would read -.csv as a bundle of options, and not as a table on stdin.
 
     >>> with_stdin(["embed", "-.csv", "-k", "3"])
     ['embed', '@-.csv', '-k', '3']
@@ -184,39 +162,41 @@ def _texts_of(word: str, column: str | None) -> list[str]:
 
 def _refuse_file(word: str) -> None:
     """Refuse a text that is the path of a file, or looks like one."""
-    exists = is_file(word)
-    if exists or (not re.search(r"\s", word) and Path(word).suffix.lower() in SUFFIXES):
-        what = "is a file" if exists else "looks like a file"
-        remedy = f"Write @{word} to read a file."
-        if exists:
-            remedy = (
-                f"Write @{word} to read it; `echo {word} | hiddenscope ... -` gives its"
-                " name as a text."
-            )
-        raise TextError(f"{word!r} {what}", "an argument is a text", remedy)
-
-
-def _opened(name: str) -> str:
-    """The name of a file, a shipped dataset or stdin as `texts.read` takes it."""
-    source = name.removeprefix("@")
-    stdin = source == "-" or STDIN.fullmatch(source) is not None
-    if stdin and sys.stdin is None:
-        raise FileError(
-            "Cannot read stdin",
-            "it is closed",
-            "Pipe texts into the command, or give them here.",
-        )
-    there = stdin or is_file(source) or os.path.isdir(source)
-    if not there and source not in (names := reader.shipped()):
-        near = get_close_matches(source.lower(), names, 1, 0.6)
+    problem, reason = f"{word!r} is a file", "an argument is a text"
+    if is_file(word):
         remedy = (
-            f"Did you mean {near[0]!r}?"
-            if near
-            else f"Give a file, or one of {', '.join(names)}."
+            f"Write @{word} to read it; `echo {word} | hiddenscope ... -` gives its"
+            " name as a text."
         )
-        if name.startswith("@"):
-            remedy = f"Check the path. For the text {name[:40]!r} write @{name[:40]}."
-        raise FileError(
-            f"Cannot read texts from {source[:80]!r}", "there is no such file", remedy
-        )
-    return source
+        raise TextError(problem, reason, remedy)
+    if not re.search(r"\s", word) and Path(word).suffix.lower() in SUFFIXES:
+        problem = f"{word!r} looks like a file"
+        raise TextError(problem, reason, f"Write @{word} to read a file.")
+
+
+def _checked_source(name: str) -> str:
+    """Return a file, a shipped dataset or stdin as `texts.read` takes it."""
+    source = name.removeprefix("@")
+    if source == "-" or STDIN.fullmatch(source):
+        if sys.stdin is None:
+            raise FileError(
+                "Cannot read stdin",
+                "it is closed",
+                "Pipe texts into the command, or give them here.",
+            )
+        return source
+    if is_file(source) or os.path.isdir(source):
+        return source
+    shipped = reader.shipped()
+    if source in shipped:
+        return source
+    similar = get_close_matches(source.lower(), shipped, 1, 0.6)
+    if name.startswith("@"):
+        remedy = f"Check the path. For the text {name[:40]!r} write @{name[:40]}."
+    elif similar:
+        remedy = f"Did you mean {similar[0]!r}?"
+    else:
+        remedy = f"Give a file, or one of {', '.join(shipped)}."
+    raise FileError(
+        f"Cannot read texts from {source[:80]!r}", "there is no such file", remedy
+    )

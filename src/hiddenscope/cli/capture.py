@@ -1,82 +1,67 @@
 """The hidden states of texts."""
 
-from typing import Annotated
-
-import typer
-
 import hiddenscope as hs
 from hiddenscope import errors
-from hiddenscope.cli.command import (
-    Shared,
-    SitesOption,
-    TextsArgument,
-    TruncateOption,
-    command,
-    writes,
-)
+from hiddenscope.catalog import Parameter
+from hiddenscope.catalog.parameters import TRUNCATE, sites, texts
+from hiddenscope.cli.command import Arguments, command
+from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import echo, print_json, visible
 
+GENERATE = Parameter(
+    "generate",
+    "integer",
+    "Generate this many tokens after the text, and capture their states too.",
+    default=0,
+)
 
-@command
-@writes(".safetensors")
-def capture(
-    shared: Shared,
-    texts: TextsArgument = None,
-    sites: SitesOption = "layer.*,final",
-    generate: Annotated[
-        int,
-        typer.Option(
-            help=(
-                "Generate this many tokens after the text, and capture their states"
-                " too."
-            )
-        ),
-    ] = 0,
-    truncate: TruncateOption = False,
-) -> None:
+
+@command("capture", (texts(), sites(), GENERATE, TRUNCATE), writes=(".safetensors",))
+def capture(shared: Shared, arguments: Arguments) -> None:
     """Capture the hidden states of texts.
 
     Prints the sites, the tokens and the shape. --out states.safetensors keeps the
     values.
     """
-    texts = texts or []
-    if generate and len(texts) != 1:
+    texts, sites = arguments["texts"], arguments["sites"]
+    new_tokens = arguments["generate"]
+    if new_tokens and len(texts) != 1:
         raise errors.TextError(
             "--generate takes one text", f"there are {len(texts)}", "Give exactly one."
         )
     model = shared.load()
-    captured: hs.States | hs.Pair
-    if generate:
-        captured = model.capture_generation(
-            texts[0], max_new_tokens=generate, sites=sites
+    states: hs.States | hs.Pair
+    if new_tokens:
+        states = model.capture_generation(
+            texts[0], max_new_tokens=new_tokens, sites=sites
         )
     else:
-        captured = model.capture(texts, sites, truncate=truncate)
+        states = model.capture(texts, sites, truncate=arguments["truncate"])
     if shared.out:
-        captured.save(shared.out)
-        shared.say_written()
+        states.save(shared.out)
+        shared.report_written()
     if shared.json:
-        print_json(_described(captured))
+        print_json(_as_json(states))
     elif not shared.out:
-        echo(visible(repr(captured), keep="\n"))
+        echo(visible(repr(states), keep="\n"))
 
 
-def _described(captured: "hs.States | hs.Pair") -> dict[str, object]:
-    if isinstance(captured, hs.Pair):
+def _as_json(states: "hs.States | hs.Pair") -> dict[str, object]:
+    if isinstance(states, hs.Pair):
         return {
-            "encoder": _described(captured.encoder),
-            "decoder": _described(captured.decoder),
+            "encoder": _as_json(states.encoder),
+            "decoder": _as_json(states.decoder),
         }
-    tokens = captured.tokens
+    tokens = states.tokens
     columns = {
         name: getattr(tokens, name).tolist()
         for name in ("text", "positions", "ids", "spans")
     }
     return {
-        "sites": [str(site) for site in captured.sites],
-        "shape": list(captured.values.shape),
-        "dtype": str(captured.values.dtype).removeprefix("torch."),
+        "sites": [str(site) for site in states.sites],
+        "shape": list(states.values.shape),
+        "dtype": str(states.values.dtype).removeprefix("torch."),
         "texts": tokens.texts,
         "tokens": columns | {"strings": tokens.strings},
-        "source": captured.source.to_json(),
+        "source": states.source.to_json(),
     }

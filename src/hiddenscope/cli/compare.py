@@ -1,92 +1,67 @@
-"""Two texts, or one text in two models."""
-
-from typing import Annotated
-
-import typer
+"""Two texts, or one text in two models; the second side may be computed otherwise."""
 
 import hiddenscope as hs
-from hiddenscope.cli.arguments import TextRule, check_place
-from hiddenscope.cli.command import Shared, SitesOption, TruncateOption, command, show
+from hiddenscope.catalog import Parameter
+from hiddenscope.cli.arguments import check_place
+from hiddenscope.cli.asking import asks, show
+from hiddenscope.cli.command import Arguments
+from hiddenscope.cli.options import Shared
 from hiddenscope.errors import TextError
+from hiddenscope.interface.commands import options_of
+from hiddenscope.interface.descriptions import describe
 
-TargetOption = Annotated[
-    str | None,
-    typer.Option(
-        "--target", "--targets", help="The text of an encoder-decoder's decoder."
+PARAMETERS = (
+    *options_of(describe("compare")),
+    Parameter(
+        "other_dtype", "word", "The other side's dtype alone; --dtype sets both."
     ),
-]
-OtherTargetOption = Annotated[
-    str | None,
-    typer.Option(
-        "--other-target",
-        "--other-targets",
-        help="The same for the second side, if it differs.",
+    Parameter(
+        "other_device", "word", "The other side's device alone; --device sets both."
     ),
-]
+    Parameter(
+        "other_target",
+        "word",
+        "The decoder's text of the second side, if it differs.",
+        spelling=("--other-target", "--other-targets"),
+    ),
+)
 
-ONE = TextRule(many=False)
 
-
-@command
-def compare(
-    shared: Shared,
-    a: Annotated[str, typer.Argument(help="A text; @FILE reads it from a file."), ONE],
-    b: Annotated[
-        str | None, typer.Argument(help="The text that it is compared with."), ONE
-    ] = None,
-    other: Annotated[
-        str | None, typer.Option(help="Compare the one text in this model too.")
-    ] = None,
-    other_dtype: Annotated[
-        str | None,
-        typer.Option(help="The other side's dtype alone; --dtype sets both."),
-    ] = None,
-    other_device: Annotated[
-        str | None,
-        typer.Option(help="The other side's device alone; --device sets both."),
-    ] = None,
-    sites: SitesOption = "layer.*,final",
-    target: TargetOption = None,
-    other_target: OtherTargetOption = None,
-    truncate: TruncateOption = False,
-) -> None:
-    """Where, and by how much, do two texts or two models differ?
-
-    Prints the findings. --out compare.html keeps the pictures, .csv the numbers.
-    """
-    check_place(other_device, other_dtype)
-    if other is None and (other_dtype or other_device):
-        other = shared.model or ""  # the same model again, otherwise computed
-    if (b is None) == (other is None):
-        reason = (
-            "there is no second text and no other model"
-            if b is None
-            else "a second text and another model"
-        )
-        raise TextError("Cannot compare", reason, "Give a second text, or --other.")
+@asks("compare", PARAMETERS)
+def compare(shared: Shared, arguments: Arguments) -> None:
+    """Compare two texts in one model, or one text in two models."""
+    text, other_text = arguments["a"], arguments["b"]
+    device, dtype = arguments["other_device"], arguments["other_dtype"]
+    check_place(device, dtype)
+    other = arguments["other"]
+    if other is None and (dtype or device):
+        # The same model on both sides.
+        other = shared.model or ""
+    _check_sides(other_text, other)
+    options = {name: arguments[name] for name in ("sites", "targets", "truncate")}
+    other_target = arguments["other_target"]
     model = shared.load()
-    second = None
-    if other is not None:
-        second = shared.load_other(
-            other or None, device=other_device, dtype=other_dtype
-        )
-    # Each model is given a decoder's text of its own.
-    if second is not None and other_target is not None:
-        pairs = (model, target), (second, other_target)
-        sides = [
-            one.capture(a, sites, targets=text, truncate=truncate)
-            for one, text in pairs
-        ]
-        show(hs.compare(sides[0], sides[1]), shared)
+    if other is None:
+        if other_target is not None:
+            other_text = model.encode(
+                other_text, targets=other_target, truncate=arguments["truncate"]
+            )
+        show(hs.compare(model, text, other_text, **options), shared)
         return
-    text = (
-        b
-        if other_target is None or b is None
-        else model.encode(b, targets=other_target, truncate=truncate)
-    )
-    show(
-        hs.compare(
-            model, a, text, other=second, sites=sites, targets=target, truncate=truncate
-        ),
-        shared,
-    )
+    other_model = shared.load_other(other or None, device=device, dtype=dtype)
+    if other_target is None:
+        show(hs.compare(model, text, other=other_model, **options), shared)
+        return
+    # `hs.compare` gives both models the same targets, so each is captured by itself.
+    states = model.capture(text, **options)
+    other_states = other_model.capture(text, **options | {"targets": other_target})
+    show(hs.compare(states, other_states), shared)
+
+
+def _check_sides(other_text: str | None, other: str | None) -> None:
+    if (other_text is None) != (other is None):
+        return
+    reason = "a second text and another model"
+    if other_text is None:
+        reason = "there is no second text and no other model"
+    raise TextError("Cannot compare", reason, "Give a second text, or --other.")

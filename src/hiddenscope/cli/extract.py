@@ -5,123 +5,134 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import typer
 
 import hiddenscope as hs
 from hiddenscope import errors, progress
+from hiddenscope.catalog import ANALYSIS, Parameter
+from hiddenscope.catalog.parameters import pooling, sites
 from hiddenscope.cli import interrupt
-from hiddenscope.cli.command import Shared, SitesOption, command, writes
-from hiddenscope.cli.embed import pooling
+from hiddenscope.cli.command import Arguments, command
+from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import visible
 from hiddenscope.files import replacing
-from hiddenscope.states.pooling import CHOICES
+from hiddenscope.interface.commands import TEXT_COLUMN
+from hiddenscope.states.pooling import CHOICES, NAMES
 
+# The fields of `Corpus`.
 CORPUS = (
-    "A file of texts (.txt .jsonl .csv .tsv .parquet), a folder of such files, - for"
-    " stdin, a shipped dataset."
+    TEXT_COLUMN,
+    Parameter(
+        "window", "integer", "The longest text in tokens, if not the model's own."
+    ),
+    Parameter(
+        "stride", "integer", "Cut longer texts into windows, so many tokens apart."
+    ),
+    Parameter(
+        "every",
+        "integer",
+        "Of every text keep the tokens at positions 0, n, 2n and so on.",
+        default=1,
+    ),
+    Parameter(
+        "skip_bad",
+        "flag",
+        "Leave broken lines out, and list them.",
+        default=False,
+        spelling=("--skip-bad",),
+    ),
 )
-POOL = f"Keep one vector for each text: {CHOICES}."
+# The fields of `Engine`.
+ENGINE = (
+    Parameter("workers", "integer", "Processes that compute."),
+    Parameter("threads", "integer", "Threads of each worker."),
+    Parameter("unit_tokens", "integer", "Keep what is done after so many tokens."),
+    Parameter("address", "word", "The Ray cluster: auto, or host:port."),
+)
+PARAMETERS = (
+    Parameter(
+        "corpus",
+        "word",
+        "A file of texts (.txt .jsonl .csv .tsv .parquet), a folder of such files, -"
+        " for stdin, a shipped dataset.",
+        required=True,
+        positional=True,
+    ),
+    Parameter(
+        "to",
+        "path",
+        "The folder of the store. A job that was stopped goes on there.",
+        required=True,
+    ),
+    sites(),
+    pooling(NAMES, f"Keep one vector for each text: {CHOICES}."),
+    Parameter(
+        "store_dtype", "word", "float32, bfloat16 or float16, if not the model's."
+    ),
+    *CORPUS,
+    Parameter(
+        "engine",
+        "choice",
+        "This machine, or a Ray cluster.",
+        default="local",
+        choices=("local", "ray"),
+    ),
+    *ENGINE,
+)
+HELP = f"""{ANALYSIS["extract"].question}
+
+Says what the job will cost, and computes. The same command again goes on with a job
+that was stopped. --json prints lines of JSON: the cost, the progress after every unit
+and now and then within one, and the end; --out job.json keeps the last.
+"""
 
 
-@command
-@writes(".json")
-def extract(
-    shared: Shared,
-    corpus: Annotated[str, typer.Argument(help=CORPUS)],
-    to: Annotated[
-        Path,
-        typer.Option(
-            help="The folder of the store. A job that was stopped goes on there."
-        ),
-    ],
-    sites: SitesOption = "layer.*,final",
-    pool: Annotated[str | None, typer.Option(help=POOL)] = None,
-    store_dtype: Annotated[
-        str | None,
-        typer.Option(help="float32, bfloat16 or float16, if not the model's."),
-    ] = None,
-    text: Annotated[
-        str | None, typer.Option(help="The column of the texts in a file.")
-    ] = None,
-    window: Annotated[
-        int | None,
-        typer.Option(help="The longest text in tokens, if not the model's own."),
-    ] = None,
-    stride: Annotated[
-        int | None,
-        typer.Option(help="Cut longer texts into windows, so many tokens apart."),
-    ] = None,
-    every: Annotated[
-        int,
-        typer.Option(
-            help="Of every text keep the tokens at positions 0, n, 2n and so on."
-        ),
-    ] = 1,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave broken lines out, and list them.")
-    ] = False,
-    engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")
-    ] = "local",
-    workers: Annotated[int | None, typer.Option(help="Processes that compute.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of each worker.")] = None,
-    unit_tokens: Annotated[
-        int | None, typer.Option(help="Keep what is done after so many tokens.")
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option(help="The Ray cluster: auto, or host:port.")
-    ] = None,
-) -> None:
-    """How are the states of a whole corpus computed and kept?
-
-    Says what the job will cost, and computes. The same command again goes on with a job
-    that was stopped. --json prints lines of JSON: the cost, the progress after every
-    unit and now and then within one, and the end; --out job.json keeps the last.
-    """
-    texts = hs.Corpus(corpus.removeprefix("@"), text, window, stride, skip_bad, every)
-    chosen = hs.Engine(engine, workers, threads, address, unit_tokens=unit_tokens)
-    planned = hs.ExtractJob.plan(
+@command("extract", PARAMETERS, help=HELP, writes=(".json",))
+def extract(shared: Shared, arguments: Arguments) -> None:
+    """Compute the states of a corpus, and report the progress."""
+    corpus = {field.name: arguments[field.name] for field in CORPUS}
+    engine = {field.name: arguments[field.name] for field in ENGINE}
+    job = hs.ExtractJob.plan(
         shared.load(),
-        texts,
-        to,
-        sites=sites,
-        pool=pooling(pool),
-        dtype=store_dtype,
-        engine=chosen,
+        hs.Corpus(arguments["corpus"].removeprefix("@"), **corpus),
+        arguments["to"],
+        sites=arguments["sites"],
+        pool=arguments["pool"],
+        dtype=arguments["store_dtype"],
+        engine=hs.Engine(arguments["engine"], **engine),
     )
     progress.clear()
-    said = _Said(shared.json)
-    said.cost(planned)
+    report = _Report(shared.json)
+    report.cost(job)
     try:
-        with interrupt.explained(planned.how_to_resume):
-            planned.run(said.progress, every_batch=True)
+        with interrupt.explained(job.how_to_resume):
+            job.run(report.progress, every_batch=True)
     except errors.FileError as error:
-        remedy = f"{error.remedy} {planned.how_to_resume()}"
+        remedy = f"{error.remedy} {job.how_to_resume()}"
         raise errors.FileError(error.problem, error.reason, remedy) from error
-    said.end(planned, shared.out)
+    report.end(job, shared.out)
 
 
-# Seconds between two lines about a unit that is at work: on a terminal, where one
-# replaces the other, and in a file.
+# Seconds between two lines about a unit that is being computed: on a terminal, where
+# each line replaces the last, and in a file.
 LIVE_SECONDS, LOG_SECONDS = 0.2, 30.0
 
 
-class _Said:
-    """What the command prints while it works: lines of JSON on stdout, or on stderr a
-    line that is written anew.
-    """
+class _Report:
+    """Prints the job: lines of JSON on stdout, or on stderr a line that is replaced."""
 
     def __init__(self, as_json: bool) -> None:
-        self.as_json, self.last = as_json, {}  # type: tuple[bool, dict[str, Any]]
-        self.live = sys.stderr.isatty()
-        self.printed = time.monotonic()
+        self.as_json = as_json
+        self.on_terminal = sys.stderr.isatty()
+        self.last: dict[str, Any] = {}
+        self.last_printed = time.monotonic()
         self.units = 0
 
     def cost(self, job: "hs.ExtractJob") -> None:
         if self.as_json:
-            self._line("cost", asdict(job.cost))
+            self._print_event("cost", asdict(job.cost))
             return
         for line in job.cost.lines():
             typer.echo(line, err=True)
@@ -130,24 +141,27 @@ class _Said:
 
     def progress(self, now: Any) -> None:
         self.last = now.to_json()
-        is_live = self.live and not self.as_json
-        seconds = time.monotonic() - self.printed
-        is_due = seconds >= (LIVE_SECONDS if is_live else LOG_SECONDS)
-        has_unit = now.units_done > self.units
+        pause = LOG_SECONDS
+        if self.on_terminal and not self.as_json:
+            pause = LIVE_SECONDS
+        is_due = time.monotonic() - self.last_printed >= pause
+        has_new_unit = now.units_done > self.units
         self.units = now.units_done
-        if not is_due and not (has_unit and (self.as_json or self.live)):
+        # A log file gets no line for every unit: a corpus has thousands.
+        shows_units = self.as_json or self.on_terminal
+        if not is_due and not (has_new_unit and shows_units):
             return
-        self.printed = time.monotonic()
+        self.last_printed = time.monotonic()
         if self.as_json:
-            self._line("progress", self.last)
-        elif self.live:
+            self._print_event("progress", self.last)
+        elif self.on_terminal:
             typer.echo(f"\r\x1b[2K{now.line()}", err=True, nl=False)
         else:
             typer.echo(now.line(), err=True)
 
     def end(self, job: "hs.ExtractJob", out: Path | None) -> None:
         pending = len(job.writer.pending())
-        ended = {
+        end = {
             "store": str(job.writer.path),
             "units": len(job.writer.plan.units),
             "units_pending": pending,
@@ -155,18 +169,17 @@ class _Said:
         }
         if out is not None:
             with replacing(out) as fresh:
-                fresh.write_text(json.dumps(ended, indent=2) + "\n", "utf-8")
+                fresh.write_text(json.dumps(end, indent=2) + "\n", "utf-8")
         if self.as_json:
-            self._line("end", ended)
+            self._print_event("end", end)
             return
-        if self.live and self.last:
+        if self.on_terminal and self.last:
             typer.echo("", err=True)
         left = f", {pending:,} are left to another job" if pending else ""
         units = f"{job.cost.units:,} unit{'s' * (job.cost.units != 1)}"
-        typer.echo(
-            visible(f"{units}, {job.cost.tokens:,} tokens in {job.writer.path}{left}")
-        )
+        message = f"{units}, {job.cost.tokens:,} tokens in {job.writer.path}{left}"
+        typer.echo(visible(message))
 
-    def _line(self, event: str, values: dict[str, Any]) -> None:
+    def _print_event(self, event: str, values: dict[str, Any]) -> None:
         typer.echo(json.dumps({"event": event, **values}))
         sys.stdout.flush()

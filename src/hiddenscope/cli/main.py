@@ -1,5 +1,4 @@
-"""The `hiddenscope` command: parse, call, print. Most commands are generated; the
-others have a module each.
+"""The `hiddenscope` command, made of all commands.
 
 Results go to stdout, progress and errors to stderr. The exit code is 0 for success, 1
 when `drift` finds drift or `store verify` damage, 2 for an error, and 130 when the
@@ -7,11 +6,10 @@ command was interrupted.
 """
 
 import io
-import os
 import sys
 from collections import Counter
-from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -19,10 +17,12 @@ from typer.core import TyperCommand, TyperGroup
 
 import hiddenscope as hs
 from hiddenscope import progress
-from hiddenscope.catalog import ANALYSES, ANALYSIS, COMMANDS, GROUPS, Group
+from hiddenscope.catalog import ANALYSES, COMMANDS, GROUPS, Group
 from hiddenscope.cli import interrupt
 from hiddenscope.cli.arguments import with_stdin
-from hiddenscope.cli.generated import generated
+from hiddenscope.cli.asking import generated
+from hiddenscope.cli.command import Function
+from hiddenscope.cli.failures import discard_output
 
 
 class CommandGroup(NamedTuple):
@@ -40,51 +40,49 @@ ON_DISK = CommandGroup(
 )
 
 
-def _of_group(group: Group, example: str, *more: str) -> CommandGroup:
-    words = (
-        one.word
-        for one in ANALYSES
-        if one.group == group and one.word not in ON_DISK.words
-    )
-    return CommandGroup(GROUPS[group], (*more, *words), example)
+def _analysis_group(group: Group, example: str, *others: str) -> CommandGroup:
+    words = [analysis.word for analysis in ANALYSES if analysis.group == group]
+    on_screen = [word for word in words if word not in ON_DISK.words]
+    return CommandGroup(GROUPS[group], (*others, *on_screen), example)
 
 
-CONTRAST = (
-    '"The capital of France is" "The capital of Germany is" --answer " Paris" --other "'
-    ' Berlin"'
-)
 COMMAND_GROUPS = (
     CommandGroup("Begin here", ("demo", "serve", "models"), "demo"),
-    _of_group(
+    _analysis_group(
         "describe",
         'profile "The capital of France is Paris." --out profile.html',
         "capture",
     ),
-    _of_group("explain", 'lens "The capital of France is"'),
-    _of_group("change", f"patch {CONTRAST}"),
-    _of_group("represent", 'search cities-complete "The CN Tower" --model minilm -k 3'),
+    _analysis_group("explain", 'lens "The capital of France is"'),
+    _analysis_group(
+        "change",
+        'patch "The capital of France is" "The capital of Germany is"'
+        ' --answer " Paris" --other " Berlin"',
+    ),
+    _analysis_group(
+        "represent", 'search cities-complete "The CN Tower" --model minilm -k 3'
+    ),
     ON_DISK,
 )
 
 
 class _Command(TyperCommand):
-    """A command that refuses an option which is given twice: typer would drop all
-    values but the last.
+    """A command that refuses an option which is given twice.
+
+    typer would drop all values but the last.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
-            # The parser takes words off its list, and the list is needed once more
-            # below.
+            # A copy, because the parser empties the list that it is given.
             _, _, order = self.make_parser(ctx).parse_args(args=list(args))
             self._refuse_repeated(ctx, order)
         return super().parse_args(ctx, args)
 
     def _refuse_repeated(self, ctx: Any, order: list[Any]) -> None:
-        """Refuse every option that comes more than once, and is not meant to."""
         for parameter, count in Counter(order).items():
-            once = parameter.param_type_name == "option" and not parameter.multiple
-            if once and count > 1:
+            is_option = parameter.param_type_name == "option"
+            if is_option and not parameter.multiple and count > 1:
                 ctx.fail(
                     f"{parameter.opts[0]} was given {count} times, and it is taken"
                     " once. Leave all but one out."
@@ -92,9 +90,7 @@ class _Command(TyperCommand):
 
 
 class _Commands(TyperGroup):
-    """The commands in groups, with an example of each; without a command they are
-    listed.
-    """
+    """The commands, listed in groups with an example of each."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
@@ -107,47 +103,36 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         finally:
-            progress.clear()  # before typer says which argument is wrong
+            # Before typer says which argument is wrong.
+            progress.clear()
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        placed = {word for group in COMMAND_GROUPS for word in group.words}
-        others = CommandGroup(
-            "More",
-            tuple(word for word in self.list_commands(ctx) if word not in placed),
-            "",
-        )
-        for group in (*COMMAND_GROUPS, others):
-            commands = {word: self.get_command(ctx, word) for word in group.words}
-            rows = [
-                (word, found.get_short_help_str(1_000))
-                for word, found in commands.items()
-                if found is not None
-            ]
-            if rows:
-                with formatter.section(group.title):
-                    formatter.write_dl(rows)
-                    if group.example:
-                        formatter.write(
-                            f"\n{'':{formatter.current_indent}}$ hiddenscope"
-                            f" {group.example}\n"
-                        )
+        for group in COMMAND_GROUPS:
+            rows = []
+            for word in group.words:
+                rows.append((word, self.commands[word].get_short_help_str(1_000)))
+            with formatter.section(group.title):
+                formatter.write_dl(rows)
+                indent = " " * formatter.current_indent
+                formatter.write(f"\n{indent}$ hiddenscope {group.example}\n")
 
 
 app = typer.Typer(
     name="hiddenscope",
     cls=_Commands,
     help="See, measure, store and change every hidden state of a transformer model.",
-    rich_markup_mode=None,  # rich alone would double the time that --help takes
+    # rich alone would double the time that --help takes.
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
 
-def _command_of(word: str) -> Callable[..., None]:
-    if word in ANALYSIS and not ANALYSIS[word].own_command:
-        return generated(ANALYSIS[word])
-    function: Callable[..., None] = getattr(
-        import_module(f"hiddenscope.cli.{word}"), word
-    )
+def _command_of(word: str) -> Function:
+    """Return the command in `cli/<word>.py`, or else a generated one."""
+    name = f"hiddenscope.cli.{word}"
+    if find_spec(name) is None:
+        return generated(word)
+    function: Function = getattr(import_module(name), word)
     return function
 
 
@@ -155,8 +140,8 @@ for _word in COMMANDS:
     app.command(cls=_Command)(_command_of(_word))
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         typer.echo(hs.__version__)
         raise typer.Exit
 
@@ -167,7 +152,7 @@ def _hiddenscope(
         bool,
         typer.Option(
             "--version",
-            callback=_version,
+            callback=_print_version,
             is_eager=True,
             help="Print the version and exit.",
         ),
@@ -180,9 +165,8 @@ def main() -> None:
     """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # a terminal that cannot show a token must not stop the command
+            # A terminal that cannot show a token must not stop the command.
+            stream.reconfigure(errors="backslashreplace")
     if sys.stdout is None:
         sys.exit("Cannot print: stdout is closed.")
     interrupt.watch()
@@ -190,18 +174,14 @@ def main() -> None:
         try:
             app(prog_name="hiddenscope")
         finally:
-            sys.stdout.flush()  # a full disk or a reader that has gone shows only now
+            # A full disk, or a reader that has gone, shows only now.
+            sys.stdout.flush()
     except BrokenPipeError:
-        _discard_output()
+        discard_output()
         sys.exit(141)
     except OSError as error:
         if "--debug" in sys.argv:
             raise
-        _discard_output()
+        discard_output()
         print(f"Cannot print: {error.strerror}.", file=sys.stderr)
         sys.exit(2)
-
-
-def _discard_output() -> None:
-    """Let Python's own flush at the end go nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

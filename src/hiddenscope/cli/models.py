@@ -1,4 +1,4 @@
-"""The zoo."""
+"""The models of the zoo, which need no model hub."""
 
 import json
 from dataclasses import asdict
@@ -7,15 +7,15 @@ from typing import Annotated
 import typer
 
 from hiddenscope import errors, progress
-from hiddenscope.cli.command import Shared, command, writes
+from hiddenscope.cli.command import command
+from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import print_json, table
 from hiddenscope.files import replacing
 from hiddenscope.loading import zoo
 from hiddenscope.loading.cache import verify_all
 
 
-@command
-@writes(".json", unused=("device", "dtype"))
+@command("models", writes=(".json",), without=("device", "dtype"))
 def models(
     shared: Shared,
     verify: Annotated[
@@ -43,27 +43,23 @@ def models(
             f"it has {names}",
             "Name one of those.",
         )
-    listing = [
-        {**asdict(row), "path": str(row.path) if row.path else None} for row in rows
-    ]
+    listing = []
+    for row in rows:
+        path = str(row.path) if row.path else None
+        listing.append({**asdict(row), "path": path})
     if shared.out:
         with replacing(shared.out) as fresh:
             fresh.write_text(json.dumps(listing, indent=2) + "\n", "utf-8")
-        shared.say_written()
+        shared.report_written()
     if shared.json:
         print_json(listing)
     elif not shared.out:
-        cells = (
-            [
-                row.name,
-                row.description,
-                row.licence,
-                _size(row.bytes if row.cached else None),
-            ]
-            for row in rows
-        )
-        table(["name", "what it is", "licence", "cached"], cells, text=range(3))
+        _print_rows(rows)
 
 
-def _size(count: int | None) -> str:
-    return "no" if count is None else f"{count / 1e6:,.0f} MB"
+def _print_rows(rows: list[zoo.ZooEntry]) -> None:
+    cells = []
+    for row in rows:
+        cached = f"{row.bytes / 1e6:,.0f} MB" if row.cached else "no"
+        cells.append([row.name, row.description, row.licence, cached])
+    table(["name", "what it is", "licence", "cached"], cells, text=range(3))

@@ -1,102 +1,58 @@
-"""What a linear probe reads from every layer."""
+"""What a linear probe reads from every layer: also labels that tokens bring along."""
 
-from typing import Annotated, Any, Literal
-
-import typer
+from dataclasses import replace
+from typing import Any
 
 import hiddenscope as hs
-from hiddenscope.cli.arguments import dataset, shipped
-from hiddenscope.cli.command import (
-    GroupColumn,
-    Shared,
-    SitesOption,
-    TextColumn,
-    TruncateOption,
-    command,
-    show,
-)
-from hiddenscope.cli.embed import (
-    DefaultPoolOption,
-    EachTokenOption,
-    OldTokenOption,
-    pooling,
-)
-from hiddenscope.cli.states import StatesOption, labels_of, read_states
+from hiddenscope.catalog import Parameter
+from hiddenscope.cli.arguments import dataset
+from hiddenscope.cli.asking import asks, show, source_of, values_of
+from hiddenscope.cli.command import Arguments
+from hiddenscope.cli.options import Shared
+from hiddenscope.cli.states import labels_of
 from hiddenscope.errors import TextError
+from hiddenscope.interface.commands import EACH_TOKEN, OLD_TOKEN, options_of
+from hiddenscope.interface.descriptions import describe
 
-DATA = (
-    "A shipped dataset, a file, - for stdin; or position, word-start, previous-token"
-    " with --each-token."
-)
+# Labels that every token has, whatever the text.
 READY = ("position", "word-start", "previous-token")
+CHANGES: dict[str, dict[str, Any]] = {
+    "data": {"required": False, "default": "cities-incomplete"},
+    "label": {"help": "The column of the labels, or a ready label of tokens."},
+}
 
 
-@command
-def probe(
-    shared: Shared,
-    data: Annotated[
-        str, typer.Argument(help=DATA, autocompletion=shipped)
-    ] = "cities-incomplete",
-    task: Annotated[
-        Literal["classify", "regress"], typer.Option(help="Classes, or numbers.")
-    ] = "classify",
-    pool: DefaultPoolOption = None,
-    each_token: EachTokenOption = False,
-    token: OldTokenOption = None,
-    text: TextColumn = None,
-    label: Annotated[
-        str | None,
-        typer.Option(help="The column of the labels, or a ready label of tokens."),
-    ] = None,
-    group: GroupColumn = None,
-    sites: SitesOption = "layer.*,final",
-    seed: Annotated[
-        int, typer.Option(help="The seed of the folds and of the control labels.")
-    ] = 0,
-    states: StatesOption = None,
-    truncate: TruncateOption = False,
-) -> None:
-    """What can a linear probe read from the states of each layer?
+def _parameters() -> tuple[Parameter, ...]:
+    parameters = [
+        replace(parameter, **CHANGES.get(parameter.name, {}))
+        for parameter in options_of(describe("probe"))
+    ]
+    return (*parameters, EACH_TOKEN, OLD_TOKEN)
 
-    Prints the findings. --out probe.html keeps the pictures, probe.nc the probes. With
-    --states, DATA has the labels of the texts that the states were made of.
-    """
-    if group is not None and (data in READY or (states is not None and label in READY)):
-        reason = "groups are a column of a file, and this label needs none"
+
+@asks("probe", _parameters())
+def probe(shared: Shared, arguments: Arguments) -> None:
+    """Probe labels of texts, or ready labels of tokens."""
+    data = arguments.pop("data")
+    text, label, group = (arguments[name] for name in ("text", "label", "group"))
+    of_states = arguments["states"] is not None
+    if group is not None and (data in READY or (of_states and label in READY)):
         raise TextError(
             f"Cannot use --group {group}",
-            reason,
+            "groups are a column of a file, and this label needs none",
             "Give a file with --label, or leave --group out.",
         )
-    if states is not None:
-        source = read_states(states)
-        ready = next((word for word in (label, data) if word in READY), None)
-        labels = ready or labels_of(source, data, text, label, group)
-        result = hs.probe(
-            hs.each_token(source) if each_token else source,
-            labels,
-            task=task,
-            sites=sites,
-            pool=pooling(pool),
-            seed=seed,
-        )
-        show(result, shared)
-        return
-    given: Any = data
-    if label in READY:
-        given = (dataset(data, text, group=group), label)
-    elif data not in READY:
-        given = dataset(data, text, label, group)
-    model = shared.load()
-    show(
-        hs.probe(
-            hs.each_token(model) if each_token else model,
-            given,
-            task=task,
-            sites=sites,
-            pool=pooling(pool),
-            seed=seed,
-            truncate=truncate,
-        ),
-        shared,
-    )
+    labels: Any
+    if data in READY:
+        labels = label if of_states and label in READY else data
+    elif label in READY:
+        labels = label if of_states else (dataset(data, text, group=group), label)
+    else:
+        labels = dataset(data, text, label, group)
+    source = source_of(shared, arguments)
+    if of_states and not isinstance(labels, str):
+        labels = labels_of(source, labels)
+    values = values_of("probe", shared, arguments, source)
+    if arguments["each_token"]:
+        source = hs.each_token(source)
+    show(hs.probe(source, labels, **values), shared)

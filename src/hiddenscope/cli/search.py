@@ -1,151 +1,103 @@
-"""The texts nearest to a query."""
+"""The texts nearest to a query, in a file of texts, of states or of vectors."""
 
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 import hiddenscope as hs
 from hiddenscope import errors
-from hiddenscope.cli.arguments import VECTORS, TextRule, dataset, shipped, texts_in
-from hiddenscope.cli.command import (
-    TEXTS_HELP,
-    Shared,
-    TextOption,
-    TruncateOption,
-    command,
-    show,
-)
-from hiddenscope.cli.embed import PoolOption, SiteOption, pooling
-from hiddenscope.cli.states import StatesOption, read_states
+from hiddenscope.catalog import Parameter
+from hiddenscope.catalog.parameters import TEXTS_HELP, TRUNCATE
+from hiddenscope.cli.arguments import VECTORS, dataset, texts_in
+from hiddenscope.cli.asking import asks, show, values_of
+from hiddenscope.cli.command import Arguments
+from hiddenscope.cli.options import Shared
+from hiddenscope.cli.states import read_saved
+from hiddenscope.interface.commands import STATES, TEXT_COLUMN, options_of
+from hiddenscope.interface.descriptions import describe
 from hiddenscope.loading.outline import outline
 from hiddenscope.loading.zoo import ZOO
 
-SourceArgument = Annotated[
-    str | None,
-    typer.Argument(
-        help=(
-            "A file of texts (- for stdin), of states (.safetensors) or of vectors"
-            " (.npy); a dataset; or --states."
-        ),
-        autocompletion=shipped,
+PARAMETERS = (
+    Parameter(
+        "source",
+        "data",
+        "A file of texts (- for stdin), of states (.safetensors) or of vectors (.npy);"
+        " a dataset; or --states.",
+        positional=True,
     ),
-]
-QueriesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(help=TEXTS_HELP),
-    TextRule(file_option=False, beside_states=True),
-]
+    Parameter("queries", "words", TEXTS_HELP, positional=True),
+    *options_of(describe("search")),
+    Parameter("texts", "word", "A file with the texts of the vectors in a .npy file."),
+    TEXT_COLUMN,
+    STATES,
+    TRUNCATE,
+)
 
 
-@command
-def search(
-    shared: Shared,
-    source: SourceArgument = None,
-    queries: QueriesArgument = None,
-    k: Annotated[int, typer.Option("-k", help="How many of the nearest.")] = 10,
-    site: SiteOption = None,
-    pool: PoolOption = None,
-    nearness: Annotated[str, typer.Option(help="cosine, dot or l2.")] = "cosine",
-    texts: Annotated[
-        str | None,
-        typer.Option(help="A file with the texts of the vectors in a .npy file."),
-    ] = None,
-    text: TextOption = None,
-    states: StatesOption = None,
-    truncate: TruncateOption = False,
-) -> None:
-    """Which texts are nearest to this one?
-
-    Prints them, the nearest first; --out found.html keeps the picture, .csv the
-    numbers. Queries are read by the model that states were made with, if no other way
-    to load the same model is given.
-    """
-    if states is not None:
-        queries = [*([] if source is None else _texts(source)), *(queries or [])]
-    path = Path((source or "").removeprefix("@")) if states is None else states
+@asks("search", PARAMETERS, model_with_states=True)
+def search(shared: Shared, arguments: Arguments) -> None:
+    """Search a file for the texts nearest to the queries."""
+    source, path = arguments["source"], arguments["states"]
+    queries = arguments["queries"] or []
+    if path is not None and source is not None:
+        # With --states there is no source: its place holds a query.
+        queries, source = [source, *queries], None
+    queries = texts_in(queries, required=False)
+    if path is None:
+        path = Path((source or "").removeprefix("@"))
     if not path.name:
         raise errors.TextError(
             "No source to search",
             "none was given",
             "Give a file, a dataset, or --states.",
         )
-    vectors = states is not None or path.suffix.lower() in VECTORS
-    named = texts if vectors else source
-    given: Any = None if named is None else list(dataset(named, text).texts)
-    rows = opened(path) if vectors else None
+    is_saved = arguments["states"] is not None or path.suffix.lower() in VECTORS
+    texts: Any = None
+    file = arguments.pop("texts") if is_saved else source
+    if file is not None:
+        texts = list(dataset(file, arguments["text"]).texts)
+    saved = read_saved(path) if is_saved else None
     if not queries:
         raise errors.TextError(
             "No texts", "no query was given", "Give a text to search for."
         )
-    model = shared.load_other(_model_of(rows, shared.model, path))
-    options: dict[str, Any] = {
-        "site": site,
-        "pool": pooling(pool),
-        "nearness": nearness,
-    }
-    if truncate and rows is None:
-        given = model.encode(given, truncate=True)
-    query = model.encode(queries or [], truncate=truncate)
-    show(
-        hs.search(
-            model if rows is None else rows, (model, query), k, texts=given, **options
-        ),
-        shared,
-    )
+    model = shared.load_other(_model_name(saved, shared.model, path))
+    truncate = arguments["truncate"]
+    if truncate and saved is None:
+        texts = model.encode(texts, truncate=True)
+    query = model.encode(queries, truncate=truncate)
+    collection = model if saved is None else saved
+    values = values_of("search", shared, arguments, collection)
+    show(hs.search(collection, (model, query), **values | {"texts": texts}), shared)
 
 
-def _model_of(rows: Any, given: str | None, path: Path) -> str | None:
-    """The name of the model that reads the queries: that of the states, where they know
-    it.
+def _model_name(saved: Any, name: str | None, path: Path) -> str | None:
+    """Return the name of the model that reads the queries.
 
-    One that plainly is another is refused before it is loaded, which may take minutes.
+    Without --model that is the model of the states. Another model is refused before it
+    is loaded, which may take minutes.
     """
-    part = getattr(rows, "encoder", rows)
-    source = getattr(part, "source", None)
+    states = getattr(saved, "encoder", saved)
+    source = getattr(states, "source", None)
     if source is None:
-        return given
+        return name
     problem = f"Cannot search for a text in {path.name}"
-    if given is None:
+    if name is None:
         if source.model not in ZOO and "/" not in source.model:
-            reason = (
-                f"its states are of {source.model[:60]!r}, and no name says where that"
-                " model is"
-            )
             raise errors.StatesError(
-                problem, reason, "Name the folder of that model: --model PATH."
+                problem,
+                f"its states are of {source.model[:60]!r}, and no name says where that"
+                " model is",
+                "Name the folder of that model: --model PATH.",
             )
         return str(source.model)
-    known = outline(given)
-    other = given in ZOO and source.model in ZOO and given != source.model
-    if other or _differ(known.layers, source.depth):
-        reason = f"its states are of {source.model}, and not of {known.name}"
+    known = outline(name)
+    is_other_zoo_model = name in ZOO and source.model in ZOO and name != source.model
+    depths = {known.layers, source.depth} - {None}
+    if is_other_zoo_model or len(depths) > 1:
         raise errors.StatesError(
             problem,
-            reason,
+            f"its states are of {source.model}, and not of {known.name}",
             "Leave --model out, or name the model that they were made with.",
         )
-    return given
-
-
-def _differ(layers: int | None, depth: int | None) -> bool:
-    """Whether two models have other numbers of layers, where both are known."""
-    return layers is not None and depth is not None and layers != depth
-
-
-def _texts(word: str) -> list[str]:
-    return list(texts_in([word]))  # type: ignore[arg-type]
-
-
-def opened(source: Path) -> Any:
-    """States or vectors from their file."""
-    import numpy as np
-
-    if source.suffix.lower() != ".npy":
-        return read_states(source)
-    try:
-        return np.load(source, mmap_mode="r")
-    except (OSError, ValueError) as error:
-        raise errors.FileError(
-            f"Cannot read vectors from {source}", str(error), "Give a .npy file."
-        ) from error
+    return name

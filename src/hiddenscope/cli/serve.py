@@ -11,15 +11,16 @@ from typing import Annotated, Any
 
 import typer
 
-from hiddenscope.cli.command import Shared, command, writes
+from hiddenscope.cli.command import command
+from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import print_json
 from hiddenscope.errors import LoadError
 
-PORTS = 20  # how many are tried
+# How many ports are tried.
+PORTS = 20
 
 
-@command
-@writes(unused=("model", "dtype", "out"))
+@command("serve", writes=(), without=("model", "dtype", "out"))
 def serve(
     shared: Shared,
     host: Annotated[
@@ -68,13 +69,14 @@ def serve(
             "Cannot start the workbench", reason, "Add --remote to allow that."
         )
     listener = _listener(host, port)
-    places = {
-        "host": host,
-        "port": listener.getsockname()[1],
-        "root": root,
-        "device": shared.device,
-    }
-    settings = app.Settings(**places, remote=remote, debug=shared.debug)
+    settings = app.Settings(
+        host=host,
+        port=listener.getsockname()[1],
+        root=root,
+        device=shared.device,
+        remote=remote,
+        debug=shared.debug,
+    )
     link = f"{settings.address}?token={settings.token}"
     if shared.json:
         print_json({"address": settings.address, "token": settings.token, "link": link})
@@ -83,11 +85,11 @@ def serve(
     sys.stdout.flush()
     server = app.server(settings)
     if open_page:
-        # Not the token: others see the arguments of a browser.
-        once = f"{settings.address}?token={settings.ticket}"
-        threading.Thread(
-            target=_open_when_started, args=(server, once), daemon=True
-        ).start()
+        # A ticket works once. Other users of this machine can read the arguments of a
+        # browser, and so the token if it were there.
+        ticket_link = f"{settings.address}?token={settings.ticket}"
+        arguments = (server, ticket_link)
+        threading.Thread(target=_open_when_started, args=arguments, daemon=True).start()
     server.run([listener])
 
 
@@ -107,11 +109,13 @@ def _is_loopback(host: str) -> bool:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """A socket that listens on the port, or on the next one that is free: from here on
-    nobody else can have it.
+    """Return a socket that listens on the port, or on the next one that is free.
+
+    It is handed to the server as it is, so no other program can take the port between.
     """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in range(port, min(port + PORTS, 65_536)):
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener = socket.socket(family)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, candidate))

@@ -1,20 +1,20 @@
-"""What a store holds, whether it is intact, and what can be removed from it."""
+"""A look at a store: what it holds, whether it is intact, what can be removed."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 import hiddenscope as hs
-from hiddenscope.cli.command import Shared, command, in_bytes, writes
-from hiddenscope.cli.terminal import echo, print_json, visible
+from hiddenscope.cli.command import command
+from hiddenscope.cli.options import Shared
+from hiddenscope.cli.terminal import echo, in_bytes, print_json, visible
 
 if TYPE_CHECKING:
     from hiddenscope.store.verify import Verification
 
 
-@command
-@writes(unused=("model", "device", "dtype", "out"))
+@command("store", writes=(), without=("model", "device", "dtype", "out"))
 def store(
     shared: Shared,
     action: Annotated[
@@ -38,91 +38,98 @@ def store(
     is damaged or missing, and exits with 1 if there is one. gc removes what killed jobs
     left behind; a job at work is left alone.
     """
-    lines, facts, code = {"info": _info, "verify": _verify, "gc": _gc}[action](
-        path, damaged
-    )
-    if shared.json:
-        print_json(facts)
+    if action == "info":
+        report = _info(path)
+    elif action == "verify":
+        report = _verify(path)
     else:
-        echo("\n".join(visible(line) for line in lines))
-    if code:
-        raise typer.Exit(code)
+        report = _gc(path, damaged)
+    if shared.json:
+        print_json(report.facts)
+    else:
+        echo("\n".join(visible(line) for line in report.lines))
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)
 
 
-def _info(path: Path, _: bool) -> tuple[list[str], dict[str, Any], int]:
-    found = hs.open(path)
-    plan = found.plan
+class Report(NamedTuple):
+    """What an action says of a store: in lines, as JSON, and by its exit code."""
+
+    lines: list[str]
+    facts: dict[str, Any]
+    exit_code: int = 0
+
+
+def _info(path: Path) -> Report:
+    store = hs.open(path)
+    plan = store.plan
     size = sum(file.stat().st_size for file in (path / "data").iterdir())
     facts = {
-        "model": found.source.model,
+        "model": store.source.model,
         "sites": list(plan.sites),
         "dtype": plan.dtype,
         "pool": plan.pool,
         "every": plan.every,
-        "units": len(found.units),
+        "units": len(store.units),
         "planned_units": len(plan.units),
-        "complete": found.complete,
-        "texts": len(found.texts),
-        "rows": len(found),
+        "complete": store.complete,
+        "texts": len(store.texts),
+        "rows": len(store),
         "planned_rows": plan.rows,
         "bytes": size,
         "plan": plan.digest,
     }
-    return (
-        [
-            *repr(found).splitlines(),
-            f"  size    {in_bytes(size)}",
-            f"  plan    {plan.digest}",
-        ],
-        facts,
-        0,
-    )
+    lines = [
+        *repr(store).splitlines(),
+        f"  size    {in_bytes(size)}",
+        f"  plan    {plan.digest}",
+    ]
+    return Report(lines, facts)
 
 
-def _verify(path: Path, _: bool) -> tuple[list[str], dict[str, Any], int]:
-    found = hs.Store.verify(path)
+def _verify(path: Path) -> Report:
+    verification = hs.Store.verify(path)
+    damages = [
+        {"unit": damage.unit, "what": damage.what} for damage in verification.damages
+    ]
     facts = {
-        "intact": found.intact,
-        "complete": found.complete,
-        "damaged_units": list(found.units),
-        "damages": [
-            {"unit": damage.unit, "what": damage.what} for damage in found.damages
-        ],
-        "pending": list(found.pending),
-        "unneeded": list(found.unneeded),
+        "intact": verification.intact,
+        "complete": verification.complete,
+        "damaged_units": list(verification.units),
+        "damages": damages,
+        "pending": list(verification.pending),
+        "unneeded": list(verification.unneeded),
     }
-    lines = [str(damage) for damage in found.damages]
-    verdict = (
-        "Every byte is as it was written." if found.intact else _remedies(found, path)
-    )
-    waiting = (
-        f" {len(found.pending):,} units are not committed yet." if found.pending else ""
-    )
-    unneeded = (
-        f" {len(found.unneeded):,} files are not needed: `hiddenscope store gc`."
-        if found.unneeded
-        else ""
-    )
-    return [*lines, verdict + waiting + unneeded], facts, 0 if found.intact else 1
+    verdict = "Every byte is as it was written."
+    if not verification.intact:
+        verdict = _remedies(verification, path)
+    if verification.pending:
+        verdict += f" {len(verification.pending):,} units are not committed yet."
+    if verification.unneeded:
+        count = len(verification.unneeded)
+        verdict += f" {count:,} files are not needed: `hiddenscope store gc`."
+    lines = [*map(str, verification.damages), verdict]
+    return Report(lines, facts, 0 if verification.intact else 1)
 
 
-def _remedies(found: "Verification", path: Path) -> str:
-    """How much is damaged, and which command puts it right."""
-    said = [f"{len(found.damages):,} damage{'s' * (len(found.damages) != 1)}."]
-    if any(damage.recomputable for damage in found.damages):
-        said.append(
+def _remedies(verification: "Verification", path: Path) -> str:
+    """Return how much is damaged, and which command puts it right."""
+    damages = verification.damages
+    sentences = [f"{len(damages):,} damage{'s' * (len(damages) != 1)}."]
+    if any(damage.recomputable for damage in damages):
+        sentences.append(
             f"Run the `hiddenscope extract ... --to {path}` that made this store again:"
             " it repairs them."
         )
-    if not all(damage.recomputable for damage in found.damages):
-        said.append(
+    if not all(damage.recomputable for damage in damages):
+        sentences.append(
             "A link must be replaced by the file itself, and a record that is not in"
             " the plan be removed."
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
-def _gc(path: Path, damaged: bool) -> tuple[list[str], dict[str, Any], int]:
+def _gc(path: Path, damaged: bool) -> Report:
     removed = hs.Store.gc(path, damaged=damaged)
     facts = {
         "removed": list(removed.files),
@@ -130,10 +137,9 @@ def _gc(path: Path, damaged: bool) -> tuple[list[str], dict[str, Any], int]:
         "busy": removed.busy,
     }
     lines = [f"Removed {len(removed.files):,} files ({in_bytes(removed.freed)})."]
-    return lines + [BUSY] if removed.busy else lines, facts, 0
-
-
-BUSY = (
-    "A job is committing a unit, so that files of states were left alone: run it again"
-    " later."
-)
+    if removed.busy:
+        lines.append(
+            "A job is committing a unit, so that files of states were left alone: run"
+            " it again later."
+        )
+    return Report(lines, facts)

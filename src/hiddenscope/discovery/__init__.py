@@ -1,12 +1,12 @@
 """Find the hidden states of a module by its behaviour, and prove them.
 
-taps        where a hidden state can be read: a module's path, one of its calls, its input or its output
-trace       the arguments of a forward, and one pass with every call of every submodule recorded
-vocabulary  how many ids a module takes
-proof       chains of blocks, compared with Hugging Face's own `hidden_states`, bit for bit
+taps        where a hidden state can be read: a module, one of its calls, a side of it
+trace       one pass with every call of every submodule recorded, and its arguments
+vocabulary  the number of ids that a module takes
+proof       chains of blocks, compared with Hugging Face's own `hidden_states`
 blocks      what attention, cross-attention and the MLP add inside a block
-find        the search: trial passes, the chains that can be proved, causality, the head
-stacks      Anatomy: what was found, in one value
+find        the search: trial passes, chains that can be proved, causality, the head
+stacks      Anatomy: the stacks that were proved, in one value
 """
 
 from hiddenscope.discovery.blocks import state_at

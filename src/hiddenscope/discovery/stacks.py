@@ -1,5 +1,7 @@
 """Anatomy: the stacks of a model, their blocks, the head, and the tap of every site."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +18,9 @@ EVERYTHING = "layer.*,final"
 
 @dataclass(frozen=True)
 class Stack:
-    """One run of blocks, proved. `causal` says whether a token's state ignores the
-    tokens behind it.
+    """One run of blocks, proved.
+
+    `causal` says whether a token's state ignores the tokens after it.
     """
 
     name: str
@@ -27,23 +30,23 @@ class Stack:
 
     @property
     def depth(self) -> int:
-        """The number of blocks."""
+        """Return the number of blocks."""
         return self.proof.depth
 
     @property
     def kind(self) -> str:
-        """The kind of its blocks: pre-norm, post-norm, parallel, single or other;
-        several where they differ.
+        """Return the kind of its blocks, or all kinds where they differ.
+
+        A block is pre-norm, post-norm, parallel, single or other.
         """
         return " and ".join(sorted({block.kind for block in self.blocks}))
 
     def taps(self, stack: str | None) -> dict[Site, Tap]:
-        """Every site of the stack with its tap; `stack` is the name that the sites
-        carry.
-        """
+        """Return the tap of every site; `stack` is the name that the sites carry."""
         taps = {Site(k, "", stack): tap for k, tap in enumerate(self.proof.taps)}
         for k, block in enumerate(self.blocks, 1):
-            taps |= {Site(k, part, stack): tap for part, tap in block.parts.items()}
+            for part, tap in block.parts.items():
+                taps[Site(k, part, stack)] = tap
         if self.proof.final is not None:
             taps[Site(None, "", stack)] = self.proof.final
         return taps
@@ -51,8 +54,10 @@ class Stack:
 
 @dataclass(frozen=True)
 class Head:
-    """The unembedding: whether it reads `final` unchanged, whether its output is the
-    logits, and whether it is tied.
+    """The unembedding.
+
+    `reads_final` says whether it reads `final` unchanged, `gives_logits` whether its
+    output is the logits, and `tied` whether its weight is the token embedding's.
     """
 
     path: str
@@ -65,8 +70,8 @@ class Head:
 class Anatomy:
     """The stacks of a model, its head, and a tap for each of its sites.
 
-    A model may make logits without a head, a module that makes them: MobileBERT joins
-    two weights for that.
+    A model may make logits without a module that is its head: MobileBERT joins two
+    weights for that.
     """
 
     stacks: tuple[Stack, ...]
@@ -76,18 +81,19 @@ class Anatomy:
 
     @cached_property
     def taps(self) -> Mapping[Site, Tap]:
-        """Where the state of each site can be read, in the order of the pass."""
-        two = len(self.stacks) > 1
-        taps = {
-            site: tap
-            for stack in self.stacks
-            for site, tap in stack.taps(stack.name if two else None).items()
-        }
+        """Return where the state of each site can be read, in the order of the pass."""
+        taps: dict[Site, Tap] = {}
+        for stack in self.stacks:
+            taps |= stack.taps(self._name_in_sites(stack))
         return dict(sorted(taps.items()))
+
+    def _name_in_sites(self, stack: Stack) -> str | None:
+        """Return the name of a stack in sites, which have one only if there are two."""
+        return stack.name if len(self.stacks) > 1 else None
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """Every site of the model, in the order of the pass."""
+        """Return every site of the model, in the order of the pass."""
         return tuple(self.taps)
 
     def stack(self, site: Site) -> Stack:
@@ -95,20 +101,22 @@ class Anatomy:
         return self.stack_named(site.stack)
 
     def stack_named(self, name: str | None) -> Stack:
-        """Return the stack of this name; None stands for the only one."""
+        """Return the stack of this name; None stands for the first."""
         return next(stack for stack in self.stacks if name in (None, stack.name))
 
     def width(self, site: Site) -> int:
-        """The width of the state at a site."""
+        """Return the width of the state at a site."""
         proof = self.stack(site).proof
-        return proof.final_width or proof.width if site.layer is None else proof.width
+        if site.layer is None and proof.final_width:
+            return proof.final_width
+        return proof.width
 
     def select(self, patterns: SitePatterns) -> tuple[Site, ...]:
-        """The sites that match the patterns, none for `()`; for a part that was
-        refused, the error gives the reason.
+        """Return the sites that match the patterns, none for `()`.
 
         `layer.*,final` leaves `final` out where there is none or where it is not as
-        wide as the layers, so that the sites make one array.
+        wide as the layers, so that the sites make one array. The error for a part that
+        was refused gives the reason.
         """
         if isinstance(patterns, tuple | list) and not patterns:
             return ()
@@ -125,66 +133,62 @@ class Anatomy:
 
     def _select(self, patterns: SitePatterns) -> tuple[Site, ...]:
         try:
-            chosen = select(
+            selected = select(
                 patterns, self.sites, owner=self.name, reported=self._entries
             )
         except SiteError as error:
             raise self._with_reason(error) from None
-        if patterns == EVERYTHING:
-            return tuple(
-                site
-                for site in chosen
-                if self.width(site) == self.stack(site).proof.width
-            )
-        return chosen
+        if patterns != EVERYTHING:
+            return selected
+        in_one_array = []
+        for site in selected:
+            if self.width(site) == self.stack(site).proof.width:
+                in_one_array.append(site)
+        return tuple(in_one_array)
 
     @cached_property
     def _entries(self) -> Mapping[str | None, tuple[Site | None, ...]]:
-        two = len(self.stacks) > 1
         return {
-            stack.name if two else None: self.reported(stack) for stack in self.stacks
+            self._name_in_sites(stack): self.reported(stack) for stack in self.stacks
         }
 
     def reported(self, stack: Stack) -> tuple[Site | None, ...]:
-        """The site of each entry of Hugging Face's `hidden_states`; None for an entry
-        that is no site's state.
+        """Return the site of each entry of Hugging Face's `hidden_states`.
+
+        It is None for an entry that is the state of no site.
         """
-        name, proof = stack.name if len(self.stacks) > 1 else None, stack.proof
-        left = (
-            Site(None, "", name)
-            if proof.final is not None and proof.final.path == proof.exit[-1]
-            else None
-        )
-        return tuple(
-            None if k < 0 else left if k > proof.depth else Site(k, "", name)
-            for k in proof.entries
-        )
+        name, proof = self._name_in_sites(stack), stack.proof
+        after_exit = None
+        if proof.final is not None and proof.final.path == proof.exit[-1]:
+            after_exit = Site(None, "", name)
+        sites: list[Site | None] = []
+        for layer in proof.entries:
+            if layer < 0:
+                sites.append(None)
+            elif layer > proof.depth:
+                sites.append(after_exit)
+            else:
+                sites.append(Site(layer, "", name))
+        return tuple(sites)
 
     def reported_names(self, stack: Stack) -> tuple[str, ...]:
-        """Return `reported` as strings, empty for an entry that no site names."""
+        """Return `reported` as strings, empty for the state of no site."""
         names = []
         for site in self.reported(stack):
             names.append("" if site is None else str(site))
         return tuple(names)
 
     def _with_reason(self, error: SiteError) -> SiteError:
-        """The same error with the reason why the parts of a block were refused, if it
-        is about parts.
-        """
+        """Add the reason why a block's parts were refused to an error about parts."""
         if not any(part in error.problem for part in PARTS):
             return error
         number = re.search(r"layer\.([0-9]+)\.", error.problem)
-        refused = [
-            (k, block)
-            for stack in self.stacks
-            for k, block in enumerate(stack.blocks, 1)
-            if block.refused
-        ]
-        for k, block in refused:
-            if number is None or int(number[1]) == k:
-                reason = (
-                    f"the parts of block {k} ({block.path}) are not shown:"
-                    f" {block.refused}"
-                )
-                return SiteError(error.problem, reason, "Choose whole layers.")
+        for stack in self.stacks:
+            for k, block in enumerate(stack.blocks, 1):
+                if block.refused and (number is None or int(number[1]) == k):
+                    reason = (
+                        f"the parts of block {k} ({block.path}) are not shown:"
+                        f" {block.refused}"
+                    )
+                    return SiteError(error.problem, reason, "Choose whole layers.")
         return error

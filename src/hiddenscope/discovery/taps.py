@@ -1,6 +1,6 @@
-"""Taps: where a hidden state can be read in a module, and which axes of the tensor
-there are text, token and width.
-"""
+"""Taps: where a hidden state can be read in a module, and the layout of its tensor."""
+
+from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -14,12 +14,12 @@ from hiddenscope.modules import hooks
 
 @dataclass(frozen=True)
 class Layout:
-    """Which axis of a tensor is the text and which the token; all other axes together
-    are the width.
+    """Which axis of a tensor is the text and which the token.
 
-    A block may work on more rows than there are tokens: padding behind the text
-    (`at_end=False`), or rows of its own before it, such as a prompt (`at_end=True`).
-    `flat` means that texts and tokens share one axis.
+    All other axes together are the width. A block may work on more rows than there are
+    tokens: padding behind the text (`at_end=False`), or rows before it, such as a
+    prompt of its own (`at_end=True`). `flat` means that texts and tokens share one
+    axis.
 
     >>> import torch
     >>> Layout(text=1, token=0).states(torch.zeros(7, 2, 64), tokens=7).shape
@@ -32,7 +32,7 @@ class Layout:
     flat: bool = False
 
     def states(self, tensor: Tensor, tokens: int) -> Tensor:
-        """The tensor as [text, token, width], without a copy wherever possible."""
+        """Return the tensor as [text, token, width], without a copy where possible."""
         if self.flat:
             return tensor.reshape(-1, tokens, tensor.shape[-1])
         if (self.text, self.token) != (0, 1):
@@ -40,28 +40,25 @@ class Layout:
         if tensor.ndim > 3:
             tensor = tensor.flatten(2)
         extra = tensor.shape[1] - tokens
-        return (
-            tensor[:, extra:]
-            if self.at_end and extra
-            else tensor[:, :tokens]
-            if extra
-            else tensor
-        )
+        if not extra:
+            return tensor
+        return tensor[:, extra:] if self.at_end else tensor[:, :tokens]
 
     def with_states(self, tensor: Tensor, states: Tensor) -> Tensor:
-        """A copy of the tensor with other states [text, token, width] in it; rows that
-        are no tokens stay.
+        """Return a copy of the tensor that holds other states [text, token, width].
 
         >>> import torch
-        >>> Layout(text=1, token=0).with_states(torch.zeros(2, 1, 1), torch.tensor([[[5.0], [6.0]]])).flatten()
+        >>> states = torch.tensor([[[5.0], [6.0]]])
+        >>> Layout(text=1, token=0).with_states(torch.zeros(2, 1, 1), states).flatten()
         tensor([5., 6.])
         """
         if self.flat:
             return states.reshape(tensor.shape).clone()
         new = tensor.clone()
         rows = new.movedim((self.text, self.token), (0, 1))
-        extra = rows.shape[1] - states.shape[1]
-        rows = rows[:, extra:] if self.at_end and extra else rows[:, : states.shape[1]]
+        tokens = states.shape[1]
+        extra = rows.shape[1] - tokens
+        rows = rows[:, extra:] if self.at_end and extra else rows[:, :tokens]
         rows.copy_(states.reshape(rows.shape))
         return new
 
@@ -70,18 +67,18 @@ PLAIN = Layout()
 
 
 def layouts(tensor: Tensor, texts: int, tokens: int) -> Iterator[Layout]:
-    """Every layout in which the tensor holds one state for each of so many tokens of so
-    many texts.
+    """Yield every layout in which a tensor holds a state for each token of the texts.
+
+    Axes as long as the tokens come before longer ones.
     """
     shape = tensor.shape
     if tensor.ndim == 2 and shape[0] == texts * tokens:
         yield Layout(flat=True)
     if tensor.ndim < 3:
         return
-    for token in sorted(
-        range(tensor.ndim), key=lambda axis: (shape[axis] != tokens, axis)
-    ):
-        for text in range(tensor.ndim):
+    axes = range(tensor.ndim)
+    for token in sorted(axes, key=lambda axis: (shape[axis] != tokens, axis)):
+        for text in axes:
             if text == token or shape[text] != texts or shape[token] < tokens:
                 continue
             yield Layout(text, token)
@@ -91,8 +88,10 @@ def layouts(tensor: Tensor, texts: int, tokens: int) -> Iterator[Layout]:
 
 @dataclass(frozen=True)
 class Tap:
-    """Where a hidden state can be read: the path of a module, which of its calls in a
-    pass, its input or its output.
+    """Where a hidden state can be read.
+
+    That is the path of a module, the number of its call in a pass, and its input or its
+    output.
     """
 
     path: str
@@ -100,42 +99,35 @@ class Tap:
     side: hooks.Side
     layout: Layout = PLAIN
 
-    def read(self, *seen: Any) -> Tensor | None:
-        """The tensor that holds the state, from what a hook on this side is called
-        with.
-        """
-        return (
-            hooks.state_in(*seen)
-            if self.side == "input"
-            else hooks.first_tensor(seen[0])
-        )
+    def read(self, *arguments: Any) -> Tensor | None:
+        """Return the tensor of the state, from the arguments of a hook on this side."""
+        if self.side == "input":
+            return hooks.state_in(*arguments)
+        return hooks.first_tensor(arguments[0])
 
-    def written(self, new: Tensor, *seen: Any) -> Any:
-        """What a hook on this side is called with, with another tensor in the place of
-        the state's.
-        """
+    def written(self, tensor: Tensor, *arguments: Any) -> Any:
+        """Return the input or output of a hook with another tensor for the state."""
         if self.side == "output":
-            return hooks.with_first_tensor(seen[0], new)
-        return hooks.with_state_in(seen[0], seen[1], new)
+            return hooks.with_first_tensor(arguments[0], tensor)
+        return hooks.with_state_in(arguments[0], arguments[1], tensor)
 
     def watch(
-        self, module: nn.Module, seen: Callable[[Tensor], Tensor | None]
+        self, module: nn.Module, callback: Callable[[Tensor], Tensor | None]
     ) -> hooks.Watch:
-        """A watch for one pass: it shows the tensor to `seen`, and replaces it by what
-        `seen` returns, if anything.
+        """Return a watch for one pass that calls back with the tensor.
+
+        A tensor that the callback returns takes its place.
         """
         calls = itertools.count()
 
-        def at(*what: Any) -> Any:
-            tensor = self.read(*what)
-            new = (
-                seen(tensor)
-                if next(calls) == self.call and tensor is not None
-                else None
-            )
-            return None if new is None else self.written(new, *what)
+        def at_call(*arguments: Any) -> Any:
+            if next(calls) != self.call:
+                return None
+            tensor = self.read(*arguments)
+            new = None if tensor is None else callback(tensor)
+            return None if new is None else self.written(new, *arguments)
 
-        return hooks.Watch(module.get_submodule(self.path), self.side, at)
+        return hooks.Watch(module.get_submodule(self.path), self.side, at_call)
 
     def __str__(self) -> str:
         again = f" (call {self.call + 1})" if self.call else ""

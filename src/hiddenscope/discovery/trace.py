@@ -1,10 +1,10 @@
-"""Trace: the arguments that a module's forward takes, and one pass with every call of
-every submodule recorded.
-"""
+"""Trace: one pass with every call of every submodule recorded, and its arguments."""
+
+from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 from hiddenscope.modules import autograd, hooks
 
-TRIED_VOCABULARY = (
-    # Ids that a trial keeps below, where nothing names the vocabulary.
-    256
-)
+# The ids of a trial stay below this where nothing names the vocabulary.
+TRIAL_VOCABULARY = 256
 
 
 def arguments(
@@ -27,24 +25,27 @@ def arguments(
     mask: Tensor | None = None,
     targets: Tensor | None = None,
 ) -> dict[str, Any]:
-    """The keyword arguments for one pass over `ids` [text, token]; `targets` are an
-    encoder-decoder's decoder ids.
+    """Return the keyword arguments for one pass over `ids` [text, token].
+
+    `targets` are the decoder ids of an encoder-decoder.
     """
     names = accepts(module)
-    given: dict[str, Any] = {"input_ids": ids}
+    keywords: dict[str, Any] = {"input_ids": ids}
     if "attention_mask" in names:
-        given["attention_mask"] = torch.ones_like(ids) if mask is None else mask
+        keywords["attention_mask"] = torch.ones_like(ids) if mask is None else mask
     if "use_cache" in names:
-        given["use_cache"] = False
-    if "bbox" in names:  # the layout models want a box for each token
-        given["bbox"] = torch.zeros(*ids.shape, 4, dtype=torch.long, device=ids.device)
+        keywords["use_cache"] = False
+    # The layout models want a box for each token.
+    if "bbox" in names:
+        boxes = torch.zeros(*ids.shape, 4, dtype=torch.long, device=ids.device)
+        keywords["bbox"] = boxes
     if targets is not None:
-        given["decoder_input_ids"] = targets
-    return given
+        keywords["decoder_input_ids"] = targets
+    return keywords
 
 
 def accepts(module: nn.Module) -> frozenset[str]:
-    """The names of the arguments that a module's forward takes."""
+    """Return the names of the arguments that a module's forward takes."""
     return _parameters(type(module).forward)
 
 
@@ -54,64 +55,70 @@ def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
 
 
 def trial_ids(module: nn.Module, texts: int, tokens: int, *, seed: int = 0) -> Tensor:
-    """Ids [text, token] for a trial pass, the same each time."""
+    """Return ids [text, token] for a trial pass, the same each time."""
     pool = torch.tensor(_ordinary_ids(module))
-    picks = torch.randint(
-        len(pool), (texts, tokens), generator=torch.Generator().manual_seed(seed)
-    )
+    generator = torch.Generator().manual_seed(seed)
+    picks = torch.randint(len(pool), (texts, tokens), generator=generator)
     return pool[picks]
 
 
 def _ordinary_ids(module: nn.Module) -> list[int]:
-    """Ids that any text could hold: in the vocabulary, and without a special meaning in
-    the configuration.
+    """Return ids that any text could hold, spread over the vocabulary.
 
-    They are spread over the vocabulary. The first hundred are left out, because control
-    tokens are often there.
+    None of them has a special meaning in the configuration. The first hundred are left
+    out, because control tokens are often there.
     """
     config: Any = getattr(module, "config", None)
-    configs = [
-        config,
-        *(getattr(config, name, None) for name in getattr(config, "sub_configs", {})),
-    ]
+    configs = [config]
+    for name in getattr(config, "sub_configs", {}):
+        configs.append(getattr(config, name, None))
     reserved: set[int] = set()
     for part in configs:
-        for name, value in vars(part).items() if part is not None else ():
+        settings = {} if part is None else vars(part)
+        for name, value in settings.items():
             if name.endswith(("token_id", "token_index")):
                 reserved.update(value if isinstance(value, list) else [value])
-    size = declared_vocabulary(module) or TRIED_VOCABULARY
+    size = declared_vocabulary(module) or TRIAL_VOCABULARY
     start = min(100, size // 8)
     step = max(1, (size - start) // 512)
-    return [i for i in range(start, size, step) if i not in reserved]
+    return [token for token in range(start, size, step) if token not in reserved]
 
 
 def declared_vocabulary(module: nn.Module) -> int | None:
-    """Give the number of ids that the token embedding or the configuration names; None
-    where neither does.
+    """Return the number of ids that the embedding or the configuration names.
+
+    It is None where neither does.
     """
-    try:
-        embedding = getattr(module, "get_input_embeddings", lambda: None)()
-    except NotImplementedError:
-        embedding = None
-    weight = getattr(embedding, "weight", None)
-    sizes = [] if weight is None else [int(weight.shape[0])]
+    sizes = []
+    weight = getattr(token_embedding(module), "weight", None)
+    if weight is not None:
+        sizes.append(int(weight.shape[0]))
     config: Any = getattr(module, "config", None)
-    if config is not None:
-        text = (
-            config.get_text_config() if hasattr(config, "get_text_config") else config
-        )
-        sizes += [
-            size
-            for size in (getattr(text, "vocab_size", None),)
-            if isinstance(size, int)
-        ]
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    size = getattr(config, "vocab_size", None)
+    if isinstance(size, int):
+        sizes.append(size)
     return min(sizes, default=None)
+
+
+def token_embedding(module: nn.Module) -> nn.Module | None:
+    """Return the token embedding that a module names; None where it names none."""
+    get_embedding: Any = getattr(module, "get_input_embeddings", None)
+    if get_embedding is None:
+        return None
+    try:
+        embedding: nn.Module | None = get_embedding()
+    except NotImplementedError:
+        return None
+    return embedding
 
 
 @dataclass
 class Call:
-    """One call of one submodule: the state that went in, the state that came out, and
-    when (in ticks of the pass).
+    """One call of one submodule: the states that went in and came out, and when.
+
+    Times are ticks of the pass.
     """
 
     path: str
@@ -124,9 +131,7 @@ class Call:
 
 @dataclass
 class Trace:
-    """The calls of one pass, in the order in which they began, and what Hugging Face
-    itself reports of the pass.
-    """
+    """The calls of one pass in order, and the states that Hugging Face reports."""
 
     texts: int
     tokens: int
@@ -136,72 +141,69 @@ class Trace:
     last_hidden_states: list[Tensor] = field(default_factory=list)
 
     def reports(self) -> list[tuple[Tensor, ...]]:
-        """Hugging Face's tuples of hidden states: the model's own, or, where it returns
-        none, its submodules'.
+        """Return Hugging Face's tuples of hidden states.
+
+        They are the model's own, or, where it returns none, its submodules'.
         """
         return _hidden_states(self.output) or self.reported_inside
 
 
 def trace(module: nn.Module, inputs: Mapping[str, Any]) -> Trace:
-    """Run the module once and record each call of each submodule, with copies of the
-    states.
-    """
-    seen = Trace(*inputs["input_ids"].shape)
+    """Run the module once and record each call of each submodule, with its states."""
+    texts, tokens = inputs["input_ids"].shape
+    traced = Trace(texts, tokens)
     clock = count()
     counts: Counter[str] = Counter()
     open_calls: list[Call] = []
 
-    def watches(path: str, part: nn.Module) -> list[hooks.Watch]:
+    def watch(path: str, part: nn.Module) -> list[hooks.Watch]:
         def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            call = Call(
-                path, counts[path], next(clock), _copy(hooks.state_in(args, kwargs))
-            )
+            state = _copy(hooks.state_in(args, kwargs))
+            call = Call(path, counts[path], next(clock), state)
             counts[path] += 1
             open_calls.append(call)
-            seen.calls.append(call)
+            traced.calls.append(call)
 
         def after(output: Any) -> None:
             call = open_calls.pop()
-            call.left, call.out = next(clock), _copy(hooks.first_tensor(output))
+            call.left = next(clock)
+            call.out = _copy(hooks.first_tensor(output))
             if isinstance(output, Mapping):
-                named = [
-                    value
-                    for name, value in output.items()
-                    if name.endswith("last_hidden_state")
-                ]
-                seen.last_hidden_states += [
-                    value for value in named if isinstance(value, Tensor)
-                ]
-                seen.reported_inside += _hidden_states(output)
+                for name, value in output.items():
+                    if name.endswith("last_hidden_state") and isinstance(value, Tensor):
+                        traced.last_hidden_states.append(value)
+                traced.reported_inside += _hidden_states(output)
 
         return [hooks.Watch(part, "input", before), hooks.Watch(part, "output", after)]
 
-    all_parts = [
-        watch for path, part in module.named_modules() for watch in watches(path, part)
-    ]
+    watches: list[hooks.Watch] = []
+    for path, part in module.named_modules():
+        watches += watch(path, part)
     with (
         autograd.restored(),
         torch.no_grad(),
         hooks.restoring(module),
-        hooks.watching(all_parts),
+        hooks.watching(watches),
     ):
-        seen.output = module(**inputs, output_hidden_states=True, return_dict=True)
-    return seen
+        traced.output = module(**inputs, output_hidden_states=True, return_dict=True)
+    return traced
 
 
 def _hidden_states(output: Any) -> list[tuple[Tensor, ...]]:
-    """The tuples of hidden states in a module's output: `hidden_states`,
-    `encoder_hidden_states` and the like.
+    """Return the tuples of hidden states in a module's output.
+
+    Their names are `hidden_states`, `encoder_hidden_states` and the like.
     """
-    return list(_each_tuple(output)) if isinstance(output, Mapping) else []
-
-
-def _each_tuple(output: Mapping[str, Any]) -> Iterator[tuple[Tensor, ...]]:
+    if not isinstance(output, Mapping):
+        return []
+    reports = []
     for name, value in output.items():
         if name.endswith("hidden_states") and isinstance(value, tuple | list):
             entries = [hooks.first_tensor(entry) for entry in value]
-            if entries and all(entry is not None for entry in entries):
-                yield tuple(entry for entry in entries if entry is not None)
+            tensors = tuple(entry for entry in entries if entry is not None)
+            if tensors and len(tensors) == len(entries):
+                reports.append(tensors)
+    return reports
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:

@@ -1,6 +1,6 @@
-"""How many ids a module knows: what its embedding or its configuration says, or else
-what it looks up.
+"""The number of ids that a module takes.
 
+Its embedding or its configuration names it, or else the tables that it looks ids up in.
 CANINE names no vocabulary: it hashes each character into a few buckets, and takes every
 one that Unicode has.
 """
@@ -22,59 +22,58 @@ TOKENS = 8
 
 
 def vocabulary(module: nn.Module) -> int:
-    """Give the number of ids that a module takes.
+    """Return the number of ids that a module takes.
 
     >>> from hiddenscope.testing import tiny_model
     >>> vocabulary(tiny_model("gpt2"))
     128
     """
-    return declared_vocabulary(module) or _looked_up(module)
+    return declared_vocabulary(module) or _vocabulary_by_lookup(module)
 
 
-class _Lookups(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches a pass for rows that are looked up in a table: how long each table is,
-    and which rows were read.
-    """
+class _LookupRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the lookups of a pass: the length of each table, and the rows read."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[tuple[int, Tensor]] = []
+        self.lookups: list[tuple[int, Tensor]] = []
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if function.name() in LOOKUPS and isinstance(args[0], Tensor):
-            rows = [
-                part
-                for part in _parts(args[1:])
-                if isinstance(part, Tensor) and not part.is_floating_point()
-            ]
-            if rows:
-                self.seen.append((args[0].shape[0], rows[0].detach().flatten().cpu()))
+            rows = _first_index(args[1:])
+            if rows is not None:
+                self.lookups.append((args[0].shape[0], rows.detach().flatten().cpu()))
         return function(*args, **(kwargs or {}))
 
 
-def _parts(args: Any) -> list[Any]:
-    """The arguments of an operation, with those of its lists."""
-    parts: list[Any] = []
+def _first_index(args: Any) -> Tensor | None:
+    """Return the first tensor of integers among arguments and lists of them."""
     for argument in args:
-        parts += argument if isinstance(argument, list | tuple) else [argument]
-    return parts
+        parts = argument if isinstance(argument, list | tuple) else [argument]
+        for part in parts:
+            if isinstance(part, Tensor) and not part.is_floating_point():
+                return part
+    return None
 
 
-def _looked_up(module: nn.Module) -> int:
-    """The length of the table that ids are looked up in; every character, where what is
-    looked up are no ids.
+def _vocabulary_by_lookup(module: nn.Module) -> int:
+    """Return the length of the table that ids are looked up in.
+
+    Where the rows are not the ids, as in CANINE, every character is an id.
     """
-    first, second = (trial_ids(module, 1, TOKENS, seed=seed) for seed in (0, 1))
+    first = trial_ids(module, 1, TOKENS, seed=0)
+    second = trial_ids(module, 1, TOKENS, seed=1)
     try:
         before, after = _lookups(module, first), _lookups(module, second)
-    # A module that cannot be run like this knows a vocabulary that nothing tells: its
-    # own pass will refuse an id.
     except Exception:
+        # Nothing tells the vocabulary of a module that cannot be run like this: its own
+        # pass will refuse an id.
         return CHARACTERS
     hashed = False
     for (length, rows), (_, others) in zip(before, after, strict=False):
+        # A table that is read in the same way for other ids is not that of the ids.
         if len(rows) != TOKENS or torch.equal(rows, others):
             continue
         offset = rows - first.flatten()
@@ -85,8 +84,8 @@ def _looked_up(module: nn.Module) -> int:
 
 
 def _lookups(module: nn.Module, ids: Tensor) -> list[tuple[int, Tensor]]:
-    given = arguments(module, ids.to(hooks.input_device(module)))
-    lookups = _Lookups()
-    with autograd.restored(), torch.no_grad(), hooks.restoring(module), lookups:
-        module(**given)
-    return lookups.seen
+    inputs = arguments(module, ids.to(hooks.input_device(module)))
+    recorder = _LookupRecorder()
+    with autograd.restored(), torch.no_grad(), hooks.restoring(module), recorder:
+        module(**inputs)
+    return recorder.lookups

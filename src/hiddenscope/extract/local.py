@@ -26,6 +26,9 @@ from hiddenscope.workers import Channel, Header, WorkerProcess, parent_channel
 # A worker holds the unit that it computes, and the next.
 UNITS_IN_HAND = 2
 END_SECONDS = 2.0
+# What sending raises: the first where the worker has died, the second where `end` has
+# closed the pipe.
+SEND_ERRORS = (OSError, ValueError)
 
 
 def run(
@@ -102,17 +105,17 @@ class _Supervisor(threading.Thread):
         # `end` may have been called meanwhile, and did not know of this process.
         if self.schedule.finished:
             process.kill()
-        # Where it has died already, what it said before is read all the same.
-        with suppress(OSError):
-            self._send(process, self.order)
+        # A worker that died may have said why, and that is read all the same.
+        with suppress(*SEND_ERRORS):
+            process.send(self.order)
         while (frame := process.receive()) is not None:
             if frame.header["type"] == "ready":
                 feeder.start()
             elif not self._handle(frame.header):
                 break
         code = process.wait()
-        # The feeder must be gone before the next worker is started: it could take a
-        # unit for this one and send it to that one.
+        # The feeder must be gone before the next worker is started: a unit that it
+        # takes would count as held by that one, which never gets it.
         if feeder.ident is not None:
             self.schedule.wake()
             feeder.join()
@@ -140,9 +143,7 @@ class _Supervisor(threading.Thread):
 
     def _feed(self, process: WorkerProcess) -> None:
         """Keep the worker busy until every unit is done, or the worker dies."""
-        # Sending to a worker that died is an OSError, and a ValueError once `end` has
-        # closed the pipe.
-        with suppress(OSError, ValueError):
+        with suppress(*SEND_ERRORS):
             while not self.schedule.finished and process.poll() is None:
                 unit = None
                 if self.units_in_hand < UNITS_IN_HAND:
@@ -152,10 +153,7 @@ class _Supervisor(threading.Thread):
                     continue
                 with self.schedule.changed:
                     self.units_in_hand += 1
-                self._send(process, {"unit": unit})
-
-    def _send(self, process: WorkerProcess, message: Header) -> None:
-        process.send(message)
+                process.send({"unit": unit})
 
     def end(self) -> None:
         """End the worker. What it still computes is committed already, or unwanted."""

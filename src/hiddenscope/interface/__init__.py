@@ -1,1 +1,1 @@
-"""Assemble commands, forms and code from what each analysis says of its parameters."""
+"""Assemble commands and code from what each analysis says of its parameters."""

@@ -1,15 +1,19 @@
-"""Linear: regressions of states, many problems over the same states solved at once.
+"""Linear regressions of states, many problems over the same states solved at once.
 
 problems         many fits of one set of states; ridge regression
-logistic         logistic regression, and a probe of a mix of sites
+lbfgs            the minimiser of many problems at once
+logistic         logistic regression
+mix              a probe of a weighted sum of sites
 crossvalidation  folds, nested cross-validation
-permutations     the whole cross-validation under many labellings of the same states
+labellings       the whole cross-validation under many labellings of the same states
+bootstrap        labels that are drawn at random
 jackknife        how much a cross-validated R² varies when texts are left out
-intervals        how uncertain a cross-validated score is, and whether chance explains it
+intervals        confidence intervals and permutation tests of cross-validated scores
 probe            a fitted probe with scikit-learn's interface
 
 >>> import torch
->>> problems = Problems(torch.ones(1, 4, dtype=torch.bool), torch.tensor([[0, 0, 1, 1]]), torch.ones(1))
+>>> targets = torch.tensor([[0, 0, 1, 1]])
+>>> problems = Problems(torch.ones(1, 4, dtype=torch.bool), targets, torch.ones(1))
 >>> states, *_ = standardised(torch.tensor([[0.0], [1.0], [2.0], [3.0]]))
 >>> (logistic(2).fit(states, problems).scores(states)[:, 0, 0] > 0).tolist()
 [False, False, True, True]
@@ -20,7 +24,8 @@ from hiddenscope.linear.crossvalidation import (
     assign_folds,
     cross_validate,
 )
-from hiddenscope.linear.logistic import logistic, mix
+from hiddenscope.linear.logistic import logistic
+from hiddenscope.linear.mix import mix
 from hiddenscope.linear.probe import Probe
 from hiddenscope.linear.problems import Fitted, Learner, Problems, ridge, standardised
 

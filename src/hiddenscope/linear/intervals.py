@@ -1,28 +1,35 @@
-"""Intervals: how uncertain a cross-validated score is, and whether chance explains it.
+"""Confidence intervals and permutation tests for cross-validated scores.
 
-The predictions of cross-validation are not independent: two rows of different folds
-each helped to predict the other, so they tend to be right together. By how much that
-adds to the variance depends on the states, and is measured: the labels are permuted,
-the whole cross-validation is done again (`permutations`), and the variance of the score
-over permutations is divided by the one that independent rows would have. For an
-accuracy that factor is mostly near 1.6. It is measured with the intercept left out:
-with it, a probe of uninformative states predicts the larger class nearly always, so
-that its score hardly varies, while the score of a probe of informative states does.
+Cross-validated predictions are not independent: two rows of different folds each helped
+to train the probe that predicts the other, so they tend to be right together. No
+unbiased estimate of the resulting variance exists (Bengio and Grandvalet 2004). Here it
+is measured on the states at hand: labels are permuted or redrawn, the whole
+cross-validation is repeated (`labellings`), and the variance of the score over these
+repetitions is compared with the variance that independent rows would have.
 
-Permutations keep the sizes of the classes. If the labels were sampled, these sizes are
-random too. Every fold has the same share of each class, so a probe that leans to the
-class that happens to be larger is right more often here than on fresh rows. So labels
-are also drawn anew, sizes included, and the error of the score that this brings is
-measured.
+Accuracy
+    Wilson's score interval (Wilson 1927), with the number of rows replaced by the
+    number of independent rows that would have the same variance. Two measured factors
+    inflate the variance. `VarianceFactors.within` is the ratio above. It is typically
+    near 1.6: for nearly linear fits of noise, dependence adds 2/π to the variance.
+    `VarianceFactors.between` accounts for class sizes that were sampled.
+R²
+    The interval holds every true value that a test at that value would not reject
+    (test inversion, Neyman 1937), on the scale log(1 - R²). The variance of R² depends
+    on its true value, so it is measured on targets with a rising share of planted
+    signal (`bootstrap.plant_signal`). It is at least the jackknife variance
+    (`jackknife`), because planted targets keep the states fixed.
+Several sites
+    P-values, and the lower bound of the best site, are corrected by the maximum of all
+    scores under permuted labels (max statistic, Westfall and Young 1993).
 
-The variance of an R² depends on how much can be read. So targets are made that hold a
-rising share of signal, and the interval holds every true value that a test with its own
-variance would not reject, as Wilson's does for a share. The states are the same in all
-of these, so the variance is at least that of the jackknife (`jackknife`).
+How often these intervals hold the truth is measured by `make calibrate`; the results
+are in docs/calibration.md, and what was tried and failed is in docs/log.md.
 
-Permutations also tell what the largest score of all sites comes to by chance (the
-max-statistic of Westfall and Young): the p-values and the interval of the best site are
-corrected by it. `make calibrate` measures all of this.
+Words: a row is the state of one text or token, and a site is where states are read, for
+instance a layer. `groups` numbers the group of each row: texts that belong together,
+such as paraphrases, are not independent. A labelling gives every row a label, and most
+arrays hold many labellings at once.
 """
 
 from statistics import NormalDist
@@ -33,24 +40,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hiddenscope.linear.logistic import predicted_classes
+from hiddenscope.measures.grouped import effective_count
+
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
 LEVEL = 0.95
-# Standard deviations to either end of an interval.
-ENDS = NormalDist().inv_cdf((1 + LEVEL) / 2)
-FEWEST = 20  # groups: with fewer, intervals were not calibrated
-# Values of log(1 - R²) among which those that an interval holds are looked for.
-TRIED = 4_000
+# Standard deviations from a normal estimate to either end of its 95% interval: 1.96.
+Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+# With fewer groups of rows, intervals were not calibrated.
+MIN_GROUPS = 20
+# Candidate values of log(1 - R²) that an R² interval tests.
+GRID_POINTS = 4_000
 TINY = torch.finfo(torch.float64).tiny
 
 
-class Estimate(NamedTuple):
-    """Accuracies, one for each labelling, and their variance if rows were independent.
+class AccuracyEstimate(NamedTuple):
+    """Accuracies, one per labelling, and their variance if rows were independent.
 
-    The variance has two parts. `within` is that among rows of one class. `between`
-    comes from how many rows of each class were drawn, where classes are predicted
-    unequally well; permutations leave these numbers as they are.
+    By the law of total variance, the variance has two parts. `within` is the variance
+    among rows of one class. `between` comes from the number of rows drawn of each
+    class, where some classes are predicted better than others. Permutations keep these
+    numbers fixed, so they can only tell about `within`.
     """
 
     score: Tensor
@@ -58,9 +70,10 @@ class Estimate(NamedTuple):
     between: Tensor
 
 
-class Redrawn(NamedTuple):
-    """As `Estimate`, where classes have drawn sizes; `fresh` is the score on fresh rows
-    of the true shares.
+class BootstrapSample(NamedTuple):
+    """An `AccuracyEstimate` of labellings whose class sizes were drawn.
+
+    `fresh` is the accuracy expected on fresh rows with the true class shares.
     """
 
     score: Tensor
@@ -69,12 +82,12 @@ class Redrawn(NamedTuple):
     between: Tensor
 
 
-class Explained(NamedTuple):
-    """R², one for each labelling.
+class ExplainedVariance(NamedTuple):
+    """R², one per labelling, and the quantities its interval is built from.
 
-    `logarithm` is log(1 - R²), less skewed than R²; it allows for the mean of the
-    targets being that of the sample, so that their variance is found too small.
-    `influence` `[labelling, row]` is what each row adds to it.
+    `logarithm` is log(1 - R²), which is less skewed than R² and corrected for the
+    sample mean (see `r2`). `influence` `[labelling, row]` is the contribution of each
+    row to `logarithm`: its influence function (Hampel 1974).
     """
 
     score: Tensor
@@ -83,295 +96,343 @@ class Explained(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A score, the ends of its 95% interval, and the lower end that holds for the best
-    of several scores too.
+    """A score with its 95% interval.
 
-    A score is called above chance if its p-value is small and `above` is above chance.
-    For an accuracy `above` is `low`. For an R² it is `joint_low` by the deviation of
-    planted numbers alone: with that, few sites are called above chance that are not
-    (`make calibrate`), and with that of the jackknife hardly any that are.
+    `joint_low` is a lower bound that also holds for the best of several sites.
+    `decision_low` is the bound that decides, together with the p-value, whether a score
+    is called above chance. For an accuracy it is `low`: the p-value is corrected for
+    the number of sites already, and correcting the bound as well found 11% of planted
+    sites instead of 37%. For an R² it is `joint_low` computed without the jackknife,
+    which would find 1% of the sites instead of 23%. Both rules call few sites above
+    chance wrongly (docs/calibration.md).
     """
 
     score: float
     low: float
     high: float
     joint_low: float
-    above: float
+    decision_low: float
 
 
-class Chance(NamedTuple):
-    """What permuted labels tell: for each site a p-value, corrected for several sites.
+class PermutationTest(NamedTuple):
+    """P-values of all sites, corrected for their number.
 
-    `joint` is how many standard deviations the largest of all scores stays below in
-    97.5% of permutations.
+    `joint_z` is the number of standard deviations that the largest of all scores stays
+    below in 97.5% of permutations.
     """
 
-    p: list[float]
-    joint: float
+    p_values: list[float]
+    joint_z: float
 
 
-class Factors(NamedTuple):
-    """By how much cross-validation adds to the variance within classes, and drawn class
-    sizes to that between them.
+class VarianceFactors(NamedTuple):
+    """Factors by which the parts of an `AccuracyEstimate`'s variance are too small.
+
+    `within` makes up for the dependence that cross-validation creates between rows,
+    `between` for the error that sampled class sizes bring.
     """
 
     within: float
     between: float
 
 
-class Spread(NamedTuple):
-    """For each strength of planted numbers: mean and deviation of log(1 - R²), and
-    `within`, its variance if rows were independent."""
+class PlantedSpread(NamedTuple):
+    """How log(1 - R²) varies at each strength of planted signal.
+
+    `logarithm` is its mean, `deviation` its standard deviation, and `within` the
+    variance that it would have if rows were independent.
+    """
 
     logarithm: Floats
     deviation: Floats
     within: Floats
 
 
-def accuracy(scores: Tensor, targets: Tensor, groups: Ints) -> Estimate:
-    """The share of rows whose largest score is that of their class; from `[row, output,
-    set]` and `[row, set]`.
+def accuracy(scores: Tensor, targets: Tensor, groups: Ints) -> AccuracyEstimate:
+    """Return the share of rows whose class is predicted right.
 
-    >>> scores, targets = torch.tensor([1.0, 1, -1, -1]).view(4, 1, 1), torch.tensor([[1], [0], [0], [0]])
+    `scores` are `[row, output, labelling]`, and `targets` classes `[row, labelling]`.
+
+    >>> scores = torch.tensor([1.0, 1, -1, -1]).view(4, 1, 1)
+    >>> targets = torch.tensor([[1], [0], [0], [0]])
     >>> float(accuracy(scores, targets, np.arange(4)).score)
     0.75
     """
-    right, recalls = _recalls(scores, targets, int(targets.max()) + 1)
-    share, by_class = right.mean(0), recalls.gather(0, targets)
-    within, between = (
-        _variance(right - by_class, groups, len(recalls)),
-        _variance(by_class - share, groups, 1),
-    )
-    return Estimate(share, within, between)
+    correct, recalls = _recalls(scores, targets, int(targets.max()) + 1)
+    score = correct.mean(0)
+    recall_of_row = recalls.gather(0, targets)
+    within = _variance_of_mean(correct - recall_of_row, groups, len(recalls))
+    between = _variance_of_mean(recall_of_row - score, groups, 1)
+    return AccuracyEstimate(score, within, between)
 
 
-def redrawn_accuracy(
+def bootstrap_accuracy(
     scores: Tensor, targets: Tensor, groups: Ints, shares: Tensor
-) -> Redrawn:
-    """The accuracy where classes have drawn sizes, and that on fresh rows, of which
-    classes have these shares.
+) -> BootstrapSample:
+    """Return the accuracy under drawn labels, and on fresh rows with these shares.
 
     >>> scores, targets = torch.ones(4, 1, 1), torch.tensor([[1], [1], [1], [0]])
-    >>> [float(part) for part in redrawn_accuracy(scores, targets, np.arange(4), torch.tensor([0.5, 0.5]))[:2]]
-    [0.75, 0.5]
+    >>> shares = torch.tensor([0.5, 0.5])
+    >>> sample = bootstrap_accuracy(scores, targets, np.arange(4), shares)
+    >>> float(sample.score), float(sample.fresh)
+    (0.75, 0.5)
     """
     _, recalls = _recalls(scores, targets, len(shares))
-    score, *variances = accuracy(scores, targets, groups)
-    return Redrawn(score, shares.to(recalls) @ recalls, *variances)
+    estimate = accuracy(scores, targets, groups)
+    fresh = shares.to(recalls) @ recalls
+    return BootstrapSample(estimate.score, fresh, estimate.within, estimate.between)
 
 
 def _recalls(scores: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Which rows are right `[row, set]`, and the share of them by class `[class, set]`;
-    0 where a class has no row.
+    """Return which rows are right `[row, labelling]`, and the recall of each class.
+
+    The recall `[class, labelling]` of a class without rows is 0.
     """
-    chosen = scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] > 0).long()
-    right = (chosen == targets).double()
-    members = [targets == one for one in range(classes)]
-    return right, torch.stack(
-        [(right * own).sum(0) / own.sum(0).clamp_min(1) for own in members]
-    )
+    correct = (predicted_classes(scores) == targets).double()
+    recalls = []
+    for number in range(classes):
+        members = targets == number
+        recalls.append((correct * members).sum(0) / members.sum(0).clamp_min(1))
+    return correct, torch.stack(recalls)
 
 
-def r2(scores: Tensor, targets: Tensor, groups: Ints) -> Explained:
-    """1 - the squared errors of all rows / those of their mean, as scikit-learn's
-    `r2_score`.
+def r2(scores: Tensor, targets: Tensor, groups: Ints) -> ExplainedVariance:
+    """Return 1 - squared errors / squared deviations, as `sklearn.metrics.r2_score`.
+
+    `scores` are `[row, 1, labelling]`, and `targets` numbers `[row, labelling]`.
     """
-    away = (targets - targets.mean(0)).double()
-    errors, spread = (scores[:, 0] - targets).double().square(), away.square()
-    error, variance = errors.mean(0).clamp_min(TINY), spread.mean(0)
-    # The mean of the sample is nearer to its targets than the true one.
-    fresh = variance + _variance(away, groups, 1)
-    influence = errors / error - spread / variance
-    return Explained(1 - errors.mean(0) / variance, (error / fresh).log(), influence.T)
+    centred = (targets - targets.mean(0)).double()
+    squared_errors = (scores[:, 0] - targets).double().square()
+    squared_deviations = centred.square()
+    error = squared_errors.mean(0).clamp_min(TINY)
+    variance = squared_deviations.mean(0)
+    # Targets lie closer to their sample mean than to the true one, so `variance` is too
+    # small by the variance of that mean. Uncorrected, log(1 - R²) is biased by
+    # log(1 + 1/n): a third of its standard deviation on noise with 200 texts.
+    fresh_variance = variance + _variance_of_mean(centred, groups, 1)
+    logarithm = (error / fresh_variance).log()
+    # The derivative of log(error) - log(variance) by the weight of each row.
+    influence = squared_errors / error - squared_deviations / variance
+    score = 1 - squared_errors.mean(0) / variance
+    return ExplainedVariance(score, logarithm, influence.T)
 
 
-def _variance(residuals: Tensor, groups: Ints, fitted: int) -> Tensor:
-    """The variance of the mean of residuals `[row, set]` when groups of rows are drawn.
+def _variance_of_mean(residuals: Tensor, groups: Ints, fitted_means: int) -> Tensor:
+    """Return the variance of the mean of residuals `[row, labelling]` over groups.
 
-    `fitted` is how many means were subtracted from them. A mean follows its large
-    groups, so what it takes from the variance depends on the effective number of
-    groups.
+    Groups are what was sampled, so residuals are summed by group before they are
+    squared (the cluster-robust variance of Liang and Zeger 1986). `fitted_means` is the
+    number of means that were subtracted from the residuals.
     """
-    number, effective = int(groups.max()) + 1, effective_number(groups)
+    number = int(groups.max()) + 1
     sums = torch.zeros(
         number, residuals.shape[1], dtype=torch.float64, device=residuals.device
     )
     sums.index_add_(0, torch.from_numpy(groups).to(sums.device), residuals)
-    return (
-        sums.square().sum(0)
-        / len(residuals) ** 2
-        * (effective / max(1.0, effective - fitted))
-    )
+    variance = sums.square().sum(0) / len(residuals) ** 2
+    # Bessel's correction, n / (n - fitted means). A mean follows the large groups most,
+    # so n is Kish's effective number of groups and not their count.
+    effective = effective_count(groups)
+    return variance * (effective / max(1.0, effective - fitted_means))
 
 
-def effective_number(groups: Ints) -> float:
-    """How many groups of equal size would make the mean of their rows vary as much
-    (Kish).
+def nadeau_bengio_factor(folds: int) -> float:
+    """Return the variance correction of Nadeau and Bengio (2003) for k folds.
 
-    >>> effective_number(np.array([0, 1, 2])), effective_number(np.array([0, 0, 0, 1]))
-    (3.0, 1.6)
-    """
-    sizes = np.bincount(groups)
-    return float(sizes.sum() ** 2 / np.square(sizes).sum())
+    They correct 1/k to 1/k + test size / training size, a factor of 1 + k / (k - 1). On
+    noise it is too large (2.25 for five folds, where about 1.6 is needed). So it only
+    serves as a lower bound where groups are too few to measure the factor, or cannot be
+    permuted.
 
-
-def variance_factor(folds: int) -> float:
-    """The factor by which Nadeau and Bengio (2003) correct the variance of a score
-    cross-validated in so many folds.
-
-    >>> variance_factor(5)
+    >>> nadeau_bengio_factor(5)
     2.25
     """
     return 1 + folds / (folds - 1)
 
 
-def chance(scores: Tensor) -> Chance:
-    """What the scores `[site, labelling]` under labellings, the true one first, tell
-    about those of the true one.
+def permutation_test(scores: Tensor) -> PermutationTest:
+    """Compare the true labels' scores with those of permuted labels.
 
-    A p-value is the share of labellings under which the largest score of all sites,
-    each standardised over labellings, is as large. So for labels that mean nothing the
-    chance that any site gets 0.05 or less is at most 0.05, however many sites there are
-    and however they depend on one another.
+    `scores` `[site, labelling]` has the true labelling first. The p-value of a site is
+    the share of labellings under which the largest standardised score of all sites is
+    as large (max statistic, Westfall and Young 1993). So with meaningless labels, the
+    probability that any site gets p <= 0.05 is at most 0.05, however many sites there
+    are and however they depend on each other.
 
-    >>> chance(torch.tensor([[0.9, 0.4, 0.5, 0.6], [0.5, 0.6, 0.4, 0.5]])).p
+    >>> scores = torch.tensor([[0.9, 0.4, 0.5, 0.6], [0.5, 0.6, 0.4, 0.5]])
+    >>> permutation_test(scores).p_values
     [0.25, 0.75]
     """
     scores = scores.double()
     deviation = scores.std(1, keepdim=True, correction=0)
-    away = (scores - scores.mean(1, keepdim=True)) / deviation.clamp_min(1e-9)
-    largest = away.amax(0)
-    p = [float((largest >= true - 1e-9).double().mean()) for true in away[:, 0]]
-    return Chance(p, max(ENDS, float(torch.quantile(largest, (1 + LEVEL) / 2))))
+    # 1e-9 here and below: scores that are equal up to rounding count as equal.
+    z = (scores - scores.mean(1, keepdim=True)) / deviation.clamp_min(1e-9)
+    largest = z.amax(0)
+    p_values = []
+    for true in z[:, 0]:
+        p_values.append(float((largest >= true - 1e-9).double().mean()))
+    quantile = float(torch.quantile(largest, (1 + LEVEL) / 2))
+    return PermutationTest(p_values, max(Z, quantile))
 
 
-def factors(
-    scores: Tensor, within: Tensor, redrawn: Redrawn | None = None, least: float = 1.0
-) -> Factors:
-    """From scores of permuted labels without intercepts, and their variance within
-    classes if rows were independent.
+def variance_factors(
+    scores: Tensor,
+    within: Tensor,
+    bootstrap: BootstrapSample | None = None,
+    lower_bound: float = 1.0,
+) -> VarianceFactors:
+    """Measure how much the variance of an accuracy exceeds that of independent rows.
 
-    That within classes is at least `least`. That between them is at least 1; it is 1
-    without labellings of drawn sizes.
+    `scores` are accuracies under permuted labels, and `within` their variance if rows
+    were independent. Both are of predictions without the intercept: with it, a probe
+    that reads nothing predicts the largest class nearly always, so its score hardly
+    varies, and the factor would be too small for a probe that does read something (1.2
+    where 1.4 to 1.8 is needed). `lower_bound` applies to the factor within classes.
+    Without a bootstrap, the factor between classes is 1.
 
-    >>> round(factors(torch.tensor([0.4, 0.5, 0.6]), torch.full((3,), 0.005)).within, 3)
+    >>> scores, within = torch.tensor([0.4, 0.5, 0.6]), torch.full((3,), 0.005)
+    >>> round(variance_factors(scores, within).within, 3)
     2.0
     """
     expected = float(within.double().mean())
-    factor = (
-        max(least, float(scores.double().var()) / expected) if expected > 0 else least
-    )
-    return Factors(factor, 1.0 if redrawn is None else _size_factor(redrawn, factor))
+    factor = lower_bound
+    if expected > 0:
+        factor = max(lower_bound, float(scores.double().var()) / expected)
+    if bootstrap is None:
+        return VarianceFactors(factor, 1.0)
+    return VarianceFactors(factor, _between_factor(bootstrap, factor))
 
 
-def _size_factor(redrawn: Redrawn, factor: float) -> float:
-    """By how much drawn class sizes add to the squared error of a score more than
-    `between` says, at least 1.
+def _between_factor(bootstrap: BootstrapSample, within_factor: float) -> float:
+    """Measure by how much drawn class sizes add more error than `between` says.
 
-    It is the error about what fresh rows give, so it holds the bias of folds that keep
-    the shares of the classes.
+    Folds are stratified, so a probe that leans to the class that happens to be larger
+    in the sample is right more often in cross-validation than on fresh rows. The error
+    is therefore taken about the accuracy on fresh rows, which includes that bias.
     """
-    error = float((redrawn.score - redrawn.fresh.mean()).square().mean())
-    between = float(redrawn.between.mean())
-    return (
-        max(1.0, (error - factor * float(redrawn.within.mean())) / between)
-        if between > 0
-        else 1.0
-    )
+    between = float(bootstrap.between.mean())
+    if between <= 0:
+        return 1.0
+    error = float((bootstrap.score - bootstrap.fresh.mean()).square().mean())
+    explained = within_factor * float(bootstrap.within.mean())
+    return max(1.0, (error - explained) / between)
 
 
 def accuracy_interval(
-    measured: Estimate, rows: int, groups: Ints, factors: Factors, chance: Chance
+    estimate: AccuracyEstimate,
+    rows: int,
+    groups: Ints,
+    factors: VarianceFactors,
+    test: PermutationTest,
 ) -> Interval:
-    """Wilson's interval, which is honest at 0 and 1 too, of as many independent rows as
-    would have that variance.
+    """Return Wilson's interval for the equivalent number of independent rows."""
+    score, within, between = (float(part) for part in estimate)
+    variance = within + between
+    group_count = effective_count(groups)
+    if variance > 0:
+        # A share p of n independent rows has variance p (1 - p) / n, solved here for n.
+        # Rows of a group that are right and wrong together count for fewer, but a group
+        # never counts for less than one row.
+        count = score * (1 - score) / variance
+        count = min(float(rows), max(group_count, count))
+        inflated = factors.within * within + factors.between * between
+        count /= inflated / variance
+    else:
+        # All rows are right, or all wrong: their variance is unknown, and every group
+        # is taken as one row.
+        count = group_count / factors.within
+    low, high = wilson(score, count)
+    # Each of these bounds holds for the best of all sites, so the tighter one does too.
+    # Bonferroni's is the tighter one where scores of permuted labels are skewed, as
+    # those of a probe that leans to one class are.
+    by_max_statistic, _ = _wilson(score, count, test.joint_z)
+    by_bonferroni, _ = wilson(score, count, len(test.p_values))
+    return Interval(score, low, high, max(by_max_statistic, by_bonferroni), low)
 
-    Rows of one group that are right and wrong together count for fewer, but for no
-    fewer than the effective number of groups, before the factors are applied.
-    """
-    share, within, between = (float(part) for part in measured)
-    variance, number = within + between, effective_number(groups)
-    widened = factors.within * within + factors.between * between
-    count = (
-        min(float(rows), max(number, share * (1 - share) / variance))
-        if variance > 0
-        else number
-    )
-    count /= widened / variance if variance > 0 else factors.within
-    low, high = wilson(share, count)
-    # Both ends hold for the best of all sites, so the larger one does. Bonferroni's is
-    # the larger where scores of permuted labels are skewed, as those of a probe that
-    # leans to a class are.
-    joint = max(
-        _wilson(share, count, chance.joint)[0], wilson(share, count, len(chance.p))[0]
-    )
-    return Interval(share, low, high, joint, low)
 
+def planted_spread(
+    planted: ExplainedVariance, strengths: int, groups: Ints, lower_bound: float = 1.0
+) -> PlantedSpread:
+    """Measure how log(1 - R²) varies over targets with planted signal.
 
-def spread(
-    planted: Explained, strengths: int, groups: Ints, least: float = 1.0
-) -> Spread:
-    """How log(1 - R²) varies over planted numbers, equally many labellings of each
-    strength.
-
-    The states are the same in all labellings, so the part of a row's influence that
-    comes from its state does not vary here. On fresh states it would: its variance is
-    added.
+    `planted` has equally many labellings of each strength, the weakest first. The
+    variance is at least `lower_bound` times that of independent rows.
     """
     logarithm = planted.logarithm.double().view(strengths, -1)
-    influence = planted.influence.double().view(strengths, logarithm.shape[1], -1)
-    within = _variance(planted.influence.T, groups, 1).view(strengths, -1).mean(1)
-    of_mean = _variance(influence.mean(1).T, groups, 1)
-    by_state = (of_mean - (within - of_mean) / (logarithm.shape[1] - 1)).clamp_min(0)
-    variance = torch.maximum(logarithm.var(1) + by_state, least * within)
-    return Spread(
-        *(part.cpu().numpy() for part in (logarithm.mean(1), variance.sqrt(), within))
+    draws = logarithm.shape[1]
+    influence = planted.influence.double().view(strengths, draws, -1)
+    within = _variance_of_mean(planted.influence.T, groups, 1)
+    within = within.view(strengths, -1).mean(1)
+    # All labellings share the same states, so the part of a row's influence that comes
+    # from its state does not vary between them. On fresh states it would, so its
+    # variance is added. It is estimated as the variance component between rows in a
+    # one-way analysis of variance: the mean over m draws has the variance
+    # state + noise / m, and `within - of_mean` is noise (m - 1) / m.
+    of_mean = _variance_of_mean(influence.mean(1).T, groups, 1)
+    by_state = (of_mean - (within - of_mean) / (draws - 1)).clamp_min(0)
+    variance = torch.maximum(logarithm.var(1) + by_state, lower_bound * within)
+    return PlantedSpread(
+        logarithm.mean(1).cpu().numpy(),
+        variance.sqrt().cpu().numpy(),
+        within.cpu().numpy(),
     )
 
 
 def r2_interval(
-    measured: Explained,
+    estimate: ExplainedVariance,
     groups: Ints,
-    spread: Spread,
-    chance: Chance,
-    least: float = 0.0,
+    spread: PlantedSpread,
+    test: PermutationTest,
+    jackknife: float = 0.0,
 ) -> Interval:
-    """All true values that a test with their own deviation would not reject; log(1 -
-    R²) is taken as normal.
+    """Return all true values of R² that a test would not reject (Neyman 1937).
 
-    Where rows vary in their influence more than those of planted numbers do, the
-    deviation is so much larger. It is at least `least`, that of the jackknife: planted
-    numbers keep the states, and so vary too little.
+    Each candidate is tested with its own standard deviation, as Wilson's interval does
+    for a share; log(1 - R²) is taken as normal. One deviation for all candidates fails
+    where R² came out low by bad luck: it would be the small deviation of noise, and the
+    truth is far outside.
+
+    `jackknife` is a lower bound of the deviation. Planted targets keep the states, so
+    their spread is too small where a few texts have states far from all others.
     """
-    score, found = float(measured.score), float(measured.logarithm)
-    descending = np.minimum.accumulate(spread.logarithm)
-    expected = float(np.interp(-found, -descending, spread.within))
-    own = float(_variance(measured.influence.T, groups, 1))
-    larger = max(1.0, own / expected) ** 0.5 if expected > 0 else 1.0
-    deviation = max(least, larger * float(spread.deviation.max()))
-    reach = max(chance.joint, ENDS) * deviation + 1e-9
-    tried = np.linspace(found - reach, found + reach, TRIED)
-    deviations = larger * np.interp(-tried, -descending, spread.deviation)
+    score = float(estimate.score)
+    logarithm = float(estimate.logarithm)
+    # The mean of log(1 - R²) falls as the planted signal gets stronger. The running
+    # minimum removes exceptions by chance, and the sign is flipped because `np.interp`
+    # needs ascending points.
+    falling = np.minimum.accumulate(spread.logarithm)
+    # Where rows differ more in their influence than rows of planted targets do, the
+    # measured deviations are scaled up accordingly.
+    observed = float(_variance_of_mean(estimate.influence.T, groups, 1))
+    expected = float(np.interp(-logarithm, -falling, spread.within))
+    wider = 1.0
+    if expected > 0:
+        wider = max(1.0, observed / expected) ** 0.5
+    largest_deviation = max(jackknife, wider * float(spread.deviation.max()))
+    reach = max(test.joint_z, Z) * largest_deviation + 1e-9
+    candidates = np.linspace(logarithm - reach, logarithm + reach, GRID_POINTS)
+    deviations = wider * np.interp(-candidates, -falling, spread.deviation)
 
-    def ends(width: float, least: float) -> tuple[float, float]:
-        # A step more: never none.
-        reached = width * np.maximum(least, deviations) + 2 * reach / TRIED
-        likely = tried[np.abs(found - tried) <= reached]
-        return min(score, float(1 - np.exp(likely.max()))), max(
-            score, float(1 - np.exp(likely.min()))
-        )
+    def bounds(z: float, lower_bound: float) -> tuple[float, float]:
+        # One step of the grid is added, so that at least one candidate is accepted.
+        threshold = z * np.maximum(lower_bound, deviations) + 2 * reach / GRID_POINTS
+        accepted = candidates[np.abs(logarithm - candidates) <= threshold]
+        low = min(score, float(1 - np.exp(accepted.max())))
+        high = max(score, float(1 - np.exp(accepted.min())))
+        return low, high
 
-    return Interval(
-        score,
-        *ends(ENDS, least),
-        ends(chance.joint, least)[0],
-        ends(chance.joint, 0.0)[0],
-    )
+    low, high = bounds(Z, jackknife)
+    joint_low, _ = bounds(test.joint_z, jackknife)
+    decision_low, _ = bounds(test.joint_z, 0.0)
+    return Interval(score, low, high, joint_low, decision_low)
 
 
 def wilson(share: float, count: float, shares: int = 1) -> tuple[float, float]:
-    """Wilson's 95% interval of a share of `count` rows, jointly for so many shares
-    (Bonferroni).
+    """Return Wilson's 95% interval of a share of `count` rows.
+
+    It stays within 0 and 1 and keeps its level near both ends, where the usual normal
+    interval does not. With several `shares`, all intervals hold together with 95%
+    probability (Bonferroni).
 
     >>> [round(end, 3) for end in wilson(0.8, 10)]
     [0.49, 0.943]
@@ -379,13 +440,11 @@ def wilson(share: float, count: float, shares: int = 1) -> tuple[float, float]:
     return _wilson(share, count, NormalDist().inv_cdf(1 - (1 - LEVEL) / 2 / shares))
 
 
-def _wilson(share: float, count: float, width: float) -> tuple[float, float]:
-    """The ends this many standard deviations away."""
-    square = width**2 / count
+def _wilson(share: float, count: float, z: float) -> tuple[float, float]:
+    """Return the shares p with |share - p| <= z sqrt(p (1 - p) / count)."""
+    # The two solutions of that quadratic equation in p.
+    square = z**2 / count
     middle = (share + square / 2) / (1 + square)
-    half = (
-        width
-        / (1 + square)
-        * (share * (1 - share) / count + square / (4 * count)) ** 0.5
-    )
+    root = (share * (1 - share) / count + square / (4 * count)) ** 0.5
+    half = z / (1 + square) * root
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))

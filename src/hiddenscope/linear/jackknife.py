@@ -1,10 +1,10 @@
-"""Jackknife: by how much log(1 - R²) of a cross-validation varies when texts are left
-out, one after the other.
+"""Jackknife standard deviation of a cross-validated R².
 
-A text, a group of rows, is left out of the rows that are tested and of the training
-rows of every fold. All ridge regressions without it follow from the one with it in
-closed form, so that nothing is fitted again. The penalty and the standardisation of
-each fold stay as they are.
+The jackknife (Tukey 1958) repeats an estimate without each sampled unit in turn. Here a
+unit is a group of rows, and it is left out of both the test rows and the training rows
+of every fold. Nothing is refitted: a ridge regression without some of its rows follows
+from the fit with them in closed form, as in PRESS (Allen 1974). The penalty and the
+standardisation of each fold stay fixed.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -18,17 +18,21 @@ from hiddenscope.linear.problems import CONSTANT, gram
 
 Ints: TypeAlias = NDArray[np.int64]
 
-# Of the trace of a matrix of products between rows: so little is added that its factor
-# exists.
+# Added to the diagonal of a Gram matrix of rows, as a share of its trace. Where rows
+# are dependent, the matrix is singular and would have no Cholesky factor.
 JITTER = 1e-11
-LEAST = 1e-9  # of the largest sum of squares without a group: less is rounding
+# Sums of squares below this share of the largest are rounding.
+ROUNDING = 1e-9
 TINY = torch.finfo(torch.float64).tiny
 
 
 class _Fit(NamedTuple):
-    """The ridge regression of one fold: `features` `[row, feature]` with a last one of
-    1, the Cholesky factor of `XᵀX + penalty`, and the residuals of all rows, trained on
-    or not."""
+    """The ridge regression of one fold.
+
+    `features` `[row, feature]` end with a column of ones for the intercept. `factor` is
+    the Cholesky factor of `XᵀX + penalty` over the training rows, and `residuals` are
+    those of all rows, including the test rows.
+    """
 
     features: Tensor
     factor: Tensor
@@ -38,83 +42,91 @@ class _Fit(NamedTuple):
 def jackknife_deviation(
     states: Tensor, targets: Tensor, folds: Ints, groups: Ints, penalty: Tensor
 ) -> float:
-    """The standard deviation of log(1 - R²) of held-out predictions, by the jackknife
-    over groups of rows.
+    """Return the jackknife standard deviation of log(1 - R²) over groups of rows.
 
-    `states` `[row, width]`, `targets` `[row]`, and the `penalty` of each fold. All rows
-    of a group are in one fold.
+    `states` are `[row, width]`, `targets` `[row]`, and `penalty` has one entry per
+    fold. All rows of a group must be in one fold.
 
     >>> generator, rows = torch.Generator().manual_seed(0), np.arange(20)
-    >>> states, targets = torch.randn(20, 3, generator=generator), torch.randn(20, generator=generator)
+    >>> states = torch.randn(20, 3, generator=generator)
+    >>> targets = torch.randn(20, generator=generator)
     >>> round(jackknife_deviation(states, targets, rows % 5, rows, torch.ones(5)), 2)
     0.48
     """
-    wide, goals, group_of = (
-        states.double(),
-        targets.double(),
-        torch.from_numpy(groups).to(states.device),
-    )
+    states, targets = states.double(), targets.double()
+    group_of = torch.from_numpy(groups).to(states.device)
     number = int(groups.max()) + 1
-    errors = torch.zeros(number, dtype=torch.float64, device=wide.device)
+    # The sum of squared test errors of the whole cross-validation without each group.
+    errors = torch.zeros(number, dtype=torch.float64, device=states.device)
     for fold in range(int(folds.max()) + 1):
-        train, test = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-        fit = _fit(wide, goals, train, float(penalty[fold]))
-        tested, left = fit.features[test], fit.residuals[test]
-        errors += left.square().sum() - _by_group(left.square(), group_of[test], number)
-        inside, changes = _changes(fit, train, groups)
-        added = 2 * changes @ (tested.T @ left) + (
-            (changes @ gram(tested)) * changes
-        ).sum(1)
-        errors.index_add_(0, inside, added)
-    return _deviation(errors, _spread_without(goals, group_of, number))
-
-
-def _deviation(errors: Tensor, spread: Tensor) -> float:
-    """From the sums of squared errors and of squared targets without each group.
-
-    Where all targets but those of one group are equal there is no R² without it, and it
-    is passed over.
-    """
-    errors = errors.clamp_min(max(TINY, LEAST * float(errors.max())))
-    logarithm = (errors / spread)[spread > LEAST * spread.max()].log()
+        train = np.flatnonzero(folds != fold)
+        test = np.flatnonzero(folds == fold)
+        fit = _fit(states, targets, train, float(penalty[fold]))
+        residuals = fit.residuals[test]
+        squared = residuals.square()
+        # A group of test rows takes its errors with it.
+        errors += squared.sum() - _sum_by_group(squared, group_of[test], number)
+        # Without a group of training rows that adds c to the coefficients, the
+        # residuals r of the test rows X become r + X c: the sum of their squares grows
+        # by 2 cᵀXᵀr + cᵀXᵀX c.
+        trained_groups, changes = _coefficient_changes(fit, train, groups)
+        tested = fit.features[test]
+        linear = 2 * changes @ (tested.T @ residuals)
+        quadratic = ((changes @ gram(tested)) * changes).sum(1)
+        errors.index_add_(0, trained_groups, linear + quadratic)
+    spread = _squared_deviations_without(targets, group_of, number)
+    # Rounding may leave a sum of squares that should be zero below zero.
+    errors = errors.clamp_min(max(TINY, ROUNDING * float(errors.max())))
+    # Where all targets but those of one group are equal, there is no R² without that
+    # group, and it is skipped.
+    logarithm = (errors / spread)[spread > ROUNDING * spread.max()].log()
     away = logarithm - logarithm.mean()
+    # (n - 1) / n times the sum of squared deviations (Tukey 1958).
     return float(((len(away) - 1) * away.square().mean()).sqrt())
 
 
-def _by_group(values: Tensor, group_of: Tensor, number: int) -> Tensor:
-    """The sum of the values of the rows of each group."""
-    return torch.zeros(number, dtype=torch.float64, device=values.device).index_add_(
-        0, group_of, values
-    )
+def _sum_by_group(values: Tensor, group_of: Tensor, number: int) -> Tensor:
+    """Add up the values of the rows of each group."""
+    sums = torch.zeros(number, dtype=torch.float64, device=values.device)
+    return sums.index_add_(0, group_of, values)
 
 
-def _spread_without(targets: Tensor, group_of: Tensor, number: int) -> Tensor:
-    """The sum of squares about their mean of all targets but those of each group."""
+def _squared_deviations_without(
+    targets: Tensor, group_of: Tensor, number: int
+) -> Tensor:
+    """Return the squared deviations of all targets but those of each group, summed."""
+    # Centred first: the difference of the two sums below would cancel otherwise.
     centred = targets - targets.mean()
-    counts, sums, squares = (
-        part.sum() - _by_group(part, group_of, number)
-        for part in (torch.ones_like(centred), centred, centred.square())
-    )
+
+    def without(values: Tensor) -> Tensor:
+        return values.sum() - _sum_by_group(values, group_of, number)
+
+    counts = without(torch.ones_like(centred))
+    sums = without(centred)
+    squares = without(centred.square())
     return squares - sums.square() / counts.clamp_min(1)
 
 
 def _fit(states: Tensor, targets: Tensor, train: Ints, penalty: float) -> _Fit:
-    """As `problems.ridge` fits it, standardised on the training rows."""
-    mean, variance = states[train].mean(0), states[train].var(0, correction=0)
-    features = _in_row_space(
-        (states - mean) / torch.where(variance <= CONSTANT, 1.0, variance).sqrt()
-    )
+    """Fit one fold like `problems.ridge`, standardised on its training rows."""
+    mean = states[train].mean(0)
+    variance = states[train].var(0, correction=0)
+    deviation = torch.where(variance <= CONSTANT, 1.0, variance).sqrt()
+    features = _in_row_space((states - mean) / deviation)
     features = torch.cat([features, torch.ones_like(features[:, :1])], 1)
     inner = gram(features[train])
-    inner.diagonal()[:-1].add_(penalty)  # the intercept is free
+    # The intercept, which is last, has no penalty.
+    inner.diagonal()[:-1].add_(penalty)
     factor = torch.linalg.cholesky(inner)
     coef = torch.cholesky_solve(features[train].T @ targets[train, None], factor)
     return _Fit(features, factor, targets - (features @ coef)[:, 0])
 
 
 def _in_row_space(states: Tensor) -> Tensor:
-    """The states in no more dimensions than there are rows, with the same products
-    between rows.
+    """Return features with the same products between rows, at most one per row.
+
+    A ridge regression depends on the states through these products alone, and wide
+    states would make its matrices needlessly large.
     """
     rows, width = states.shape
     if width <= rows:
@@ -125,35 +137,28 @@ def _in_row_space(states: Tensor) -> Tensor:
     return factor
 
 
-def _changes(fit: _Fit, train: Ints, groups: Ints) -> tuple[Tensor, Tensor]:
-    """The groups that are trained on, and for each how much its rows add to the
-    coefficients.
+def _coefficient_changes(fit: _Fit, train: Ints, groups: Ints) -> tuple[Tensor, Tensor]:
+    """Return the groups trained on, and what each one's rows add to the coefficients.
 
-    For one row with features z, residual e and leverage h that is `z e / (1 - h)`,
-    solved.
+    With A = XᵀX + penalty, features Z of the group and its residuals e, that is
+    A⁻¹Zᵀ (I - Z A⁻¹Zᵀ)⁻¹ e (Sherman, Morrison and Woodbury 1950). For a single row
+    z with leverage h = zᵀA⁻¹z it is A⁻¹z e / (1 - h).
     """
-    features, residuals, own = fit.features[train], fit.residuals[train], groups[train]
+    features = fit.features[train]
+    residuals = fit.residuals[train]
+    group_of = groups[train]
+    # The rows of X A⁻¹.
     solved = torch.cholesky_solve(features.T, fit.factor).T
-    inside, sizes = np.unique(own, return_counts=True)
+    trained_groups, sizes = np.unique(group_of, return_counts=True)
     if int(sizes.max()) == 1:
         leverage = (features * solved).sum(1)
-        return (
-            torch.from_numpy(own).to(solved.device),
-            solved * (residuals / (1 - leverage))[:, None],
-        )
-    order = np.argsort(own, kind="stable")
-    changes = [
-        _change(features[rows], solved[rows], residuals[rows])
-        for rows in np.split(order, np.cumsum(sizes)[:-1])
-    ]
-    return torch.from_numpy(inside).to(solved.device), torch.stack(changes)
-
-
-def _change(features: Tensor, solved: Tensor, residuals: Tensor) -> Tensor:
-    """How much the rows of a group add to the coefficients."""
-    kept = (
-        torch.eye(len(features), dtype=features.dtype, device=features.device)
-        - features @ solved.T
-    )
-    change: Tensor = solved.T @ torch.linalg.solve(kept, residuals)
-    return change
+        changes = solved * (residuals / (1 - leverage))[:, None]
+        return torch.from_numpy(group_of).to(solved.device), changes
+    by_group = []
+    order = np.argsort(group_of, kind="stable")
+    for rows in np.split(order, np.cumsum(sizes)[:-1]):
+        identity = torch.eye(len(rows), dtype=features.dtype, device=features.device)
+        remaining = identity - features[rows] @ solved[rows].T
+        weights = torch.linalg.solve(remaining, residuals[rows])
+        by_group.append(solved[rows].T @ weights)
+    return torch.from_numpy(trained_groups).to(solved.device), torch.stack(by_group)

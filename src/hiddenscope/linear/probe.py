@@ -1,15 +1,13 @@
-"""Probe: a linear map that was fitted to states, with scikit-learn's interface, saved
-as safetensors.
-"""
+"""Probe: a linear map fitted to states, with scikit-learn's interface."""
 
 import json
 import os
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, FileError, SiteError, StatesError
@@ -20,54 +18,62 @@ from hiddenscope.results import Result
 from hiddenscope.sites import Site
 
 Floats: TypeAlias = NDArray[np.float64]
+Labels: TypeAlias = NDArray[Any]
 Task: TypeAlias = Literal["classify", "regress"]
 
 TASKS = ("classify", "regress")
 _FORMAT = "hiddenscope.probe/1"
 
 
+class _Settings(TypedDict, total=False):
+    """What a file says of a probe beside its tensors; a regression has no classes."""
+
+    task: Task
+    penalty: float
+    site: str
+    classes: list[Any]
+
+
 @checked
 class Probe:
-    """A linear probe of states as they are: its coefficients include the
-    standardisation.
+    """A linear probe of states; its coefficients include the standardisation.
 
     `coef_` is `[class, width]` (`[1, width]` for two classes, `[width]` for a
     regression), `intercept_` goes with it.
 
-    >>> probe = Probe().fit([[0.0], [1.0], [2.0], [3.0]], ["low", "low", "high", "high"])
-    >>> probe.predict([[0.5], [2.5]]).tolist(), probe.score([[0.0], [3.0]], ["low", "high"])
+    >>> states, labels = [[0.0], [1.0], [2.0], [3.0]], ["low", "low", "high", "high"]
+    >>> probe = Probe().fit(states, labels)
+    >>> probe.predict([[0.5], [2.5]]).tolist(), probe.score(states, labels)
     (['low', 'high'], 1.0)
     """
 
     coef_: Floats
     intercept_: Floats
-    classes_: NDArray[Any]
+    classes_: Labels
 
     def __init__(
         self, task: Task = "classify", penalty: float = 1.0, site: str = ""
     ) -> None:
-        if task not in TASKS:
-            raise StatesError(
-                f"No task {str(task)[:40]!r}",
-                "there are two tasks",
-                'Use "classify" or "regress".',
-            )
-        self.task, self.penalty, self.site = task, _checked_penalty(penalty), site
+        check_task(task)
+        self.task: Task = task
+        self.penalty = _checked_penalty(penalty)
+        self.site = site
 
     def __repr__(self) -> str:
-        start = (
-            f"Probe({self.task}{f' at {self.site}' if self.site else ''}, penalty"
-            f" {self.penalty:g}"
-        )
-        return (
-            f"{start}, width {self.n_features_in_})"
-            if hasattr(self, "coef_")
-            else f"{start}, not fitted)"
-        )
+        place = f" at {self.site}" if self.site else ""
+        width = "not fitted"
+        if self._is_fitted:
+            width = f"width {self.n_features_in_}"
+        return f"Probe({self.task}{place}, penalty {self.penalty:g}, {width})"
+
+    @property
+    def _is_fitted(self) -> bool:
+        return hasattr(self, "coef_")
 
     def fit(self, states: ArrayLike | torch.Tensor, labels: ArrayLike) -> "Probe":
-        """Fit states `[row, width]` to one label a row; the penalty is a ridge's
-        `alpha`, 1 / `C` of a logistic fit.
+        """Fit states `[row, width]` to one label per row.
+
+        The penalty is `alpha` of a ridge regression, and 1 / `C` of a logistic one.
         """
         rows = _rows(states)
         scaled, mean, deviation = standardised(torch.from_numpy(rows))
@@ -79,43 +85,36 @@ class Probe:
                     "the labels are all of one class",
                     "Give at least two classes.",
                 )
-            learner, targets = (
-                logistic(len(self.classes_), 1e-6),
-                torch.from_numpy(codes.reshape(-1)),
-            )
+            learner = logistic(len(self.classes_), 1e-6)
+            targets = torch.from_numpy(codes.reshape(-1))
         else:
-            learner, targets = (
-                ridge(),
-                torch.from_numpy(_labels(labels, np.float64).reshape(-1)),
-            )
+            learner = ridge()
+            targets = torch.from_numpy(_labels(labels, np.float64).reshape(-1))
         if len(targets) != len(rows):
             reason = f"there are {len(rows)} states and {len(targets)} labels"
             raise StatesError(
                 "Cannot fit a probe", reason, "Give one label for each state."
             )
-        train, penalty = (
-            torch.ones(1, len(rows), dtype=torch.bool),
-            torch.tensor([self.penalty], dtype=torch.float64),
-        )
-        fitted = learner.fit(scaled, Problems(train, targets[None], penalty))
+        all_rows = torch.ones(1, len(rows), dtype=torch.bool)
+        penalty = torch.tensor([self.penalty], dtype=torch.float64)
+        fitted = learner.fit(scaled, Problems(all_rows, targets[None], penalty))
         coef, intercept = unscaled(
             fitted.coef[..., 0], fitted.intercept[:, 0], mean, deviation
         )
-        self.coef_, self.intercept_ = (
-            (coef[0], intercept[0]) if self.task == "regress" else (coef, intercept)
-        )
+        if self.task == "regress":
+            coef, intercept = coef[0], intercept[0]
+        self.coef_ = coef
+        self.intercept_ = intercept
         return self
 
     @property
     def n_features_in_(self) -> int:
-        """The width of the states that it takes."""
+        """Return the width of the states that it takes."""
         return int(self.coef_.shape[-1])
 
     def decision_function(self, states: ArrayLike | torch.Tensor) -> Floats:
-        """The scores: one for each class, or for two classes a single one, that of the
-        second.
-        """
-        if not hasattr(self, "coef_"):
+        """Return one score per class; for two classes a single one, of the second."""
+        if not self._is_fitted:
             raise StatesError(
                 "Cannot score states",
                 "this probe is not fitted",
@@ -133,10 +132,12 @@ class Probe:
                 "Give states of the site that it was fitted at.",
             )
         scores: Floats = rows @ self.coef_.T + self.intercept_
-        return scores[:, 0] if scores.ndim == 2 and scores.shape[1] == 1 else scores
+        if scores.ndim == 2 and scores.shape[1] == 1:
+            return scores[:, 0]
+        return scores
 
     def predict_proba(self, states: ArrayLike | torch.Tensor) -> Floats:
-        """The probability of every class."""
+        """Return the probability of every class."""
         if self.task != "classify":
             raise StatesError(
                 "No probabilities",
@@ -144,27 +145,26 @@ class Probe:
                 "Call .predict().",
             )
         scores = self.decision_function(states)
-        scores = np.stack([0 * scores, scores], 1) if scores.ndim == 1 else scores
+        if scores.ndim == 1:
+            scores = np.stack([0 * scores, scores], 1)
+        # The largest score is subtracted first: `exp` overflows above about 709.
         exponentials = np.exp(scores - scores.max(1, keepdims=True))
         probabilities: Floats = exponentials / exponentials.sum(1, keepdims=True)
         return probabilities
 
-    def predict(self, states: ArrayLike | torch.Tensor) -> NDArray[Any]:
-        """The class of each state, or its value for a regression."""
+    def predict(self, states: ArrayLike | torch.Tensor) -> Labels:
+        """Return the class of each state, or its value for a regression."""
         scores = self.decision_function(states)
         if self.task == "regress":
             return scores
-        chosen: NDArray[Any] = self.classes_[
-            scores.argmax(1) if scores.ndim == 2 else (scores > 0).astype(int)
-        ]
-        return chosen
+        codes = scores.argmax(1) if scores.ndim == 2 else (scores > 0).astype(int)
+        predicted: Labels = self.classes_[codes]
+        return predicted
 
     def score(self, states: ArrayLike | torch.Tensor, labels: ArrayLike) -> float:
-        """The accuracy, or R² of a regression."""
-        predicted, true = (
-            self.predict(states),
-            _labels(labels, np.float64 if self.task == "regress" else None),
-        )
+        """Return the accuracy, or R² of a regression."""
+        predicted = self.predict(states)
+        true = _labels(labels, np.float64 if self.task == "regress" else None)
         if true.shape != predicted.shape:
             reason = (
                 f"there are {len(predicted):,} states, and labels of shape"
@@ -175,14 +175,14 @@ class Probe:
             )
         if self.task == "classify":
             return float((predicted == true).mean())
-        return float(
-            1 - ((true - predicted) ** 2).sum() / ((true - true.mean()) ** 2).sum()
-        )
+        error = ((true - predicted) ** 2).sum()
+        return float(1 - error / ((true - true.mean()) ** 2).sum())
 
     @classmethod
     def of(cls, result: Result, site: str | Site | None = None) -> "Probe":
-        """The probe that `hs.probe` fitted to all rows of a site, by default the best
-        one.
+        """Return the probe that `hs.probe` fitted to all rows of a site.
+
+        Without a site, it is the one with the best score.
         """
         if result.kind != "probe":
             raise StatesError(
@@ -190,36 +190,30 @@ class Probe:
                 f"this is a result of {result.kind}",
                 "Give a result of hs.probe.",
             )
-        data, site = (
-            result.data,
-            str(result.facts["best"]["site"] if site is None else site),
-        )
+        data = result.data
+        name = str(result.facts["best"]["site"] if site is None else site)
         sites = data["site"].to_numpy().tolist()
-        if site not in sites:
+        if name not in sites:
             reason = f"it has {sites[0]} to {sites[-1]}"
             raise SiteError(
-                f"No site {site[:60]!r} in this result", reason, "Choose one of these."
+                f"No site {name[:60]!r} in this result", reason, "Choose one of these."
             )
-        here = data.sel(site=site)
-        probe = cls(
-            "classify" if "class" in data.coords else "regress",
-            float(here["penalty_whole"]),
-            site,
-        )
-        coef, intercept = (
-            here[name].to_numpy().astype(np.float64) for name in ("coef", "intercept")
-        )
-        if probe.task == "classify":
+        here = data.sel(site=name)
+        task: Task = "classify" if "class" in data.coords else "regress"
+        probe = cls(task, float(here["penalty_whole"]), name)
+        coef = here["coef"].to_numpy().astype(np.float64)
+        intercept = here["intercept"].to_numpy().astype(np.float64)
+        if task == "classify":
             probe.classes_ = data["class"].to_numpy()
             if len(probe.classes_) == 2:
+                # A result has one row per class, a probe of two classes has only one.
                 coef, intercept = coef[1:] - coef[:1], intercept[1:] - intercept[:1]
-        probe.coef_, probe.intercept_ = coef, intercept
+        probe.coef_ = coef
+        probe.intercept_ = intercept
         return probe
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file, whole or not at all; `Probe.load` gives it back
-        exactly.
-        """
+        """Write a safetensors file atomically; `Probe.load` restores it exactly."""
         if Path(path).suffix.lower() != ".safetensors":
             reason = "probes are saved as .safetensors"
             raise FileError(
@@ -227,13 +221,13 @@ class Probe:
                 reason,
                 "Give the path that suffix.",
             )
-        if not hasattr(self, "coef_"):
+        if not self._is_fitted:
             raise StatesError(
                 "Cannot save the probe",
                 "it is not fitted",
                 "Call .fit(states, labels) first.",
             )
-        settings: dict[str, Any] = {
+        settings: _Settings = {
             "task": self.task,
             "penalty": self.penalty,
             "site": self.site,
@@ -241,8 +235,8 @@ class Probe:
         if self.task == "classify":
             settings["classes"] = self.classes_.tolist()
         tensors = {
-            name: torch.as_tensor(np.array(getattr(self, f"{name}_")))
-            for name in ("coef", "intercept")
+            "coef": torch.as_tensor(np.array(self.coef_)),
+            "intercept": torch.as_tensor(np.array(self.intercept_)),
         }
         write_tensors(path, tensors, {"format": _FORMAT, "probe": json.dumps(settings)})
 
@@ -252,14 +246,12 @@ class Probe:
         tensors, header = read_tensors(path, "a probe", _FORMAT)
         problem = f"Cannot read a probe from {os.fspath(path)}"
         try:
-            settings: dict[str, Any] = json.loads(header["probe"])
+            settings: _Settings = json.loads(header["probe"])
             probe = cls(settings["task"], settings["penalty"], settings["site"])
-            probe.coef_, probe.intercept_ = (
-                tensors["coef"].numpy(),
-                tensors["intercept"].numpy(),
-            )
+            probe.coef_ = tensors["coef"].numpy()
+            probe.intercept_ = tensors["intercept"].numpy()
             if probe.task == "classify":
-                probe.classes_ = _array(settings["classes"])
+                probe.classes_ = _class_array(settings["classes"])
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(
                 problem, f"it is damaged or of another kind ({error})", "Save it again."
@@ -269,40 +261,37 @@ class Probe:
         return probe
 
     def _fault(self) -> str:
-        """What is wrong with the shapes or the numbers of a probe that was read, or
-        nothing.
-        """
-        coef, intercept = self.coef_.shape, self.intercept_.shape
+        """Describe what is wrong with a probe that was read, or return nothing."""
+        coef = self.coef_.shape
+        intercept = self.intercept_.shape
         if self.task == "regress":
-            fits, said = (
-                len(coef) == 1 and intercept == (),
-                "a regression has [width] and a number",
-            )
+            fits = len(coef) == 1 and intercept == ()
+            expected = "a regression has [width] and a number"
         else:
             classes = self.classes_.shape[0] if self.classes_.ndim == 1 else 0
             outputs = 1 if classes == 2 else classes
-            fits = (
-                classes >= 2
-                and len(coef) == 2
-                and coef[0] == outputs
-                and intercept == (outputs,)
-            )
-            said = f"{classes} classes have [{outputs}, width] and [{outputs}]"
+            fits = coef[:-1] == intercept == (outputs,) and classes >= 2
+            expected = f"{classes} classes have [{outputs}, width] and [{outputs}]"
         if not fits or not coef[-1]:
             return (
                 f"its coefficients are {list(coef)} and its intercepts"
-                f" {list(intercept)}, where {said}"
+                f" {list(intercept)}, where {expected}"
             )
-        for name, values in (
-            ("coefficients", self.coef_),
-            ("intercepts", self.intercept_),
-        ):
-            if (
-                not np.issubdtype(values.dtype, np.floating)
-                or not np.isfinite(values).all()
-            ):
-                return f"its {name} are not all finite numbers"
+        if not _all_finite(self.coef_):
+            return "its coefficients are not all finite numbers"
+        if not _all_finite(self.intercept_):
+            return "its intercepts are not all finite numbers"
         return ""
+
+
+def check_task(task: object) -> None:
+    """Raise if there is no such task."""
+    if task not in TASKS:
+        raise StatesError(
+            f"No task {str(task)[:40]!r}",
+            "there are two tasks",
+            'Use "classify" or "regress".',
+        )
 
 
 def unscaled(
@@ -311,11 +300,13 @@ def unscaled(
     mean: torch.Tensor,
     deviation: torch.Tensor,
 ) -> tuple[Floats, Floats]:
-    """Coefficients `[output, width]` and intercepts for states as they are, from those
-    for standardised ones.
-    """
+    """Turn a fit of standardised states into `[output, width]` for the states as is."""
     plain = coef.double() / deviation[:, None]
     return plain.T.numpy().copy(), (intercept.double() - mean @ plain).numpy()
+
+
+def _all_finite(values: Floats) -> bool:
+    return np.issubdtype(values.dtype, np.floating) and bool(np.isfinite(values).all())
 
 
 def _checked_penalty(penalty: float) -> float:
@@ -324,31 +315,26 @@ def _checked_penalty(penalty: float) -> float:
     except (TypeError, ValueError):
         value = np.nan
     if not 0 < value < np.inf:
-        problem = f"penalty must be a finite number > 0, got {str(penalty)[:40]}"
         raise StatesError(
-            problem,
+            f"penalty must be a finite number > 0, got {str(penalty)[:40]}",
             "without a penalty the weights of a fit may grow without bound",
             "Give a number such as 1.0.",
         )
     return value
 
 
-def _labels(labels: ArrayLike, dtype: Any = None) -> "NDArray[Any]":
+def _labels(labels: ArrayLike, dtype: DTypeLike | None = None) -> Labels:
     try:
         return np.asarray(labels, dtype)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-        # Lists of several lengths, a meta tensor, words as numbers.
-    ) as error:
+    # Lists of several lengths, a meta tensor, words as numbers.
+    except (TypeError, ValueError, RuntimeError) as error:
         raise StatesError(
             "Cannot read the labels", str(error)[:150], "Give one label for each state."
         ) from error
 
 
-def _classes(labels: ArrayLike) -> "tuple[NDArray[Any], NDArray[np.intp]]":
-    """The classes in order, and the number of each label's class."""
+def _classes(labels: ArrayLike) -> tuple[Labels, NDArray[np.intp]]:
+    """Return the classes in order, and the index of each label's class."""
     try:
         classes, codes = np.unique(_labels(labels), return_inverse=True)
     except TypeError as error:
@@ -362,35 +348,29 @@ def _classes(labels: ArrayLike) -> "tuple[NDArray[Any], NDArray[np.intp]]":
 
 
 def _rows(states: ArrayLike | torch.Tensor) -> Floats:
+    """Return states as a finite float64 array `[row, width]`, or raise."""
+    problem = "A probe takes states [row, width]"
     try:
-        host = (
-            states.detach().cpu().double().numpy()
-            if isinstance(states, torch.Tensor)
-            else states
-        )
-        rows = np.asarray(host, dtype=np.float64)
+        if isinstance(states, torch.Tensor):
+            states = states.detach().cpu().double().numpy()
+        rows = np.asarray(states, dtype=np.float64)
     except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
         reason = f"a {type(states).__name__} does not hold numbers ({error})"
-        raise StatesError(
-            "A probe takes states [row, width]", reason, "Give an array of numbers."
-        ) from error
+        raise StatesError(problem, reason, "Give an array of numbers.") from error
     if rows.ndim != 2:
-        raise StatesError(
-            "A probe takes states [row, width]",
-            f"the shape is {list(rows.shape)}",
-            "Reshape them.",
-        )
-    if not np.isfinite(rows).all():
-        row = int(np.argmin(np.isfinite(rows).all(1)))
+        raise StatesError(problem, f"the shape is {list(rows.shape)}", "Reshape them.")
+    finite = np.isfinite(rows).all(1)
+    if not finite.all():
         raise StatesError(
             "A probe takes finite states",
-            f"row {row} has a NaN or an infinity",
+            f"row {int(np.argmin(finite))} has a NaN or an infinity",
             "Leave it out.",
         )
     return rows
 
 
-def _array(classes: list[Any]) -> NDArray[Any]:
-    if all(isinstance(one, str) for one in classes):
-        return np.array([*classes, None], dtype=object)[:-1]
+def _class_array(classes: list[Any]) -> Labels:
+    """Return class names as objects if they are strings, else as numbers."""
+    if all(isinstance(name, str) for name in classes):
+        return np.array(classes, dtype=object)
     return np.array(classes)

@@ -1,8 +1,8 @@
-"""Problems: linear fits of one set of states, each with its own training rows, targets
-and penalty; ridge regression.
+"""Many linear fits of one set of states, and ridge regression.
 
-The states are standardised on the training rows of each problem without a copy of them
-for each: a problem's scale is applied to its coefficients.
+Each problem has its own training rows, targets and penalty. The states are standardised
+on the training rows of each problem, but never copied for that: the scale of a problem
+is applied to its coefficients instead.
 """
 
 from collections.abc import Callable
@@ -14,24 +14,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-EQUAL = (
-    # A deviation that is this share of the mean is the rounding of equal numbers.
-    1e-14
-)
-# States have variance 1; a channel with less than this on some rows counts as constant
-# there.
+# A standard deviation below this share of the mean is the rounding of equal numbers.
+EQUAL = 1e-14
+# States have variance 1 over all rows. A channel with less than this on some rows
+# counts as constant there.
 CONSTANT = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class Problems:
-    """`train` flags and `targets` (class indices, or values) `[problem, row]`, and a
-    `penalty` `[problem]`.
+    """Fits of the same states, each with its own rows, targets and penalty.
 
-    A problem minimises the sum of its rows' losses plus half the penalty times the
-    squared norm of its coefficients, which are those of states standardised on its
-    training rows; the intercept is free. So the penalty is scikit-learn's `alpha` of a
-    ridge regression, and 1 / `C` of a logistic one.
+    `train` flags and `targets` (class indices or values) are `[problem, row]`,
+    `penalty` is `[problem]`. A problem minimises the summed losses of its rows plus
+    half the penalty times the squared norm of its coefficients, which are those of
+    states standardised on its training rows; the intercept is free. So the penalty is
+    scikit-learn's `alpha` of a ridge regression, and 1 / `C` of a logistic one.
     """
 
     train: Tensor
@@ -43,48 +41,45 @@ class Problems:
 
     @property
     def counts(self) -> Tensor:
-        """The number of training rows of each problem."""
+        """Return the number of training rows of each problem."""
         return self.train.sum(1)
 
     @property
     def sets(self) -> tuple[Tensor, Tensor]:
-        """The different sets of training rows `[set, row]`, and the index of each
-        problem's set.
-        """
+        """Return the distinct sets of training rows, and the set of each problem."""
         flags = np.packbits(self.train.numpy(), axis=1)
         _, first, which = np.unique(
-            _as_values(flags), return_index=True, return_inverse=True
+            _as_scalars(flags), return_index=True, return_inverse=True
         )
         return self.train[torch.from_numpy(first)], torch.from_numpy(which.reshape(-1))
 
 
 class Fitted(NamedTuple):
-    """Fitted coefficients `[width, output, problem]` and intercepts `[output,
-    problem]`.
-    """
+    """Coefficients `[width, output, problem]` and intercepts `[output, problem]`."""
 
     coef: Tensor
     intercept: Tensor
     converged: Tensor
 
     def scores(self, states: Tensor) -> Tensor:
-        """`states @ coef + intercept`, `[row, output, problem]`."""
+        """Return `states @ coef + intercept`, `[row, output, problem]`."""
         width, outputs, problems = self.coef.shape
         products = states @ self.coef.reshape(width, -1).to(states)
         return products.view(len(states), outputs, problems) + self.intercept.to(states)
 
 
 LossAndGradient: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From scores `[row, output, problem]`, targets and weights `[row, problem]`: losses
-`[problem]`, gradient by score.
+"""Return losses `[problem]` and their gradient by each score.
+
+It takes scores `[row, output, problem]`, and targets and weights `[row, problem]`.
 """
 
 
 class Learner(NamedTuple):
-    """A kind of regression: how problems are fitted, and the loss of each row (`[row,
-    problem]`) given its scores.
+    """A kind of regression.
 
-    `curvature` is a typical second derivative of the loss by a score.
+    `fit` solves problems, `losses` returns the loss `[row, problem]` of scores, and
+    `curvature` is a typical second derivative of that loss by a score.
     """
 
     fit: Callable[[Tensor, Problems], Fitted]
@@ -95,24 +90,26 @@ class Learner(NamedTuple):
 
 
 def standardised(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """States `[row, width]` with mean 0 and deviation 1 in every channel, as float32
-    (float64 stays); mean, deviation.
+    """Return states with mean 0 and deviation 1 in every channel; mean and deviation.
 
-    A channel that is the same in all rows becomes 0.
+    The states `[row, width]` come back in float32, or in float64 if they were. A
+    channel that is the same in all rows becomes 0.
 
     >>> standardised(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))[0].tolist()
     [[-1.0, 0.0], [1.0, 0.0]]
     """
     host = states.detach().cpu()
-    rows = host.to(host.dtype if host.dtype == torch.float64 else torch.float32).numpy()
-    rough = rows.mean(0, dtype=np.float64).astype(rows.dtype)
-    # Centred twice: the rough mean is rounded, which matters where deviations are
-    # small.
-    centred = rows - rough
-    rest = centred.mean(0, dtype=np.float64)
-    centred -= rest.astype(rows.dtype)
+    if host.dtype != torch.float64:
+        host = host.to(torch.float32)
+    rows = host.numpy()
+    rounded_mean = rows.mean(0, dtype=np.float64).astype(rows.dtype)
+    # Centred twice: the first mean is rounded to the dtype of the rows, which matters
+    # where deviations are small beside it.
+    centred = rows - rounded_mean
+    remainder = centred.mean(0, dtype=np.float64)
+    centred -= remainder.astype(rows.dtype)
     deviation = np.sqrt(np.square(centred).mean(0, dtype=np.float64))
-    mean = rough.astype(np.float64) + rest
+    mean = rounded_mean.astype(np.float64) + remainder
     constant = deviation <= EQUAL * np.abs(mean)
     centred[:, constant] = 0
     deviation[constant] = 1
@@ -125,101 +122,89 @@ def standardised(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def moments(states: Tensor, problems: Problems) -> tuple[Tensor, Tensor]:
-    """Mean and deviation `[width, problem]` of standardised states over the training
-    rows of each problem.
-
-    They are computed in float64: where an outlier is held out, it leaves its channel
-    almost no variance.
-    """
+    """Return mean and deviation `[width, problem]` over the training rows of each."""
     sets, which = problems.sets
+    # In float64: an outlier that is held out leaves its channel almost no variance.
     wide = states.to(torch.float64, copy=True)
     weights = (sets / sets.sum(1, keepdim=True)).double()
     mean = (weights @ wide).T
     variance = (weights @ wide.square_()).T - mean.square()
-    deviation = torch.where(
-        variance <= CONSTANT,
-        torch.ones_like(variance),
-        variance.clamp_min(CONSTANT).sqrt(),
-    )
+    deviation = _without_constants(variance).sqrt()
     return mean.to(states)[:, which], deviation.to(states)[:, which]
 
 
-def gram(states: Tensor) -> Tensor:
-    """`states.T @ states`, by torch, though numpy computes only half of a symmetric
-    product.
+def _without_constants(variance: Tensor) -> Tensor:
+    """Replace the variance of constant channels by 1, which leaves them as they are."""
+    return torch.where(variance <= CONSTANT, torch.ones_like(variance), variance)
 
-    Each library has its own threads, which spin for a while after a product and hold up
-    the other library's: with both, everything around a product takes twice as long.
-    """
+
+def gram(states: Tensor) -> Tensor:
+    """Return `states.T @ states`."""
+    # By torch, though numpy computes only half of a symmetric product. Each library has
+    # its own threads, which spin for a while after a product and hold up the threads of
+    # the other: with both, everything around a product takes twice as long.
     return states.T @ states
 
 
-def _as_values(flags: NDArray[np.uint8]) -> NDArray[np.void]:
-    """Rows of bytes as one value each, so that `np.unique` compares whole rows."""
+def _as_scalars(flags: NDArray[np.uint8]) -> NDArray[np.void]:
+    """View each row of bytes as one scalar, so that `np.unique` compares whole rows."""
     rows = np.ascontiguousarray(flags)
     return rows.view(np.dtype((np.void, rows.shape[1]))).reshape(-1)
 
 
 def ridge() -> Learner:
-    """Ridge regression (half the squared error), solved in closed form and in float64.
+    """Return ridge regression (half the squared error), in closed form and float64.
 
     Gram matrices are computed once: rows that are always trained on together, such as
-    those of a fold, are summed together, and the matrix of a problem is the sum over
-    its parts. With fewer rows than channels, the dual problem of the rows is solved.
+    those of a fold, are summed together, and the matrix of a problem is a sum of such
+    parts. With fewer rows than channels, the dual problem of the rows is solved.
     """
     return Learner(_fit_ridge, _squared_losses, _squared_loss_and_gradient, 1, 1.0)
 
 
 def _squared_losses(scores: Tensor, targets: Tensor) -> Tensor:
-    """Half the squared error of each row."""
+    """Return half the squared error of each row."""
     return 0.5 * (scores[:, 0] - targets).square()
 
 
 def _squared_loss_and_gradient(
     scores: Tensor, targets: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    return (_squared_losses(scores, targets) * weights).sum(0), (
-        scores - targets[:, None]
-    ) * weights[:, None]
+    loss = (_squared_losses(scores, targets) * weights).sum(0)
+    return loss, (scores - targets[:, None]) * weights[:, None]
 
 
 def _fit_ridge(states: Tensor, problems: Problems) -> Fitted:
-    """Coefficients for states that are standardised over all rows; each problem
-    standardises them over its own.
-    """
-    wide, targets = states.double(), problems.targets.double()
+    """Solve all problems, those with the same training rows together."""
+    wide = states.double()
+    targets = problems.targets.double()
     coef = torch.empty(states.shape[1], len(problems), dtype=torch.float64)
     intercept = torch.empty(len(problems), dtype=torch.float64)
     sets, which = problems.sets
-    sums = (
-        _Sums.over(wide, targets, sets)
-        if int(sets.sum(1).min()) >= wide.shape[1]
-        else None
-    )
+    sums = None
+    if int(sets.sum(1).min()) >= wide.shape[1]:
+        sums = _PartSums.of(wide, targets, sets)
     for number, rows in enumerate(sets):
-        here = (which == number).nonzero()[:, 0]
-        goals = targets[here][:, rows].T
+        members = (which == number).nonzero()[:, 0]
+        goals = targets[members][:, rows].T
         level = goals.mean(0)
+        penalty = problems.penalty[members]
         if sums is not None:
-            coef[:, here], mean = sums.solve(
-                number, here, level, problems.penalty[here]
-            )
+            solution, mean = sums.solve(number, members, level, penalty)
         else:
-            coef[:, here], mean = _solve_dual(
-                wide[rows], goals - level, problems.penalty[here]
-            )
-        intercept[here] = level - mean @ coef[:, here]
-    return Fitted(
-        coef[:, None], intercept[None], torch.ones(len(problems), dtype=torch.bool)
-    )
+            solution, mean = _solve_dual(wide[rows], goals - level, penalty)
+        coef[:, members] = solution
+        intercept[members] = level - mean @ coef[:, members]
+    converged = torch.ones(len(problems), dtype=torch.bool)
+    return Fitted(coef[:, None], intercept[None], converged)
 
 
-class _Sums(NamedTuple):
-    """Sums over parts: rows that belong to the same sets of training rows.
+class _PartSums(NamedTuple):
+    """Sums over parts, which are rows that belong to the same sets of training rows.
 
-    `parts` flags `[set, part]` say which parts each set is made of; the other fields
-    have one entry a part (the number of rows, the sum of states, their Gram matrix,
-    their products with the targets); `gram` is of all rows.
+    `parts` `[set, part]` flags the parts of each set. Of every part there are the
+    number of rows, the sum of their states, their Gram matrix, and their products with
+    the targets. `gram` is the Gram matrix of all rows.
     """
 
     parts: Tensor
@@ -230,71 +215,71 @@ class _Sums(NamedTuple):
     gram: Tensor
 
     @classmethod
-    def over(cls, states: Tensor, targets: Tensor, sets: Tensor) -> "_Sums":
-        flags = _as_values(np.packbits(sets.numpy().T, axis=1))
+    def of(cls, states: Tensor, targets: Tensor, sets: Tensor) -> "_PartSums":
+        membership = _as_scalars(np.packbits(sets.numpy().T, axis=1))
         _, first, part_of, counts = np.unique(
-            flags, return_index=True, return_inverse=True, return_counts=True
+            membership, return_index=True, return_inverse=True, return_counts=True
         )
         order = torch.from_numpy(np.argsort(part_of.reshape(-1), kind="stable"))
-        rows = torch.split(states[order], counts.tolist())
+        parts = torch.split(states[order], counts.tolist())
         goals = torch.split(targets.T[order], counts.tolist())
-        grams = torch.stack([gram(part) for part in rows])
+        sums = []
+        products = []
+        for rows, goal in zip(parts, goals, strict=True):
+            sums.append(torch.ones(1, len(rows), dtype=rows.dtype) @ rows)
+            products.append(rows.T @ goal)
+        grams = torch.stack([gram(rows) for rows in parts])
         return cls(
-            sets[:, torch.from_numpy(first)],
-            torch.from_numpy(counts),
-            torch.stack(
-                [torch.ones(1, len(part), dtype=part.dtype) @ part for part in rows]
-            )[:, 0],
-            grams,
-            torch.stack(
-                [part.T @ goal for part, goal in zip(rows, goals, strict=True)]
-            ),
-            grams.sum(0),
+            parts=sets[:, torch.from_numpy(first)],
+            counts=torch.from_numpy(counts),
+            states=torch.stack(sums)[:, 0],
+            grams=grams,
+            products=torch.stack(products),
+            gram=grams.sum(0),
         )
 
     def solve(
-        self, number: int, here: Tensor, level: Tensor, penalty: Tensor
+        self, number: int, members: Tensor, level: Tensor, penalty: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The coefficients of the problems `here`, which share a set of training rows,
-        and the mean of its states.
+        """Return the coefficients of problems with one set, and the mean of its states.
 
-        The squared norm of the coefficients of standardised states is that of plain
-        coefficients times the variance: so the penalty is scaled here, and not the
-        states.
+        `number` is the set, `members` are its problems, and `level` the mean of their
+        targets.
         """
         inside = self.parts[number]
         count = int(self.counts[inside].sum())
         mean = self.states[inside].sum(0) / count
-        inner = self.gram.addr(mean, mean, alpha=-count)
+        centred_gram = self.gram.addr(mean, mean, alpha=-count)
         for part in (~inside).nonzero()[:, 0]:
-            inner -= self.grams[part]
-        variance = inner.diagonal() / count
-        scale = torch.where(variance <= CONSTANT, torch.ones_like(variance), variance)
-        goal = self.products[inside].sum(0)[:, here] - count * torch.outer(mean, level)
-        return _solve(inner, goal, penalty, scale), mean
+            centred_gram -= self.grams[part]
+        # The penalty is on the coefficients of standardised states. Their squared norm
+        # is that of plain coefficients times the variance, so the penalty is scaled
+        # here, and not the states.
+        scale = _without_constants(centred_gram.diagonal() / count)
+        products = self.products[inside].sum(0)[:, members]
+        centred_products = products - count * torch.outer(mean, level)
+        return _solve(centred_gram, centred_products, penalty, scale), mean
 
 
-def _solve_dual(states: Tensor, goal: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
-    """The same from the products of rows, of which there are fewer than channels."""
-    mean, variance = states.mean(0), states.var(0, correction=0)
-    deviation = torch.where(
-        variance <= CONSTANT, torch.ones_like(variance), variance
-    ).sqrt()
+def _solve_dual(
+    states: Tensor, goals: Tensor, penalty: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the same for fewer rows than channels, from the products between rows."""
+    mean = states.mean(0)
+    deviation = _without_constants(states.var(0, correction=0)).sqrt()
     scaled = (states - mean) / deviation
-    solved = scaled.T @ _solve(
-        gram(scaled.T), goal, penalty, torch.ones(len(states), dtype=states.dtype)
-    )
-    return solved / deviation[:, None], mean
+    ones = torch.ones(len(states), dtype=states.dtype)
+    weights = _solve(gram(scaled.T), goals, penalty, ones)
+    return scaled.T @ weights / deviation[:, None], mean
 
 
-def _solve(inner: Tensor, goal: Tensor, penalty: Tensor, scale: Tensor) -> Tensor:
-    """Solve `(inner + penalty * diag(scale)) x = goal`, column by column."""
-    solved = torch.empty_like(goal)
+def _solve(inner: Tensor, right: Tensor, penalty: Tensor, scale: Tensor) -> Tensor:
+    """Solve `(inner + penalty * diag(scale)) x = right`, column by column."""
+    solution = torch.empty_like(right)
     for value in set(penalty.tolist()):
         columns = penalty == value
-        shifted = inner.clone()
-        shifted.diagonal().add_(value * scale)
-        solved[:, columns] = torch.cholesky_solve(
-            goal[:, columns], torch.linalg.cholesky(shifted)
-        )
-    return solved
+        penalised = inner.clone()
+        penalised.diagonal().add_(value * scale)
+        factor = torch.linalg.cholesky(penalised)
+        solution[:, columns] = torch.cholesky_solve(right[:, columns], factor)
+    return solution

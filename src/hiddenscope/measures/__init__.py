@@ -1,11 +1,12 @@
-"""Measures: numbers that summarise many states. Tensors in, numbers out; they know no
-sites, no tokens and no models.
+"""Numbers that summarise many states: tensors in, numbers out.
 
-running       running statistics of states that are seen once: mean, spread, direction, dimension
+They know nothing of sites, tokens and models.
+
+running       running statistics: mean, scatter, direction, dimension
 cka           how similar two sets of states of the same tokens are: linear CKA
-distances     Euclidean distances of every row to every other, and whether a picture keeps neighbours
-separation    how far apart classes are, beside permuted labels
-permutations  labels in another order, as the design of the data allows
+distances     distances between all rows, and whether a picture keeps neighbours
+separation    how far apart classes are, compared with permuted labels
+permutations  labels in other orders, as the design of the data allows
 grouped       averages over texts that belong together, and how uncertain they are
 """
 

@@ -1,13 +1,12 @@
-"""Euclidean distances of every row to every other, some rows at a time, and whether a
-picture keeps neighbours.
+"""Euclidean distances between all rows, and whether a picture keeps neighbours.
 
-Why not scikit-learn's: permutation tests, neighbours and trustworthiness all read the
+Why not scikit-learn: permutation tests, neighbours and trustworthiness all read the
 same distances, which are computed once here. Equal rows (last tokens at `layer.0`, for
 instance) are at a distance of exactly zero, which products alone do not give.
-scikit-learn's `trustworthiness` gives the same number where no two distances are equal;
-it ranks equal ones arbitrarily (0.93 in place of 1 for a perfect picture of two points
-that occur 25 times each) and holds three matrices of all pairs: 60 GB for 50,000 rows,
-where this holds 32 MiB.
+scikit-learn's `trustworthiness` returns the same number where no two distances are
+equal; it ranks equal ones arbitrarily (0.93 instead of 1 for a perfect picture of two
+points that occur 25 times each) and holds three matrices of all pairs: 60 GB for 50,000
+rows, where this holds 32 MiB.
 """
 
 from collections.abc import Iterator
@@ -16,18 +15,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-AT_ONCE = 1 << 22  # distances that are computed together: 32 MiB of float64
-# As many distances are kept once they have been computed: 128 MiB of float64.
+# Distances that are computed together: 32 MiB of float64.
+AT_ONCE = 1 << 22
+# Up to this many distances are kept once they have been computed: 128 MiB of float64.
 KEPT = 1 << 24
-SMALL = 1 << 18  # distances for which float64 costs nothing worth saving
+# With so few distances, float64 costs nothing worth saving.
+SMALL = 1 << 18
 # Squared distances below this share of the squared norms lose too many digits in
 # float32.
 CLOSE = 0.01
-# The rounding of a squared distance, over the squared norms.
-TIE = {
-    torch.float64: 1e-12,
-    torch.float32: 1e-6,
-}
+# The rounding of a squared distance, relative to the squared norms.
+TIE = {torch.float64: 1e-12, torch.float32: 1e-6}
 
 
 class Distances:
@@ -44,38 +42,41 @@ class Distances:
     """
 
     def __init__(self, rows: Tensor) -> None:
-        wide = rows.detach().cpu().double()
+        host = rows.detach().cpu()
+        wide = host.double()
         self.rows = wide - wide.mean(0)
-        self.norms = self.rows.square().sum(1)  # squared
-        self.codes = _codes_of_equal_rows(rows.detach().cpu())
+        self.squared_norms = self.rows.square().sum(1)
+        self.codes = _codes_of_equal_rows(host)
         self.all_differ = self.distinct == len(wide)
-        self.dtype = torch.float32 if SMALL < len(wide) ** 2 <= KEPT else torch.float64
-        if self.dtype == torch.float32 and not self._float32_suffices():
-            self.dtype = torch.float64
-            del self._whole
+        self.dtype = torch.float64
+        if SMALL < len(wide) ** 2 <= KEPT:
+            self.dtype = torch.float32
+            if not self._float32_suffices():
+                self.dtype = torch.float64
+                del self._whole
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def tie(self, here: slice) -> Tensor:
-        """How far two squared distances may differ by rounding alone, `[some rows,
-        row]`.
-        """
-        return (TIE[self.dtype] * (self.norms[here, None] + self.norms)).to(self.dtype)
+        """Return how far two squared distances of some rows may differ by rounding."""
+        scale = self.squared_norms[here, None] + self.squared_norms
+        return (TIE[self.dtype] * scale).to(self.dtype)
 
     @property
     def distinct(self) -> int:
-        """The number of different rows."""
+        """Return the number of different rows."""
         return int(self.codes.max()) + 1 if len(self) else 0
 
     @property
     def all_equal(self) -> bool:
-        """Whether all rows are equal."""
+        """Return whether all rows are equal."""
         return self.distinct <= 1
 
     def blocks(self, at_once: int = AT_ONCE) -> Iterator[tuple[slice, Tensor]]:
-        """Some rows at a time: their slice, and their distances `[some rows, row]`,
-        which must not be written to.
+        """Yield the slice of some rows and their distances `[some, row]`.
+
+        The distances must not be written to.
         """
         count = max(1, at_once // max(1, len(self)))
         for start in range(0, len(self), count):
@@ -87,18 +88,18 @@ class Distances:
 
     @cached_property
     def _whole(self) -> Tensor:
-        """All distances."""
+        """Return all distances."""
         rows = self.rows.to(self.dtype).numpy()
         # numpy sees that the product is symmetric and computes half of it; torch
         # computes all.
         return self._from_products(torch.from_numpy(rows @ rows.T), slice(0, len(self)))
 
     def _from_products(self, products: Tensor, here: slice) -> Tensor:
-        """The distances of some rows to all, computed in place of their products."""
-        norms = self.norms.to(products.dtype)
-        distances = (
-            products.mul_(-2).add_(norms).add_(norms[here, None]).clamp_min_(0).sqrt_()
-        )
+        """Turn products of some rows with all rows into distances, in place."""
+        norms = self.squared_norms.to(products.dtype)
+        squared = products.mul_(-2).add_(norms).add_(norms[here, None])
+        # Rounding may leave a small negative number.
+        distances = squared.clamp_min_(0).sqrt_()
         if self.all_differ:
             diagonal = torch.arange(here.stop - here.start)
             distances[diagonal, diagonal + here.start] = 0
@@ -106,40 +107,40 @@ class Distances:
         return distances.masked_fill_(self.codes[here, None] == self.codes[None], 0)
 
     def _float32_suffices(self) -> bool:
-        """Whether no two different rows are so close to one another that float32 loses
-        too much of their distance.
-        """
-        # Equal rows are, and no others may be.
-        close = self._whole < (CLOSE * self.norms).float().sqrt()[:, None]
-        return int(close.sum()) == int(torch.bincount(self.codes).square().sum())
+        """Return whether no two different rows are too close for float32."""
+        close = self._whole < (CLOSE * self.squared_norms).float().sqrt()[:, None]
+        # Equal rows are close, and no others may be.
+        equal = torch.bincount(self.codes).square().sum()
+        return int(close.sum()) == int(equal)
 
     def nearest(self, count: int) -> tuple[Tensor, Tensor]:
-        """The nearest rows of each row and their distances, `[row, count]`; the first
-        is the row itself.
+        """Return the nearest rows of each row and their distances, `[row, count]`.
+
+        The first is the row itself.
 
         >>> Distances(torch.tensor([[0.0], [1.0], [3.0]])).nearest(2)[0].tolist()
         [[0, 1], [1, 0], [2, 1]]
         """
-        blocks = []
+        every_index = []
+        every_distance = []
         for here, block in self.blocks():
-            itself = torch.arange(here.start, here.stop)[:, None] == torch.arange(
-                len(self)
-            )
+            rows = torch.arange(here.start, here.stop)[:, None]
+            itself = rows == torch.arange(len(self))
+            # A negative distance, so that a row comes before others that equal it.
             distances, indices = torch.where(itself, -1, block).topk(
                 count, dim=1, largest=False, sorted=True
             )
             distances[:, 0] = 0
-            blocks.append((indices, distances))
-        indices, distances = (torch.cat(side) for side in zip(*blocks, strict=True))
-        return indices, distances
+            every_index.append(indices)
+            every_distance.append(distances)
+        return torch.cat(every_index), torch.cat(every_distance)
 
 
 def trustworthiness(distances: Distances, picture: Tensor, neighbours: int) -> float:
-    """Whether neighbours in a picture are close in the full space: 1 if all are, about
-    0.5 by chance.
+    """Measure whether neighbours in a picture are close in the full space.
 
-    As scikit-learn defines it (Venna and Kaski 2001), where rows at the same distance
-    share the better rank.
+    It is 1 if all are, and about 0.5 by chance (Venna and Kaski 2001). As in
+    scikit-learn, except that rows at the same distance share the better rank.
 
     >>> rows = torch.tensor([[0.0], [1.0], [3.0], [6.0], [10.0]])
     >>> trustworthiness(Distances(rows), rows, 2)
@@ -149,22 +150,21 @@ def trustworthiness(distances: Distances, picture: Tensor, neighbours: int) -> f
     shown, _ = Distances(picture).nearest(neighbours + 1)
     penalty = 0.0
     for here, block in distances.blocks(AT_ONCE // 4):
-        closer = [
-            (block < block.gather(1, shown[here, k : k + 1])).sum(1)
-            for k in range(1, neighbours + 1)
-        ]
-        # A row is among those closer to itself.
-        penalty += float((torch.stack(closer) - neighbours).clamp_min(0).sum())
-    return 1.0 - penalty * 2.0 / (
-        count * neighbours * (2.0 * count - 3.0 * neighbours - 1.0)
-    )
+        ranks = []
+        for k in range(1, neighbours + 1):
+            # The number of rows that are closer, which includes the row itself.
+            closer = block < block.gather(1, shown[here, k : k + 1])
+            ranks.append(closer.sum(1))
+        penalty += float((torch.stack(ranks) - neighbours).clamp_min(0).sum())
+    worst = count * neighbours * (2.0 * count - 3.0 * neighbours - 1.0)
+    return 1.0 - penalty * 2.0 / worst
 
 
 def _codes_of_equal_rows(rows: Tensor) -> Tensor:
-    """The same number for equal rows, other numbers for other rows."""
+    """Number rows so that equal ones have the same number."""
     numbers: dict[bytes, int] = {}
-    # Without negative zeros.
-    plain = (rows + 0.0).contiguous().view(torch.uint8).numpy()
+    # Adding zero turns negative zeros, whose bytes differ, into positive ones.
+    content = (rows + 0.0).contiguous().view(torch.uint8).numpy()
     return torch.tensor(
-        [numbers.setdefault(row.tobytes(), len(numbers)) for row in plain]
+        [numbers.setdefault(row.tobytes(), len(numbers)) for row in content]
     )

@@ -1,9 +1,7 @@
-"""Grouped: averages over texts that belong together, and how uncertain they are.
+"""Averages over texts that belong together, and how uncertain they are.
 
 Copies of a text, paraphrases and sentences of one document say less than as many
-independent texts. Groups are what was sampled, so an error is measured over groups, and
-a share counts as many rows as there would be if a whole group were always right or
-wrong together.
+independent texts. Groups are what was sampled, so an error is measured over groups.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -17,29 +15,25 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 def joined(*keys: Sequence[Hashable] | None) -> Ints:
-    """Number the groups of rows, in the order of their first row; rows that share any
-    key are of one group.
+    """Number the groups of rows that share any key, in the order of their first row.
 
     >>> joined(["a", "b", "a", "c"], [1, 2, 3, 3]).tolist()
     [0, 1, 0, 0]
     """
-    given = [key for key in keys if key is not None]
-    parents = list(range(len(given[0])))
-    for key in given:
+    present = [key for key in keys if key is not None]
+    # A union-find forest: rows whose parents lead to the same root are of one group.
+    parents = list(range(len(present[0])))
+    for key in present:
         first: dict[Hashable, int] = {}
         for row, value in enumerate(key):
-            one, other = (
-                _root(parents, row),
-                _root(parents, first.setdefault(value, row)),
-            )
-            parents[max(one, other)] = min(one, other)
+            root = _root(parents, row)
+            other = _root(parents, first.setdefault(value, row))
+            parents[max(root, other)] = min(root, other)
     return numbered(_root(parents, row) for row in range(len(parents)))
 
 
 def _root(parents: list[int], row: int) -> int:
-    """The first row of the group that a row is in; the way there is shortened for the
-    next search.
-    """
+    """Return the first row of the group of a row, and shorten the path there."""
     while parents[row] != row:
         parents[row] = parents[parents[row]]
         row = parents[row]
@@ -47,15 +41,14 @@ def _root(parents: list[int], row: int) -> int:
 
 
 def numbered(values: Iterable[Hashable]) -> Ints:
-    """Number values from 0, in the order in which each comes first.
+    """Number values from 0, in the order of their first occurrence.
 
     >>> numbered(["b", "a", "b"]).tolist()
     [0, 1, 0]
     """
     numbers: dict[Hashable, int] = {}
-    return np.array(
-        [numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64
-    )
+    codes = [numbers.setdefault(value, len(numbers)) for value in values]
+    return np.array(codes, dtype=np.int64)
 
 
 def group_sums(values: Floats, groups: Ints) -> Floats:
@@ -70,26 +63,26 @@ def group_sums(values: Floats, groups: Ints) -> Floats:
 
 
 def effective_count(groups: Ints) -> float:
-    """Count the independent rows that say as much of a share, if all rows of a group
-    are right or wrong together.
+    """Return Kish's effective sample size (Kish 1965) of groups of unequal size.
 
-    Where they are not, an interval with this count is wider than it need be. One whose
-    width follows from how rows of a group agree is too narrow where groups are few and
-    of unequal size: it held 83% of shares, called 95%.
+    That many groups of equal size would make the mean of their rows vary as much, if
+    all rows of a group are alike. Where they are not, an interval with this count is
+    wider than it need be. One whose width follows from how alike the rows of a group
+    are is too narrow where groups are few and of unequal size: it held 83% of shares
+    instead of 95%.
 
-    >>> effective_count(np.arange(12)), effective_count(np.array([0, 0, 0, 1, 1, 1]))
-    (12.0, 2.0)
+    >>> effective_count(np.arange(12)), effective_count(np.array([0, 0, 0, 1]))
+    (12.0, 1.6)
     """
     sizes = np.bincount(groups)
     return float(sizes.sum() ** 2 / (sizes**2).sum())
 
 
 def standard_error(values: Floats, groups: Ints) -> Floats | None:
-    """Give the standard error of the mean over rows, the first axis, by leaving out
-    each group in turn.
+    """Return the jackknife standard error (Tukey 1958) of the mean over rows.
 
-    It is that of independent rows where every row is a group of its own, and None where
-    there is one group.
+    Each group is left out in turn. With one row per group it is the usual standard
+    error; with a single group there is none.
 
     >>> values = np.array([1.0, 2.0, 4.0, 5.0])
     >>> bool(np.isclose(standard_error(values, np.arange(4)), values.std(ddof=1) / 2))
@@ -99,8 +92,7 @@ def standard_error(values: Floats, groups: Ints) -> Floats | None:
     count = len(sizes)
     if count < 2:
         return None
-    others = sizes.sum() - sizes
-    shape = (count, *(1 for _ in values.shape[1:]))
-    left = (values.sum(0) - group_sums(values, groups)) / others.reshape(shape)
-    error: Floats = np.sqrt((count - 1) * left.var(0))
+    others = (sizes.sum() - sizes).reshape(count, *[1] * (values.ndim - 1))
+    means_without = (values.sum(0) - group_sums(values, groups)) / others
+    error: Floats = np.sqrt((count - 1) * means_without.var(0))
     return error

@@ -1,15 +1,16 @@
-"""Permute labels in the ways that the design of the data allows.
+"""Permutations of labels, in the ways that the design of the data allows.
 
 A permutation test is valid only if the labels could equally well have come in any of
-these orders. So a text keeps one label for all its rows, and texts that belong together
-(a group: paraphrases, a minimal pair) stay together:
+these orders (exchangeability). So a text keeps one label for all its rows, and texts
+that belong together (a group: paraphrases, a minimal pair) stay together:
 
 - Groups whose texts all have one label exchange their labels: an unpaired design.
-- A group with several labels deals them anew among its texts, and exchanges the whole set with groups of the same
-  size: a paired or blocked design.
-- Where the rows of one text have several labels, as tokens do, the labels of a group are a sequence. Sequences change
-  places between groups, and each is rotated by a random number of rows, so that neighbours stay neighbours. Where
-  groups differ in length a sequence may reach into the next group, and the test is approximate.
+- A group with several labels shuffles them among its texts, and exchanges the whole set
+  with groups of the same size: a paired or blocked design.
+- Where the rows of one text have several labels, as tokens do, the labels of a group
+  are a sequence. Sequences change places between groups, and each is rotated by a
+  random number of rows, so that neighbours stay neighbours. Where groups differ in
+  length, a sequence may reach into the next group, and the test is approximate.
 
 >>> pairs = permuted(torch.tensor([0, 1, 0, 1]), 99, 0, groups=["a", "a", "b", "b"])
 >>> pairs.labellings.tolist(), pairs.smallest_p
@@ -32,13 +33,13 @@ Labels: TypeAlias = NDArray[Any]
 # Each round of draws misses a given order with probability 1/e, so that 30 rounds miss
 # it with 1e-13.
 ROUNDS = 30
-LEAST_DRAWS = 64
-MAX_LOG = 700.0  # exp() overflows above about 709
+MIN_DRAWS = 64
+# exp() overflows above about 709.
+MAX_LOG = 700.0
 
 
 class Permuted(NamedTuple):
-    """Hold labels as they are and in other orders, `[labelling, row]`, the true ones
-    first.
+    """Labels in several orders, `[labelling, row]`, the true one first.
 
     Where few orders of texts exist, each is there once. `smallest_p` is the smallest
     p-value that these labellings can give: the share of them that are the true one, or
@@ -64,18 +65,17 @@ class _Uniform(NamedTuple):
     def draw(
         self, labels: Labels, count: int, generator: np.random.Generator
     ) -> Labels:
-        """Deal the labels of groups anew, `[labelling, unit]`."""
+        """Shuffle the labels among the groups, `[labelling, unit]`."""
         repeated = np.tile(labels[self.first_unit], (count, 1))
         return generator.permuted(repeated, axis=1)[:, self.group]
 
-    def hands(self, labels: Labels) -> Counter[tuple[Any, ...]]:
+    def label_sets(self, labels: Labels) -> Counter[tuple[Any, ...]]:
         """Count the groups by the labels that they hold."""
         return Counter((label,) for label in labels[self.first_unit].tolist())
 
 
-class _Mixed(NamedTuple):
-    """Groups of several labels and one size, which deal their labels anew and exchange
-    them.
+class _Blocked(NamedTuple):
+    """Groups of several labels and one size, which shuffle and exchange their labels.
 
     `units` are their texts, `[group, unit]`.
     """
@@ -85,17 +85,17 @@ class _Mixed(NamedTuple):
     def draw(
         self, labels: Labels, count: int, generator: np.random.Generator
     ) -> Labels:
-        """Deal the labels anew, `[labelling, unit]`."""
+        """Shuffle the labels among groups and within them, `[labelling, unit]`."""
         group_order = np.tile(np.arange(len(self.units)), (count, 1))
-        hands = labels[self.units][generator.permuted(group_order, axis=1)]
-        return generator.permuted(hands, axis=2).reshape(count, -1)
+        label_sets = labels[self.units][generator.permuted(group_order, axis=1)]
+        return generator.permuted(label_sets, axis=2).reshape(count, -1)
 
-    def hands(self, labels: Labels) -> Counter[tuple[Any, ...]]:
+    def label_sets(self, labels: Labels) -> Counter[tuple[Any, ...]]:
         """Count the groups by the labels that they hold."""
-        return Counter(tuple(sorted(hand)) for hand in labels[self.units].tolist())
+        return Counter(tuple(sorted(group)) for group in labels[self.units].tolist())
 
 
-_Pool: TypeAlias = _Uniform | _Mixed
+_Pool: TypeAlias = _Uniform | _Blocked
 
 
 def permuted(
@@ -109,8 +109,8 @@ def permuted(
     """Permute labels up to `count` times, as far as the design allows.
 
     `groups` names the group of each row, `units` its text; without units each row is a
-    text, and without groups each text is a group. With `strata` (folds) labels stay in
-    theirs. The names alone decide, not the order of the rows.
+    text, and without groups each text is a group. With `strata` (folds), labels stay
+    within theirs. The result depends on the names, not on the order of the rows.
     """
     rows = np.arange(len(labels))
     unit_of = rows if units is None else _codes(units)
@@ -120,10 +120,9 @@ def permuted(
     row_labels = labels.numpy()
     order = np.lexsort((rows, unit_of, group_of, stratum_of))
     starts = _starts(stratum_of[order], group_of[order], unit_of[order])
+    sizes = np.diff(np.r_[starts, len(rows)])
     unit_index = np.empty_like(rows)
-    unit_index[order] = np.repeat(
-        np.arange(len(starts)), np.diff(np.r_[starts, len(rows)])
-    )
+    unit_index[order] = np.repeat(np.arange(len(starts)), sizes)
     first_row = order[starts]
     unit_labels = row_labels[first_row]
     if np.array_equal(unit_labels[unit_index], row_labels):
@@ -139,8 +138,7 @@ def permuted(
 
 
 def same_labelling(labels: Tensor, other: Tensor) -> bool:
-    """Tell whether two labellings split the rows alike, whatever the classes are
-    called.
+    """Return whether two labellings split the rows alike, whatever the class names.
 
     Numbers are alike where they are equal or mirrored: a regression explains as much of
     `y` as of `c - y`.
@@ -152,9 +150,7 @@ def same_labelling(labels: Tensor, other: Tensor) -> bool:
 
 
 def _alike(labels: Labels, labellings: Labels) -> NDArray[np.bool_]:
-    """Tell of each labelling `[labelling, row]` whether it splits the rows as `labels`
-    does.
-    """
+    """Return which labellings `[labelling, row]` split the rows as `labels` does."""
     if labels.dtype.kind == "f":
         mirrored = labels.max() + labels.min() - labels
         equal = np.isclose(labellings, labels).all(1)
@@ -172,60 +168,58 @@ def _smallest_p(labellings: Labels) -> float | None:
 
 
 def _codes(names: ArrayLike) -> Ints:
-    """Number names in their own order."""
-    listed = list(names.tolist() if isinstance(names, np.ndarray | Tensor) else names)  # type: ignore[arg-type]
-    # As an array of strings, names that are whole texts would all take the memory of
-    # the longest.
-    numbers = {
-        name: number for number, name in enumerate(sorted(set(listed), key=_by_name))
-    }
+    """Number names in their sorted order."""
+    if isinstance(names, np.ndarray | Tensor):
+        names = names.tolist()
+    # Not `np.unique`: as an array of strings, names that are whole texts would all take
+    # the memory of the longest.
+    listed = list(names)  # type: ignore[arg-type]
+    ordered = sorted(set(listed), key=_by_name)
+    numbers = {name: number for number, name in enumerate(ordered)}
     return np.array([numbers[name] for name in listed], dtype=np.int64)
 
 
 def _by_name(name: object) -> tuple[str, object]:
-    """Order names of one type by themselves, and types by their own names."""
+    """Return a key that orders names of several types: by type, then by value."""
     return type(name).__name__, name
 
 
 def _starts(*sorted_codes: Ints) -> Ints:
-    """Find where a new combination of codes begins."""
+    """Return where a new combination of codes begins."""
     changes = [np.diff(codes) != 0 for codes in sorted_codes]
     return np.flatnonzero(np.r_[True, np.logical_or.reduce(changes)])
 
 
 def _pools(labels: Labels, groups: Ints, strata: Ints) -> Iterator[_Pool]:
-    """Find which units change places; they come sorted by stratum and group.
+    """Yield pools of units that change places, from units sorted by stratum and group.
 
-    Pools may be chosen by the labels, because no permutation within a pool changes
-    which pools there are.
+    Pools may depend on the labels, because no permutation within a pool changes which
+    pools there are.
     """
     for stratum in np.unique(strata):
         inside = np.flatnonzero(strata == stratum)
         uniform: list[Ints] = []
-        mixed_by_size: defaultdict[int, list[Ints]] = defaultdict(list)
+        blocked_by_size: defaultdict[int, list[Ints]] = defaultdict(list)
         for part in np.split(inside, np.flatnonzero(np.diff(groups[inside])) + 1):
             if (labels[part] != labels[part[0]]).any():
-                mixed_by_size[len(part)].append(part)
+                blocked_by_size[len(part)].append(part)
             else:
                 uniform.append(part)
         if uniform:
             sizes = [len(part) for part in uniform]
-            first = np.array([part[0] for part in uniform])
             yield _Uniform(
-                np.concatenate(uniform),
-                np.repeat(np.arange(len(uniform)), sizes),
-                first,
+                units=np.concatenate(uniform),
+                group=np.repeat(np.arange(len(uniform)), sizes),
+                first_unit=np.array([part[0] for part in uniform]),
             )
-        for _, same_size in sorted(mixed_by_size.items()):
-            yield _Mixed(np.stack(same_size))
+        for _, same_size in sorted(blocked_by_size.items()):
+            yield _Blocked(np.stack(same_size))
 
 
 def _permute_units(
     labels: Labels, pools: Sequence[_Pool], count: int, generator: np.random.Generator
 ) -> Labels:
-    """Return the labels of units in all orders if these are few, and otherwise in
-    `count` drawn ones.
-    """
+    """Return the labels of units in all orders if these are few, else in drawn ones."""
     orders = _number_of_orders(labels, pools)
     # The number is a rounded float: half an order guards the comparison with 1 + count.
     if orders > 1.5 + count:
@@ -245,16 +239,16 @@ def _drawn(
 def _enumerated(
     labels: Labels, pools: Sequence[_Pool], orders: int, generator: np.random.Generator
 ) -> Labels:
-    """Return all orders once, the true one first: they are drawn until none is missing."""
-    seen = {tuple(labels.tolist()): None}
+    """Return all orders once, the true one first, drawing until none is missing."""
+    # A dictionary, because it keeps the true order first.
+    distinct = {tuple(labels.tolist()): None}
+    count = max(orders, MIN_DRAWS)
     for _ in range(ROUNDS):
-        if len(seen) >= orders:
+        if len(distinct) >= orders:
             break
-        for drawn in _drawn(
-            labels, pools, max(orders, LEAST_DRAWS), generator
-        ).tolist():
-            seen.setdefault(tuple(drawn))
-    true, *others = seen
+        for drawn in _drawn(labels, pools, count, generator).tolist():
+            distinct.setdefault(tuple(drawn))
+    true, *others = distinct
     return np.array([true, *sorted(others)], dtype=labels.dtype)
 
 
@@ -262,10 +256,10 @@ def _number_of_orders(labels: Labels, pools: Sequence[_Pool]) -> float:
     """Count the different orders."""
     logarithm = 0.0
     for pool in pools:
-        hands = pool.hands(labels)
-        logarithm += _log_orders(hands.values())
-        for hand, times in hands.items():
-            logarithm += times * _log_orders(Counter(hand).values())
+        label_sets = pool.label_sets(labels)
+        logarithm += _log_orders(label_sets.values())
+        for label_set, times in label_sets.items():
+            logarithm += times * _log_orders(Counter(label_set).values())
     return exp(min(logarithm, MAX_LOG))
 
 
@@ -282,8 +276,7 @@ def _permute_sequences(
     strata: Ints,
     generator: np.random.Generator,
 ) -> Labels:
-    """Lay the labels of whole groups over the rows in another order of groups, each
-    rotated by some rows.
+    """Lay the labels of whole groups over the rows in another order, each rotated.
 
     `order` sorts the rows by stratum, group and text.
     """
@@ -292,9 +285,8 @@ def _permute_sequences(
         rows = order[strata[order] == stratum]
         parts = np.split(rows, np.flatnonzero(np.diff(groups[rows])) + 1)
         for labelling in labellings[1:]:
-            turned = [np.roll(part, generator.integers(len(part))) for part in parts]
+            rotated = [np.roll(part, generator.integers(len(part))) for part in parts]
             group_order = generator.permutation(len(parts))
-            labelling[rows] = labels[
-                np.concatenate([turned[group] for group in group_order])
-            ]
+            sources = np.concatenate([rotated[group] for group in group_order])
+            labelling[rows] = labels[sources]
     return labellings

@@ -1,29 +1,30 @@
-"""Running statistics of hidden states that are seen once, some at a time: mean, spread,
-direction, dimension.
-"""
+"""Running statistics of hidden states that are read once, some at a time."""
 
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 20  # numbers that are processed together: 8 MiB of float64
-FEWEST_POINTS = 20  # with fewer, the ratios of neighbour distances say nothing
+# Numbers that are processed together: 8 MiB of float64.
+CHUNK = 1 << 20
+# With fewer points, the ratios of neighbour distances say nothing.
+FEWEST_POINTS = 20
 # The share of the largest ratios that TwoNN leaves out: they come from the sparse edges
 # of the set.
 DISCARDED = 0.1
-CANDIDATES = (
-    # Nearest points by products, whose distances are then computed by subtraction.
-    6
-)
-ROWS = 512  # points whose distances to all others are computed at a time
+# Nearest points by products, whose distances are then computed by subtraction.
+CANDIDATES = 6
+# Points whose distances to all others are computed at a time.
+ROWS = 512
 
 
 def chunks(blocks: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The same rows in order, about a million numbers at a time, so that no result
-    depends on how a source cuts them.
+    """Yield the same rows in order, about a million numbers at a time.
 
-    >>> [len(chunk) for chunk in chunks([torch.zeros(3, 400_000), torch.zeros(2, 400_000)])]
+    So no result depends on how a source cuts its rows into blocks.
+
+    >>> blocks = [torch.zeros(3, 400_000), torch.zeros(2, 400_000)]
+    >>> [len(chunk) for chunk in chunks(blocks)]
     [2, 2, 1]
     """
     pending: list[Tensor] = []
@@ -31,45 +32,51 @@ def chunks(blocks: Iterable[Tensor]) -> Iterator[Tensor]:
     for block in blocks:
         rows = rows or max(1, CHUNK // max(1, block.shape[-1]))
         while count + len(block) >= rows:
-            yield (
-                torch.cat([*pending, block[: rows - count]])
-                if pending
-                else block[:rows]
-            )
-            block, pending, count = block[rows - count :], [], 0
+            missing = rows - count
+            # A single block is not copied.
+            if pending:
+                yield torch.cat([*pending, block[:missing]])
+            else:
+                yield block[:missing]
+            block = block[missing:]
+            pending = []
+            count = 0
         if len(block):
-            pending, count = [*pending, block], count + len(block)
+            pending.append(block)
+            count += len(block)
     if pending:
         yield torch.cat(pending)
 
 
 def widened(rows: Tensor) -> Tensor:
-    """The rows in float64 on their device, or on the CPU where the device has no
-    float64.
-    """
+    """Return the rows in float64, on the CPU if their device does not have it."""
     rows = rows.detach()
-    return (rows.cpu() if rows.device.type == "mps" else rows).to(torch.float64)
+    # Apple's GPUs have no float64.
+    if rows.device.type == "mps":
+        rows = rows.cpu()
+    return rows.to(torch.float64)
 
 
 class RunningStatistics:
-    """The mean of states `[token, width]`, their scatter about it, and the sum of their
-    directions, in float64.
+    """Mean of states `[token, width]`, their scatter, and the sum of their directions.
 
-    Up to as many states as they are wide are kept as they are; of more, only the
-    scatter `[width, width]`. Two of them can be added. The first state is subtracted
-    before anything is summed, so equal states have no scatter at all.
+    All are in float64. Up to as many states as they are wide are stored as they are; of
+    more, only the scatter `[width, width]`. Two of them can be added. The first state
+    is subtracted before anything is summed, so equal states have no scatter at all.
 
-    >>> seen = RunningStatistics()
-    >>> seen.add(torch.tensor([[3.0, 0.0], [0.0, 4.0], [3.0, 0.0]]))
-    >>> seen.count, seen.mean.tolist(), round(seen.anisotropy, 3), seen.variances.numpy().round(3).tolist()
-    (3, [2.0, 1.3333333333333333], 0.333, [0.0, 5.556])
+    >>> statistics = RunningStatistics()
+    >>> statistics.add(torch.tensor([[3.0, 0.0], [0.0, 4.0], [3.0, 0.0]]))
+    >>> statistics.count, statistics.mean.tolist(), round(statistics.anisotropy, 3)
+    (3, [2.0, 1.3333333333333333], 0.333)
+    >>> statistics.variances.numpy().round(3).tolist()
+    [0.0, 5.556]
     """
 
     def __init__(self) -> None:
         self.count = self._nonzero = 0
         self._origin = self._directions = torch.zeros(0, dtype=torch.float64)
         self._rows: list[Tensor] = []
-        # Of the states that are no longer kept, relative to the origin.
+        # Of the states that are not stored any more, relative to the origin.
         self._mean = self._scatter = self._origin
         self._summed = 0
 
@@ -82,9 +89,9 @@ class RunningStatistics:
             self._origin = rows[0].clone()
             self._directions = torch.zeros_like(self._origin)
         norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-        self._directions = self._directions + (
-            rows / torch.where(norms > 0, norms, torch.inf)
-        ).sum(0)
+        # States of zero have no direction: divided by infinity, they add nothing.
+        directions = rows / torch.where(norms > 0, norms, torch.inf)
+        self._directions = self._directions + directions.sum(0)
         self._nonzero += int((norms > 0).sum())
         self.count += len(rows)
         self._rows.append(rows - self._origin)
@@ -92,123 +99,117 @@ class RunningStatistics:
             self._summarise()
 
     def __add__(self, other: "RunningStatistics") -> "RunningStatistics":
+        if not self.count:
+            return other
+        if not other.count:
+            return self
         both = RunningStatistics()
-        not_empty = [part for part in (self, other) if part.count]
-        if len(not_empty) < 2:
-            return not_empty[0] if not_empty else both
-        both.count, both._nonzero = (
-            self.count + other.count,
-            self._nonzero + other._nonzero,
-        )
-        both._origin, both._directions = (
-            self._origin,
-            self._directions + other._directions,
-        )
+        both.count = self.count + other.count
+        both._nonzero = self._nonzero + other._nonzero
+        both._origin = self._origin
+        both._directions = self._directions + other._directions
         shift = other._origin - self._origin
         both._rows = [*self._rows, *(rows + shift for rows in other._rows)]
         both._merge(self._summed, self._mean, self._scatter)
-        both._merge(
-            other._summed,
-            other._mean + shift if other._summed else other._mean,
-            other._scatter,
-        )
+        if other._summed:
+            both._merge(other._summed, other._mean + shift, other._scatter)
         if both.count > len(shift):
             both._summarise()
         return both
 
     @property
     def mean(self) -> Tensor:
-        """The mean state; empty where no state was added."""
-        summed = sum(
-            (rows.sum(0) for rows in self._rows),
-            self._mean * self._summed if self._summed else 0,
-        )
-        return self._origin + summed / max(1, self.count)
+        """Return the mean state; empty if no state was added."""
+        total = self._mean * self._summed if self._summed else 0
+        for rows in self._rows:
+            total = total + rows.sum(0)
+        return self._origin + total / max(1, self.count)
 
     @property
     def anisotropy(self) -> float:
-        """The mean cosine of two different states; zeros have no direction and are left
-        out. NaN for fewer than two.
+        """Return the mean cosine of two different states.
+
+        Zeros have no direction and are left out; it is NaN for fewer than two others.
         """
         n = self._nonzero
         if n < 2:
             return float("nan")
-        return min(
-            1.0, max(-1.0, (float(self._directions.square().sum()) - n) / (n * (n - 1)))
-        )
+        # The squared norm of the summed directions is n plus the cosines of all ordered
+        # pairs.
+        cosines = float(self._directions.square().sum()) - n
+        return min(1.0, max(-1.0, cosines / (n * (n - 1))))
 
     @property
     def variances(self) -> Tensor:
-        """The eigenvalues of the covariance, ascending; without the zeros that it has
-        where states are few.
+        """Return the eigenvalues of the covariance, ascending.
+
+        Where states are fewer than they are wide, the zeros that follow from that are
+        left out.
         """
         if not self.count:
             return self._origin
         if self._summed:
             self._summarise()
-            eigenvalues = torch.linalg.eigvalsh(self._scatter)
+            scatter = self._scatter
         else:
             rows = torch.cat(self._rows)
             rows = rows - rows.mean(0)
-            eigenvalues = torch.linalg.eigvalsh(
-                rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows
-            )
+            # Both products have the same eigenvalues but for zeros.
+            few = len(rows) <= rows.shape[1]
+            scatter = rows @ rows.T if few else rows.T @ rows
+        eigenvalues = torch.linalg.eigvalsh(scatter)
         return torch.clamp(eigenvalues, min=0) / self.count
 
     def _summarise(self) -> None:
-        """Replace the states that were kept by their mean and scatter."""
+        """Replace the stored states by their mean and scatter."""
         if self._rows:
-            rows, self._rows = torch.cat(self._rows), []
+            rows = torch.cat(self._rows)
+            self._rows = []
             mean = rows.mean(0)
             rows = rows - mean
             self._merge(len(rows), mean, rows.T @ rows)
 
     def _merge(self, count: int, mean: Tensor, scatter: Tensor) -> None:
-        """Add a mean and a scatter to those there are, without cancellation (Chan et
-        al. 1979).
-        """
-        if not count or not self._summed:
-            if count:
-                self._summed, self._mean, self._scatter = count, mean, scatter
+        """Add a mean and a scatter without cancellation (Chan et al. 1979)."""
+        if not count:
             return
-        apart, both = mean - self._mean, self._summed + count
-        self._scatter = (
-            self._scatter
-            + scatter
-            + torch.outer(apart, apart) * (self._summed * count / both)
-        )
-        self._mean, self._summed = self._mean + apart * (count / both), both
+        if not self._summed:
+            self._summed, self._mean, self._scatter = count, mean, scatter
+            return
+        apart = mean - self._mean
+        both = self._summed + count
+        between = torch.outer(apart, apart) * (self._summed * count / both)
+        self._scatter = self._scatter + scatter + between
+        self._mean = self._mean + apart * (count / both)
+        self._summed = both
 
 
 def effective_rank(variances: Tensor) -> float:
-    """The exponential of the entropy of a normalised spectrum (Roy and Vetterli 2007,
-    of variances).
+    """Return the exponential of the entropy of a spectrum (Roy and Vetterli 2007).
 
-    It is d where d directions have the same variance and the others none; NaN where
-    there is no variance at all.
+    The spectrum is of variances. The rank is d where d directions have the same
+    variance and the others none, and NaN where there is no variance at all.
 
-    >>> round(effective_rank(torch.tensor([2.0, 2.0, 2.0, 0.0])), 9), effective_rank(torch.tensor([5.0, 0.0]))
-    (3.0, 1.0)
+    >>> round(effective_rank(torch.tensor([2.0, 2.0, 2.0, 0.0])), 9)
+    3.0
     """
     variances = variances.to(torch.float64)
     total = variances.sum()
-    return (
-        float(torch.special.entr(variances / total).sum().exp())
-        if bool(total > 0)
-        else float("nan")
-    )
+    if not bool(total > 0):
+        return float("nan")
+    return float(torch.special.entr(variances / total).sum().exp())
 
 
 def two_nn(points: Tensor) -> float:
-    """The intrinsic dimension of points `[point, width]` by their two nearest
-    neighbours: TwoNN (Facco et al. 2017).
+    """Estimate the intrinsic dimension of points `[point, width]`.
 
-    Where points fill d dimensions, the ratio of a point's second distance to its first
-    is distributed with exponent d; it is fitted through the origin, without the largest
-    tenth. Equal points count once. NaN for fewer than 20.
+    TwoNN (Facco et al. 2017): where points fill d dimensions, the ratio of a point's
+    second distance to its first has a Pareto distribution with exponent d. It is fitted
+    through the origin, without the largest tenth. Equal points count once. It is NaN
+    for fewer than 20.
 
-    >>> plane = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0)) @ torch.ones(2, 8).tril()
-    >>> round(two_nn(plane), 1)
+    >>> plane = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0))
+    >>> round(two_nn(plane @ torch.ones(2, 8).tril()), 1)
     2.0
     """
     points = torch.unique(points.to(torch.float64), dim=0)
@@ -216,42 +217,39 @@ def two_nn(points: Tensor) -> float:
         return float("nan")
     first, second = _two_nearest(points).unbind(1)
     ratios = (second / first).log().sort().values
-    kept = int(len(ratios) * (1 - DISCARDED))
-    rank = torch.arange(1, kept + 1, dtype=torch.float64, device=points.device)
-    x, y = ratios[:kept], -torch.log1p(-rank / len(ratios))
+    count = int(len(ratios) * (1 - DISCARDED))
+    rank = torch.arange(1, count + 1, dtype=torch.float64, device=points.device)
+    x = ratios[:count]
+    y = -torch.log1p(-rank / len(ratios))
     slope = float((x * y).sum() / x.square().sum())
     return slope if slope < float("inf") else float("nan")
 
 
 def _two_nearest(points: Tensor) -> Tensor:
-    """The distances to the two nearest other points, `[point, 2]`: candidates by
-    products, distances by subtraction.
+    """Return the distances to the two nearest other points, `[point, 2]`.
 
-    Products round in proportion to the largest squared norm, which hides small
-    distances between points far from the origin. A point with another candidate within
-    that rounding is compared with all points by subtraction.
+    Candidates are found by products, which are fast. But products round in proportion
+    to the largest squared norm, which hides small distances between points far from the
+    origin. So the distances of candidates are computed by subtraction, and a point that
+    may have another candidate within that rounding is compared with all points.
     """
     points = points - points.mean(0)
     squares = points.square().sum(1)
-    rounding = (
-        (points.shape[1] + 4) * torch.finfo(torch.float64).eps * 4 * squares.max()
-    )
-    distances_of = []
+    eps = torch.finfo(torch.float64).eps
+    rounding = (points.shape[1] + 4) * eps * 4 * squares.max()
+    blocks = []
     for start in range(0, len(points), ROWS):
         block = points[start : start + ROWS]
-        own = torch.arange(start, start + len(block), device=points.device)
-        distances = squares - 2 * block @ points.T + squares[own, None]
-        distances[own - start, own] = torch.inf
-        near = distances.topk(CANDIDATES, largest=False, sorted=True)
-        exact = (
-            torch.linalg.vector_norm(points[near.indices] - block[:, None], dim=-1)
-            .sort(dim=1)
-            .values[:, :2]
-        )
-        doubtful = near.values[:, -1] - rounding <= exact[:, 1].square()
+        numbers = torch.arange(start, start + len(block), device=points.device)
+        squared = squares - 2 * block @ points.T + squares[numbers, None]
+        squared[numbers - start, numbers] = torch.inf
+        near = squared.topk(CANDIDATES, largest=False, sorted=True)
+        apart = points[near.indices] - block[:, None]
+        distances = torch.linalg.vector_norm(apart, dim=-1).sort(dim=1).values[:, :2]
+        doubtful = near.values[:, -1] - rounding <= distances[:, 1].square()
         for row in doubtful.nonzero()[:, 0].tolist():
-            apart = torch.linalg.vector_norm(points - block[row], dim=1)
-            apart[start + row] = torch.inf
-            exact[row] = apart.topk(2, largest=False, sorted=True).values
-        distances_of.append(exact)
-    return torch.cat(distances_of)
+            to_all = torch.linalg.vector_norm(points - block[row], dim=1)
+            to_all[start + row] = torch.inf
+            distances[row] = to_all.topk(2, largest=False, sorted=True).values
+        blocks.append(distances)
+    return torch.cat(blocks)

@@ -1,9 +1,11 @@
 """Generation: the states of a text while the model writes it, with its cache on.
 
-Each token's state is kept once, in the pass that fed it in. `generate` gives some
-models other positions than a full pass does (RoBERTa-like decoders), so it is tried
-once on the model itself, and a model that fails is refused.
+Each token's state is kept once, in the pass that first read the token. `generate` gives
+some models other positions than a full pass does (RoBERTa-like decoders), so it is
+tried once on the model itself, and a model that fails is refused.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,29 +15,26 @@ from torch import Tensor
 
 from hiddenscope.discovery import trial_ids
 from hiddenscope.errors import Error, PassError, TextError
-from hiddenscope.model.batching import disagreement
+from hiddenscope.model.batching import states_disagreement
 from hiddenscope.modules import autograd
 from hiddenscope.modules.trials import config_values
 from hiddenscope.passes import Inputs, PassModel, Recording, record, recording
+from hiddenscope.passes.buffers import one_or_pair, stacks_in
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, States
 
 TRIAL_PROMPT, TRIAL_TOKENS = 6, 4
-# What configurations call the distance that attention looks back.
-WINDOW_SETTINGS: tuple[str, ...] = (
+# The names that configurations have for the distance that attention looks back.
+WINDOW_SETTINGS = (
     "sliding_window",
     "sliding_window_size",
     "attention_window",
     "window_size",
-)
-WINDOW_SETTINGS += (
     "attention_chunk_size",
     "chunk_size",
     "local_window",
     "attention_window_size",
     "context_length",
-)
-WINDOW_SETTINGS += (
     "keep_window_size",
     "local_attention",
     "mamba_chunk_size",
@@ -45,14 +44,15 @@ WINDOW_SETTINGS += (
 # A cache adds up in another order than a full pass; wrong positions are thousands of
 # times off.
 CACHE_TOLERANCES = 8
-UNASSEMBLED = "Cannot assemble the states of each token"
-ONE_TEXT = {
+# These options run several texts, or another model, in one pass.
+REFUSED_OPTIONS = {
     "num_beams",
     "num_return_sequences",
     "num_beam_groups",
     "assistant_model",
     "prompt_lookup_num_tokens",
 }
+NOT_ASSEMBLED = "Cannot assemble the states of each token"
 
 
 def generate(
@@ -62,21 +62,36 @@ def generate(
     sites: SitePatterns,
     options: Mapping[str, Any],
 ) -> States | Pair:
-    """Let the model continue a prompt, and give the states of every token it was fed.
+    """Let the model continue a prompt, and return the states of every token it read.
 
-    One token more is generated than is kept, because the last token that `generate`
-    chooses is never fed in; an end-of-text token is not either, and so has no state.
+    One token more is generated than is kept, because the model never reads the last
+    token that `generate` chooses. Nor does it read an end-of-text token, which
+    therefore has no state.
     """
-    refused = sorted(
-        name for name in ONE_TEXT & options.keys() if options[name] not in (None, 1)
-    )
-    if refused:
-        reason = (
-            f"{', '.join(refused)} runs several texts, or another model, in one pass"
+    _check_request(model, prompt, max_new_tokens, options)
+    if not model.anatomy.select(sites):
+        raise PassError(
+            "No sites to capture",
+            "the list is empty",
+            "Name at least one, as in sites='layer.*'.",
         )
+    ids = torch.tensor([prompt.ids[0]], device=model.device)
+    with autograd.restored(), recording(model, sites) as recorded, torch.no_grad():
+        written = _write(model, ids, max_new_tokens + 1, options)
+    return _assemble(model, recorded, prompt, written, max_new_tokens)
+
+
+def _check_request(
+    model: PassModel, prompt: Inputs, max_new_tokens: int, options: Mapping[str, Any]
+) -> None:
+    refused = []
+    for name in sorted(REFUSED_OPTIONS & options.keys()):
+        if options[name] not in (None, 1):
+            refused.append(name)
+    if refused:
         raise PassError(
             "Cannot capture states inside generate",
-            reason,
+            f"{', '.join(refused)} runs several texts, or another model, in one pass",
             "Leave it out: one text is written, token by token.",
         )
     if max_new_tokens < 1:
@@ -87,230 +102,186 @@ def generate(
         )
     length, window = len(prompt.ids[0]) + max_new_tokens, model.text_encoder.window
     if window and length > window and len(model.anatomy.stacks) == 1:
-        reason = (
-            f"with the prompt that makes {length:,} tokens, and {model.anatomy.name}"
-            f" takes {window:,}"
-        )
         raise TextError(
             f"Cannot generate {max_new_tokens:,} new tokens",
-            reason,
+            f"with the prompt that makes {length:,} tokens, and {model.anatomy.name}"
+            f" takes {window:,}",
             "Ask for fewer, or give a shorter prompt.",
         )
-    if not model.anatomy.select(sites):
-        raise PassError(
-            "No sites to capture",
-            "the list is empty",
-            "Name at least one, as in sites='layer.*'.",
-        )
-    ids = torch.tensor([prompt.ids[0]], device=model.device)
-    with autograd.restored(), recording(model, sites) as recorded, torch.no_grad():
-        written = _written(model, ids, max_new_tokens + 1, options)
-    return _assembled(model, recorded, prompt, written, max_new_tokens)
 
 
 def refusal(model: PassModel, length: int) -> str:
-    """Why the states from inside `generate` are not to be trusted for a text of so many
-    tokens; empty if they are.
+    """Say why states from inside `generate` cannot be trusted; empty if they can.
 
-    A cache that looks back only so far (a sliding window) behaves otherwise once a text
-    is longer, so that is tried by itself, with a prompt that is longer than the window,
-    or than two of them where the text is.
+    A cache that looks back only so far (a sliding window) changes its behaviour once a
+    text is longer, so that is tried by itself, with a prompt that is longer than the
+    window, or than two of them where the text is.
     """
-    windows = [window for window in attention_windows(model) if window < length]
-    prompt = max(
-        [
-            TRIAL_PROMPT,
-            *(window * (2 if length > 2 * window else 1) + 2 for window in windows),
-        ]
-    )
-    how = repr(config_values(getattr(model.module, "generation_config", None)))
+    prompt = TRIAL_PROMPT
+    for window in attention_windows(model):
+        if window < length:
+            times = 2 if length > 2 * window else 1
+            prompt = max(prompt, times * window + 2)
+    settings = repr(config_values(getattr(model.module, "generation_config", None)))
     return model.trials.once(
-        "generation", lambda: _try_generation(model, prompt), key=(prompt, how)
+        "generation", lambda: _try_generation(model, prompt), key=(prompt, settings)
     )
 
 
 def attention_windows(model: PassModel) -> set[int]:
-    """How far back attention looks, by every value of the configuration that says so."""
+    """Return how far back attention looks, by every setting that says so."""
     config: Any = getattr(model.module, "config", None)
-    parts = [
-        config,
-        *(getattr(config, name, None) for name in getattr(config, "sub_configs", {})),
-    ]
-    for part in list(parts):
-        parts += _layer_configs(part)
-    values = [
-        vars(part).get(name)
-        for part in parts
-        if hasattr(part, "__dict__")
-        for name in WINDOW_SETTINGS
-    ]
-    flat = [
-        item
-        for value in values
-        for item in (value if isinstance(value, list | tuple) else [value])
-    ]
-    return {
-        item
-        for item in flat
-        if isinstance(item, int) and not isinstance(item, bool) and item > 0
-    }
+    configs = [config]
+    for name in getattr(config, "sub_configs", {}):
+        configs.append(getattr(config, name, None))
+    for part in list(configs):
+        configs += _layer_configs(part)
+    windows: set[int] = set()
+    for part in configs:
+        settings = vars(part) if hasattr(part, "__dict__") else {}
+        for name in WINDOW_SETTINGS:
+            value = settings.get(name)
+            values = value if isinstance(value, list | tuple) else [value]
+            windows.update(item for item in values if _is_window(item))
+    return windows
+
+
+def _is_window(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _layer_configs(config: Any) -> list[Any]:
-    """The configurations of single layers, where a model has them."""
+    """Return the configurations of single layers, where a model has them."""
     layers = getattr(config, "per_layer_config", None)
     if layers is None:
         return []
     try:
         return list(layers)
-    # transformers gives every configuration such a list, which fails for one that names
-    # no depth (MPT's attention).
     except AttributeError:
+        # transformers gives every configuration such a list, which fails for one that
+        # names no depth (MPT's attention).
         return []
 
 
 def _try_generation(model: PassModel, prompt_length: int) -> str:
-    """Why generated states differ from those of one full pass; empty if they do not,
-    within rounding.
-    """
+    """Say why generated states differ from those of one full pass; empty if not."""
     if not model.anatomy.stacks[-1].causal:
         return "it is not causal: each new token changes the states of the earlier ones"
-    prompt = Inputs(
-        (tuple(trial_ids(model.module, 1, prompt_length, seed=4)[0].tolist()),)
-    )
+    ids = trial_ids(model.module, 1, prompt_length, seed=4)[0].tolist()
+    options = {"do_sample": False, "min_new_tokens": TRIAL_TOKENS + 1}
     try:
-        made = generate(
-            model,
-            prompt,
-            TRIAL_TOKENS,
-            "layer.*",
-            {"do_sample": False, "min_new_tokens": TRIAL_TOKENS + 1},
+        generated = stacks_in(
+            generate(model, Inputs((tuple(ids),)), TRIAL_TOKENS, "layer.*", options)
         )
-        parts = [made.encoder, made.decoder] if isinstance(made, Pair) else [made]
-        texts = [part.tokens.ids.tolist() for part in parts]
-        whole = record(
-            model, [texts[0]], "layer.*", targets=[texts[1]] if len(texts) > 1 else None
-        ).states
+        texts = [part.tokens.ids.tolist() for part in generated]
+        targets = [texts[1]] if len(texts) > 1 else None
+        whole = stacks_in(record(model, [texts[0]], "layer.*", targets=targets).states)
     except Error as error:
         return str(error)
     except Exception as error:
         return f"its generate stopped with {type(error).__name__}: {error}"
-    wholes = [whole.encoder, whole.decoder] if isinstance(whole, Pair) else [whole]
-    worst = max(
-        disagreement(full, part) for full, part in zip(wholes, parts, strict=True)
-    )
-    return (
-        ""
-        if worst <= CACHE_TOLERANCES
-        else f"its states there are off by {worst:,.0f} times the rounding tolerance"
-    )
+    pairs = zip(whole, generated, strict=True)
+    worst = max(states_disagreement(full, part) for full, part in pairs)
+    if worst <= CACHE_TOLERANCES:
+        return ""
+    return f"its states there are off by {worst:,.0f} times the rounding tolerance"
 
 
-def _written(
+def _write(
     model: PassModel, ids: Tensor, count: int, options: Mapping[str, Any]
 ) -> list[int]:
-    """The ids that the model writes after a prompt."""
+    """Return the prompt with the ids that the model writes after it."""
     write: Any = getattr(model.module, "generate", None)
     if write is None or not getattr(model.module, "can_generate", lambda: True)():
-        reason = "it has no language-model head to generate with"
         raise PassError(
             f"Cannot generate with {model.anatomy.name}",
-            reason,
+            "it has no language-model head to generate with",
             "Load it with task='causal-lm'.",
         )
-    fixed = {
+    settings = {
         "pad_token_id": model.text_encoder.pad,
         "use_cache": True,
         "num_beams": 1,
         "num_return_sequences": 1,
+        **options,
     }
-    given = {**fixed, **options}
     if "generation_config" not in options:
-        given.setdefault("do_sample", False)
+        settings.setdefault("do_sample", False)
+    mask = torch.ones_like(ids)
     try:
-        output = write(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **given
-        )
-    # An option may end in anything: offloaded caches assert that there is CUDA,
-    # quantized ones import a package.
+        output = write(ids, attention_mask=mask, max_new_tokens=count, **settings)
     except Exception as error:
+        # An option may end in anything: offloaded caches assert that there is CUDA,
+        # quantized ones import a package.
         if isinstance(error, Error) or not options:
             raise
-        reason = (
-            f"transformers' generate stopped with {type(error).__name__}:"
-            f" {str(error)[:200]}"
-        )
         raise PassError(
-            f"Cannot generate with {', '.join(options)}", reason, "Check these options."
+            f"Cannot generate with {', '.join(options)}",
+            f"transformers' generate stopped with {type(error).__name__}:"
+            f" {str(error)[:200]}",
+            "Check these options.",
         ) from error
     sequence: list[int] = getattr(output, "sequences", output)[0].tolist()
     return sequence
 
 
-def _assembled(
+def _assemble(
     model: PassModel,
     recorded: Recording,
     prompt: Inputs,
     written: Sequence[int],
-    new: int,
+    max_new_tokens: int,
 ) -> States | Pair:
-    """The states of every pass put end to end, as one text for each stack."""
-    stacks = dict.fromkeys(
-        site.stack for one_pass in recorded.recorded for site in one_pass.states
-    )
-    texts = {
-        stack: prompt.ids[0] if stack == "encoder" else tuple(written)
-        for stack in stacks
-    }
-    made = []
+    """Join the states of every pass, as one text for each stack."""
+    stacks: dict[str | None, None] = {}
+    for recorded_pass in recorded.recorded:
+        stacks |= dict.fromkeys(site.stack for site in recorded_pass.states)
+    parts = []
     for stack in stacks:
+        text = prompt.ids[0] if stack == "encoder" else tuple(written)
         start = 1 if stack == "decoder" else len(prompt.ids[0])
-        states = _end_to_end(recorded, stack, start, texts[stack])
-        most = len(texts[stack]) if stack == "encoder" else start + new
-        length = min(next(iter(states.values())).shape[0], most)
-        if any(len(value) < length for value in states.values()) or length < start:
+        states = _join_passes(recorded, stack, start, text)
+        most = len(text) if stack == "encoder" else start + max_new_tokens
+        length = min(len(next(iter(states.values()))), most)
+        if length < start or any(len(value) < length for value in states.values()):
             raise PassError(
-                UNASSEMBLED,
+                NOT_ASSEMBLED,
                 "generate did not run the model on some tokens",
                 "Use capture() on the text.",
             )
         sites = tuple(sorted(states))
-        tokens = model.text_encoder.tokens(Inputs((texts[stack][:length],)))
+        tokens = model.text_encoder.tokens(Inputs((text[:length],)))
         values = torch.stack([states[site][:length] for site in sites])
-        made.append(States(sites, values, tokens, model.source(stack)))
-    for part in made:
+        parts.append(States(sites, values, tokens, model.source(stack)))
+    for part in parts:
         part.check_finite()
-    return made[0] if len(made) == 1 else Pair(*made)
+    return one_or_pair(parts)
 
 
-def _end_to_end(
+def _join_passes(
     recorded: Recording, stack: str | None, start: int, text: Sequence[int]
 ) -> dict[Site, Tensor]:
-    """One text's states at each site of a stack: `start` tokens of the first pass, and
-    one of each that follows.
+    """Return one text's states at each site of a stack.
 
-    A model without a cache is fed the whole text each time, of which only the last
-    token is new. What each pass was fed must be what `generate` gave back in the end,
-    or its states belong to something else.
+    They are `start` tokens of the first pass, and one of each that follows: a model
+    without a cache reads the whole text each time, of which only the last token is new.
     """
     parts: dict[Site, list[Tensor]] = {}
     read = 0
-    for seen in recorded.recorded:
-        if not any(site.stack == stack for site in seen.states):
+    for recorded_pass in recorded.recorded:
+        if not any(site.stack == stack for site in recorded_pass.states):
             continue
         new = 1 if read else start
-        ids = seen.ids(stack)
+        ids = recorded_pass.ids(stack)
+        # Otherwise the states belong to another text than the one that is returned.
         if ids is None or ids[:, -new:].tolist() != [list(text[read : read + new])]:
-            reason = (
-                "generate ran the model on other tokens than those that it returned"
-            )
             raise PassError(
-                UNASSEMBLED,
-                reason,
+                NOT_ASSEMBLED,
+                "generate ran the model on other tokens than those that it returned",
                 "Leave out the option that causes it, or use capture().",
             )
         read += new
-        for site, values in seen.states.items():
+        for site, values in recorded_pass.states.items():
             if site.stack == stack:
                 known = parts.setdefault(site, [])
                 known.append(values[0, -1:] if known else values[0, -start:])

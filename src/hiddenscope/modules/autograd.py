@@ -1,4 +1,4 @@
-"""Autograd's modes come back as they were, whatever interrupts.
+"""Set autograd's modes back, whatever interrupts.
 
 `torch.no_grad` and `torch.inference_mode` are context managers in Python: a Ctrl-C that
 comes as one begins to end skips the rest of it, and gradients stay off in the user's
@@ -16,11 +16,10 @@ R = TypeVar("R")
 
 
 def restored(*, inference: bool | None = None) -> AbstractContextManager[Any]:
-    """Set the gradient and inference modes back when the body ends. Put it before
-    `torch.no_grad()` and the like.
+    """Set the gradient and inference modes back when the body ends.
 
-    With `inference`, inference mode is also turned on or off for the body. The body
-    sets the gradient mode itself.
+    Put it before `torch.no_grad()` and the like. With `inference`, inference mode is
+    also turned on or off for the body. The body sets the gradient mode itself.
 
     >>> import torch
     >>> with restored(), torch.no_grad():

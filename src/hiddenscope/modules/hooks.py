@@ -316,19 +316,24 @@ class _FunctionMode:
 
     def install(self) -> None:
         # An earlier check could not be taken off if its `with` ended in another thread.
-        top = overrides._get_current_function_mode()
+        top = _top_function_mode()
         while isinstance(top, kernels.AttentionCheck) and top.is_over:
-            overrides._pop_mode()
-            top = overrides._get_current_function_mode()
-        self.mode.__enter__()
+            overrides._pop_mode()  # type: ignore[no-untyped-call]
+            top = _top_function_mode()
+        self.mode.__enter__()  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
         # A mode that cannot be taken off the stack lets everything through from now on.
         self.mode.is_over = True
         if threading.get_ident() != self.thread:
             return
-        if overrides._get_current_function_mode() is self.mode:
-            overrides._pop_mode()
+        if _top_function_mode() is self.mode:
+            overrides._pop_mode()  # type: ignore[no-untyped-call]
+
+
+def _top_function_mode() -> object:
+    top: object = overrides._get_current_function_mode()  # type: ignore[no-untyped-call]
+    return top
 
 
 class _DispatchMode:

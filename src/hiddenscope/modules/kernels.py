@@ -176,8 +176,11 @@ def _loses(
     # A value with no weight is rightly left out, although zero times NaN is NaN.
     spoilt_values = (weights > 0).double() @ (~values.isfinite()).double() > 0
     not_finite = ~weights.isfinite().all(-1, keepdim=True) | spoilt_values
+    query, key, value_states = inputs.to(device)
     output = functional.scaled_dot_product_attention(
-        *inputs.to(device),
+        query,
+        key,
+        value_states,
         attn_mask=causal.to(device) if mask == "attn_mask" else None,
         is_causal=mask == "is_causal",
     )

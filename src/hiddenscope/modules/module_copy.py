@@ -1,5 +1,4 @@
-"""Copy a module without copying its weights, so that a pass may run it in another way
-and the user's stays as it is.
+"""Copy a module without copying its weights, so that it can be run in another way.
 
 The copy has modules, tables of hooks and configurations of its own. Its parameters and
 buffers are the very tensors of the original, or what `convert` makes of each of them.
@@ -17,16 +16,15 @@ from torch import Tensor, nn
 from hiddenscope.modules import hooks
 
 Convert = Callable[[str, Tensor], Tensor]
-"""Takes the name and the tensor of a weight, and returns the tensor that the copy has
-in its place.
-"""
+"""Takes the name and the tensor of a weight, and returns that of the copy."""
 
 
 def private_copy(
     module: nn.Module, convert: Convert | None = None, *, attention: str | None = None
 ) -> nn.Module:
-    """Copy a module; weights are shared unless they are converted. The copy may use
-    another attention kernel.
+    """Copy a module, sharing its weights unless they are converted.
+
+    The copy may use another attention kernel.
 
     >>> linear = nn.Linear(2, 2)
     >>> private_copy(linear).weight is linear.weight
@@ -52,7 +50,7 @@ def float64_copy(module: nn.Module) -> nn.Module:
     """Copy a module in float64, with a kernel for experts that knows float64."""
     copied = private_copy(module, to_dtype(torch.float64))
     for config in _configurations(copied):
-        # torch's grouped product does not.
+        # torch's grouped product does not know it.
         if getattr(config, "_experts_implementation_internal", None) == "grouped_mm":
             config._experts_implementation_internal = "eager"
     return copied
@@ -68,13 +66,13 @@ def to_dtype(dtype: torch.dtype) -> Convert:
 
 
 def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """List the parameters and buffers of a module."""
+    """Yield the parameters and buffers of a module."""
     yield from module.named_parameters()
     yield from module.named_buffers()
 
 
 def _replacement(name: str, tensor: Tensor, convert: Convert | None) -> Tensor:
-    """Convert a weight; what is a parameter stays one."""
+    """Convert a weight; a parameter stays one."""
     if convert is None:
         return tensor
     converted = convert(name, tensor).detach()
@@ -84,9 +82,7 @@ def _replacement(name: str, tensor: Tensor, convert: Convert | None) -> Tensor:
 
 
 def _configurations(module: nn.Module) -> list[Any]:
-    """List the configurations of transformers that the parts of a module look their
-    attention kernel up in.
-    """
+    """Return the configurations in which the parts of a module find their kernel."""
     configurations = {}
     for part in module.modules():
         config = getattr(part, "config", None)

@@ -1,5 +1,6 @@
-"""Measure how slow this CPU is in bfloat16 and float16: without instructions for them,
-up to hundreds of times slower.
+"""Measure how slow this CPU is in bfloat16 and float16.
+
+Without instructions for them it is up to hundreds of times slower.
 
 It is measured and not looked up: what torch says a CPU supports is not what its kernels
 do. On a Neoverse-N1 it says that float16 is supported, and products take 13 times as
@@ -22,10 +23,10 @@ from hiddenscope.modules import autograd
 
 Product: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
-ROWS, WIDTH, TRIES = 64, 128, 3
+ROWS, WIDTH, REPEATS = 64, 128, 3
 SLOW = 5  # times as long as in float32, from which on it is worth saying
-# As a linear layer makes them without a bias and with one, as GPT-2 stores its weights,
-# and as attention does.
+# The products of a linear layer without a bias and with one, of GPT-2, which stores its
+# weights transposed, and of attention.
 PRODUCTS: tuple[Product, ...] = (
     functional.linear,
     lambda rows, weight: functional.linear(rows[None], weight, weight[0]),
@@ -34,49 +35,45 @@ PRODUCTS: tuple[Product, ...] = (
     lambda rows, weight: torch.bmm(rows[None], rows.T[None]),
     lambda rows, weight: torch.bmm(rows[None], weight[None]),
 )
-_told: "WeakSet[nn.Module]" = WeakSet()
+_noted: "WeakSet[nn.Module]" = WeakSet()
 
 
 def tell_of_slow_products(module: nn.Module, name: str) -> None:
-    """Note on stderr, once for a module and before its first pass, that its dtype is
-    slow on this CPU.
-    """
-    if module not in _told:
-        _told.add(module)
-        if note := note_on_slow_products(module):
+    """Note on stderr, once for each module, that its dtype is slow on this CPU."""
+    if module not in _noted:
+        _noted.add(module)
+        note = note_on_slow_products(module)
+        if note:
             progress.note(f"{name}: {note}.")
 
 
 def note_on_slow_products(module: nn.Module) -> str:
-    """Say that a module's dtype is slow on this CPU; empty where it is not, or where
-    the module is elsewhere.
+    """Say that a module's dtype is slow on this CPU.
+
+    It is empty where the dtype is not slow, or the module is not on the CPU.
 
     >>> note_on_slow_products(nn.Linear(2, 2))
     ''
     """
-    dtypes = {
-        weight.dtype for weight in module.parameters() if weight.device.type == "cpu"
-    }
-    narrow = sorted(
-        (dtype for dtype in dtypes if dtype in (torch.bfloat16, torch.float16)), key=str
-    )
-    for dtype in narrow:
-        times = slowdown(dtype)
-        if times >= SLOW:
-            name = str(dtype).removeprefix("torch.")
-            rounded = float(f"{times:.1g}")
-            how = f"about {rounded:,.0f} times as long as in float32"
-            return (
-                f"on this CPU a matrix product in {name} may take {how}; load it in"
-                " float32 to be faster"
-            )
+    dtypes = set()
+    for weight in module.parameters():
+        if weight.device.type == "cpu":
+            dtypes.add(weight.dtype)
+    for dtype in (torch.bfloat16, torch.float16):
+        if dtype not in dtypes or slowdown(dtype) < SLOW:
+            continue
+        name = str(dtype).removeprefix("torch.")
+        rounded = float(f"{slowdown(dtype):.1g}")
+        return (
+            f"on this CPU a matrix product in {name} may take about {rounded:,.0f}"
+            " times as long as in float32; load it in float32 to be faster"
+        )
     return ""
 
 
 @cache
 def slowdown(dtype: torch.dtype) -> float:
-    """Try how many times as long as in float32 the slowest kind of product takes, on
-    this CPU.
+    """Return how many times as long as in float32 the slowest kind of product takes.
 
     >>> slowdown(torch.float32) > 0
     True
@@ -94,18 +91,18 @@ def slowdown(dtype: torch.dtype) -> float:
         # torch warns once, with a stack trace of C++, that it must do without its fast
         # product.
         warnings.simplefilter("ignore")
-        wide = [_best_time(product, rows, weight) for product in PRODUCTS]
-        narrow = [
-            _best_time(product, rows.to(dtype), weight.to(dtype))
-            for product in PRODUCTS
-        ]
-    return max(slow / fast for slow, fast in zip(narrow, wide, strict=True))
+        narrow_rows, narrow_weight = rows.to(dtype), weight.to(dtype)
+        ratios = []
+        for product in PRODUCTS:
+            fast = _best_time(product, rows, weight)
+            ratios.append(_best_time(product, narrow_rows, narrow_weight) / fast)
+    return max(ratios)
 
 
 def _best_time(product: Product, rows: Tensor, weight: Tensor) -> float:
     """Return the shortest time of some products of one kind."""
     times = []
-    for _ in range(TRIES):
+    for _ in range(REPEATS):
         start = time.perf_counter()
         product(rows, weight)
         times.append(time.perf_counter() - start)

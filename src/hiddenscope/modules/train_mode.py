@@ -35,31 +35,31 @@ _SAME_RESULT = (
 
 
 def depends_on_mode(module: nn.Module) -> bool:
-    """Tell whether a module by itself, without its children, may compute something else
-    in train() mode.
+    """Tell whether a module without its children may compute otherwise in train() mode.
 
-    >>> depends_on_mode(nn.GELU()), depends_on_mode(nn.Dropout(0.1)), depends_on_mode(nn.Dropout(0.0))
-    (False, True, False)
+    >>> depends_on_mode(nn.GELU())
+    False
+    >>> depends_on_mode(nn.Dropout(0.1)), depends_on_mode(nn.Dropout(0.0))
+    (True, False)
     """
     if isinstance(module, torch.jit.ScriptModule):
         return True
     forward = vars(module).get("forward")
-    if forward is not None and _reads_training(
-        inspect.unwrap(getattr(forward, "__func__", forward))
-    ):
-        return True
+    if forward is not None:
+        function = inspect.unwrap(getattr(forward, "__func__", forward))
+        if _reads_training(function):
+            return True
     kind: Any = type(module)
     for known, attribute in _RANDOM_PARTS.items():
         if isinstance(module, known):
-            return bool(getattr(module, attribute)) or _class_reads_training(
-                kind, known
-            )
+            is_random = bool(getattr(module, attribute))
+            return is_random or _class_reads_training(kind, known)
     return _class_reads_training(kind, _BASE)
 
 
 @cache
 def _class_reads_training(kind: type, known: type) -> bool:
-    """Tell whether a class reads `training`, in what it adds to a class that is known."""
+    """Tell whether a class reads `training` in what it adds to a known class."""
     for base in kind.__mro__[: kind.__mro__.index(known)]:
         if base in _SAME_RESULT or _is_below(known, base):
             continue
@@ -75,7 +75,7 @@ def _is_below(known: type, base: type) -> bool:
 
 
 def _functions_of(base: type) -> Iterator[Any]:
-    """List the methods and properties of a class, without those of its bases."""
+    """Yield the methods and properties of a class, without those of its bases."""
     for name, member in vars(base).items():
         if isinstance(member, property):
             yield from filter(None, (member.fget, member.fset))
@@ -88,8 +88,9 @@ def _functions_of(base: type) -> Iterator[Any]:
 
 
 def _reads_training(function: Callable[..., Any]) -> bool:
-    """Tell whether a function, or one that it calls by its name, reads `training`; one
-    without code is taken to.
+    """Tell whether a function, or one that it calls by name, reads `training`.
+
+    A function whose code cannot be read is taken to.
     """
     waiting: list[Any] = [inspect.unwrap(function)]
     known: set[Any] = set()
@@ -106,7 +107,7 @@ def _reads_training(function: Callable[..., Any]) -> bool:
 
 
 def _names_in(code: CodeType) -> set[str]:
-    """List the names and strings in code, and in functions that are defined in it."""
+    """Return the names and strings in code, and in functions defined in it."""
     names = {*code.co_names}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -117,8 +118,9 @@ def _names_in(code: CodeType) -> set[str]:
 
 
 def _called(function: FunctionType, names: set[str]) -> Iterator[FunctionType]:
-    """List the functions that code may call by name, in its own module and in others;
-    those of torch are known.
+    """Yield the functions that code may call by name, in its module and in others.
+
+    Those of torch are known.
     """
     places = [function.__globals__]
     for name in names:

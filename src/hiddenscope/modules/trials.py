@@ -1,10 +1,9 @@
 """Trials: whatever a model may or may not do is tried on it, once, and remembered.
 
 Padding a batch, skipping blocks, reusing keys and values, running the head on single
-tokens: none of it is assumed. Each is tried on the model at hand and held against a
-plain pass within one rounding tolerance. The outcome is remembered in memory, and on
-disk too for a model that was loaded from a folder, under a key of everything that could
-change it.
+tokens: none of it is assumed. Each is tried on the model and compared with a plain pass
+within one rounding tolerance. The outcome is remembered in memory, and on disk too for
+a model that was loaded from a folder, under a key of everything that could change it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import hashlib
 import json
 import os
 import types
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from math import inf, isnan, sqrt
@@ -49,8 +48,9 @@ NOISE_FACTOR = 8
 
 
 def tolerance(dtype: torch.dtype, depth: int) -> float:
-    """What rounding may change of a state after `depth` blocks, or of the logits, as a
-    share of its norm.
+    """Return how far rounding may move a state after `depth` blocks, or the logits.
+
+    It is a share of the norm.
 
     >>> round(tolerance(torch.float32, 0) / torch.finfo(torch.float32).eps)
     64
@@ -61,13 +61,13 @@ def tolerance(dtype: torch.dtype, depth: int) -> float:
 def disagreement(
     states: Tensor,
     others: Tensor,
-    depths: list[int],
+    depths: Sequence[int],
     repeated: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> float:
-    """The largest difference between two computations of states [site, token, width],
-    in units of the tolerance.
+    """Return the largest difference between two computations of the same states.
 
+    It is in units of the tolerance, for states [site, token, width] after some depths.
     `repeated` are `states` computed again in a batch of a different shape: some times
     their difference is allowed too. A NaN on either side is an infinite disagreement.
 
@@ -76,20 +76,20 @@ def disagreement(
     """
     worst = 0.0
     for row, depth in enumerate(depths):
-        one, other = states[row].double(), others[row].double()
-        norm = one.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+        reference = states[row].double()
+        norm = reference.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
         allowed = torch.full_like(norm, tolerance(dtype or states.dtype, depth))
         if repeated is not None:
-            allowed = allowed.maximum(
-                NOISE_FACTOR * (one - repeated[row].double()).norm(dim=-1) / norm
-            )
-        share = ((one - other).norm(dim=-1) / norm / allowed).max().item()
-        worst = max(worst, inf if isnan(share) else share)
+            noise = (reference - repeated[row].double()).norm(dim=-1) / norm
+            allowed = allowed.maximum(NOISE_FACTOR * noise)
+        difference = (reference - others[row].double()).norm(dim=-1) / norm
+        excess = (difference / allowed).max().item()
+        worst = max(worst, inf if isnan(excess) else excess)
     return worst
 
 
 class Trials:
-    """What was tried on one module, and what came out.
+    """The outcomes of what was tried on one module.
 
     >>> trials = Trials(nn.Linear(2, 2))
     >>> trials.once("answer", lambda: 42), trials.once("answer", lambda: 43)
@@ -97,9 +97,10 @@ class Trials:
     """
 
     def __init__(self, module: nn.Module, memory: Memory | None = None) -> None:
-        self.module, self.memory = module, memory
+        self.module = module
+        self.memory = memory
         self._outcomes: dict[Hashable, Any] = {}
-        self._known_config: tuple[Any, str] | None = None
+        self._config: tuple[Any, str] | None = None
 
     def once(
         self,
@@ -109,7 +110,7 @@ class Trials:
         key: Hashable = (),
         form: type[Outcome] | None = None,
     ) -> Outcome:
-        """The outcome of an attempt, made once for the module as it is configured now.
+        """Return the outcome of an attempt, made once for the module as it is now.
 
         `key` tells apart trials of one name. With `form`, the type of the outcome, it
         is kept on disk too, where the module has a memory there and the outcome is made
@@ -117,14 +118,14 @@ class Trials:
         """
         full_key = (name, key, self._configuration())
         if full_key not in self._outcomes:
-            self._outcomes[full_key] = self._recalled_or_tried(full_key, attempt, form)
+            self._outcomes[full_key] = self._recall_or_try(full_key, attempt, form)
         return cast(Outcome, self._outcomes[full_key])
 
     def recalled(self, name: str) -> bool:
-        """Whether an outcome of this name comes from an earlier process."""
-        return self.memory is not None and any(
-            title.startswith(f"{name} ") for title in self.memory.recalled
-        )
+        """Tell whether an outcome of this name comes from an earlier process."""
+        if self.memory is None:
+            return False
+        return any(title.startswith(f"{name} ") for title in self.memory.recalled)
 
     def forget(self) -> None:
         """Drop every outcome, on disk too, so that everything is tried again."""
@@ -132,77 +133,78 @@ class Trials:
         if self.memory is not None:
             self.memory.forget()
 
-    def _recalled_or_tried(
+    def _recall_or_try(
         self,
         key: tuple[str, Hashable, str],
         attempt: Callable[[], Any],
         form: type | None,
     ) -> Any:
+        # What a user's hook does is not known in another process.
         if self.memory is None or form is None or hooks.foreign_hooks(self.module):
-            # What somebody's hook does is not known in another process.
             return attempt()
         title = f"{key[0]} {hashlib.sha256(repr(key[1:]).encode()).hexdigest()[:16]}"
-        recalled = self.memory.recall(title, form)
-        if recalled is None:
-            recalled = attempt()
-            self.memory.keep(title, recalled)
-        return recalled
+        outcome = self.memory.recall(title, form)
+        if outcome is None:
+            outcome = attempt()
+            self.memory.keep(title, outcome)
+        return outcome
 
     def _configuration(self) -> str:
-        """What may be changed on a loaded module and would change an outcome: its
-        config, device, dtype and hooks.
+        """Describe what can be changed on a loaded module and would change an outcome.
+
+        That is its config, its device, its dtype and its hooks.
         """
         weight = next(self.module.parameters(), None)
         place = "" if weight is None else f"{weight.device} {weight.dtype}"
         return f"{place} {hooks.foreign_hooks(self.module)} {self._config_text()}"
 
     def _config_text(self) -> str:
-        """The configuration as text, made again after a change only: that takes longer
-        than a short pass's hooks.
-        """
+        # Made again only after a change: that takes longer than a short pass's hooks.
         values = config_values(getattr(self.module, "config", None))
-        if self._known_config is None or self._known_config[0] != values:
-            self._known_config = deepcopy(values), repr(values)
-        return self._known_config[1]
+        if self._config is None or self._config[0] != values:
+            self._config = deepcopy(values), repr(values)
+        return self._config[1]
 
 
 def config_values(value: Any) -> Any:
-    """A configuration as plain values, nested ones included; the attention kernel is
-    among them.
+    """Return a configuration as plain values, the attention kernel among them.
 
     Two configurations may be equal and differ: transformers compares declared fields
     alone, and refuses to compare those that it keeps for each layer.
     """
-    if hasattr(value, "to_diff_dict") or (
-        dataclasses.is_dataclass(value) and not isinstance(value, type)
-    ):
-        value = {
-            name: part for name, part in vars(value).items() if name != "_name_or_path"
-        }
+    if hasattr(value, "to_diff_dict") or _is_dataclass(value):
+        value = {**vars(value)}
+        value.pop("_name_or_path", None)
     if type(value) is dict:
         return {key: config_values(part) for key, part in value.items()}
-    return list(map(config_values, value)) if type(value) in (list, tuple) else value
+    if type(value) in (list, tuple):
+        return [config_values(part) for part in value]
+    return value
+
+
+def _is_dataclass(value: object) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 class Memory:
-    """Outcomes on disk, in one JSON file for one key. A file that cannot be read counts
-    as none.
+    """Outcomes on disk, in one JSON file for each key.
+
+    A file that cannot be read counts as none.
     """
 
     def __init__(self, folder: Path, *identity: object) -> None:
-        text = json.dumps([_own_code(), *map(str, identity)])
-        self.path = (
-            folder / "trials" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-        )
+        text = json.dumps([_code_version(), *map(str, identity)])
+        name = hashlib.sha256(text.encode()).hexdigest()[:32]
+        self.path = folder / "trials" / f"{name}.json"
         self.recalled: set[str] = set()
         self._outcomes: dict[str, Any] = self._read()
 
     def knows(self, name: str) -> bool:
-        """Whether there is any outcome of this name."""
+        """Tell whether there is any outcome of this name."""
         return any(title.startswith(f"{name} ") for title in self._outcomes)
 
     def recall(self, title: str, form: type[Outcome]) -> Outcome | None:
-        """An outcome of this class that was kept under a title; None if there is none."""
+        """Return the outcome of a title, of this class; None if there is none."""
         if title not in self._outcomes:
             return None
         try:
@@ -212,18 +214,16 @@ class Memory:
         self.recalled.add(title)
         return outcome
 
-    def keep(self, title: str, outcome: Any) -> None:
+    def keep(self, title: str, outcome: object) -> None:
         """Keep an outcome, if it is of plain values and the folder can be written."""
         try:
             self._outcomes[title] = _encoded(outcome)
+            sealed = {"outcomes": self._outcomes, "sha256": _checksum(self._outcomes)}
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(self.path) as fresh:
-                fresh.write_text(json.dumps(self._sealed(), allow_nan=True), "utf-8")
-        except (
-            TypeError,
-            OSError,
+                fresh.write_text(json.dumps(sealed, allow_nan=True), "utf-8")
+        except (TypeError, OSError):
             # A memory is a convenience: without it the trial is made again.
-        ):
             self._outcomes.pop(title, None)
 
     def forget(self) -> None:
@@ -232,41 +232,32 @@ class Memory:
         self.recalled.clear()
         self.path.unlink(missing_ok=True)
 
-    def _sealed(self) -> dict[str, Any]:
-        body = json.dumps(self._outcomes, sort_keys=True)
-        return {
-            "outcomes": self._outcomes,
-            "sha256": hashlib.sha256(body.encode()).hexdigest(),
-        }
-
     def _read(self) -> dict[str, Any]:
         try:
             stored = json.loads(self.path.read_text("utf-8"))
             outcomes: dict[str, Any] = stored["outcomes"]
-            body = json.dumps(outcomes, sort_keys=True)
-            intact = hashlib.sha256(body.encode()).hexdigest() == stored["sha256"]
-            return outcomes if intact else {}
+            intact = _checksum(outcomes) == stored["sha256"]
         except (OSError, ValueError, LookupError, TypeError):
             return {}
+        return outcomes if intact else {}
+
+
+def _checksum(outcomes: Mapping[str, Any]) -> str:
+    body = json.dumps(outcomes, sort_keys=True)
+    return hashlib.sha256(body.encode()).hexdigest()
 
 
 def weights_identity(folder: Path) -> str | None:
-    """What tells the weights of a folder from others without reading them."""
-    files = sorted(
-        path for path in folder.iterdir() if path.suffix in (".safetensors", ".json")
-    )
-    return (
-        identity(files)
-        if any(path.suffix == ".safetensors" for path in files)
-        else None
-    )
+    """Tell the weights of a folder from others without reading them."""
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        return None
+    return identity(sorted([*weights, *folder.glob("*.json")]))
 
 
 @cache
-def _own_code() -> str:
-    """Which version of our own code an outcome comes from: another may try it
-    differently.
-    """
+def _code_version() -> str:
+    """Identify our own code: another version may try things differently."""
     stats = []
     for entry in sorted(Path(__file__).parents[1].glob("**/*.py")):
         stat = os.stat(entry)
@@ -275,48 +266,47 @@ def _own_code() -> str:
 
 
 def _encoded(value: Any) -> Any:
-    """A dataclass of plain values as JSON. An empty tensor marks where the state goes
-    in an output of `hooks.form`.
+    """Return a dataclass of plain values as JSON.
+
+    An empty tensor marks the place of the state in an output of `hooks.form`.
     """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: _encoded(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-        }
+    if _is_dataclass(value):
+        fields = {}
+        for field in dataclasses.fields(value):
+            fields[field.name] = _encoded(getattr(value, field.name))
+        return fields
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     if isinstance(value, Tensor) and not value.numel():
         return {"$": "state"}
     if type(value) is tuple or type(value) is list:
         return {"$": type(value).__name__, "items": [_encoded(item) for item in value]}
-    if (
-        isinstance(value, Mapping)
-        and type(value) is dict
-        and all(isinstance(key, str) for key in value)
-    ):
-        return {
-            "$": "dict",
-            "items": {key: _encoded(item) for key, item in value.items()},
-        }
+    if type(value) is dict and all(isinstance(key, str) for key in value):
+        items = {key: _encoded(item) for key, item in value.items()}
+        return {"$": "dict", "items": items}
     if value is None or isinstance(value, str | int | float | bool):
         return value
     raise TypeError(f"{type(value).__name__} is not a plain value")
 
 
 def _decoded(value: Any, form: Any) -> Any:
-    """The inverse of `_encoded`: a value of type `form`, from its JSON."""
+    """Return a value of type `form` from its JSON; the inverse of `_encoded`."""
     origin = get_origin(form)
     if origin in (Union, types.UnionType):
+        if value is None:
+            return None
         present = next(part for part in get_args(form) if part is not type(None))
-        return None if value is None else _decoded(value, present)
+        return _decoded(value, present)
     if dataclasses.is_dataclass(form) and isinstance(form, type):
         hints = _hints(form)
-        names = [field.name for field in dataclasses.fields(form)]
-        return form(**{name: _decoded(value[name], hints[name]) for name in names})
+        fields = {}
+        for field in dataclasses.fields(form):
+            fields[field.name] = _decoded(value[field.name], hints[field.name])
+        return form(**fields)
     if form is torch.dtype:
         return getattr(torch, value)
     if isinstance(value, dict):
-        return _decoded_container(value, form)
+        return _decoded_container(value, get_args(form))
     if origin is Literal and value not in get_args(form):
         raise ValueError(f"{value!r} is none of {get_args(form)}")
     return value
@@ -327,22 +317,21 @@ def _hints(form: type) -> dict[str, Any]:
     return get_type_hints(form)
 
 
-def _decoded_container(value: dict[str, Any], form: Any) -> Any:
-    inner = get_args(form)
-    if value["$"] == "state":
+def _decoded_container(value: dict[str, Any], inner: tuple[Any, ...]) -> Any:
+    """Return a container from its JSON; `inner` are the type's own arguments."""
+    kind = value["$"]
+    if kind == "state":
         return torch.empty(0)
-    if value["$"] == "dict":
-        return {
-            key: _decoded(item, inner[1] if len(inner) == 2 else Any)
-            for key, item in value["items"].items()
-        }
-    repeated = len(inner) == 1 or (len(inner) == 2 and inner[1] is Ellipsis)
-    forms = (
-        [inner[0]] * len(value["items"])
-        if repeated
-        else inner or [Any] * len(value["items"])
-    )
-    items = [
-        _decoded(item, part) for item, part in zip(value["items"], forms, strict=True)
-    ]
-    return tuple(items) if value["$"] == "tuple" else items
+    items = value["items"]
+    if kind == "dict":
+        form = inner[1] if len(inner) == 2 else Any
+        return {key: _decoded(item, form) for key, item in items.items()}
+    if not inner:
+        forms = [Any] * len(items)
+    elif len(inner) == 1 or inner[1] is Ellipsis:
+        forms = [inner[0]] * len(items)
+    else:
+        forms = list(inner)
+    pairs = zip(items, forms, strict=True)
+    decoded = [_decoded(item, form) for item, form in pairs]
+    return tuple(decoded) if kind == "tuple" else decoded

@@ -1,5 +1,4 @@
-"""Buffers: the memory that holds the states of a pass, one row per token, as hooks copy
-them out of it.
+"""Buffers: the memory that holds the states of a pass, one row per token.
 
 On a GPU the rows are gathered there. They stay there (`keep="device"`), or go to
 page-locked host memory on a stream of their own, so that the pass continues meanwhile.
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.errors import PassError, StatesError, TooLarge
@@ -36,20 +36,22 @@ _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int6
 
 
 class Place(NamedTuple):
-    """The rows of the buffer that the tokens of one text go to."""
+    """The rows of the buffer that hold the tokens of one text."""
 
     start: int
     length: int
 
 
 class HostMemory:
-    """Host memory that buffers use one after another: pages that were never touched are
-    slow to come by.
+    """Host memory that buffers use one after another.
+
+    The first write to a fresh page is slow.
 
     >>> memory = HostMemory()
     >>> first = memory.take(100)
     >>> memory.give_back(first)
-    >>> memory.take(60).data_ptr() == first.data_ptr(), memory.take(60).data_ptr() == first.data_ptr()
+    >>> second, third = memory.take(60), memory.take(60)
+    >>> second.data_ptr() == first.data_ptr(), third.data_ptr() == first.data_ptr()
     (True, False)
     """
 
@@ -57,20 +59,21 @@ class HostMemory:
         self._free: list[Tensor] = []
 
     def has(self, size: int) -> bool:
-        """Whether so many bytes are free in one piece."""
+        """Tell whether this many bytes are free in one piece."""
         return any(part.nbytes >= size for part in self._free)
 
     def take(self, size: int) -> Tensor:
-        """At least so many bytes."""
+        """Return at least this many bytes."""
         for index, part in enumerate(self._free):
             if part.nbytes >= size:
                 return self._free.pop(index)
-        if self._free:  # too small: a larger one takes its place
+        # One that is too small is dropped for the larger one that is made now.
+        if self._free:
             self._free.pop()
         return _in_huge_pages(size)
 
     def give_back(self, part: Tensor) -> None:
-        """Have the next buffer use memory that nobody reads any more."""
+        """Let the next buffer use memory that nobody reads any more."""
         self._free.append(part)
 
 
@@ -78,7 +81,7 @@ class MemorySource(NamedTuple):
     """Where the memory of a buffer comes from.
 
     It is on a `device`, or in host memory, which may be `pinned` (page-locked) or taken
-    from `reused` memory. So many bytes of what is free are `promised` to other buffers.
+    from `reused` memory. `promised` bytes of the free memory belong to other buffers.
     """
 
     device: torch.device | None = None
@@ -107,169 +110,127 @@ class Buffer:
         dtype: torch.dtype,
         source: MemorySource = FRESH,
     ) -> None:
-        size, device, memory = (
-            sites * tokens * width * dtype.itemsize,
-            source.device,
-            source.reused,
-        )
-        if (device is None or device.type == "cpu") and not (
-            memory is not None and memory.has(size)
-        ):
-            self._require(sites, tokens, width, dtype, source.promised)
-        self._memory, self._taken = memory, None
+        shape = (sites, tokens, width)
+        size = sites * tokens * width * dtype.itemsize
+        device = source.device
+        memory = source.reused
+        on_host = device is None or device.type == "cpu"
+        if on_host and not (memory is not None and memory.has(size)):
+            _require_memory(shape, dtype, size, source.promised)
+        self._memory = memory
+        self._taken: Tensor | None = None
         self.pinned = source.pinned and size <= MOST_PINNED
-        with autograd.restored(inference=False):  # or nobody could train on them
+        # A tensor that is made in inference mode could not be trained on.
+        with autograd.restored(inference=False):
             if self.pinned or device is not None:
                 self.values = torch.empty(
-                    sites,
-                    tokens,
-                    width,
-                    dtype=dtype,
-                    pin_memory=self.pinned,
-                    device=device,
+                    *shape, dtype=dtype, pin_memory=self.pinned, device=device
                 )
             else:
-                self._taken = (
-                    _in_huge_pages(size) if memory is None else memory.take(size)
-                )
-                self.values = self._taken[:size].view(dtype).view(sites, tokens, width)
+                taken = _in_huge_pages(size) if memory is None else memory.take(size)
+                self._taken = taken
+                self.values = taken[:size].view(dtype).view(shape)
         self._streams: set[torch.cuda.Stream] = set()
         self._sums: list[Tensor] = []
         self._unsummed: set[int] = set()
         self._last_run: tuple[Sequence[Place], int, slice | None] | None = None
 
     def write(self, site: int, states: Tensor, places: Sequence[Place]) -> None:
-        """Copy the real tokens of a batch [text, token, width] to their rows; padding
-        is left out.
-        """
+        """Copy the real tokens of a batch [text, token, width] to their rows."""
         states = states.detach()
-        self._fits(states)
+        self._require_fit(states)
         if states.is_cuda and not self.values.is_cuda:
             self._send(site, states, places)
             return
         self._unsummed.add(site)
         rows: Any = self.values[site]
-        if (run := self._run_of(places, states.shape[1])) is not None:
+        run = self._run_of(places, states.shape[1])
+        if run is not None:
             rows[run].view_as(states).copy_(states)
             return
-        given: Any = states
+        source: Any = states
         if states.device.type == "cpu" and states.dtype == rows.dtype:
-            rows, given = _without_threads(rows), _without_threads(states)
-        for text, place in enumerate(places):
-            rows[place.start : place.start + place.length] = given[text, : place.length]
+            rows, source = _without_threads(rows), _without_threads(states)
+        for text, (start, length) in enumerate(places):
+            rows[start : start + length] = source[text, :length]
 
     def finish(self) -> Tensor:
-        """The values, once everything that was sent has arrived."""
+        """Return the values, once everything that was sent has arrived."""
         for stream in self._streams:
             stream.synchronize()
         return self.values
 
     def release(self) -> None:
-        """Give the memory back to where it was taken from; the values must not be read
-        any more.
-        """
+        """Give reused memory back; the values must not be read any more."""
         if self._memory is not None and self._taken is not None:
             self._memory.give_back(self._taken)
             self._memory = None
 
     @property
     def finite(self) -> bool:
-        """Whether no NaN and no infinity was written: either shows in a sum. A GPU
-        makes its sums on the way.
-        """
+        """Tell whether no NaN and no infinity was written: either shows in a sum."""
         if self.values.is_cuda or len(self._unsummed) == len(self.values):
-            # Torch's threads are woken once for all.
+            # A single sum wakes torch's threads once.
             return bool(torch.isfinite(self.values.sum(dtype=torch.float32)))
-        sums = [
-            *self._sums,
-            *(self.values[site].sum(dtype=torch.float32) for site in self._unsummed),
-        ]
-        devices = {total.device for total in sums}
-        stacked = [
-            torch.stack([total for total in sums if total.device == device])
-            for device in devices
-        ]
-        return all(bool(torch.isfinite(totals).all()) for totals in stacked)
+        # A GPU has summed what it sent on the way.
+        sums = list(self._sums)
+        for site in self._unsummed:
+            sums.append(self.values[site].sum(dtype=torch.float32))
+        by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
+        for total in sums:
+            by_device[total.device].append(total)
+        for totals in by_device.values():
+            if not bool(torch.isfinite(torch.stack(totals)).all()):
+                return False
+        return True
 
     def _send(self, site: int, states: Tensor, places: Sequence[Place]) -> None:
-        """Gather on the pass's own stream, because a later block may write over its
-        input; copy on another.
-        """
+        """Copy states from a GPU to host memory while the pass continues."""
         stream = _side_stream(states.device)
         self._streams.add(stream)
         order = sorted(range(len(places)), key=lambda text: places[text].start)
-        gathered = _gathered(states, [places[text].length for text in order], order).to(
-            self.values.dtype
-        )
+        ordered = [places[text] for text in order]
+        # Gathered on the pass's own stream, because a later block may write over its
+        # input.
+        gathered = _gather(states, [place.length for place in ordered], order)
+        gathered = gathered.to(self.values.dtype)
         self._sums.append(gathered.sum(dtype=torch.float32))
         stream.wait_stream(torch.cuda.current_stream(states.device))
         with torch.cuda.stream(stream):
             read = 0
-            for start, length in _runs([places[text] for text in order]):
+            for start, length in _joined_places(ordered):
                 part = gathered[read : read + length]
-                self.values[site, start : start + length].copy_(
-                    part, non_blocking=self.pinned
-                )
+                rows = self.values[site, start : start + length]
+                rows.copy_(part, non_blocking=self.pinned)
                 read += length
         gathered.record_stream(stream)
 
     def _run_of(self, places: Sequence[Place], tokens: int) -> slice | None:
-        """`_one_run`, which every site of a pass asks about the same places."""
-        if (
-            self._last_run is None
-            or self._last_run[0] is not places
-            or self._last_run[1] != tokens
-        ):
-            self._last_run = places, tokens, _one_run(places, tokens)
-        return self._last_run[2]
+        """Return `_single_run`, kept for the next site: it has the same places."""
+        last = self._last_run
+        if last is None or last[0] is not places or last[1] != tokens:
+            last = places, tokens, _single_run(places, tokens)
+            self._last_run = last
+        return last[2]
 
-    def _fits(self, states: Tensor) -> None:
+    def _require_fit(self, states: Tensor) -> None:
         width = self.values.shape[2]
         if states.shape[2] != width:
-            reason = f"a state is {states.shape[2]} wide and the others {width}"
             raise PassError(
                 "Cannot keep the states together",
-                reason,
+                f"a state is {states.shape[2]} wide and the others {width}",
                 "Capture sites of different widths separately.",
             )
         if not states.dtype.is_floating_point:
-            reason = f"a state has dtype {states.dtype}"
             raise PassError(
                 "Cannot keep the states as numbers",
-                reason,
+                f"a state has dtype {states.dtype}",
                 "Load the model in a float dtype.",
             )
 
-    @staticmethod
-    def _require(
-        sites: int, tokens: int, width: int, dtype: torch.dtype, promised: int
-    ) -> None:
-        """Refuse what does not fit in free memory, of which so many bytes are promised
-        to other buffers.
-        """
-        size, free = (
-            sites * tokens * width * dtype.itemsize,
-            max(0, free_memory() - promised),
-        )
-        if size > free * SHARE_OF_FREE_MEMORY:
-            dtype_name = str(dtype).removeprefix("torch.")
-            problem = (
-                f"{sites} sites of {tokens:,} tokens, {width:,} wide in {dtype_name},"
-                " do not fit in memory"
-            )
-            reason = (
-                f"they take {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are"
-                " free"
-            )
-            remedy = (
-                "Ask for fewer sites, or capture the texts in parts and keep each on"
-                " disk with states.save(path)."
-            )
-            raise TooLarge(problem, reason, remedy)
-
 
 class StackBuffer:
-    """Where the states of one stack are collected, over as many passes as it takes.
+    """Collects the states of one stack over any number of passes.
 
     Its tokens and its source are made last, while a GPU may still be at work.
     """
@@ -279,61 +240,56 @@ class StackBuffer:
         model: PassModel,
         sites: Sequence[Site],
         inputs: Inputs,
-        dtype: torch.dtype | None = None,
-        keep: Keep = "host",
-        promised: int = 0,
-        memory: HostMemory | None = None,
+        dtype: torch.dtype | None,
+        source: MemorySource,
     ) -> None:
-        anatomy = model.anatomy
-        widths = {anatomy.width(site): site for site in sites}
-        if len(widths) > 1:
-            reason = " and ".join(
-                f"{site} is {width} wide" for width, site in widths.items()
-            )
-            remedy = "Capture 'layer.*' and 'final' one after the other."
-            raise StatesError(
-                f"Cannot keep these states of {anatomy.name} in one array",
-                reason,
-                remedy,
-            )
-        self.model, self.sites, self.inputs = model, tuple(sites), inputs
+        self.model = model
+        self.sites = tuple(sites)
+        self.inputs = inputs
         self.rows = {site: row for row, site in enumerate(sites)}
         self._starts = list(accumulate(inputs.lengths, initial=0))
-        device, pinned = (
-            model.device if keep == "device" else None,
-            model.device.type == "cuda" and keep == "host",
-        )
-        own = dtype or anatomy.stack(sites[0]).proof.dtype
-        source = MemorySource(device, pinned, promised, memory)
         self.buffer = Buffer(
-            len(sites), self._starts[-1], next(iter(widths)), own, source
+            len(sites),
+            self._starts[-1],
+            _common_width(model, sites),
+            dtype or model.anatomy.stack(sites[0]).proof.dtype,
+            source,
         )
 
     def places(self, texts: Sequence[int]) -> list[Place]:
-        """The rows of some of the texts."""
-        return [
-            Place(self._starts[text], self._starts[text + 1] - self._starts[text])
-            for text in texts
-        ]
+        """Return the rows of some of the texts."""
+        starts = self._starts
+        return [Place(starts[text], starts[text + 1] - starts[text]) for text in texts]
 
     def is_finite(self, texts: Sequence[int]) -> bool:
-        """Whether the states of some texts, whose passes have been made, are finite."""
+        """Tell whether the states of some texts are finite, after their passes."""
         values = self.buffer.finish()
-        return all(
-            bool(values[:, start : start + length].isfinite().all())
-            for start, length in self.places(texts)
-        )
+        for start, length in self.places(texts):
+            if not bool(values[:, start : start + length].isfinite().all()):
+                return False
+        return True
 
     def states(self) -> States:
-        """The states, once every pass has been made; a NaN or an infinity among them is
-        an error.
-        """
+        """Return the states after the last pass; raise NotFinite if one is not."""
         tokens = self.model.text_encoder.tokens(self.inputs)
         source = self.model.source(self.sites[0].stack, checked=True)
         states = States(self.sites, self.buffer.finish(), tokens, source)
         if not self.buffer.finite:
             states.check_finite()
         return states
+
+
+def _common_width(model: PassModel, sites: Sequence[Site]) -> int:
+    """Return the width of the states at some sites, which must be the same at all."""
+    widths = {model.anatomy.width(site): site for site in sites}
+    if len(widths) > 1:
+        each = [f"{site} is {width} wide" for width, site in widths.items()]
+        raise StatesError(
+            f"Cannot keep these states of {model.anatomy.name} in one array",
+            " and ".join(each),
+            "Capture 'layer.*' and 'final' one after the other.",
+        )
+    return next(iter(widths))
 
 
 Buffers: TypeAlias = Mapping[str | None, StackBuffer]
@@ -348,106 +304,130 @@ def buffers_for(
     keep: Keep = "host",
     memory: HostMemory | None = None,
 ) -> Buffers:
-    """Memory for the states at some sites of some texts, stack by stack."""
+    """Return memory for the states at some sites of some texts, stack by stack."""
     by_stack: dict[str | None, list[Site]] = defaultdict(list)
     for site in sites:
         by_stack[site.stack].append(site)
     buffers: dict[str | None, StackBuffer] = {}
-    for stack, own_sites in by_stack.items():
-        promised = sum(other.buffer.values.nbytes for other in buffers.values())
-        buffers[stack] = StackBuffer(
-            model, own_sites, inputs.of(stack), dtype, keep, promised, memory
+    for stack, stack_sites in by_stack.items():
+        source = MemorySource(
+            device=model.device if keep == "device" else None,
+            pinned=model.device.type == "cuda" and keep == "host",
+            promised=sum(other.buffer.values.nbytes for other in buffers.values()),
+            reused=memory,
         )
+        texts = inputs.of(stack)
+        buffers[stack] = StackBuffer(model, stack_sites, texts, dtype, source)
     return buffers
 
 
 def states_in(buffers: Buffers) -> States | Pair:
-    """The states of one stack, or the pair of two."""
-    states = [buffer.states() for buffer in buffers.values()]
-    return states[0] if len(states) == 1 else Pair(*states)
+    """Return the states of one stack, or the pair of two."""
+    return one_or_pair([buffer.states() for buffer in buffers.values()])
 
 
-def _without_threads(values: Tensor) -> Any:
-    """The same memory as a numpy array, which copies in this thread: waking torch's for
-    each text costs far more.
+def one_or_pair(stacks: Sequence[States]) -> States | Pair:
+    """Return the states of an encoder and a decoder as a Pair."""
+    return stacks[0] if len(stacks) == 1 else Pair(*stacks)
 
-    Numbers are seen as integers of their size, because numpy has no bfloat16.
+
+def stacks_in(states: States | Pair) -> list[States]:
+    """Return the states of each stack."""
+    if isinstance(states, Pair):
+        return [states.encoder, states.decoder]
+    return [states]
+
+
+def _without_threads(values: Tensor) -> NDArray[Any]:
+    """Return the same memory as a numpy array, which copies in this thread.
+
+    Waking torch's threads for each text costs far more. Numbers are seen as integers of
+    their size, because numpy has no bfloat16.
     """
-    return values.view(_INTEGER_OF_SIZE[values.dtype.itemsize]).numpy()
+    integers = values.view(_INTEGER_OF_SIZE[values.dtype.itemsize])
+    array: NDArray[Any] = integers.numpy()
+    return array
 
 
 def _in_huge_pages(size: int) -> Tensor:
-    """So many bytes of host memory. numpy asks for huge pages, torch does not, and
-    small ones fault in far slower.
-    """
+    # numpy asks for huge pages, torch does not, and small ones fault in far slower.
     return torch.from_numpy(np.empty(size, dtype=np.uint8))
 
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which states leave a GPU: one for all buffers, since memory is kept
-    by stream.
-    """
+    """Return the stream on which states leave a GPU."""
+    # One for all buffers, because torch keeps freed memory by stream.
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _gathered(states: Tensor, lengths: Sequence[int], order: Sequence[int]) -> Tensor:
-    """A copy of the real tokens of a batch, text after text in the given order."""
-    if lengths == [states.shape[1]] * len(states) and list(order) == list(
-        range(len(states))
-    ):
+def _gather(states: Tensor, lengths: Sequence[int], order: Sequence[int]) -> Tensor:
+    """Return a copy of the real tokens of a batch, text after text in some order."""
+    texts, tokens = states.shape[:2]
+    if list(lengths) == [tokens] * texts and list(order) == list(range(texts)):
         return states.flatten(0, 1).clone()
-    return torch.cat(
-        [states[text, :length] for text, length in zip(order, lengths, strict=True)]
+    pairs = zip(order, lengths, strict=True)
+    return torch.cat([states[text, :length] for text, length in pairs])
+
+
+def _single_run(places: Sequence[Place], tokens: int) -> slice | None:
+    """Return the rows of a batch without padding whose texts follow one another."""
+    start = places[0].start
+    for text, place in enumerate(places):
+        if place != (start + text * tokens, tokens):
+            return None
+    return slice(start, start + len(places) * tokens)
+
+
+def _joined_places(places: Sequence[Place]) -> list[Place]:
+    """Join places that follow one another."""
+    joined: list[Place] = []
+    for place in places:
+        if joined and sum(joined[-1]) == place.start:
+            last = joined.pop()
+            place = Place(last.start, last.length + place.length)
+        joined.append(place)
+    return joined
+
+
+def _require_memory(
+    shape: tuple[int, int, int], dtype: torch.dtype, size: int, promised: int
+) -> None:
+    """Refuse a buffer that does not fit in the memory that is free and not promised."""
+    free = max(0, free_memory() - promised)
+    if size <= free * SHARE_OF_FREE_MEMORY:
+        return
+    sites, tokens, width = shape
+    name = str(dtype).removeprefix("torch.")
+    raise TooLarge(
+        f"{sites} sites of {tokens:,} tokens, {width:,} wide in {name}, do not fit in"
+        " memory",
+        f"they take {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
+        "Ask for fewer sites, or capture the texts in parts and keep each on disk with"
+        " states.save(path).",
     )
 
 
-def _one_run(places: Sequence[Place], tokens: int) -> slice | None:
-    """The rows of a batch without padding whose texts follow one another; None for any
-    other batch.
-    """
-    start = places[0].start
-    if all(
-        place == (start + text * tokens, tokens) for text, place in enumerate(places)
-    ):
-        return slice(start, start + len(places) * tokens)
-    return None
-
-
-def _runs(places: Sequence[Place]) -> list[tuple[int, int]]:
-    """Places that follow one another, joined to runs (start, length)."""
-    runs: list[tuple[int, int]] = []
-    for place in places:
-        if runs and sum(runs[-1]) == place.start:
-            runs[-1] = (runs[-1][0], runs[-1][1] + place.length)
-        else:
-            runs.append((place.start, place.length))
-    return runs
-
-
 def free_memory() -> int:
-    """How many bytes of host memory are available without swapping, on this machine or
-    in this container.
-    """
+    """Return the bytes of host memory available on this machine or in this container."""
     import psutil
 
-    return min([int(psutil.virtual_memory().available), *_left_in_container()])
+    available = int(psutil.virtual_memory().available)
+    left = _left_in_container()
+    return available if left is None else min(available, left)
 
 
-def _left_in_container() -> list[int]:
-    """What a memory limit of cgroup v2 leaves, if there is one; the page cache of files
-    that lie idle gives way.
-    """
+def _left_in_container() -> int | None:
+    """Return what a memory limit of cgroup v2 leaves; None where there is none."""
     folder = Path("/sys/fs/cgroup")
     try:
-        limit, used = (
-            int((folder / name).read_text())
-            for name in ("memory.max", "memory.current")
-        )
-        lines = (
-            line.split() for line in (folder / "memory.stat").read_text().splitlines()
-        )
-        idle = next((int(line[1]) for line in lines if line[0] == "inactive_file"), 0)
-        return [limit - used + idle]
+        limit = int((folder / "memory.max").read_text())
+        used = int((folder / "memory.current").read_text())
+        # The page cache of files that lie idle gives way.
+        for line in (folder / "memory.stat").read_text().splitlines():
+            name, value = line.split()[:2]
+            if name == "inactive_file":
+                return limit - used + int(value)
+        return limit - used
     except (OSError, ValueError):
-        return []
+        return None

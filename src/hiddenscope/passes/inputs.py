@@ -1,8 +1,7 @@
-"""Inputs: texts as a model takes them, encoded once and handed down, and the batches in
-which they go through it.
+"""Inputs: texts as a model takes them, and the batches in which they go through it.
 
-`model.encode` makes Inputs of strings or ids. Every pass takes them; what was encoded
-is never encoded again.
+`model.encode` makes Inputs of strings or ids. Every pass takes them, so that a text is
+encoded only once.
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ Texts: TypeAlias = (
     | Sequence[Mapping[str, Any]]
     | Sequence[Sequence[Mapping[str, Any]]]
 )
-"""One text or many, each a string or token ids; what a tokenizer returned; or chat
-messages.
-"""
+"""One text or many: strings, token ids, the output of a tokenizer, or chat messages."""
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 # The fixed cost of a batch, counted in tokens: past that much padding in all, another
@@ -44,14 +41,12 @@ BATCH_OVERHEAD = {"cpu": 64, "cuda": 2048}
 
 @dataclass(frozen=True)
 class Batching:
-    """Whether padded batches give each text what it gets alone, as it was tried on the
-    model.
+    """Whether padding a batch changes the states of its texts, as tried on the model.
 
-    `worst` is the largest difference that was seen, in units of the rounding tolerance.
-    `needs_mask` says whether texts of one length need an attention mask of ones;
-    leaving it out spares a GPU the wait while transformers looks into it. `rope_switch`
-    is for LongRoPE: one text longer than this changes the rotary scaling of its whole
-    batch.
+    `worst` is the largest difference, in units of the rounding tolerance. `needs_mask`
+    says whether texts of one length need an attention mask of ones; leaving it out
+    spares a GPU the wait while transformers looks into it. `rope_switch` is for
+    LongRoPE: one text longer than this changes the rotary scaling of its whole batch.
     """
 
     padding_safe: bool
@@ -62,7 +57,7 @@ class Batching:
 
 
 class BatchModel(Protocol):
-    """What batches need to know of a model."""
+    """A model as batches see it."""
 
     @property
     def device(self) -> torch.device: ...  # noqa: D102
@@ -77,8 +72,9 @@ class BatchModel(Protocol):
 @checked
 @dataclass(frozen=True)
 class Inputs:
-    """Some texts as token ids, with the character span of each token and the decoder's
-    targets, where there are any.
+    """Texts as token ids, with the character spans of their tokens.
+
+    `targets` are the texts of a decoder beside an encoder.
 
     >>> inputs = Inputs(((5, 6), (7, 8, 9)))
     >>> inputs.lengths, inputs.some([1]).ids
@@ -95,102 +91,105 @@ class Inputs:
 
     @property
     def lengths(self) -> list[int]:
-        """The number of tokens of each text."""
+        """Return the number of tokens of each text."""
         return [len(ids) for ids in self.ids]
 
     @cached_property
     def flat(self) -> NDArray[np.int64]:
-        """The ids of all texts, one after another."""
-        flat = np.fromiter(
-            chain.from_iterable(self.ids), dtype=np.int64, count=sum(map(len, self.ids))
-        )
+        """Return the ids of all texts, one after another."""
+        ids = chain.from_iterable(self.ids)
+        flat = np.fromiter(ids, dtype=np.int64, count=sum(self.lengths))
         flat.flags.writeable = False
         return flat
 
     @property
     def costs(self) -> list[int]:
-        """The number of tokens that a pass computes for each text: its own and its
-        targets'.
-        """
+        """Return the number of tokens, with targets, that a pass computes per text."""
         if self.targets is None:
             return self.lengths
-        return [
-            sum(pair) for pair in zip(self.lengths, self.targets.lengths, strict=True)
-        ]
+        pairs = zip(self.lengths, self.targets.lengths, strict=True)
+        return [text + target for text, target in pairs]
 
     def some(self, indices: Sequence[int]) -> Inputs:
-        """Some of the texts, in the given order, with their targets."""
+        """Return some of the texts, in this order, with their targets."""
         indices = list(indices)
-        if indices == list(range(len(self.ids))):
-            # The same value, whose flat ids and tokens may be known already.
+        count = len(self.ids)
+        # The same value, whose flat ids and tokens may be known already.
+        if indices == list(range(count)):
             return self
-        outside = next(
-            (i for i in indices if not -len(self.ids) <= i < len(self.ids)), None
-        )
-        if outside is not None:
-            reason = f"there are {len(self.ids):,} texts"
-            raise TextError(f"No text {shown(outside)}", reason, "Number them from 0.")
+        for index in indices:
+            if not -count <= index < count:
+                raise TextError(
+                    f"No text {shown(index)}",
+                    f"there are {count:,} texts",
+                    "Number them from 0.",
+                )
         parts: dict[str, Sized | None] = {
             "texts": self.texts,
             "spans": self.spans,
             "targets": self.targets,
         }
         for name, part in parts.items():
-            if part is not None and len(part) != len(self.ids):
-                reason = (
-                    f"{len(self.ids):,} texts have ids and {len(part):,} have {name}"
-                )
+            if part is not None and len(part) != count:
                 raise TextError(
-                    "Cannot choose from these inputs", reason, "Give one for each text."
+                    "Cannot choose from these inputs",
+                    f"{count:,} texts have ids and {len(part):,} have {name}",
+                    "Give one for each text.",
                 )
-        return Inputs(
-            tuple(self.ids[i] for i in indices),
-            None if self.texts is None else tuple(self.texts[i] for i in indices),
-            None if self.spans is None else tuple(self.spans[i] for i in indices),
-            None if self.targets is None else self.targets.some(indices),
-        )
+        texts = spans = targets = None
+        if self.texts is not None:
+            texts = tuple(self.texts[index] for index in indices)
+        if self.spans is not None:
+            spans = tuple(self.spans[index] for index in indices)
+        if self.targets is not None:
+            targets = self.targets.some(indices)
+        ids = tuple(self.ids[index] for index in indices)
+        return Inputs(ids, texts, spans, targets)
 
     def of(self, stack: str | None) -> Inputs:
-        """The texts that a stack works on: the targets for a decoder beside an encoder."""
-        return self.targets if stack == "decoder" and self.targets is not None else self
+        """Return the texts that a stack works on: targets, for a decoder with them."""
+        if stack == "decoder" and self.targets is not None:
+            return self.targets
+        return self
 
     def with_targets(self, targets: Inputs | None) -> Inputs:
-        """The same texts with other targets."""
+        """Return the same texts with other targets."""
         return Inputs(self.ids, self.texts, self.spans, targets)
 
     def batches(
         self, model: BatchModel, *, batch_tokens: int | None = None
     ) -> Iterator[tuple[list[int], Inputs]]:
-        """The texts in batches of about one length, the longest first: the indices of
-        each batch, and its Inputs.
+        """Yield batches of about one length, the longest texts first.
 
-        A batch has about `batch_tokens` tokens at most, padding included; a longer text
-        is a batch by itself. A model that gives a text different states in a padded
-        batch than alone (`model.batching`) gets one text at a time.
+        Each comes as the indices of its texts, and their Inputs. A batch has about
+        `batch_tokens` tokens at most, padding included; a longer text is a batch by
+        itself. A model that gives a text different states in a padded batch than by
+        itself (`model.batching`) gets one text at a time.
         """
         require(model, BatchModel, "model", "Inputs.batches")
-        kind, batching = model.device.type, model.batching
-        kind = kind if kind in BATCH_TOKENS else "cpu"
         require(batch_tokens, int | None, "batch_tokens", "Inputs.batches")
-        for indices in compose(
+        device = model.device.type
+        if device not in BATCH_TOKENS:
+            device = "cpu"
+        batches = compose(
             self.costs,
-            batch_tokens or BATCH_TOKENS[kind],
-            padded=batching.padding_safe,
-            rope_switch=batching.rope_switch,
-            overhead=BATCH_OVERHEAD[kind],
-        ):
+            batch_tokens or BATCH_TOKENS[device],
+            padded=model.batching.padding_safe,
+            rope_switch=model.batching.rope_switch,
+            overhead=BATCH_OVERHEAD[device],
+        )
+        for indices in batches:
             yield indices, self.some(indices)
 
     def pad(self, model: BatchModel) -> PaddedBatch:
-        """All texts as one padded batch on the model's device."""
+        """Return all texts as one padded batch on the model's device."""
         pad, device = model.pad, model.device
         targets = None
         if model.encoder_decoder:
             # Without targets the decoder gets one token per text, which a pass over the
             # encoder alone never reaches.
-            targets = PaddedBatch.of(
-                self.targets or Inputs(((pad,),) * len(self)), pad, device
-            )
+            texts = self.targets or Inputs(((pad,),) * len(self))
+            targets = PaddedBatch.of(texts, pad, device)
         return PaddedBatch.of(self, pad, device, targets)
 
 
@@ -202,8 +201,7 @@ def compose(
     rope_switch: int | None = None,
     overhead: int = 64,
 ) -> list[list[int]]:
-    """Which texts go together: batches of about one length, of at most `batch_tokens`
-    tokens, the longest texts first.
+    """Group texts into batches of at most `batch_tokens` tokens, the longest first.
 
     A batch costs as much as `overhead` tokens whatever is in it, so none gets more
     padding than that. Texts of up to `rope_switch` tokens and longer ones stay apart.
@@ -220,20 +218,12 @@ def compose(
     for text in sorted(range(len(lengths)), key=lambda text: -lengths[text]):
         longest = lengths[batches[-1][0]] if batches else 0
         padding += longest - lengths[text]
-        fits = (
-            batches
-            and (len(batches[-1]) + 1) * longest <= batch_tokens
-            and padding <= overhead
-        )
-        if (
-            fits
-            and padded
-            and (
-                rope_switch is None
-                or lengths[text] > rope_switch
-                or longest <= rope_switch
-            )
-        ):
+        may_share = padded and bool(batches) and padding <= overhead
+        if may_share:
+            may_share = (len(batches[-1]) + 1) * longest <= batch_tokens
+        if rope_switch is not None and lengths[text] <= rope_switch < longest:
+            may_share = False
+        if may_share:
             batches[-1].append(text)
         else:
             batches.append([text])
@@ -243,10 +233,10 @@ def compose(
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Texts as tensors, padded on the right to one length; `targets` are the decoder's,
-    in an encoder-decoder.
+    """Texts as tensors, padded on the right to one length.
 
-    `holds_pad` says that a text itself holds the padding id.
+    `targets` are the decoder's, in an encoder-decoder. `holds_pad` says that a text
+    itself holds the padding id.
     """
 
     ids: Tensor
@@ -263,9 +253,10 @@ class PaddedBatch:
         device: torch.device,
         targets: PaddedBatch | None = None,
     ) -> PaddedBatch:
-        """A batch of encoded texts.
+        """Pad encoded texts.
 
-        >>> PaddedBatch.of(Inputs(((5, 6, 7), (8,))), pad=0, device=torch.device("cpu")).ids
+        >>> inputs = Inputs(((5, 6, 7), (8,)))
+        >>> PaddedBatch.of(inputs, pad=0, device=torch.device("cpu")).ids
         tensor([[5, 6, 7],
                 [8, 0, 0]])
         """
@@ -284,43 +275,37 @@ class PaddedBatch:
 
     @property
     def has_padding(self) -> bool:
-        """Whether any text, or any target, is shorter than the longest."""
-        return len(set(self.lengths)) > 1 or (
-            self.targets is not None and self.targets.has_padding
-        )
+        """Tell whether any text, or any target, is shorter than the longest."""
+        if len(set(self.lengths)) > 1:
+            return True
+        return self.targets is not None and self.targets.has_padding
 
     def arguments(self, module: nn.Module, *, masked: bool = True) -> dict[str, Any]:
-        """The keyword arguments of the module's forward; `masked=False` leaves out a
-        mask that would hide nothing.
+        """Return the keyword arguments of the module's forward.
+
+        `masked=False` leaves out a mask that would hide nothing.
         """
-        given = arguments(
-            module,
-            self.ids,
-            self.mask,
-            None if self.targets is None else self.targets.ids,
-        )
+        targets = self.targets
+        target_ids = None if targets is None else targets.ids
+        keywords = arguments(module, self.ids, self.mask, target_ids)
         if not masked and len(set(self.lengths)) == 1:
-            given.pop("attention_mask", None)
+            keywords.pop("attention_mask", None)
         # Without a mask T5Gemma hides padding ids inside a text, but only where it
         # keeps no cache.
-        if self.targets is not None and (
-            self.targets.has_padding or self.targets.holds_pad
-        ):
-            given["decoder_attention_mask"] = self.targets.mask
-        return given
+        if targets is not None and (targets.has_padding or targets.holds_pad):
+            keywords["decoder_attention_mask"] = targets.mask
+        return keywords
 
     def of_stack(self, stack: str | None) -> PaddedBatch:
-        """The texts that a stack works on."""
-        return self.targets if stack == "decoder" and self.targets is not None else self
+        """Return the texts that a stack works on."""
+        if stack == "decoder" and self.targets is not None:
+            return self.targets
+        return self
 
 
 def _to(device: torch.device, array: NDArray[np.int64]) -> Tensor:
-    """An array on a device. To a GPU it goes from page-locked memory, so that the pass
-    before need not end first.
-    """
     tensor = torch.from_numpy(array)
-    return (
-        tensor.pin_memory().to(device, non_blocking=True)
-        if device.type == "cuda"
-        else tensor.to(device)
-    )
+    if device.type != "cuda":
+        return tensor.to(device)
+    # From page-locked memory, so that it need not wait for the pass before.
+    return tensor.pin_memory().to(device, non_blocking=True)

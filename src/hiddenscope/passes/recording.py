@@ -16,6 +16,7 @@ from hiddenscope.discovery import EVERYTHING, Anatomy, Tap, find
 from hiddenscope.errors import ModuleError, PassError
 from hiddenscope.modules import hooks
 from hiddenscope.modules.weights import check_finite
+from hiddenscope.passes.buffers import one_or_pair, stacks_in
 from hiddenscope.passes.inputs import Inputs
 from hiddenscope.passes.protocol import PassModel, named_arguments
 from hiddenscope.passes.record import Watcher
@@ -81,7 +82,7 @@ class Recording:
             if recorded.states:
                 stacks = dict.fromkeys(site.stack for site in recorded.states)
                 parts = [self._stack(recorded, stack) for stack in stacks]
-                passes.append(_one_or_pair(parts))
+                passes.append(one_or_pair(parts))
         return passes
 
     @property
@@ -89,10 +90,7 @@ class Recording:
         """Return the states of every pass, text after text."""
         by_stack: dict[str | None, list[States]] = {}
         for states in self.passes:
-            parts = [states]
-            if isinstance(states, Pair):
-                parts = [states.encoder, states.decoder]
-            for part in parts:
+            for part in stacks_in(states):
                 by_stack.setdefault(part.sites[0].stack, []).append(part)
         if not by_stack:
             raise PassError(
@@ -100,7 +98,7 @@ class Recording:
                 "no pass was run inside the `with`",
                 "Call the module there.",
             )
-        return _one_or_pair([join(parts) for parts in by_stack.values()])
+        return one_or_pair([join(parts) for parts in by_stack.values()])
 
     def _stack(self, recorded: RecordedPass, stack: str | None) -> States:
         """Return the states of one stack, with padding left out on either side."""
@@ -118,10 +116,6 @@ class Recording:
         tokens = self.text_encoder.tokens(Inputs(tuple(texts)))
         values = torch.stack([recorded.states[site][real] for site in sites])
         return States(tuple(sites), values, tokens, self.sources[stack])
-
-
-def _one_or_pair(parts: Sequence[States]) -> States | Pair:
-    return parts[0] if len(parts) == 1 else Pair(*parts)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hiddenscope.arguments import checked
 from hiddenscope.discovery import EVERYTHING, Stack, accepts, trial_ids
@@ -27,7 +27,6 @@ from hiddenscope.passes.inputs import Inputs, Texts
 from hiddenscope.passes.protocol import PassModel, recordable
 from hiddenscope.passes.record import Pass, make_pass
 from hiddenscope.sites import Site, SitePatterns
-from hiddenscope.states import Pair, States
 
 TRIAL_LENGTHS = (5, 9)
 TRIAL_TARGET_LENGTHS = (6, 3)
@@ -210,6 +209,7 @@ def _try_skipping(model: PassModel, name: str | None, padded: bool) -> SkipTrial
     depths = sorted({1, depth // 4, depth // 2, 3 * depth // 4, depth} - {0})
     inputs = _trial_inputs(model, padded)
     forms: dict[int, Any] = {}
+    in_order: list[Any] = []
     for cached in (False, True) if "use_cache" in accepts(model.module) else (False,):
         cache = with_cache(model.module, cached)
         learning = _learn_forms(model.module, stack, forms)
@@ -238,7 +238,7 @@ def _resumes_equal(
     model: PassModel, inputs: Inputs, full: Pass, entry: Site, forms: Sequence[Any]
 ) -> bool:
     """Tell whether resuming a full pass with its own states gives it bit for bit."""
-    values = Replace(_states_at(full.states, entry))
+    values = Replace(full.states[entry])
     sites = _select_above(model, entry, None)
     has_logits = full.logits is not None
     resumed = _enter(model, inputs, entry, values, sites, forms, logits=has_logits)
@@ -246,20 +246,7 @@ def _resumes_equal(
         assert resumed.logits is not None
         if not torch.equal(full.logits, resumed.logits):
             return False
-    for site in sites:
-        if not torch.equal(
-            _states_at(full.states, site), _states_at(resumed.states, site)
-        ):
-            return False
-    return True
-
-
-def _states_at(states: States | Pair, site: Site) -> Tensor:
-    if isinstance(states, States):
-        return states[site]
-    if site.stack == "encoder":
-        return states.encoder[site]
-    return states.decoder[site]
+    return all(torch.equal(full.states[site], resumed.states[site]) for site in sites)
 
 
 def with_cache(module: nn.Module, cached: bool) -> hooks.Watch:

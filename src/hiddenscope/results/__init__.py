@@ -1,6 +1,7 @@
 """Results: what an analysis returns, its findings in words, and its files."""
 
-from hiddenscope.results.findings import Facts as Facts
+from hiddenscope.results.facts import Facts as Facts
+from hiddenscope.results.facts import GroupFacts as GroupFacts
 from hiddenscope.results.findings import Table as Table
 from hiddenscope.results.findings import in_words as in_words
 from hiddenscope.results.result import DISPLAYS as DISPLAYS

@@ -9,13 +9,10 @@ largest  2.5
 at       layer.1
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
-Facts: TypeAlias = Mapping[str, Any]
-"""The findings of an analysis: snake_case keys that its page documents, and values as
-JSON keeps them. `analyses/<word>/facts.py` says which keys a kind of result has.
-"""
+from hiddenscope.results.facts import Facts
 
 MOST_ITEMS = 12
 LONGEST_TEXT = 200

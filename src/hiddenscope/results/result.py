@@ -42,7 +42,8 @@ from hiddenscope.results.export import (
     tag,
     to_plain,
 )
-from hiddenscope.results.findings import Facts, Table, fact_lines, printable
+from hiddenscope.results.facts import Facts
+from hiddenscope.results.findings import Table, fact_lines, printable
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,7 +7,7 @@ numpy, tokens and sources without torch.
 >>> import torch
 >>> from hiddenscope.sites import Site
 >>> from hiddenscope.states import Source, States, Tokens
->>> tokens = Tokens(("a b", "c"), text=[0, 0, 1], positions=[0, 1, 0], ids=[5, 6, 7], strings=("a", " b", "c"))
+>>> tokens = Tokens(("a b", "c"), [0, 0, 1], [0, 1, 0], [5, 6, 7], ("a", " b", "c"))
 >>> states = States((Site(0), Site(None)), torch.zeros(2, 3, 4), tokens, Source("toy"))
 >>> states["final"].shape, states.of(0).values.shape, states.pool("mean").shape
 (torch.Size([3, 4]), torch.Size([2, 2, 4]), torch.Size([2, 2, 4]))

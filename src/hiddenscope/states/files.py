@@ -1,4 +1,4 @@
-"""States on disk: one safetensors file, written whole or not at all, read back exactly."""
+"""States on disk: one safetensors file, written whole or not at all."""
 
 import json
 import os
@@ -15,10 +15,11 @@ from hiddenscope.sites import Site
 from hiddenscope.states.tokens import Source, Tokens
 
 _FORMAT = "hiddenscope.states/1"
+_ARRAYS = ("text", "positions", "ids", "spans")
 
 
 class StackParts(NamedTuple):
-    """What the states of one stack are made of."""
+    """The parts that the states of one stack are made of."""
 
     sites: tuple[Site, ...]
     values: torch.Tensor
@@ -27,7 +28,7 @@ class StackParts(NamedTuple):
 
 
 class StackRecord(TypedDict):
-    """What the header of a file says of one stack."""
+    """The description of one stack in the header of a file."""
 
     sites: list[str]
     count: int
@@ -35,62 +36,49 @@ class StackRecord(TypedDict):
 
 
 def _pack(strings: Sequence[str], name: str) -> dict[str, torch.Tensor]:
-    """Strings as bytes and ends: JSON would join two lone surrogates into one
-    character, and headers are limited.
+    """Pack strings as their bytes and ends.
+
+    JSON would join two lone surrogates into one character, and headers are limited.
     """
     encoded = [string.encode("utf-8", "surrogatepass") for string in strings]
     ends = torch.tensor([len(part) for part in encoded], dtype=torch.int64).cumsum(0)
-    # No buffer may be empty.
-    joined = torch.frombuffer(bytearray(b"".join(encoded) + b"\0"), dtype=torch.uint8)[
-        :-1
-    ]
+    # torch takes no empty buffer, so there is one byte more.
+    buffer = bytearray(b"".join(encoded) + b"\0")
+    joined = torch.frombuffer(buffer, dtype=torch.uint8)[:-1]
     return {name: joined.clone(), f"{name}.ends": ends}
 
 
 def _unpack(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[str, ...]:
-    joined, ends = (
-        tensors[name].numpy().tobytes(),
-        [0, *tensors[f"{name}.ends"].tolist()],
-    )
+    joined = tensors[name].numpy().tobytes()
+    ends = [0, *tensors[f"{name}.ends"].tolist()]
     if ends[-1] != len(joined) or any(start > end for start, end in pairwise(ends)):
         raise ValueError(f"the ends of {name} do not fit")
-    return tuple(
-        joined[start:end].decode("utf-8", "surrogatepass")
-        for start, end in pairwise(ends)
-    )
+    parts = [joined[start:end] for start, end in pairwise(ends)]
+    return tuple(part.decode("utf-8", "surrogatepass") for part in parts)
 
 
 def write(path: str | os.PathLike[str], parts: Mapping[str, StackParts]) -> None:
-    """Write the states of one stack (under "") or of several, each under the prefix of
-    its tensors.
-    """
+    """Write the states of one stack or of several, by the prefix of their tensors."""
     if Path(path).suffix.lower() != ".safetensors":
-        reason = "states are saved as .safetensors"
         raise FileError(
             f"Cannot save states as {os.fspath(path)}",
-            reason,
+            "states are saved as .safetensors",
             "Give the path that suffix.",
         )
     tensors: dict[str, torch.Tensor] = {}
     stacks: dict[str, StackRecord] = {}
     for prefix, states in parts.items():
         tokens = states.tokens
-        arrays = {
-            "text": tokens.text,
-            "positions": tokens.positions,
-            "ids": tokens.ids,
-            "spans": tokens.spans,
-        }
         tensors[f"{prefix}values"] = states.values
-        tensors |= {
-            f"{prefix}{name}": torch.from_numpy(array.copy())
-            for name, array in arrays.items()
-        }
+        for name in _ARRAYS:
+            array = getattr(tokens, name)
+            # A copy, because torch takes no read-only array.
+            tensors[f"{prefix}{name}"] = torch.from_numpy(array.copy())
         tensors |= _pack(tokens.strings, f"{prefix}strings")
-        tensors |= {} if tokens.texts is None else _pack(tokens.texts, f"{prefix}texts")
-        sites = [str(site) for site in states.sites]
+        if tokens.texts is not None:
+            tensors |= _pack(tokens.texts, f"{prefix}texts")
         stacks[prefix] = {
-            "sites": sites,
+            "sites": [str(site) for site in states.sites],
             "count": tokens.count,
             "source": states.source.to_json(),
         }
@@ -98,7 +86,7 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, StackParts]) -> None
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, StackParts]:
-    """Read what `write` wrote."""
+    """Read the stacks that `write` wrote, by their prefixes."""
     tensors, header = read_tensors(path, "states", _FORMAT)
     try:
         stacks: dict[str, StackRecord] = json.loads(header["states"])
@@ -109,9 +97,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, StackParts]:
             for prefix, record in stacks.items()
         }
     except (KeyError, TypeError, ValueError, AttributeError, SiteError) as error:
-        problem = f"Cannot read states from {os.fspath(path)}"
         raise FileError(
-            problem,
+            f"Cannot read states from {os.fspath(path)}",
             f"it is damaged, or not such a file ({error})",
             "Save the states again.",
         ) from error
@@ -120,13 +107,12 @@ def read(path: str | os.PathLike[str]) -> dict[str, StackParts]:
 def _restore(
     tensors: Mapping[str, torch.Tensor], prefix: str, record: StackRecord
 ) -> StackParts:
-    text, positions, ids, spans = (
-        tensors[prefix + name].numpy() for name in ("text", "positions", "ids", "spans")
-    )
-    texts = _unpack(tensors, f"{prefix}texts") if f"{prefix}texts" in tensors else None
+    text, positions, ids, spans = (tensors[prefix + name].numpy() for name in _ARRAYS)
+    texts = None
+    if f"{prefix}texts" in tensors:
+        texts = _unpack(tensors, f"{prefix}texts")
     strings = _unpack(tensors, f"{prefix}strings")
     tokens = Tokens(texts, text, positions, ids, strings, spans, record["count"])
     sites = tuple(Site.parse(site) for site in record["sites"])
-    return StackParts(
-        sites, tensors[f"{prefix}values"], tokens, Source.from_json(record["source"])
-    )
+    source = Source.from_json(record["source"])
+    return StackParts(sites, tensors[f"{prefix}values"], tokens, source)

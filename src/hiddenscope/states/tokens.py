@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
+from hiddenscope.sites import Site, SitePatterns, select
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -17,14 +18,13 @@ Ints: TypeAlias = NDArray[np.int64]
 @checked
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """The tokens of some texts, one row each, text after text. Lists of integers become
-    arrays.
+    """The tokens of some texts, one row each, text after text.
 
-    `text` is the index of the text that a row belongs to, `strings` the token as it
-    reads, `spans` its characters in the text (-1 where it has none). `texts` is None
-    when only ids were given; `count` is the number of texts.
+    Lists of integers become arrays. `text` is the index of the text that a row belongs
+    to, `strings` the token as it reads, `spans` its characters in the text (-1 where it
+    has none). `texts` is None when only ids were given; `count` is the number of texts.
 
-    >>> tokens = Tokens(None, text=[0, 0, 1], positions=[0, 1, 0], ids=[5, 6, 7], strings=("a", "b", "c"))
+    >>> tokens = Tokens(None, [0, 0, 1], [0, 1, 0], [5, 6, 7], ("a", "b", "c"))
     >>> len(tokens), tokens.count, tokens.lengths.tolist(), tokens.select([2]).strings
     (3, 2, [2, 1], ('c',))
     """
@@ -38,42 +38,36 @@ class Tokens:
     count: int = -1
 
     def __post_init__(self) -> None:
+        # The dataclass is frozen.
         put = object.__setattr__
         for name in ("text", "positions", "ids"):
             put(self, name, _ints(getattr(self, name), name, len(self.strings)))
-        put(
-            self,
-            "spans",
-            _ints(
-                self.spans if len(self.spans) else np.full((len(self), 2), -1),
-                "spans",
-                len(self),
-                2,
-            ),
-        )
+        spans = self.spans if len(self.spans) else np.full((len(self), 2), -1)
+        put(self, "spans", _ints(spans, "spans", len(self), 2))
         put(self, "strings", tuple(self.strings))
-        put(self, "texts", None if self.texts is None else tuple(self.texts))
+        if self.texts is not None:
+            put(self, "texts", tuple(self.texts))
         if self.count < 0:
-            last = int(self.text[-1]) + 1 if len(self) else 0
-            put(self, "count", last if self.texts is None else len(self.texts))
+            put(self, "count", self._counted())
+        self._check()
+
+    def _counted(self) -> int:
+        if self.texts is not None:
+            return len(self.texts)
+        return int(self.text[-1]) + 1 if len(self) else 0
+
+    def _check(self) -> None:
+        problem = "Cannot make these tokens"
         if self.texts is not None and len(self.texts) != self.count:
             reason = f"count is {self.count} and there are {len(self.texts)} texts"
-            raise StatesError(
-                "Cannot make these tokens",
-                reason,
-                "Leave count out, or make them equal.",
-            )
-        if len(self) and not (
-            self.text[0] >= 0
-            and self.text[-1] < self.count
-            and (np.diff(self.text) >= 0).all()
-        ):
+            raise StatesError(problem, reason, "Leave count out, or make them equal.")
+        if not len(self):
+            return
+        in_range = self.text[0] >= 0 and self.text[-1] < self.count
+        if not in_range or (np.diff(self.text) < 0).any():
             reason = f"text must be sorted, with values from 0 to {self.count - 1}"
-            raise StatesError(
-                "Cannot make these tokens",
-                reason,
-                "Put the rows of one text together, in order.",
-            )
+            remedy = "Put the rows of one text together, in order."
+            raise StatesError(problem, reason, remedy)
 
     def __len__(self) -> int:
         return len(self.strings)
@@ -83,13 +77,13 @@ class Tokens:
 
     @property
     def lengths(self) -> Ints:
-        """The number of rows of each text."""
+        """Return the number of rows of each text."""
         return np.bincount(self.text, minlength=self.count)
 
     def rows(self, text: int) -> slice:
-        """The rows of one text; -1 is the last text.
+        """Return the rows of one text; -1 is the last text.
 
-        >>> Tokens(("a b", "c"), [0, 0, 1], [0, 1, 0], [5, 6, 7], ("a", " b", "c")).rows(-1)
+        >>> Tokens(None, [0, 0, 1], [0, 1, 0], [5, 6, 7], ("a", "b", "c")).rows(-1)
         slice(2, 3, None)
         """
         index = operator.index(text)
@@ -100,28 +94,31 @@ class Tokens:
                 reason,
                 f"Ask for 0 to {self.count - 1}, or -1 for the last.",
             )
-        ends = np.searchsorted(self.text, [index % self.count, index % self.count + 1])
-        return slice(int(ends[0]), int(ends[1]))
+        number = index % self.count
+        start, stop = np.searchsorted(self.text, [number, number + 1])
+        return slice(int(start), int(stop))
 
     def select(self, rows: ArrayLike | slice) -> "Tokens":
-        """Some rows, by mask, slice or indices; they keep their order, and the texts
-        their indices.
+        """Return some rows, by mask, slice or indices.
+
+        The rows keep their order, and the texts their indices.
         """
-        kept = chosen_rows(rows, len(self))
-        strings = tuple(self.strings[row] for row in kept)
-        text, positions, ids = self.text[kept], self.positions[kept], self.ids[kept]
-        return Tokens(
-            self.texts, text, positions, ids, strings, self.spans[kept], self.count
+        indices = row_indices(rows, len(self))
+        return replace(
+            self,
+            text=self.text[indices],
+            positions=self.positions[indices],
+            ids=self.ids[indices],
+            strings=tuple(self.strings[row] for row in indices),
+            spans=self.spans[indices],
         )
 
     def of(self, text: int) -> "Tokens":
-        """The tokens of one text, which becomes text 0."""
+        """Return the tokens of one text, which becomes text 0."""
         rows = self.rows(text)
-        texts = None if self.texts is None else (self.texts[text],)
-        zeros = np.zeros_like(self.text[rows])
         return Tokens(
-            texts,
-            zeros,
+            None if self.texts is None else (self.texts[text],),
+            np.zeros_like(self.text[rows]),
             self.positions[rows],
             self.ids[rows],
             self.strings[rows],
@@ -130,20 +127,13 @@ class Tokens:
         )
 
     def equals(self, other: "Tokens") -> bool:
-        """Whether every field is the same."""
-        arrays = (
-            (self.text, other.text),
-            (self.positions, other.positions),
-            (self.ids, other.ids),
-        )
-        same = all(
-            np.array_equal(mine, theirs)
-            for mine, theirs in (*arrays, (self.spans, other.spans))
-        )
-        return same and (self.texts, self.strings, self.count) == (
-            other.texts,
-            other.strings,
-            other.count,
+        """Tell whether every field is the same."""
+        for name in ("texts", "strings", "count"):
+            if getattr(self, name) != getattr(other, name):
+                return False
+        arrays = ("text", "positions", "ids", "spans")
+        return all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in arrays
         )
 
 
@@ -158,7 +148,8 @@ class Source:
     token, `reported` the site that each entry of Hugging Face's `hidden_states` was
     proved to be ("" for none).
 
-    >>> Source.from_json(Source("gpt2", dtype="float32").to_json()) == Source("gpt2", dtype="float32")
+    >>> source = Source("gpt2", dtype="float32")
+    >>> Source.from_json(source.to_json()) == source
     True
     """
 
@@ -181,44 +172,82 @@ class Source:
         object.__setattr__(self, "reported", tuple(self.reported))
 
     def to_json(self) -> dict[str, Any]:
-        """A dict that JSON can hold."""
-        return asdict(self) | {
-            "notes": list(self.notes),
-            "reported": list(self.reported),
-        }
+        """Return a dict that JSON can hold."""
+        lists = {"notes": list(self.notes), "reported": list(self.reported)}
+        return asdict(self) | lists
+
+    def select_sites(
+        self, patterns: SitePatterns, sites: Sequence[Site], owner: str
+    ) -> tuple[Site, ...]:
+        """Return the sites that patterns select, of those that were stored."""
+        reported = None
+        if self.reported and sites:
+            entries = [Site.parse(name) if name else None for name in self.reported]
+            reported = {sites[0].stack: entries}
+        return select(
+            patterns,
+            sites,
+            owner=owner,
+            depth=self.depth,
+            final=self.final,
+            reported=reported,
+        )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """What `to_json` was made from."""
-        known = {own.name for own in fields(cls)}
+        """Return the source that `to_json` described."""
+        known = {source_field.name for source_field in fields(cls)}
         if not isinstance(data.get("model"), str) or not set(data) <= known:
-            reason = (
-                f"its fields are {', '.join(sorted(map(ascii, data)))[:200] or 'none'}"
-            )
+            names = ", ".join(sorted(map(ascii, data)))[:200]
             raise StatesError(
                 "Cannot read the source of states",
-                reason,
+                f"its fields are {names or 'none'}",
                 f"They must be {', '.join(sorted(known))}.",
             )
         return cls(**data)
 
 
+def coordinates(sites: Sequence[Site], tokens: Tokens) -> dict[str, Any]:
+    """Return the coordinates of states in xarray: site, text, position, id, string."""
+    import xarray
+
+    # An array of objects, also if all strings are equally long.
+    strings = np.array([*tokens.strings, None], dtype=object)[:-1]
+    return {
+        "site": [str(site) for site in sites],
+        "text": ("token", tokens.text),
+        "position": ("token", tokens.positions),
+        "id": ("token", tokens.ids),
+        # fastpath, because with pyarrow installed pandas would refuse half of a
+        # surrogate pair.
+        "string": xarray.Variable("token", strings, fastpath=True),
+    }
+
+
 def plain(text: str) -> str:
-    """A name that is safe on a terminal."""
-    return text if text.isprintable() and len(text) <= 100 else ascii(text[:100])
+    """Return a name that is safe and short on a terminal."""
+    if text.isprintable() and len(text) <= 100:
+        return text
+    return ascii(text[:100])
 
 
 def shown(strings: Sequence[str], most: int = 8) -> str:
-    """A few tokens, quoted and escaped, each and all of them short."""
-    short = [
-        repr(string if len(string) <= 20 else string[:19] + "…")
-        for string in strings[:most]
-    ]
-    return " ".join([*short, "…"] if len(strings) > most else short) or "none"
+    """Show a few tokens, quoted and escaped, each of them and all together short."""
+    if not strings:
+        return "none"
+    parts = []
+    for string in strings[:most]:
+        if len(string) > 20:
+            string = string[:19] + "…"
+        parts.append(repr(string))
+    if len(strings) > most:
+        parts.append("…")
+    return " ".join(parts)
 
 
-def _ints(given: ArrayLike, name: str, *shape: int) -> Ints:
-    array = np.asarray(given)
+def _ints(values: ArrayLike, name: str, *shape: int) -> Ints:
+    """Return a read-only array of integers of this shape."""
+    array = np.asarray(values)
     if array.shape != shape or (array.size and array.dtype.kind not in "iu"):
         reason = f"{name} is {array.dtype} {list(array.shape)}"
         raise StatesError(
@@ -226,43 +255,33 @@ def _ints(given: ArrayLike, name: str, *shape: int) -> Ints:
             reason,
             f"Give integers {list(shape)}.",
         )
-    kept = array.astype(np.int64).view()
-    kept.setflags(write=False)
-    return kept
+    integers = array.astype(np.int64).view()
+    integers.setflags(write=False)
+    return integers
 
 
-def chosen_rows(chosen: ArrayLike | slice, length: int) -> Ints:
-    """The rows that a mask, a slice or indices choose, in order and each once."""
-    mask = np.zeros(length, dtype=bool)
+def row_indices(rows: ArrayLike | slice, length: int) -> Ints:
+    """Return the rows that a mask, a slice or indices select, in order, each once."""
+    if isinstance(rows, slice):
+        return np.sort(np.arange(length)[rows])
     problem = f"Cannot select from {length} tokens"
     try:
-        indices = (
-            chosen if isinstance(chosen, slice) else np.atleast_1d(np.asarray(chosen))
-        )
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-        # A list whose lists differ in length, a meta tensor.
-    ) as error:
+        indices = np.atleast_1d(np.asarray(rows))
+    # A list whose lists differ in length, or a meta tensor.
+    except (TypeError, ValueError, RuntimeError) as error:
         reason = f"the rows are not an array ({str(error)[:100]})"
         raise StatesError(
             problem, reason, "Give a mask, a slice or indices."
         ) from error
-    if isinstance(indices, slice):
-        mask[indices] = True
-    elif indices.dtype.kind == "b" and indices.shape == (length,):
-        mask = indices
-    elif indices.ndim == 1 and (indices.dtype.kind in "iu" or not indices.size):
-        if indices.size and not -length <= indices.min() <= indices.max() < length:
-            reason = f"the indices run from {indices.min()} to {indices.max()}"
-            raise StatesError(problem, reason, f"Give indices from 0 to {length - 1}.")
-        mask[indices.astype(np.int64)] = True
-    else:
-        reason = f"{indices.dtype} {list(indices.shape)} is neither a mask nor indices"
+    if indices.dtype.kind == "b" and indices.shape == (length,):
+        return np.flatnonzero(indices)
+    if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
         raise StatesError(
             problem,
-            reason,
+            f"{indices.dtype} {list(indices.shape)} is neither a mask nor indices",
             "Give a boolean mask with one value per token, a slice or indices.",
         )
-    return np.flatnonzero(mask)
+    if indices.size and not -length <= indices.min() <= indices.max() < length:
+        reason = f"the indices run from {indices.min()} to {indices.max()}"
+        raise StatesError(problem, reason, f"Give indices from 0 to {length - 1}.")
+    return np.unique(indices.astype(np.int64) % max(1, length))

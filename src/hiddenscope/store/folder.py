@@ -1,10 +1,9 @@
-"""StoreFolder: the files of a store, the locks on them, and the steps by which a file
-comes to be there.
+"""The folder of a store: its files, its locks, and how a file comes to be there.
 
-    plan.json                    what the store is to hold
+    plan.json                    what the store will hold
     plan/<unit>.jsonl            the texts of a unit
     plan/duplicates.jsonl        texts that are copies of others
-    plan/strings.jsonl           how token ids read
+    plan/strings.jsonl           the strings of token ids
     data/<sha256>.safetensors    the states of a unit
     commits/<unit>.json          the record of a unit, which makes it visible
     complete.json                the record of all records
@@ -35,13 +34,16 @@ from hiddenscope.store import records
 PLAN = "plan.json"
 COMPLETE = "complete.json"
 FOLDERS = ("plan", "data", "commits", "tmp")
-SMALL = 2**20  # bytes that a commit record may have
-LARGE = 2**31  # bytes that a plan, or the texts of a unit, may have
+# Bytes that a commit record may have.
+SMALL = 2**20
+# Bytes that a plan, or the texts of a unit, may have.
+LARGE = 2**31
 
 _UNIT = re.compile(r"[0-9]{6,12}")
 _RECORD = re.compile(r"([0-9]{6,12})\.json")
 _DATA = re.compile(r"([0-9a-f]{64})\.safetensors")
 _TEMPORARY = re.compile(r"[0-9a-f]{16}\.tmp")
+# A link is not followed, a pipe does not block, a child process inherits nothing.
 _READ = (
     os.O_RDONLY
     | getattr(os, "O_NOFOLLOW", 0)
@@ -62,69 +64,65 @@ class StoreFolder:
 
     @property
     def plan(self) -> Path:
-        """Where the plan is."""
+        """Return the path of the plan."""
         return self.path / PLAN
 
     @property
     def complete(self) -> Path:
-        """Where the record of all records is."""
+        """Return the path of the record of all records."""
         return self.path / COMPLETE
 
     def texts(self, name: str) -> Path:
-        """Where the texts of a unit are, or "duplicates" or "strings"."""
+        """Return the path of a unit's texts, or of "duplicates" or "strings"."""
         assert _UNIT.fullmatch(name) or name in ("duplicates", "strings"), name
         return self.path / "plan" / f"{name}.jsonl"
 
     def record(self, unit: str) -> Path:
-        """Where the record of a unit is, when it is committed."""
+        """Return the path of the record of a unit, which makes it committed."""
         assert _UNIT.fullmatch(unit), unit
         return self.path / "commits" / f"{unit}.json"
 
     def data(self, digest: str) -> Path:
-        """Where the states with this hash are."""
+        """Return the path of the states with this hash."""
         assert records.is_digest(digest), digest
         return self.path / "data" / f"{digest}.safetensors"
 
     def recorded(self) -> set[str]:
-        """The units that have a record."""
+        """Return the units that have a record."""
         return set(self._names("commits", _RECORD))
 
     def stored(self) -> set[str]:
-        """The hashes of the files of states."""
+        """Return the hashes of the files of states."""
         return set(self._names("data", _DATA))
 
     def temporaries(self) -> list[Path]:
-        """What lies in tmp/ under a name of ours."""
+        """Return what lies in tmp/ under a name of ours."""
         return [self.path / "tmp" / name for name in self._names("tmp", _TEMPORARY)]
 
     def _names(self, folder: str, pattern: re.Pattern[str]) -> list[str]:
+        """List the files of a folder that match, by the last group of the pattern."""
         try:
-            found = [pattern.fullmatch(name) for name in os.listdir(self.path / folder)]
+            listed = os.listdir(self.path / folder)
         except OSError as error:
             raise self._unreadable(folder, error) from error
-        return sorted(
-            match[1] if pattern.groups else match[0] for match in found if match
-        )
+        matches = [pattern.fullmatch(name) for name in listed]
+        return sorted(match[pattern.groups] for match in matches if match)
 
     def check(self) -> None:
         """Refuse what is not a store, and folders inside a store that are links."""
         problem = f"Cannot open {self.shown} as a store"
+        remedy = "Give the folder that hs.extract wrote."
         # Unlike Path's, this one never raises, however long the name is.
         if not os.path.isdir(self.path):
-            reason = (
-                "it is not a folder"
-                if os.path.lexists(self.path)
-                else "there is no such folder"
-            )
-            raise StoreError(problem, reason, "Give the folder that hs.extract wrote.")
+            reason = "there is no such folder"
+            if os.path.lexists(self.path):
+                reason = "it is not a folder"
+            raise StoreError(problem, reason, remedy)
         if not os.path.lexists(self.plan):
             if (self.path / "commits").is_dir():
-                raise StoreError(
-                    problem, "it has no plan.json, but it has units", records.AGAIN
-                )
-            raise StoreError(
-                problem, "it has no plan.json", "Give the folder that hs.extract wrote."
-            )
+                reason = "it has no plan.json, but it has units"
+                raise StoreError(problem, reason, records.AGAIN)
+            raise StoreError(problem, "it has no plan.json", remedy)
         for name in FOLDERS:
             self._check_folder(name, problem)
 
@@ -132,59 +130,54 @@ class StoreFolder:
         try:
             mode = os.lstat(self.path / name).st_mode
         except OSError as error:
-            if name == "tmp":  # a copy of a store need not have it
+            # A copy of a store need not have it.
+            if name == "tmp":
                 return
-            raise Damaged(
-                problem, f"its folder {name}/ is missing", records.AGAIN
-            ) from error
+            reason = f"its folder {name}/ is missing"
+            raise Damaged(problem, reason, records.AGAIN) from error
         if not stat.S_ISDIR(mode):
-            what = "a link" if stat.S_ISLNK(mode) else "no folder"
-            reason = f"{name} is {what}, and nothing in a store may lead elsewhere"
+            what = "a link" if stat.S_ISLNK(mode) else "not a folder"
             raise StoreError(
-                problem, reason, "Copy the files themselves into the folder."
+                problem,
+                f"{name} is {what}, and nothing in a store may lead elsewhere",
+                "Copy the files themselves into the folder.",
             )
 
     def opened(self, path: Path) -> int:
-        """A descriptor of a plain file of the store; it is never reached through a
-        link.
-        """
+        """Open a plain file of the store, never through a link; return a descriptor."""
+        name = path.relative_to(self.path)
         try:
             descriptor = os.open(path, _READ)
         except OSError as error:
-            name = path.relative_to(self.path)
+            # What O_NOFOLLOW says of a link, on Linux and on FreeBSD.
             if error.errno in (errno.ELOOP, errno.EMLINK):
-                reason = f"{name} is a link, and nothing in a store may lead elsewhere"
                 raise StoreError(
                     f"Cannot read {self.shown}",
-                    reason,
+                    f"{name} is a link, and nothing in a store may lead elsewhere",
                     "Put the file itself in its place.",
                 ) from error
             raise self._unreadable(name, error) from error
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise self._unreadable(
-                path.relative_to(self.path),
-                OSError(errno.EINVAL, "it is not a regular file"),
-            )
+            irregular = OSError(errno.EINVAL, "it is not a regular file")
+            raise self._unreadable(name, irregular)
         return descriptor
 
     def read(self, path: Path, most: int = LARGE) -> bytes:
-        """All bytes of a small file of the store."""
+        """Read all bytes of a small file of the store."""
+        name = path.relative_to(self.path)
         descriptor = self.opened(path)
         try:
             size = os.fstat(descriptor).st_size
             if size > most:
-                reason = (
-                    f"{path.relative_to(self.path)} has {size:,} bytes, more than any"
-                    " such file"
-                )
+                reason = f"{name} has {size:,} bytes, more than any such file"
                 raise Damaged(f"Cannot read {self.shown}", reason, records.VERIFY)
             with os.fdopen(os.dup(descriptor), "rb") as file:
                 return file.read(most + 1)
+        except FileError:
+            raise
         except OSError as error:
-            if isinstance(error, FileError):
-                raise
-            raise self._unreadable(path.relative_to(self.path), error) from error
+            raise self._unreadable(name, error) from error
         finally:
             os.close(descriptor)
 
@@ -195,27 +188,25 @@ class StoreFolder:
         return FileError(problem, f"{name}: {error.strerror or error}", records.VERIFY)
 
     def make(self) -> None:
-        """Make the folders of a store, where they are not.
-
-        Another job may hold the lock, because it is putting a new plan/ in the place of
-        the one that is there.
-        """
-        made = not self.path.exists()
+        """Make the folders of a store that are missing."""
+        is_new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
+        # Another job may be replacing plan/, which is missing meanwhile.
         with self.locked():
             for name in FOLDERS:
                 (self.path / name).mkdir(exist_ok=True)
                 self._check_folder(name, f"Cannot write {self.shown}")
         to_disk(self.path)
-        if made:
+        if is_new:
             to_disk(self.path.parent)
 
     @contextmanager
     def writing(self, *, folder: bool = False) -> Iterator[Path]:
-        """A temporary file or folder, locked while the body runs, and removed at its
-        end if it is still there.
+        """Make a temporary file or folder, locked while the body runs.
+
+        It is removed in the end unless it was moved.
         """
-        descriptor, path = _held(self.path / "tmp", folder=folder)
+        descriptor, path = _make_locked(self.path / "tmp", folder=folder)
         try:
             yield path
         finally:
@@ -226,20 +217,19 @@ class StoreFolder:
                 os.close(descriptor)
 
     def publish(self, path: Path, content: bytes) -> bool:
-        """Write a record whole, only if there is none under this name: False if there
-        is one.
-        """
+        """Write a record whole; return False if there is one of this name already."""
         with self.writing() as fresh:
             with fresh.open("r+b") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             try:
+                # Unlike a rename, a link never replaces an existing file.
                 os.link(fresh, path, follow_symlinks=False)
                 first = True
             except FileExistsError:
                 first = False
-            # Also where another was first: what it wrote must last before anybody
+            # Also if another was first: its record must be on disk before anybody
             # builds on it.
             to_disk(path.parent)
             return first
@@ -248,39 +238,40 @@ class StoreFolder:
     def locked(
         self, name: str = ".", *, shared: bool = False, wait: bool = True
     ) -> Iterator[bool]:
-        """Hold the lock of a folder of the store; False where it cannot be had without
-        waiting.
-        """
-        descriptor = os.open(
-            self.path / name, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
-        )
+        """Hold the lock of a folder; yield False if that would mean to wait."""
+        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+        descriptor = os.open(self.path / name, flags)
         try:
-            kind = (_locks().LOCK_SH if shared else _locks().LOCK_EX) | (
-                0 if wait else _locks().LOCK_NB
-            )
+            locks = _locks()
+            kind = locks.LOCK_SH if shared else locks.LOCK_EX
+            if not wait:
+                kind |= locks.LOCK_NB
             try:
-                _locks().flock(descriptor, kind)
-                held = True
+                locks.flock(descriptor, kind)
+                is_held = True
             except BlockingIOError:
-                held = False
-            yield held
+                is_held = False
+            yield is_held
         finally:
             os.close(descriptor)
 
     def remove_leftovers(self) -> list[str]:
-        """Remove what killed processes left in tmp/; what a process holds stays."""
+        """Remove what killed processes left in tmp/, and return its names."""
         return [path.name for path in self.temporaries() if remove_unheld(path)]
 
 
 def shown(path: os.PathLike[str]) -> str:
-    """A path that is safe on a terminal."""
-    text = os.fspath(path)[:200]
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    """Return a path that is safe on a terminal."""
+    parts = []
+    for char in os.fspath(path)[:200]:
+        parts.append(char if char.isprintable() else ascii(char)[1:-1])
+    return "".join(parts)
 
 
 def _locks() -> ModuleType:
-    """The module of locks; Windows has none, so that stores can be read there and not
-    written.
+    """Return the module of locks.
+
+    Windows has none, so that stores can be read there but not written.
     """
     try:
         import fcntl
@@ -289,12 +280,10 @@ def _locks() -> ModuleType:
     return fcntl
 
 
-def _held(parent: Path, *, folder: bool) -> tuple[int, Path]:
-    """A fresh file or folder with a lock on it.
-
-    Between the making and the locking another process may take it for a leftover: then
-    it is gone, or locked, and another one is made.
-    """
+def _make_locked(parent: Path, *, folder: bool) -> tuple[int, Path]:
+    """Make a fresh file or folder and lock it."""
+    # Before it is locked, another process may take it for a leftover: then it is gone,
+    # or locked, and another one is made.
     while True:
         path = parent / f"{secrets.token_hex(8)}.tmp"
         if folder:
@@ -305,24 +294,22 @@ def _held(parent: Path, *, folder: bool) -> tuple[int, Path]:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
-        if _lock_at_once(descriptor) and _same(descriptor, path):
+        if _lock_at_once(descriptor) and _is_same_file(descriptor, path):
             return descriptor, path
         os.close(descriptor)
 
 
 def remove_unheld(path: Path) -> bool:
-    """Remove a temporary file or folder, unless a process holds it; whether it was
-    removed.
-    """
+    """Remove a temporary file or folder unless a process holds it; tell if it did."""
     try:
         descriptor = os.open(path, _READ)
     except OSError:
         return False
     try:
-        free = _lock_at_once(descriptor) and _same(descriptor, path)
-        if free:
+        is_free = _lock_at_once(descriptor) and _is_same_file(descriptor, path)
+        if is_free:
             _remove(path)
-        return free
+        return is_free
     except OSError:
         return False
     finally:
@@ -337,8 +324,8 @@ def _lock_at_once(descriptor: int) -> bool:
     return True
 
 
-def _same(descriptor: int, path: Path) -> bool:
-    """Whether the name still means the file that is open."""
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    """Tell whether a path still names the file that is open."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:

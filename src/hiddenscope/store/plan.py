@@ -1,14 +1,15 @@
-"""StorePlan: what a store is to hold, decided before the first pass and never changed.
+"""The plan of a store: what it will hold, decided before the first pass.
 
 The plan names everything that decides a number in the store: the model with the hash of
 its weights, the tokenizer, the sites, the dtype, the environment, the corpus, and for
-every unit the hash of its texts. A unit is computed anew from the plan alone, and on
-like hardware its bytes are the same.
+every unit the hash of its texts. It never changes. A unit can be computed again from
+the plan alone, and on like hardware its bytes are the same.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,26 +19,25 @@ from hiddenscope.errors import Damaged, SiteError, StoreError
 from hiddenscope.sites import Site
 from hiddenscope.store import records
 
-VERSION = 2  # of a plan that keeps some of the tokens; all others are of version 1
+# Of a plan that stores only some of the tokens; all others are of version 1.
+VERSION = 2
 FORMAT = "hiddenscope.store"
 DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype("<u2"),
     "float16": np.dtype("<f2"),
     "float32": np.dtype("<f4"),
 }
-"""The dtypes that states may have in a store, and how numpy holds each: bfloat16 as the
-bits that it is.
-"""
+"""The dtypes of states in a store, as numpy holds them: bfloat16 as its bits."""
 
-LARGEST = 2**62  # above any number of a text, a token or a batch
+# Above any number of a text, a token or a batch.
+LARGEST = 2**62
 _NO_DIGEST = ""
 
 
 @checked
 @dataclass(frozen=True)
 class StoreSequence:
-    """What the model is given at once: the tokens of one text, or of one window of a
-    long document.
+    """The tokens of one text, or of one window of a long document.
 
     `text` is the number of the text in the corpus, `start` the position of the first
     token in its document, `spans` the characters of each token in the text, and
@@ -56,19 +56,20 @@ class StoreSequence:
     string: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """A dict that JSON can hold."""
-        given = {
+        """Return a dict that JSON can hold."""
+        record: dict[str, Any] = {
             "text": self.text,
             "start": self.start,
             "ids": list(self.ids),
             "batch": self.batch,
+            "spans": [list(span) for span in self.spans],
         }
-        given["spans"] = [list(span) for span in self.spans]
-        return given if self.string is None else given | {"string": self.string}
+        if self.string is not None:
+            record["string"] = self.string
+        return record
 
     def kept(self, every: int) -> range:
-        """The indices of the tokens that are kept where only those at positions 0, n,
-        2n of a document are.
+        """Return the indices of the tokens at positions 0, n, 2n of the document.
 
         >>> list(StoreSequence(0, 3, (5, 6, 7, 8, 9), ((-1, -1),) * 5, 0).kept(2))
         [1, 3]
@@ -77,24 +78,22 @@ class StoreSequence:
 
     @property
     def string_bytes(self) -> bytes:
-        """The text in UTF-8; half of a surrogate pair as its three bytes."""
+        """Return the text in UTF-8, half of a surrogate pair as its three bytes."""
         return (self.string or "").encode("utf-8", "surrogatepass")
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "StoreSequence":
-        """What `to_json` was made from; ValueError for anything else."""
-        spans = tuple((start, end) for start, end in data["spans"])
-        ids, string = tuple(data["ids"]), data.get("string")
-        numbers, ends = (
-            (data["text"], data["start"], data["batch"]),
-            [end for span in spans for end in span],
-        )
-        whole = {type(number) for some in (numbers, ids, ends) for number in some} <= {
-            int
-        }
+        """Read what `to_json` returned; raise ValueError for anything else."""
+        text, start, batch = data["text"], data["start"], data["batch"]
+        ids = tuple(data["ids"])
+        spans = tuple((first, end) for first, end in data["spans"])
+        string = data.get("string")
+        of_tokens = [*ids, *chain.from_iterable(spans)]
+        # Not isinstance: True and False are integers too.
+        types = {type(number) for number in (text, start, batch, *of_tokens)}
         if (
-            not whole
-            or not all(0 <= number < LARGEST for number in numbers)
+            types != {int}
+            or not all(0 <= number < LARGEST for number in (text, start, batch))
             or len(ids) != len(spans)
             or not ids
         ):
@@ -102,22 +101,19 @@ class StoreSequence:
                 "a sequence needs a text, a start, a batch, and ids with a span for"
                 " each"
             )
-        if max(*ids, *ends) >= LARGEST or min(*ids, *ends) <= -LARGEST:
-            raise ValueError(
-                f"an id or a span of text {data['text']} is too large a number"
-            )
+        if max(of_tokens) >= LARGEST or min(of_tokens) <= -LARGEST:
+            raise ValueError(f"an id or a span of text {text} is too large a number")
         if string is not None and not isinstance(string, str):
-            raise ValueError(f"the string of text {data['text']} is no string")
-        return cls(data["text"], data["start"], ids, spans, data["batch"], string)
+            raise ValueError(f"the string of text {text} is not a string")
+        return cls(text, start, ids, spans, batch, string)
 
 
 @dataclass(frozen=True)
 class UnitDigest:
-    """One unit in the plan: its number of sequences, tokens and bytes of text, and the
-    hash of `plan/<name>.jsonl`.
+    """One unit in the plan: what it holds, and the hash of `plan/<name>.jsonl`.
 
-    plan.json has `rows` for the number of sequences. `kept` is the number of tokens
-    that are kept, if not all are.
+    `sequences` are called `rows` in plan.json. `kept` is the number of tokens whose
+    states are stored, if not all are.
     """
 
     name: str
@@ -131,15 +127,15 @@ class UnitDigest:
 @checked
 @dataclass(frozen=True)
 class StorePlan:
-    """What a store is to hold.
+    """The plan of a store.
 
     `model` has the fields of a `Source` and perhaps more; `corpus` says which texts,
     and `count` in it how many. `pool` is None for a row of states for each token.
     `units`, `duplicates` and `strings` (hashes of the files beside the plan) are filled
     in by `create`. With `every` only the tokens at positions 0, n, 2n of a text are
-    kept.
+    stored.
 
-    >>> plan = StorePlan({"model": "toy"}, {}, ("layer.0", "final"), {"layer.0": 4, "final": 4}, "bfloat16")
+    >>> plan = StorePlan({"model": "toy"}, {}, ("final",), {"final": 4}, "bfloat16")
     >>> StorePlan.decode(plan.encode(), "Cannot read it") == plan, len(plan.digest)
     (True, 64)
     """
@@ -159,122 +155,111 @@ class StorePlan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sites", tuple(map(str, self.sites)))
-        problem, remedy = (
-            "Cannot make this plan of a store",
-            "Give a plan as docs/store-format.md says.",
-        )
-        described = (self.model, self.tokenizer, self.environment, self.corpus)
-        if not all(isinstance(one, dict) for one in described) or not isinstance(
-            self.pool, str | None
-        ):
-            raise StoreError(
-                problem,
-                "its model, tokenizer, environment and corpus must be objects",
-                remedy,
-            )
+        problem = "Cannot make this plan of a store"
         if self.dtype not in DTYPES:
             raise StoreError(
                 problem,
                 f"the dtype is {str(self.dtype)[:40]!r}",
                 f"It must be {', '.join(DTYPES)}.",
             )
+        reason = self._fault()
+        if reason:
+            remedy = "Give a plan as docs/store-format.md says."
+            raise StoreError(problem, reason, remedy)
+
+    def _fault(self) -> str:
+        """Say what the plan lacks; empty for a sound plan."""
+        records_of = (self.model, self.tokenizer, self.environment, self.corpus)
+        are_records = all(isinstance(record, dict) for record in records_of)
+        if not are_records or not isinstance(self.pool, str | None):
+            return "its model, tokenizer, environment and corpus must be objects"
         try:
-            parsed = [Site.parse(site) for site in self.sites]
+            sites = [Site.parse(site) for site in self.sites]
         except SiteError as error:
-            raise StoreError(problem, str(error), remedy) from error
-        if (
-            not parsed
-            or parsed != sorted(set(parsed))
-            or len({site.stack for site in parsed}) > 1
-        ):
-            reason = (
+            return str(error)
+        stacks = {site.stack for site in sites}
+        if len(stacks) != 1 or sites != sorted(set(sites)):
+            return (
                 "its sites must be of one stack, each once, in the order of the forward"
                 " pass"
             )
-            raise StoreError(problem, reason, remedy)
-        if set(self.widths) != set(self.sites) or not all(
-            _whole(width, 1) for width in self.widths.values()
-        ):
-            raise StoreError(problem, "it must have a width for each site", remedy)
-        if not _whole(self.every, 1) or (self.every > 1 and self.pool is not None):
-            raise StoreError(
-                problem, "it keeps every n-th token, n from 1 on, or pools them", remedy
-            )
-        if [unit.name for unit in self.units] != [
-            unit_name(number) for number in range(len(self.units))
-        ]:
-            raise StoreError(
-                problem, "its units must be 000000, 000001 and so on", remedy
-            )
+        have_widths = all(_is_integer(width, 1) for width in self.widths.values())
+        if set(self.widths) != set(self.sites) or not have_widths:
+            return "it must have a width for each site"
+        if not _is_integer(self.every, 1) or (self.every > 1 and self.pool is not None):
+            return "it keeps every n-th token, n from 1 on, or pools them"
+        names = [unit_name(number) for number in range(len(self.units))]
+        if [unit.name for unit in self.units] != names:
+            return "its units must be 000000, 000001 and so on"
+        return ""
 
     @property
     def rows(self) -> int:
-        """The number of rows of states: of tokens, or where states are pooled of texts."""
+        """Return the number of rows of states: tokens, or pooled texts and windows."""
         return sum(self.rows_of(unit) for unit in self.units)
 
     def rows_of(self, unit: UnitDigest) -> int:
-        """The number of rows of states in a unit."""
+        """Return the number of rows of states in a unit."""
         return self.tokens_of(unit) if self.pool is None else unit.sequences
 
     def tokens_of(self, unit: UnitDigest) -> int:
-        """The number of tokens that the shard of a unit lists."""
+        """Return the number of tokens that the shard of a unit lists."""
         return unit.tokens if unit.kept is None else unit.kept
 
     @property
     def version(self) -> int:
-        """The version of the format that this plan needs."""
+        """Return the version of the format that this plan needs."""
         return 1 if self.every == 1 else 2
 
     @cached_property
     def by_name(self) -> dict[str, UnitDigest]:
-        """The units by their names."""
+        """Return the units by their names."""
         return {unit.name: unit for unit in self.units}
 
     @cached_property
     def digest(self) -> str:
-        """The checksum of plan.json, by which every record names its plan."""
+        """Return the checksum of plan.json, by which every record names its plan."""
         digest = records.digest_of(self.encode())
         assert digest is not None
         return digest
 
     def encode(self) -> bytes:
-        """The bytes of plan.json."""
+        """Return the bytes of plan.json."""
         units = [_renamed(asdict(unit), "sequences", "rows") for unit in self.units]
-        given = {"format": FORMAT, **asdict(self), "version": self.version}
+        record = {"format": FORMAT, **asdict(self), "version": self.version}
         if self.version == 1:
-            del given["every"]
+            del record["every"]
             for unit in units:
                 del unit["kept"]
-        return records.encode({**given, "units": units})
+        return records.encode({**record, "units": units})
 
     @classmethod
     def decode(cls, content: bytes, problem: str) -> "StorePlan":
-        """The plan in these bytes; an error for one that was changed, or that a newer
-        hiddenscope wrote.
-        """
-        given = records.decode(content, problem)
-        if given.pop("format", None) != FORMAT:
+        """Read a plan; refuse one that was changed, or is of a newer hiddenscope."""
+        record = records.decode(content, problem)
+        if record.pop("format", None) != FORMAT:
             raise StoreError(
                 problem,
                 "its plan.json is of something else",
                 "Give the folder of a store.",
             )
-        version: Any = given.get("version")
-        if not _whole(version, 1) or version > VERSION:
+        version: Any = record.get("version")
+        if not _is_integer(version, 1) or version > VERSION:
             reason = (
                 f"it is of version {str(version)[:20]}, and this hiddenscope reads up"
                 f" to version {VERSION}"
             )
             raise StoreError(problem, reason, "Install a newer hiddenscope.")
         try:
-            del given["version"]
-            known = {own.name for own in fields(cls)} - (
-                {"every"} if version == 1 else set()
-            )
-            if set(given) != known:
-                raise ValueError(f"its fields are {', '.join(sorted(given))[:200]}")
-            units = tuple(_unit(unit, version) for unit in given["units"])
-            plan = cls(**given | {"sites": tuple(given["sites"]), "units": units})
+            del record["version"]
+            known = {plan_field.name for plan_field in fields(cls)}
+            if version == 1:
+                known.remove("every")
+            if set(record) != known:
+                raise ValueError(f"its fields are {', '.join(sorted(record))[:200]}")
+            record["units"] = tuple(_unit(unit, version) for unit in record["units"])
+            record["sites"] = tuple(record["sites"])
+            plan = cls(**record)
             if plan.version != version:
                 raise ValueError(f"every is {plan.every}")
             return plan
@@ -288,34 +273,29 @@ class StorePlan:
     def filled(
         self, units: Iterable[UnitDigest], duplicates: str, strings: str
     ) -> "StorePlan":
-        """This plan with the hashes of the files beside it."""
+        """Return this plan with its units and the hashes of the files beside it."""
         return replace(self, units=tuple(units), duplicates=duplicates, strings=strings)
 
     def differences(self, other: "StorePlan") -> list[str]:
-        """Every field in which another plan, which is asked for, differs from this one,
-        which is there.
-        """
-        mine, theirs = dict(_flat(asdict(self))), dict(_flat(asdict(other)))
-        units = self.units != other.units
-        names = [
-            name
-            for name in mine | theirs
-            if mine.get(name, _ABSENT) != theirs.get(name, _ABSENT)
-        ]
-        listed = [
-            f"{name}: {_shown(mine.get(name, _ABSENT))} there,"
-            f" {_shown(theirs.get(name, _ABSENT))} asked"
-            for name in names
-            if not name.startswith("units")
-        ]
-        return listed + [_units_differ(self.units, other.units)] if units else listed
+        """List the fields in which a requested plan differs from this stored one."""
+        stored = dict(_flat(asdict(self)))
+        requested = dict(_flat(asdict(other)))
+        lines = []
+        for name in stored | requested:
+            here = stored.get(name, _ABSENT)
+            there = requested.get(name, _ABSENT)
+            if here != there and not name.startswith("units"):
+                lines.append(f"{name}: {_shown(here)} there, {_shown(there)} asked")
+        if self.units != other.units:
+            lines.append(_units_differ(self.units, other.units))
+        return lines
 
 
 _ABSENT = object()
 
 
 def unit_name(number: int) -> str:
-    """The name of a unit.
+    """Return the name of a unit.
 
     >>> unit_name(7)
     '000007'
@@ -323,33 +303,39 @@ def unit_name(number: int) -> str:
     return f"{number:06d}"
 
 
-def _whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _is_integer(value: object, lower_bound: int) -> bool:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return value >= lower_bound
 
 
-def _unit(given: Mapping[str, Any], version: int) -> UnitDigest:
-    unit = UnitDigest(**_renamed(given, "rows", "sequences"))
-    counts = (
-        _whole(unit.sequences, 1)
-        and _whole(unit.tokens, unit.sequences)
-        and _whole(unit.text_bytes, 0)
+def _unit(record: Mapping[str, Any], version: int) -> UnitDigest:
+    unit = UnitDigest(**_renamed(record, "rows", "sequences"))
+    sound = (
+        _is_integer(unit.sequences, 1)
+        and _is_integer(unit.tokens, unit.sequences)
+        and _is_integer(unit.text_bytes, 0)
+        and records.is_digest(unit.sha256)
     )
     if version == 1:
-        counts = counts and unit.kept is None
+        sound = sound and unit.kept is None
     else:
-        counts = counts and _whole(unit.kept, 0) and _whole(unit.tokens, unit.kept or 0)
-    if not (counts and records.is_digest(unit.sha256)):
+        stored = unit.kept
+        sound = (
+            sound and _is_integer(stored, 0) and _is_integer(unit.tokens, stored or 0)
+        )
+    if not sound:
         raise ValueError(f"unit {str(unit.name)[:20]} has no sequences, or no hash")
     return unit
 
 
 def _renamed(fields: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Fields of a unit with one of them under another name."""
+    """Return the fields of a unit, one of them under another name."""
     return {new if name == old else name: value for name, value in fields.items()}
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The fields of nested mappings, by dotted names."""
+    """Yield the fields of nested mappings, by dotted names."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _flat(inner, f"{name}.{key}" if name else str(key))
@@ -360,18 +346,17 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def _shown(value: object) -> str:
     if value is _ABSENT:
         return "nothing"
-    text = (
-        value
-        if isinstance(value, str) and value.isprintable() and value
-        else ascii(value)
-    )
+    text = ascii(value)
+    if isinstance(value, str) and value and value.isprintable():
+        text = value
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _units_differ(mine: tuple[UnitDigest, ...], theirs: tuple[UnitDigest, ...]) -> str:
-    if len(mine) != len(theirs):
-        return f"units: {len(mine):,} there, {len(theirs):,} asked"
-    differing = [
-        one.name for one, other in zip(mine, theirs, strict=True) if one != other
-    ]
-    return f"texts of {len(differing):,} units, the first is {differing[0]}"
+def _units_differ(
+    stored: tuple[UnitDigest, ...], requested: tuple[UnitDigest, ...]
+) -> str:
+    if len(stored) != len(requested):
+        return f"units: {len(stored):,} there, {len(requested):,} asked"
+    pairs = zip(stored, requested, strict=True)
+    names = [here.name for here, there in pairs if here != there]
+    return f"texts of {len(names):,} units, the first is {names[0]}"

@@ -1,13 +1,13 @@
-"""verify and gc: every byte of a store read and compared, and what nobody needs
-removed.
+"""Verification of a store, and removal of what is damaged or not needed.
 
-What is damaged can be computed again: `discard_damaged` removes the records of damaged
-units, so that the job that made the store has them to do again.
+`verify` reads and compares every byte. `gc` removes what killed processes left.
+`discard_damaged` removes the records of damaged units, so that the job that made the
+store computes them again.
 """
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +38,9 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class StoreDamage:
-    """Something in a store that is damaged or missing: the unit that it belongs to, if
-    it is of one, and what it is.
+    """Something in a store that is damaged or missing, and its unit if it has one.
 
-    `recomputable` says whether the same job, run again, puts it right.
+    `recomputable` says whether the same job, run again, repairs it.
     """
 
     unit: str | None
@@ -54,9 +53,7 @@ class StoreDamage:
 
 @dataclass(frozen=True)
 class Verification:
-    """What verify found: every damage, the units that are not committed, and files that
-    no record names.
-    """
+    """The damages of a store, its pending units, and files that no record names."""
 
     damages: tuple[StoreDamage, ...]
     pending: tuple[str, ...]
@@ -65,20 +62,18 @@ class Verification:
 
     @property
     def intact(self) -> bool:
-        """Whether nothing is damaged or missing. Units that are not committed yet are
-        not missing.
-        """
+        """Tell whether nothing is damaged or missing; pending units are not."""
         return not self.damages
 
     @property
     def units(self) -> tuple[str, ...]:
-        """The units that are damaged or missing, each once."""
+        """Return the units that are damaged or missing, each once."""
         return tuple(sorted({damage.unit for damage in self.damages if damage.unit}))
 
 
 @dataclass(frozen=True)
 class Removed:
-    """What gc removed, and whether a process at work kept it from looking at shards."""
+    """The files that gc removed; `busy` if a running job kept it from the shards."""
 
     files: tuple[str, ...]
     freed: int
@@ -94,126 +89,127 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     >>> plan = StorePlan({"model": "toy"}, {}, ("layer.0",), {"layer.0": 4}, "float32")
     >>> with tempfile.TemporaryDirectory() as path:
     ...     _ = create(path, plan, [[StoreSequence(0, 0, (5, 6), ((0, 1), (1, 2)), 0)]])
-    ...     found = verify(path)
-    >>> found.intact, found.pending
+    ...     verification = verify(path)
+    >>> verification.intact, verification.pending
     (True, ('000000',))
     """
     folder = StoreFolder(path)
     folder.check()
-    found = _Found(folder)
-    plan = found.attempt(None, read_plan, folder)
+    report = _DamageReport(folder)
+    plan = report.attempt(None, read_plan, folder)
     if plan is None:
-        return Verification(tuple(found.damages), (), (), False)
+        return Verification(tuple(report.damages), (), (), False)
     for read in (read_copies, read_strings):
-        found.attempt(None, read, folder, plan)
+        report.attempt(None, read, folder, plan)
     for unit in plan.units:
-        found.attempt(unit.name, read_beside, folder, unit.name, unit.sha256)
-    complete = found.attempt(None, completed, folder, plan)
+        report.attempt(unit.name, read_beside, folder, unit.name, unit.sha256)
+    complete = report.attempt(None, completed, folder, plan)
     recorded = folder.recorded()
-    commits: dict[str, Commit] = {}
+    needed: set[str] = set()
     with progress.track("Verifying", total=len(plan.units)) as advance:
         for unit in plan.units:
             commit = _verify_unit(
-                found, plan, unit, recorded, complete, read_shards=True
+                report, plan, unit, recorded, complete, read_shards=True
             )
-            commits |= {unit.name: commit} if commit else {}
+            if commit is not None:
+                needed.add(commit.sha256)
             advance(1)
     for name in sorted(recorded - set(plan.by_name)):
-        found.damages.append(
-            StoreDamage(
-                None, f"commits/{name}.json is of a unit that is not in the plan", False
-            )
-        )
-    found.damages += [
-        StoreDamage(None, f"{name} is a link", False) for name in _links(folder)
-    ]
-    pending = (
-        () if complete else tuple(name for name in plan.by_name if name not in recorded)
-    )
-    unneeded = folder.stored() - {commit.sha256 for commit in commits.values()}
-    names = sorted(f"data/{sha256}.safetensors" for sha256 in unneeded)
+        what = f"commits/{name}.json is of a unit that is not in the plan"
+        report.add(None, what, recomputable=False)
+    for name in _links(folder):
+        report.add(None, f"{name} is a link", recomputable=False)
+    pending: tuple[str, ...] = ()
+    if complete is None:
+        pending = tuple(name for name in plan.by_name if name not in recorded)
+    unneeded = sorted(folder.stored() - needed)
     return Verification(
-        tuple(found.damages), pending, tuple(names), complete is not None
+        tuple(report.damages),
+        pending,
+        tuple(f"data/{sha256}.safetensors" for sha256 in unneeded),
+        complete is not None,
     )
 
 
 @checked
 def gc(path: str | os.PathLike[str], *, damaged: bool = False) -> Removed:
-    """Remove what killed processes left: temporary files that nobody holds, and shards
-    that no record names.
+    """Remove what killed processes left: unlocked temporary files, unnamed shards.
 
-    With `damaged`, also the records of damaged units, so that they are computed anew
-    when the job is run again.
+    With `damaged`, also the records of damaged units, so that they are computed again
+    when the job runs again.
     """
     folder = StoreFolder(path)
     folder.check()
     plan = read_plan(folder)
-    names, freed = [], 0
+    names = []
+    freed = 0
     for leftover in folder.temporaries():
         size = _size(leftover)
         if remove_unheld(leftover):
             names.append(f"tmp/{leftover.name}")
             freed += size
-    # A process that is between its two names holds it too.
-    with folder.locked("data", wait=False) as free:
-        if free:
-            units = (
-                _damaged_units(folder, plan, plan.units, read_shards=True)
-                if damaged
-                else []
-            )
-            wrong = bool(units) or (damaged and _complete_is_wrong(folder, plan))
-            gone = _remove_records(folder, units) if wrong else []
-            needed = {
-                committed(folder, plan, unit).sha256 for unit in folder.recorded()
-            }
-            gone += [folder.data(sha256) for sha256 in sorted(folder.stored() - needed)]
-            freed += sum(map(_size, gone))
-            for file in gone:
+    # A process whose shard has no record yet holds this lock too.
+    with folder.locked("data", wait=False) as is_free:
+        if is_free:
+            removed = _remove_damaged(folder, plan) if damaged else []
+            commits = [committed(folder, plan, unit) for unit in folder.recorded()]
+            unneeded = folder.stored() - {commit.sha256 for commit in commits}
+            removed += [folder.data(sha256) for sha256 in sorted(unneeded)]
+            freed += sum(map(_size, removed))
+            for file in removed:
                 file.unlink(missing_ok=True)
             for name in ("data", "commits", "."):
                 to_disk(folder.path / name)
-            names += [str(file.relative_to(folder.path)) for file in gone]
-    return Removed(tuple(names), freed, not free)
+            names += [str(file.relative_to(folder.path)) for file in removed]
+    return Removed(tuple(names), freed, not is_free)
+
+
+def _remove_damaged(folder: StoreFolder, plan: StorePlan) -> list[Path]:
+    units = _damaged_units(folder, plan, plan.units, read_shards=True)
+    if not units and not _complete_is_wrong(folder, plan):
+        return []
+    return _remove_records(folder, units)
 
 
 def _remove_records(folder: StoreFolder, units: Iterable[str]) -> list[Path]:
-    """Remove the record of all records first, and then those of some units; their
-    shards are unneeded then.
+    """Remove the record of all records, and then those of some units.
+
+    No record names the shards of these units any more.
     """
-    gone = [
-        path
-        for path in (folder.complete, *map(folder.record, units))
-        if os.path.lexists(path)
-    ]
-    for path in gone:
-        path.unlink()
+    records_of_units = [folder.record(unit) for unit in units]
+    removed = []
+    for path in (folder.complete, *records_of_units):
+        if os.path.lexists(path):
+            path.unlink()
+            removed.append(path)
     for name in (".", "commits"):
         to_disk(folder.path / name)
-    return gone
+    return removed
 
 
 @checked
 def damaged_texts(path: str | os.PathLike[str]) -> list[str]:
-    """The files of plan/ that are damaged or missing; with the plan they can be made
-    again from the corpus.
+    """Return the files of plan/ that are damaged or missing.
+
+    With the plan they can be made again from the corpus.
     """
     folder = StoreFolder(path)
-    plan, found = read_plan(folder), _Found(folder, Damaged)
-    names = [
-        name
-        for unit, name, sha256 in _texts_of(plan)
-        if found.attempt(unit, read_beside, folder, name, sha256) is None
-    ]
-    return [f"plan/{name}.jsonl" for name in names]
+    plan = read_plan(folder)
+    report = _DamageReport(folder, Damaged)
+    digests = {"duplicates": plan.duplicates, "strings": plan.strings}
+    digests |= {unit.name: unit.sha256 for unit in plan.units}
+    damaged = []
+    for name, sha256 in digests.items():
+        if report.attempt(None, read_beside, folder, name, sha256) is None:
+            damaged.append(f"plan/{name}.jsonl")
+    return damaged
 
 
 @checked
 def discard_damaged(
     path: str | os.PathLike[str], *, read_shards: bool = True
 ) -> list[str]:
-    """Remove the records of damaged units, so that they are pending and are computed
-    again; the units by name.
+    """Remove the records of damaged units, which are pending then; return their names.
 
     Without `read_shards`, only the records, and the length, header and table of
     checksums of each shard are read.
@@ -223,10 +219,11 @@ def discard_damaged(
     units = _damaged_units(folder, plan, plan.units, read_shards=read_shards)
     if not units and not _complete_is_wrong(folder, plan):
         return []
-    with folder.locked("data"):  # no other process commits, or tidies up, meanwhile
-        # Which another job may have mended since.
-        again = [unit for unit in plan.units if unit.name in units]
-        units = _damaged_units(folder, plan, again, read_shards=read_shards)
+    # Locked, so that no other process commits or runs gc meanwhile.
+    with folder.locked("data"):
+        # Another job may have repaired some of them since.
+        suspects = [unit for unit in plan.units if unit.name in units]
+        units = _damaged_units(folder, plan, suspects, read_shards=read_shards)
         _remove_records(folder, units)
     return units
 
@@ -234,43 +231,36 @@ def discard_damaged(
 def _damaged_units(
     folder: StoreFolder,
     plan: StorePlan,
-    units: Iterable[UnitDigest],
+    units: Sequence[UnitDigest],
     *,
     read_shards: bool,
 ) -> list[str]:
-    """The units whose record or shard is damaged; a unit without a record is pending."""
-    found, recorded = _Found(folder, Damaged), folder.recorded()
-    listed = list(units)
-    with progress.track("Verifying", total=len(listed)) as advance:
-        for unit in listed:
-            _verify_unit(found, plan, unit, recorded, None, read_shards=read_shards)
+    """Return the units whose record or shard is damaged; one without is pending."""
+    report = _DamageReport(folder, Damaged)
+    recorded = folder.recorded()
+    with progress.track("Verifying", total=len(units)) as advance:
+        for unit in units:
+            _verify_unit(report, plan, unit, recorded, None, read_shards=read_shards)
             advance(1)
-    return sorted({damage.unit for damage in found.damages if damage.unit})
+    return sorted({damage.unit for damage in report.damages if damage.unit})
 
 
 def _complete_is_wrong(folder: StoreFolder, plan: StorePlan) -> bool:
-    """Whether complete.json is damaged, or lists a unit that has no record, or another
-    one.
-    """
+    """Tell whether complete.json is damaged, or lists a record that is not there."""
     try:
         complete = completed(folder, plan)
-        return complete is not None and any(
-            committed(folder, plan, unit).sha256 != sha256
-            for unit, sha256 in complete.units.items()
-        )
+        if complete is None:
+            return False
+        for unit, sha256 in complete.units.items():
+            if committed(folder, plan, unit).sha256 != sha256:
+                return True
     except Damaged:
         return True
-
-
-def _texts_of(plan: StorePlan) -> Iterator[tuple[str | None, str, str]]:
-    """The files of plan/: the unit of each, if it is of one, its name and its hash."""
-    yield None, "duplicates", plan.duplicates
-    yield None, "strings", plan.strings
-    yield from ((unit.name, unit.name, unit.sha256) for unit in plan.units)
+    return False
 
 
 def _verify_unit(
-    found: "_Found",
+    report: "_DamageReport",
     plan: StorePlan,
     unit: UnitDigest,
     recorded: set[str],
@@ -278,20 +268,19 @@ def _verify_unit(
     *,
     read_shards: bool,
 ) -> Commit | None:
-    """Check one unit: its record and its shard."""
-    name, folder = unit.name, found.folder
+    """Check the record and the shard of a unit, and return its commit if it has one."""
+    name = unit.name
+    folder = report.folder
     if name not in recorded:
         if complete is not None:
-            found.damages.append(StoreDamage(name, f"commits/{name}.json is missing"))
+            report.add(name, f"commits/{name}.json is missing")
         return None
-    commit = found.attempt(name, committed, folder, plan, name)
+    commit = report.attempt(name, committed, folder, plan, name)
     if commit is None:
         return None
-    found.attempt(name, _check_shard, folder, plan, commit, read_shards)
+    report.attempt(name, _check_shard, folder, plan, commit, read_shards)
     if complete is not None and complete.units[name] != commit.sha256:
-        found.damages.append(
-            StoreDamage(name, "its record is not the one that complete.json lists")
-        )
+        report.add(name, "its record is not the one that complete.json lists")
     return commit
 
 
@@ -308,8 +297,9 @@ def _check_shard(
     try:
         reader.check_header()
         digest = hashlib.sha256()
-        for piece in reader.pieces() if whole else ():
-            digest.update(piece.data)
+        if whole:
+            for piece in reader.pieces():
+                digest.update(piece.data)
         reader.sequences()
         if whole:
             _compare_with_plan(folder, plan, reader)
@@ -323,16 +313,15 @@ def _check_shard(
 def _compare_with_plan(
     folder: StoreFolder, plan: StorePlan, reader: ShardReader
 ) -> None:
-    """Compare what a shard says of its texts with the plan: whoever changed it may have
-    made all checksums anew.
+    """Compare the texts, ids and spans of a shard with the plan.
+
+    Whoever changed a shard may have made all its checksums again.
     """
     unit = plan.by_name[reader.commit.unit]
     try:
         planned = sequence_tensors(read_sequences(folder, unit), plan.every)
-    except (
-        Damaged
-        # That file of the plan is damaged, and is named as such; the shard is not.
-    ):
+    except Damaged:
+        # That file of the plan is damaged, and is reported as such; the shard is not.
         return
     for name, expected in planned.items():
         if not np.array_equal(reader.read_all(name), expected):
@@ -344,14 +333,12 @@ def _compare_with_plan(
 
 
 def _links(folder: StoreFolder) -> Iterator[str]:
-    """Links inside a store, of whatever name."""
+    """Yield the links inside a store, of whatever name."""
     for name in (".", *FOLDERS):
         with suppress(OSError), os.scandir(folder.path / name) as entries:
-            yield from sorted(
-                f"{name}/{entry.name}".removeprefix("./")
-                for entry in entries
-                if entry.is_symlink()
-            )
+            links = sorted(entry.name for entry in entries if entry.is_symlink())
+            for link in links:
+                yield f"{name}/{link}".removeprefix("./")
 
 
 def _size(path: Path) -> int:
@@ -361,23 +348,27 @@ def _size(path: Path) -> int:
         return 0
 
 
-class _Found:
-    """What has been found so far. `kind` is what counts as a damage; any other error is
-    raised.
+class _DamageReport:
+    """The damages so far. Errors of `kind` count as damages, any other is raised.
 
-    A disk that cannot be read just now is no reason to remove anything: there `kind` is
-    Damaged.
+    Before something is removed, `kind` is Damaged: a disk that cannot be read just now
+    is not a reason to remove a record.
     """
 
     def __init__(self, folder: StoreFolder, kind: type[Error] = Error) -> None:
-        self.folder, self.kind, self.damages = folder, kind, list[StoreDamage]()
+        self.folder = folder
+        self.kind = kind
+        self.damages: list[StoreDamage] = []
+
+    def add(self, unit: str | None, what: str, *, recomputable: bool = True) -> None:
+        self.damages.append(StoreDamage(unit, what, recomputable))
 
     def attempt(
-        self, unit: str | None, read: Callable[..., Value], *given: Any
+        self, unit: str | None, read: Callable[..., Value], *arguments: Any
     ) -> Value | None:
-        """What a function reads; None, and a damage more, where it cannot."""
+        """Return what a function reads; report a damage and return None if it fails."""
         try:
-            return read(*given)
+            return read(*arguments)
         except self.kind as error:
-            self.damages.append(StoreDamage(unit, error.reason))
+            self.add(unit, error.reason)
             return None

@@ -1,4 +1,4 @@
-"""Writer: makes a store of a plan, and commits one unit after another.
+"""The writer of a store: it makes one by a plan, and commits unit after unit.
 
 A unit is committed in six steps: its shard is written under a temporary name and hashed
 on the way; the shard is fsynced; it is renamed to its hash; the folder is fsynced; the
@@ -35,7 +35,8 @@ from hiddenscope.store.shard import (
     write_shard,
 )
 
-KEPT = 3  # units whose texts are kept in memory: a job computes one while it writes two
+# Units whose texts stay in memory: a job computes one while it writes two.
+MOST_READ = 3
 
 
 @checked
@@ -48,19 +49,20 @@ def create(
     *,
     every: int = 1,
 ) -> "Writer":
-    """Make a store, or go on with the one that is there if it has the same plan.
+    """Make a store, or continue an existing one that has the same plan.
 
-    `units` gives the sequences of each unit, in the order of the corpus, and is read
-    once. `duplicates` are pairs: a text, and the earlier text that it is a copy of.
-    `strings` says how token ids read. `plan` may be a function: it is called when the
+    `units` yields the sequences of each unit, in the order of the corpus, and is read
+    once. `duplicates` are pairs of a text and the earlier text that it is a copy of.
+    `strings` maps token ids to strings. `plan` may be a function: it is called when the
     last unit has been read, and may raise. `duplicates` and `strings` may be filled
-    till then. `every` is that of the plan: the units count the tokens that are kept.
+    until then. `every` is that of the plan: the units count the tokens that are stored.
 
     >>> import tempfile
     >>> import numpy as np
     >>> plan = StorePlan({"model": "toy"}, {}, ("layer.0",), {"layer.0": 4}, "float32")
     >>> with tempfile.TemporaryDirectory() as path:
-    ...     writer = create(path, plan, [[StoreSequence(0, 0, (5, 6), ((0, 1), (1, 2)), 0)]])
+    ...     text = StoreSequence(0, 0, (5, 6), ((0, 1), (1, 2)), 0)
+    ...     writer = create(path, plan, [[text]])
     ...     before = writer.pending()
     ...     _ = writer.commit("000000", {"layer.0": np.zeros((2, 4), "float32")})
     ...     before, writer.pending()
@@ -72,24 +74,17 @@ def create(
         folder.make()
         folder.remove_leftovers()
         with folder.writing(folder=True) as fresh:
-            whole = _write_texts(
-                fresh,
-                plan,
-                units,
-                duplicates,
-                {} if strings is None else strings,
-                every,
-            )
+            if strings is None:
+                strings = {}
+            whole_plan = _write_texts(fresh, plan, units, duplicates, strings, every)
             with folder.locked():
-                _publish_plan(folder, fresh, whole)
-    return resume(path, digest=whole.digest)
+                _publish_plan(folder, fresh, whole_plan)
+    return resume(path, digest=whole_plan.digest)
 
 
 @checked
 def resume(path: str | os.PathLike[str], *, digest: str | None = None) -> "Writer":
-    """Go on with a store that is there; with `digest`, only if that is the digest of
-    its plan.
-    """
+    """Continue an existing store; with `digest`, only if its plan has that digest."""
     folder = StoreFolder(path)
     folder.check()
     plan = read_plan(folder)
@@ -105,12 +100,12 @@ def resume(path: str | os.PathLike[str], *, digest: str | None = None) -> "Write
 
 
 class Writer:
-    """Commits the units of a store. Several may be at work on one store, in any number
-    of processes.
-    """
+    """A writer that commits units; several may work on one store, in any process."""
 
     def __init__(self, folder: StoreFolder, plan: StorePlan) -> None:
-        self.folder, self.plan, self.digest = folder, plan, plan.digest
+        self.folder = folder
+        self.plan = plan
+        self.digest = plan.digest
         # Units that were read and are not committed yet.
         self._read: dict[str, list[StoreSequence]] = {}
 
@@ -122,20 +117,20 @@ class Writer:
 
     @property
     def path(self) -> Path:
-        """The folder of the store."""
+        """Return the folder of the store."""
         return self.folder.path
 
     def pending(self) -> list[str]:
-        """The units without a record, in order."""
+        """Return the units without a record, in order."""
         done = self.folder.recorded()
         return [unit.name for unit in self.plan.units if unit.name not in done]
 
     def sequences(self, unit: str) -> list[StoreSequence]:
-        """The texts of a unit, checked against the plan."""
+        """Return the sequences of a unit, checked against the plan."""
         sequences = self._read.get(unit)
         if sequences is None:
             sequences = read_sequences(self.folder, self._unit(unit))
-            for oldest in list(self._read)[: 1 - KEPT]:
+            for oldest in list(self._read)[: 1 - MOST_READ]:
                 self._read.pop(oldest, None)
             self._read[unit] = sequences
         return list(sequences)
@@ -155,11 +150,10 @@ class Writer:
         layout = layout_of(self.plan, self.digest, planned)
         with _explained(self.folder), self.folder.writing() as fresh:
             sha256, table = write_shard(fresh, layout, tensors)
-            # So that gc does not delete it before its record.
+            commit = Commit(self.digest, unit, sha256, layout.size, table)
+            # Locked, or gc could delete the shard before it has its record.
             with self.folder.locked("data", shared=True):
-                return self._record(
-                    fresh, Commit(self.digest, unit, sha256, layout.size, table)
-                )
+                return self._record(fresh, commit)
 
     def _record(self, fresh: Path, commit: Commit) -> bool:
         final = self.folder.data(commit.sha256)
@@ -167,33 +161,32 @@ class Writer:
         to_disk(final.parent)
         if self.folder.publish(self.folder.record(commit.unit), commit.encode()):
             return True
-        with suppress(FileError):  # a damaged record is for verify to name
-            if committed(self.folder, self.plan, commit.unit).sha256 != commit.sha256:
+        # Another process was first. A damaged record is reported by verify.
+        with suppress(FileError):
+            winner = committed(self.folder, self.plan, commit.unit)
+            if winner.sha256 != commit.sha256:
                 final.unlink(missing_ok=True)
         return False
 
     def complete(self) -> None:
-        """Write the record of all records, when no unit is pending."""
-        if missing := self.pending():
-            reason = (
-                f"{len(missing):,} units are not committed, the first is {missing[0]}"
-            )
+        """Write the record of all records, once no unit is pending."""
+        missing = self.pending()
+        if missing:
             raise StoreError(
-                f"Cannot complete {self.folder.shown}", reason, "Commit them first."
+                f"Cannot complete {self.folder.shown}",
+                f"{len(missing):,} units are not committed, the first is {missing[0]}",
+                "Commit them first.",
             )
-        commits = {
-            unit.name: committed(self.folder, self.plan, unit.name).sha256
-            for unit in self.plan.units
-        }
+        commits = {}
+        for unit in self.plan.units:
+            commit = committed(self.folder, self.plan, unit.name)
+            commits[unit.name] = commit.sha256
+        record = Complete(self.digest, commits)
         with _explained(self.folder):
-            self.folder.publish(
-                self.folder.complete, Complete(self.digest, commits).encode()
-            )
+            self.folder.publish(self.folder.complete, record.encode())
 
     def close(self) -> None:
-        """Nothing is held between commits; this is here so that a writer may stand in a
-        with statement.
-        """
+        """Do nothing, since no file stays open between commits."""
 
     def _unit(self, name: str) -> UnitDigest:
         unit = self.plan.by_name.get(name)
@@ -208,14 +201,13 @@ class Writer:
 
 
 def read_plan(folder: StoreFolder) -> StorePlan:
-    """The plan of a store."""
+    """Read the plan of a store."""
     return StorePlan.decode(folder.read(folder.plan), f"Cannot open {folder.shown}")
 
 
 @checked
 def recover_plan(path: str | os.PathLike[str]) -> StorePlan | None:
-    """The plan of a store whose job is run again; None where there is none, or where
-    plan.json is damaged.
+    """Read the plan of a store whose job runs again; None if it is missing or damaged.
 
     Folders of the store that were lost are made again.
     """
@@ -228,87 +220,79 @@ def recover_plan(path: str | os.PathLike[str]) -> StorePlan | None:
 
 
 def _sound_plan(folder: StoreFolder) -> StorePlan | None:
-    """The plan of a store; None where plan.json is missing or damaged."""
+    """Read the plan of a store; None if plan.json is missing or damaged."""
+    if not os.path.lexists(folder.plan):
+        return None
     try:
-        return read_plan(folder) if os.path.lexists(folder.plan) else None
+        return read_plan(folder)
     except Damaged:
         return None
 
 
 def read_sequences(folder: StoreFolder, unit: UnitDigest) -> list[StoreSequence]:
-    """The texts of a unit, checked against the plan."""
+    """Return the sequences of a unit, checked against the plan."""
     content = read_beside(folder, unit.name, unit.sha256)
     try:
-        sequences = [
-            StoreSequence.from_json(records.from_json(line))
-            for line in content.splitlines()
-        ]
-        counted = len(sequences), sum(len(sequence.ids) for sequence in sequences)
-        if counted != (unit.sequences, unit.tokens):
+        lines = [records.from_json(line) for line in content.splitlines()]
+        sequences = [StoreSequence.from_json(line) for line in lines]
+        tokens = sum(len(sequence.ids) for sequence in sequences)
+        if (len(sequences), tokens) != (unit.sequences, unit.tokens):
             raise ValueError(
-                f"it has {counted[0]:,} sequences of {counted[1]:,} tokens, and"
+                f"it has {len(sequences):,} sequences of {tokens:,} tokens, and"
                 " plan.json says otherwise"
             )
         return sequences
     except (KeyError, TypeError, ValueError) as error:
-        raise Damaged(
-            f"Cannot read {folder.shown}",
-            f"plan/{unit.name}.jsonl: {error}",
-            records.VERIFY,
-        ) from error
+        raise _malformed(folder, unit.name, str(error)) from error
 
 
 def read_copies(folder: StoreFolder, plan: StorePlan) -> dict[int, int]:
-    """Texts that are copies, and of which earlier text, checked against the plan."""
+    """Read which earlier text each copy is a copy of, checked against the plan."""
     pairs = []
     for line in _lines_beside(folder, "duplicates", plan.duplicates):
-        text, same = (
-            (line.get("text"), line.get("same_as"))
-            if isinstance(line, dict)
-            else (None, None)
-        )
-        if (
-            type(text) is not int
-            or type(same) is not int
-            or not 0 <= same < text < LARGEST
-        ):
-            raise _malformed(
-                folder,
-                "duplicates",
-                "a line names no text and an earlier one that it is a copy of",
-            )
-        pairs.append((text, same))
+        pair = _copy_pair(line)
+        if pair is None:
+            reason = "a line names no text and an earlier one that it is a copy of"
+            raise _malformed(folder, "duplicates", reason)
+        pairs.append(pair)
     copies = dict(pairs)
     if len(copies) < len(pairs) or copies.keys() & set(copies.values()):
-        raise _malformed(
-            folder, "duplicates", "a text is there twice, or is a copy of a copy"
-        )
+        reason = "a text is there twice, or is a copy of a copy"
+        raise _malformed(folder, "duplicates", reason)
     return copies
 
 
+def _copy_pair(line: object) -> tuple[int, int] | None:
+    """Return a text and the earlier one that it is a copy of; None if malformed."""
+    if not isinstance(line, dict):
+        return None
+    text = line.get("text")
+    original = line.get("same_as")
+    # Not isinstance: True is an integer too.
+    if type(text) is not int or type(original) is not int:
+        return None
+    return (text, original) if 0 <= original < text < LARGEST else None
+
+
 def read_strings(folder: StoreFolder, plan: StorePlan) -> dict[int, str]:
-    """How token ids read, checked against the plan."""
-    strings = {}
+    """Read the strings of token ids, checked against the plan."""
+    strings: dict[int, str] = {}
     for line in _lines_beside(folder, "strings", plan.strings):
-        if (
-            not isinstance(line, list)
-            or len(line) != 2
-            or type(line[0]) is not int
-            or not isinstance(line[1], str)
-        ):
-            raise _malformed(folder, "strings", "a line has no id and its string")
-        strings[line[0]] = line[1]
+        match line:
+            case [int(number), str(string)] if type(number) is int:
+                strings[number] = string
+            case _:
+                raise _malformed(folder, "strings", "a line has no id and its string")
     return strings
 
 
-def _lines_beside(folder: StoreFolder, name: str, sha256: str) -> Iterator[Any]:
+def _lines_beside(folder: StoreFolder, name: str, sha256: str) -> Iterator[object]:
     for line in read_beside(folder, name, sha256).splitlines():
         try:
             yield records.from_json(line)
         except ValueError as error:
-            raise _malformed(
-                folder, name, f"it is not JSON ({str(error)[:100]})"
-            ) from error
+            reason = f"it is not JSON ({str(error)[:100]})"
+            raise _malformed(folder, name, reason) from error
 
 
 def _malformed(folder: StoreFolder, name: str, reason: str) -> Damaged:
@@ -318,7 +302,7 @@ def _malformed(folder: StoreFolder, name: str, reason: str) -> Damaged:
 
 
 def read_beside(folder: StoreFolder, name: str, sha256: str) -> bytes:
-    """A file of plan/, checked against its hash in the plan."""
+    """Read a file of plan/, checked against its hash in the plan."""
     content = folder.read(folder.texts(name))
     if hashlib.sha256(content).hexdigest() != sha256:
         reason = f"plan/{name}.jsonl is not what the plan was made with"
@@ -327,44 +311,41 @@ def read_beside(folder: StoreFolder, name: str, sha256: str) -> bytes:
 
 
 def _refuse_others(folder: StoreFolder) -> None:
-    """A store is made in an empty folder, or in one that was begun.
-
-    The folder is listed once: between two looks at it, another job could put its
-    plan.json there.
-    """
+    """Refuse a folder that is neither empty nor a store."""
+    # Listed once: between two looks at it, another job could put its plan.json there.
     names = set(os.listdir(folder.path)) if folder.path.is_dir() else set()
     if folder.plan.name in names:
         return
-    # A store without its plan.json.
-    lost = {folder.complete.name} if "commits" in names else set()
-    others = sorted(names - {*FOLDERS, *lost})
+    known = set(FOLDERS)
+    if "commits" in names:
+        # A store that lost its plan.json.
+        known.add(folder.complete.name)
+    others = sorted(names - known)
     if others:
-        reason = f"the folder holds other things, such as {shown(Path(others[0]))}"
         raise StoreError(
             f"Cannot make a store in {folder.shown}",
-            reason,
+            f"the folder holds other things, such as {shown(Path(others[0]))}",
             "Give an empty folder, or a new one.",
         )
 
 
 def _publish_plan(folder: StoreFolder, fresh: Path, plan: StorePlan) -> None:
-    """Put a plan in its place, unless there is one; another plan is refused."""
+    """Put a plan in its place, unless there is one already; refuse another plan."""
     stored = _sound_plan(folder)
     if stored is not None:
         if stored.digest != plan.digest:
-            reason = "; ".join(stored.differences(plan)[:20])
-            remedy = "Give another folder, or ask for the same as before."
             raise StoreError(
                 f"Cannot go on with {folder.shown}: it was started with other settings",
-                reason,
-                remedy,
+                "; ".join(stored.differences(plan)[:20]),
+                "Give another folder, or ask for the same as before.",
             )
         _restore_texts(folder, fresh)
         return
     _refuse_records_of_others(folder, plan)
-    folder.plan.unlink(missing_ok=True)  # it is damaged
+    # Only a damaged plan.json can be there.
+    folder.plan.unlink(missing_ok=True)
     final = folder.path / "plan"
-    # Of a process that was killed before it had a plan.json.
+    # Left by a process that was killed before it had a plan.json.
     for leftover in final.iterdir():
         leftover.unlink()
     final.rmdir()
@@ -374,32 +355,28 @@ def _publish_plan(folder: StoreFolder, fresh: Path, plan: StorePlan) -> None:
 
 
 def _refuse_records_of_others(folder: StoreFolder, plan: StorePlan) -> None:
-    """Where plan.json was lost, the units that are there say whether this plan is the
-    one that they were made by.
+    """Refuse a plan that the units of a store were not made by.
+
+    Where plan.json was lost, the records of the units still name their plan.
     """
-    for path in (
-        folder.complete,
-        *(folder.record(unit) for unit in sorted(folder.recorded())),
-    ):
+    commits = [folder.record(unit) for unit in sorted(folder.recorded())]
+    for path in (folder.complete, *commits):
         try:
-            named = records.decode(folder.read(path), folder.shown).get("plan")
-        except Damaged:  # or missing
+            digest = records.decode(folder.read(path), folder.shown).get("plan")
+        except Damaged:
+            # Or missing.
             continue
-        if named != plan.digest:
-            problem = (
-                f"Cannot go on with {folder.shown}: its plan.json is damaged or lost"
-            )
-            reason = (
-                f"{path.relative_to(folder.path)} is of plan {str(named)[:12]}, and"
-                f" {plan.digest[:12]} is asked for"
-            )
+        if digest != plan.digest:
             raise StoreError(
-                problem, reason, "Ask for the same as before, or give another folder."
+                f"Cannot go on with {folder.shown}: its plan.json is damaged or lost",
+                f"{path.relative_to(folder.path)} is of plan {str(digest)[:12]}, and"
+                f" {plan.digest[:12]} is asked for",
+                "Ask for the same as before, or give another folder.",
             )
 
 
 def _restore_texts(folder: StoreFolder, fresh: Path) -> None:
-    """Put the same files again in the place of those that were damaged or lost since."""
+    """Write those files of plan/ again that were damaged or lost since."""
     final = folder.path / "plan"
     for path in sorted(fresh.iterdir()):
         try:
@@ -419,62 +396,50 @@ def _write_texts(
     strings: Mapping[int, str],
     every: int,
 ) -> StorePlan:
-    """Write the files of plan/, and the plan with their hashes."""
+    """Write the files of plan/, and return the plan with their hashes."""
+    problem = "Cannot plan a store"
     order = _Order()
     digests = []
     for number, sequences in enumerate(units):
         for sequence in sequences:
             order.check(sequence)
-        sha256 = _write_lines(
-            fresh / f"{unit_name(number)}.jsonl",
-            (sequence.to_json() for sequence in sequences),
-        )
-        tokens = sum(len(sequence.ids) for sequence in sequences)
-        text_bytes = sum(len(sequence.string_bytes) for sequence in sequences)
-        kept = (
-            None
-            if every == 1
-            else sum(len(sequence.kept(every)) for sequence in sequences)
-        )
-        digests.append(
-            UnitDigest(
-                unit_name(number), len(sequences), tokens, text_bytes, sha256, kept
-            )
-        )
         if not sequences:
-            raise StoreError(
-                "Cannot plan a store",
-                f"unit {unit_name(number)} has no texts",
-                "Leave it out.",
-            )
+            reason = f"unit {unit_name(number)} has no texts"
+            raise StoreError(problem, reason, "Leave it out.")
+        digests.append(_write_unit(fresh, unit_name(number), sequences, every))
     if not digests:
-        raise StoreError(
-            "Cannot plan a store", "there are no texts", "Give a corpus with texts."
-        )
-    known = plan() if callable(plan) else plan
-    if known.every != every:
-        raise StoreError(
-            "Cannot plan a store",
-            f"every is {every}, and {known.every} in the plan",
-            "Give the same.",
-        )
+        raise StoreError(problem, "there are no texts", "Give a corpus with texts.")
+    requested = plan() if callable(plan) else plan
+    if requested.every != every:
+        reason = f"every is {every}, and {requested.every} in the plan"
+        raise StoreError(problem, reason, "Give the same.")
     copies = sorted(duplicates)
     order.check_copies(copies)
-    copied = _write_lines(
-        fresh / "duplicates.jsonl",
-        ({"text": text, "same_as": same} for text, same in copies),
-    )
-    reads = _write_lines(
-        fresh / "strings.jsonl",
-        ([number, strings[number]] for number in sorted(strings)),
-    )
+    copy_lines = ({"text": text, "same_as": original} for text, original in copies)
+    copies_sha256 = _write_lines(fresh / "duplicates.jsonl", copy_lines)
+    string_lines = ([number, strings[number]] for number in sorted(strings))
+    strings_sha256 = _write_lines(fresh / "strings.jsonl", string_lines)
     to_disk(fresh)
-    filled = known.filled(digests, copied, reads)
+    filled = requested.filled(digests, copies_sha256, strings_sha256)
     # Tuples become lists, as they are when read.
-    return StorePlan.decode(filled.encode(), "Cannot plan a store")
+    return StorePlan.decode(filled.encode(), problem)
+
+
+def _write_unit(
+    fresh: Path, name: str, sequences: Sequence[StoreSequence], every: int
+) -> UnitDigest:
+    lines = (sequence.to_json() for sequence in sequences)
+    sha256 = _write_lines(fresh / f"{name}.jsonl", lines)
+    tokens = sum(len(sequence.ids) for sequence in sequences)
+    text_bytes = sum(len(sequence.string_bytes) for sequence in sequences)
+    stored = None
+    if every > 1:
+        stored = sum(len(sequence.kept(every)) for sequence in sequences)
+    return UnitDigest(name, len(sequences), tokens, text_bytes, sha256, stored)
 
 
 def _write_lines(path: Path, values: Iterable[Any]) -> str:
+    """Write values as lines of JSON and return the SHA-256 of the file."""
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for value in values:
@@ -487,29 +452,27 @@ def _write_lines(path: Path, values: Iterable[Any]) -> str:
 
 
 class _Order:
-    """Checks that sequences come in the order of the corpus, and that no text is left
-    out.
-    """
+    """A check that sequences come in the order of the corpus, without gaps."""
 
     def __init__(self) -> None:
-        self.last, self.missing = (-1, 0), set[int]()
+        # The text and first position of the last sequence.
+        self.last = (-1, 0)
+        self.missing: set[int] = set()
 
     def check(self, sequence: StoreSequence) -> None:
         problem = f"Cannot plan a store: text {sequence.text}"
         if not sequence.ids or len(sequence.spans) != len(sequence.ids):
-            reason = (
-                f"it has {len(sequence.ids)} tokens and {len(sequence.spans)} spans"
-            )
             raise StoreError(
-                problem, reason, "Give at least one token, and one span for each."
+                problem,
+                f"it has {len(sequence.ids)} tokens and {len(sequence.spans)} spans",
+                "Give at least one token, and one span for each.",
             )
         if (sequence.text, sequence.start) <= self.last or sequence.start < 0:
-            reason = (
-                f"its sequence at {sequence.start} comes after text {self.last[0]} at"
-                f" {self.last[1]}"
-            )
+            text, start = self.last
             raise StoreError(
-                problem, reason, "Give sequences in the order of the corpus."
+                problem,
+                f"its sequence at {sequence.start} comes after text {text} at {start}",
+                "Give sequences in the order of the corpus.",
             )
         self.missing.update(range(self.last[0] + 1, sequence.text))
         self.last = sequence.text, sequence.start
@@ -521,37 +484,35 @@ class _Order:
         self.missing.update(range(self.last[0] + 1, last + 1))
         if texts != self.missing or len(texts) != len(copies):
             wrong = min(texts ^ self.missing, default=None)
-            reason = (
-                f"text {wrong} has sequences and is a duplicate, or has neither"
-                if wrong is not None
-                else "one is twice"
-            )
+            reason = "one is twice"
+            if wrong is not None:
+                reason = (
+                    f"text {wrong} has sequences and is a duplicate, or has neither"
+                )
             raise StoreError(
                 problem,
                 reason,
                 "Give sequences, or an earlier text that it is a copy of.",
             )
-        for text, same in copies:
-            if same in texts or not 0 <= same < text:
+        for text, original in copies:
+            if original in texts or not 0 <= original < text:
                 raise StoreError(
                     problem,
-                    f"text {text} is said to be text {same}",
+                    f"text {text} is said to be text {original}",
                     "Name an earlier text with sequences.",
                 )
 
 
 @contextmanager
 def _explained(folder: StoreFolder) -> Iterator[None]:
-    """Say what the system refused, such as a full disk or a folder that may not be
-    written.
-    """
+    """Turn an error of the system, such as a full disk, into one of ours."""
     try:
         yield
+    except FileError:
+        raise
     except OSError as error:
-        if isinstance(error, FileError):
-            raise
-        reason, remedy = (
+        raise FileError(
+            f"Cannot write {folder.shown}",
             error.strerror or str(error),
             "Make room, or choose a folder that can be written; then go on.",
-        )
-        raise FileError(f"Cannot write {folder.shown}", reason, remedy) from error
+        ) from error

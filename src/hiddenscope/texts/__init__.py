@@ -1,27 +1,23 @@
 """Texts: what is read from files, frames, datasets and lists, and which texts belong
 together.
 
-reading  one reader for texts, their labels and their groups
-folder   the files of texts in a folder
-copies   texts that are the same text again
-groups   texts that belong together, and texts that look as if they did
+reader      texts, their labels and their groups, from any source
+columns     which columns of a table hold them
+files       files of texts, row by row
+objects     lists, pairs, frames and Hugging Face datasets
+row         one text with its label and group
+compressed  what is decompressed while it is read
+copies      texts that are the same text again
+groups      texts that belong together, and texts that look as if they did
 """
 
+from hiddenscope.texts.columns import COLUMNS
 from hiddenscope.texts.copies import copy_groups, copy_key
-from hiddenscope.texts.folder import COMPRESSIONS, FORMATS
+from hiddenscope.texts.files import COMPRESSIONS, FORMATS, is_file, names_a_file
 from hiddenscope.texts.groups import Belonging, belonging
-from hiddenscope.texts.reading import (
-    COLUMNS,
-    UNNAMED,
-    Labelled,
-    Row,
-    is_file,
-    listed,
-    names_a_file,
-    read,
-    rows,
-    shipped,
-)
+from hiddenscope.texts.objects import listed
+from hiddenscope.texts.reader import UNNAMED, read, rows, shipped
+from hiddenscope.texts.row import Labelled, Row
 
 __all__ = [
     "COLUMNS",

@@ -1,9 +1,8 @@
-"""Compressed text and parquet columns, decompressed as they are read, and no further
-than it is believable.
+"""Compressed texts and parquet columns, decompressed while they are read.
 
-A few megabytes can hold gigabytes of one letter. Real texts shrink to a third or a
-tenth. So what grows beyond some megabytes by more than a factor that no text reaches is
-refused.
+A few megabytes can hold gigabytes of one letter, while real texts shrink to a third or
+a tenth. So a file that grows beyond some megabytes, by a factor that no text reaches,
+is refused.
 """
 
 import gzip
@@ -15,18 +14,16 @@ from typing import Any
 
 from hiddenscope.errors import FileError
 
-# Their first bytes, with which no UTF-8 text begins.
-GZIP, ZSTANDARD = (
-    b"\x1f\x8b",
-    b"\x28\xb5\x2f\xfd",
-)
+# The first bytes of both formats, with which no UTF-8 text begins.
+GZIP = b"\x1f\x8b"
+ZSTANDARD = b"\x28\xb5\x2f\xfd"
 UNSUSPECTED = 2**22
 MOST_GROWTH = 250
 _BUFFER = 2**17
 
 
 def believable(packed: int) -> int:
-    """How many bytes so many packed ones may become.
+    """Return how many bytes a text of so many packed bytes may have.
 
     >>> believable(10), believable(10**6)
     (4194304, 250000000)
@@ -36,49 +33,47 @@ def believable(packed: int) -> int:
 
 @contextmanager
 def decompressed(stream: Any, name: str) -> Iterator[Any]:
-    """The stream, decompressed if its first bytes say that it is compressed; what was
-    given stays open.
+    """Decompress a stream if its first bytes say so; the stream itself stays open.
 
     >>> with decompressed(io.BytesIO(gzip.compress(b"a line")), "x.gz") as plain:
     ...     plain.read()
     b'a line'
     """
-    if isinstance(stream, io.TextIOBase) or not (
-        hasattr(stream, "peek") or hasattr(stream, "readinto")
-    ):
+    can_peek = hasattr(stream, "peek")
+    is_binary = can_peek or hasattr(stream, "readinto")
+    if isinstance(stream, io.TextIOBase) or not is_binary:
         yield stream
         return
-    wrapped = None if hasattr(stream, "peek") else io.BufferedReader(stream)
+    wrapped = None if can_peek else io.BufferedReader(stream)
     peekable = wrapped or stream
     try:
         start = peekable.peek(4)[:4]
         if start.startswith(GZIP) or start == ZSTANDARD:
-            yield io.BufferedReader(
-                _Bounded(peekable, start == ZSTANDARD, name), _BUFFER
-            )
+            bounded = _BoundedStream(peekable, start == ZSTANDARD, name)
+            yield io.BufferedReader(bounded, _BUFFER)
         else:
             yield peekable
     except Exception as error:
-        if (
-            isinstance(error, EOFError | gzip.BadGzipFile | zlib.error)
-            or type(error).__name__ == "ZstdError"
-        ):
-            reason = f"it cannot be decompressed to the end ({error})"
-            raise FileError(
-                f"Cannot read {name}", reason, "Make or download the file again."
-            ) from error
-        raise
+        broken = isinstance(error, EOFError | gzip.BadGzipFile | zlib.error)
+        # By its name, so that zstandard is imported only for files that need it.
+        if not broken and type(error).__name__ != "ZstdError":
+            raise
+        reason = f"it cannot be decompressed to the end ({error})"
+        raise FileError(
+            f"Cannot read {name}", reason, "Make or download the file again."
+        ) from error
     finally:
         # A reader that broke off may have closed its file first.
         if wrapped is not None and not wrapped.closed:
             wrapped.detach()
 
 
-class _Counted(io.RawIOBase):
-    """A stream that counts what was read of it."""
+class _CountedStream(io.RawIOBase):
+    """A stream that counts the bytes that were read from it."""
 
     def __init__(self, stream: Any) -> None:
-        self.stream, self.count = stream, 0
+        self.stream = stream
+        self.count = 0
 
     def readable(self) -> bool:
         return True
@@ -90,16 +85,21 @@ class _Counted(io.RawIOBase):
         return len(chunk)
 
 
-class _Bounded(io.RawIOBase):
-    """A decompressed stream that stops, with FileError, when it has become absurdly
-    much longer.
-    """
+class _BoundedStream(io.RawIOBase):
+    """A decompressed stream that raises FileError once it is unbelievably long."""
 
-    def __init__(self, stream: Any, zstandard: bool, name: str) -> None:
-        self.packed, self.count, self.name = _Counted(stream), 0, name
-        self.plain: Any = (
-            _zstandard(self.packed) if zstandard else gzip.GzipFile(fileobj=self.packed)
-        )
+    def __init__(self, stream: Any, is_zstandard: bool, name: str) -> None:
+        self.packed: Any = _CountedStream(stream)
+        self.count = 0
+        self.name = name
+        if is_zstandard:
+            import zstandard
+
+            self.plain: Any = zstandard.ZstdDecompressor().stream_reader(
+                self.packed, read_across_frames=True, closefd=False
+            )
+        else:
+            self.plain = gzip.GzipFile(fileobj=self.packed)
 
     def readable(self) -> bool:
         return True
@@ -109,38 +109,24 @@ class _Bounded(io.RawIOBase):
         buffer[: len(chunk)] = chunk
         self.count += len(chunk)
         if self.count > believable(self.packed.count):
-            reason = (
-                f"its first {self.packed.count:,} bytes become more than"
-                f" {self.count:,}, as no text does"
-            )
             raise FileError(
                 f"Cannot read {self.name}",
-                reason,
+                f"its first {self.packed.count:,} bytes become more than"
+                f" {self.count:,}, as no text does",
                 "If it is yours, decompress it first.",
             )
         return len(chunk)
 
 
-def _zstandard(stream: Any) -> Any:
-    import zstandard
-
-    return zstandard.ZstdDecompressor().stream_reader(
-        stream, read_across_frames=True, closefd=False
-    )
-
-
 def check_growth(metadata: Any, columns: list[str], name: str) -> None:
-    """Refuse a parquet file whose columns, by its own account, become absurdly much
-    longer when they are unpacked.
-    """
-    packed = plain = 0
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        parts = [group.column(number) for number in range(group.num_columns)]
-        chosen = [
-            part for part in parts if part.path_in_schema.partition(".")[0] in columns
-        ]
-        packed += sum(part.total_compressed_size for part in chosen)
-        plain += sum(part.total_uncompressed_size for part in chosen)
+    """Refuse a parquet file whose columns, as it says itself, unpack to far too much."""
+    packed = 0
+    plain = 0
+    for row_group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(row_group.column, range(row_group.num_columns)):
+            if column.path_in_schema.partition(".")[0] in columns:
+                packed += column.total_compressed_size
+                plain += column.total_uncompressed_size
     if plain > believable(packed):
         reason = f"{packed:,} bytes of it become {plain:,}, as no text does"
         raise FileError(
@@ -151,14 +137,11 @@ def check_growth(metadata: Any, columns: list[str], name: str) -> None:
 
 
 def column_values(column: Any) -> list[Any]:
-    """The values of a column of a parquet batch, each string once in memory however
-    often it comes.
-    """
+    """Return the values of a column of a parquet batch, each string once in memory."""
     if not hasattr(column, "dictionary"):
         values: list[Any] = column.to_pylist()
         return values
     places = column.indices.unique().drop_null()
-    strings = dict(
-        zip(places.to_pylist(), column.dictionary.take(places).to_pylist(), strict=True)
-    )
+    distinct = column.dictionary.take(places).to_pylist()
+    strings = dict(zip(places.to_pylist(), distinct, strict=True))
     return [strings.get(place) for place in column.indices.to_pylist()]

@@ -10,30 +10,27 @@ from typing import Any
 
 
 def copy_key(text: Any) -> str:
-    """The same string for texts that are copies of one another: equal up to case, white
-    space and punctuation.
+    """Return the same string for texts that are copies of one another.
 
-    A text and its copies must never be on both sides of a split, or what is learnt by
-    heart counts as understood. Lists of ids are copies where they are equal. Where such
-    texts have different labels, as the two of a minimal pair do, they are no copies but
-    a group: whoever has labels looks at both.
+    Copies are equal up to case, white space and punctuation; lists of ids are copies if
+    they are equal. A text and its copies must never be on both sides of a split, or
+    what is learnt by heart counts as understood. Such texts with different labels, as
+    in a minimal pair, are a group and not copies: whoever has labels looks at both.
 
-    >>> copy_key("The cat sat.") == copy_key(" the  cat sat"), copy_key("A cat.") == copy_key("A hat.")
-    (True, False)
+    >>> copy_key("The cat sat.") == copy_key(" the  cat sat")
+    True
+    >>> copy_key("A cat.") == copy_key("A hat.")
+    False
     """
     if not isinstance(text, str):
         return str(list(text))
     plain = unicodedata.normalize("NFKC", text).casefold()
     words = "".join(char for char in plain if char.isalnum())
-    return words or "".join(plain.split())  # a text of punctuation alone is what it is
+    # A text of punctuation alone has no words to compare.
+    return words or "".join(plain.split())
 
 
 def copy_groups(texts: Iterable[Any]) -> list[int]:
-    """The number of the group of copies that each text belongs to, in the order of
-    their first text.
-
-    >>> copy_groups(["The cat sat.", "A dog", "the cat sat", "A dog "])
-    [0, 1, 0, 1]
-    """
+    """Number the groups of copies, in the order of their first text, for each text."""
     numbers: dict[str, int] = {}
     return [numbers.setdefault(copy_key(text), len(numbers)) for text in texts]

@@ -18,27 +18,25 @@ if TYPE_CHECKING:
 
 # The cosine of n-gram vectors from which on two texts nearly repeat one another.
 ALIKE = 0.6
-MOST_COMPARED = 2_000  # texts that are compared, each with each
+# Texts of which each is compared with each.
+MOST_COMPARED = 2_000
 # Lengths of character n-grams, which also catch inflections and scripts without spaces.
-NGRAM = (
-    3,
-    4,
-)
+NGRAM = (3, 4)
 
 
 class Belonging(NamedTuple):
-    """Say which texts belong together: for each text a name of its content and labels,
-    and the name of its group.
+    """The texts that belong together.
 
-    `first` is False for a copy with the same labels, which tells nothing new and is
-    left out. `given` says whether the data have groups; without them only copies are
-    together. `alike` are texts of different groups that nearly repeat one another.
+    Each text has a name, which stands for its content and labels, and the name of its
+    group. `first` is False for a copy with the same labels, which tells nothing new and
+    is left out. `grouped` says whether the data name groups; without them only copies
+    are together. `alike` are texts of different groups that nearly repeat one another.
     """
 
     texts: list[str]
     groups: list[str]
     first: list[bool]
-    given: bool
+    grouped: bool
     alike: "NearDuplicates | None"
 
     @property
@@ -52,8 +50,8 @@ class Belonging(NamedTuple):
         facts: dict[str, Any] = {
             "texts": len(set(self.texts)),
             "groups": len(set(self.groups)),
+            "groups_given": self.grouped,
         }
-        facts["groups_given"] = self.given
         if self.copies:
             facts["copies"] = self.copies
         if self.alike is not None:
@@ -67,15 +65,17 @@ class Belonging(NamedTuple):
 def belonging(
     texts: Sequence[Any], labels: Sequence[Any], groups: Sequence[Any] | None
 ) -> Belonging:
-    """Find which texts belong together; `labels` has the label of each text, or a list
-    of them.
+    """Find which texts belong together.
+
+    `labels` has the label of each text, or a list of them.
 
     Texts that differ in case, white space and punctuation alone are copies where their
     labels are the same. Where these differ, as in a minimal pair, they are two texts of
     one group.
 
-    >>> found = belonging(["It rains.", "It rains?", "it rains"], ["said", "asked", "said"], None)
-    >>> len(set(found.texts)), len(set(found.groups)), found.first
+    >>> texts = ["It rains.", "It rains?", "it rains"]
+    >>> together = belonging(texts, ["said", "asked", "said"], None)
+    >>> len(set(together.texts)), len(set(together.groups)), together.first
     (2, 1, [True, True, False])
     """
     if groups is not None and len(groups) != len(texts):
@@ -87,24 +87,24 @@ def belonging(
     names = [f"{key}\0{label}" for key, label in zip(keys, labels, strict=True)]
     representative: dict[str, int] = {}
     # Of near copies the first in the alphabet counts, wherever it stands.
-    for text in sorted(range(len(texts)), key=lambda text: (str(texts[text]), text)):
+    alphabetical = sorted(range(len(texts)), key=lambda text: (str(texts[text]), text))
+    for text in alphabetical:
         representative.setdefault(names[text], text)
     first = [representative[name] == text for text, name in enumerate(names)]
     merged = merged_groups(keys, groups)
-    return Belonging(
-        names, merged, first, groups is not None, near_duplicates(texts, merged)
-    )
+    alike = near_duplicates(texts, merged)
+    return Belonging(names, merged, first, groups is not None, alike)
 
 
 def merged_groups(keys: Sequence[str], groups: Sequence[Any] | None) -> list[str]:
-    """Name the group of each text: copies are together, and so are texts with the same
-    value in `groups`.
+    """Name the group of each text, where copies are in one group too.
 
     A group is named by the first of its keys in the order of the alphabet, so that the
     order of texts means nothing.
     """
     if groups is None:
         return list(keys)
+    # Union-find: each text points to another one of its group, or is the root.
     parent = list(range(len(keys)))
     first_of: dict[tuple[str, Any], int] = {}
     for text, (key, group) in enumerate(zip(keys, groups, strict=True)):
@@ -126,9 +126,7 @@ def _root(parent: list[int], text: int) -> int:
 
 
 class NearDuplicates(NamedTuple):
-    """How many texts nearly repeat a text of another group, of how many that were
-    compared, and two that do.
-    """
+    """The number of texts that nearly repeat one of another group, and two of them."""
 
     texts: int
     of: int
@@ -144,21 +142,22 @@ def near_duplicates(
     more (tf-idf): what all texts share, such as a template, counts for nothing. Of many
     texts a sample is compared.
 
-    >>> some = ["The cat sat on the mat.", "A cat sat on the mat.", "Rain fell all night.", "We sold the old car."]
+    >>> some = ["The cat sat on the mat.", "A cat sat on the mat."]
+    >>> some += ["Rain fell all night.", "We sold the old car."]
     >>> near_duplicates(some, some).texts
     2
     >>> near_duplicates(some, ["cat", "cat", "rain", "car"]) is None
     True
     """
-    listed, numbers = _different(texts, groups)
+    sample, numbers = _distinct(texts, groups)
     # What two texts share is what all texts share, and has no weight.
-    if len(listed) < 3:
+    if len(sample) < 3:
         return None
-    # Here, since `hiddenscope --help` imports this module.
+    # Imported here because `hiddenscope --help` imports this module.
     import numpy as np
 
     names = np.array(numbers)
-    cosines = _cosines(listed)
+    cosines = _cosines(sample)
     cosines[names[:, None] == names] = 0
     nearest = cosines.max(1)
     alike = nearest >= ALIKE
@@ -166,14 +165,12 @@ def near_duplicates(
         return None
     closest = int(nearest.argmax())
     other = int(cosines[closest].argmax())
-    return NearDuplicates(
-        int(alike.sum()), len(listed), (listed[closest], listed[other])
-    )
+    example = (sample[closest], sample[other])
+    return NearDuplicates(int(alike.sum()), len(sample), example)
 
 
 def _cosines(texts: Sequence[str]) -> "NDArray[np.float64]":
-    """Return the cosines between the n-gram vectors of texts, with more weight on rare
-    n-grams.
+    """Return the cosines of n-gram vectors, in which rare n-grams have more weight.
 
     scikit-learn's TfidfVectorizer gives some weight to what all texts share too, so
     that templates would count.
@@ -182,11 +179,13 @@ def _cosines(texts: Sequence[str]) -> "NDArray[np.float64]":
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.preprocessing import normalize
 
+    vectorizer = CountVectorizer(
+        analyzer="char_wb", ngram_range=NGRAM, dtype=np.float64
+    )
     try:
-        counts = CountVectorizer(
-            analyzer="char_wb", ngram_range=NGRAM, dtype=np.float64
-        ).fit_transform(texts)
-    except ValueError:  # all texts are blank
+        counts = vectorizer.fit_transform(texts)
+    except ValueError:
+        # All texts are blank.
         return np.zeros((len(texts), len(texts)))
     texts_with = np.bincount(counts.indices, minlength=counts.shape[1])
     rarity = np.log((1 + len(texts)) / (1 + texts_with))
@@ -195,22 +194,19 @@ def _cosines(texts: Sequence[str]) -> "NDArray[np.float64]":
     return cosines
 
 
-def _different(
+def _distinct(
     texts: Sequence[Any], groups: Sequence[str]
 ) -> tuple[list[str], list[int]]:
-    """Return the different texts that are strings, or a sample of many, and the number
-    of the group of each.
-    """
+    """Return the distinct strings, of many a sample, with their groups' numbers."""
     numbers: dict[str, int] = {}
     by_text: dict[str, int] = {}
     for text, group in zip(texts, groups, strict=True):
         if isinstance(text, str):
             by_text.setdefault(text, numbers.setdefault(group, len(numbers)))
-    listed = list(by_text)
-    if len(listed) > MOST_COMPARED:
-        # A sample that does not depend on the order of the texts, which may be sorted
-        # by label.
-        listed = sorted(
-            listed, key=lambda text: crc32(text.encode("utf-8", "replace"))
-        )[:MOST_COMPARED]
-    return listed, [by_text[text] for text in listed]
+    strings = list(by_text)
+    if len(strings) > MOST_COMPARED:
+        # The sample must not depend on the order of the texts, which may be sorted by
+        # label.
+        strings.sort(key=lambda text: crc32(text.encode("utf-8", "replace")))
+        del strings[MOST_COMPARED:]
+    return strings, [by_text[text] for text in strings]

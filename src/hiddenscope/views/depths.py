@@ -1,5 +1,7 @@
-"""How deep panels lie in their models, and which of them are shown first: the same few
-depths in every row.
+"""Depths of panels in their models, and which panels are shown first.
+
+Every row shows panels at the same few depths, so that those of one column can be
+compared.
 """
 
 from collections.abc import Sequence
@@ -9,85 +11,85 @@ FIRST = 5
 
 
 def runs(rows: Sequence[str], count: int) -> list[list[int]]:
-    """The panels of each row; one row has them all where there are no names.
+    """Return the panels of each row; without names there is one row.
 
     >>> runs(("gpt2", "gpt2", "bert"), 3), runs((), 3)
     ([[0, 1], [2]], [[0, 1, 2]])
     """
-    named = rows or [""] * count
-    return [
-        list(run) for _, run in groupby(range(count), key=lambda panel: named[panel])
-    ]
+    names = rows or [""] * count
+    return [list(run) for _, run in groupby(range(count), key=names.__getitem__)]
 
 
 def by_order(rows: Sequence[str], count: int) -> tuple[float, ...]:
-    """Depths from 0 to 1, evenly along each row.
+    """Return depths from 0 to 1, evenly along each row.
 
     >>> by_order(("a", "a", "a", "b"), 4)
     (0.0, 0.5, 1.0, 0.0)
     """
-    return tuple(
-        place / max(1, len(run) - 1)
-        for run in runs(rows, count)
-        for place in range(len(run))
-    )
+    depths: list[float] = []
+    for run in runs(rows, count):
+        last = max(1, len(run) - 1)
+        depths += [place / last for place in range(len(run))]
+    return tuple(depths)
 
 
 def shown_first(
     depths: Sequence[float], rows: Sequence[str] = (), named: Sequence[int] = ()
 ) -> tuple[tuple[int, ...], ...]:
-    """For each row the panels at five depths, which stand beneath one another, and -1
-    where a row has none there.
+    """Return for each row the panels at five depths, and -1 where it has none there.
 
-    The depths are spread evenly, but the panels in `named` are among them. A single row
-    of few panels has no choice.
+    The depths are spread evenly, but those of the panels in `named` are among them. A
+    single row of few panels is shown whole.
 
     >>> shown_first([k / 30 for k in range(31)], named=[20])
     ((0, 8, 15, 20, 30),)
     """
-    each = runs(rows, len(depths))
-    longest = max(each, key=len)
-    if len(longest) <= FIRST + 1:
-        if len(each) == 1:
-            return ()
+    rows_of_panels = runs(rows, len(depths))
+    longest = max(rows_of_panels, key=len)
+    if len(longest) > FIRST + 1:
+        wanted = _spread([depths[panel] for panel in named])
+    elif len(rows_of_panels) > 1:
         wanted = [depths[panel] for panel in longest]
     else:
-        wanted = _spread([depths[panel] for panel in named])
-    return tuple(_nearest(run, depths, wanted) for run in each)
+        return ()
+    return tuple(_nearest(panels, depths, wanted) for panels in rows_of_panels)
 
 
 def _spread(named: Sequence[float]) -> list[float]:
-    """Depths spread evenly, where each that is named takes the place of the nearest but
-    the ends.
-    """
+    """Spread depths evenly, then move the nearest inner one to each named depth."""
     wanted = [place / (FIRST - 1) for place in range(FIRST)]
     free = set(range(1, FIRST - 1))
     for depth in dict.fromkeys(named):
         if free and 0 < depth < 1:
-            place = min(free, key=lambda one: abs(wanted[one] - depth))
-            free.discard(place)
-            wanted[place] = depth
+            nearest = min(free, key=lambda place: abs(wanted[place] - depth))
+            free.discard(nearest)
+            wanted[nearest] = depth
     return sorted(wanted)
 
 
 def _nearest(
-    run: Sequence[int], depths: Sequence[float], wanted: Sequence[float]
+    panels: Sequence[int], depths: Sequence[float], wanted: Sequence[float]
 ) -> tuple[int, ...]:
-    """For each depth the panel nearest to it, each panel once; of two that are as deep,
-    the later.
+    """Return the nearest panel for each depth, every panel at most once; of two that
+    are equally deep, the later.
 
-    >>> _nearest([0, 1, 2], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0]), _nearest([0, 1], [0.0, 1.0], [0.0, 1.0, 1.0])
-    ((0, 1, 2), (0, -1, 1))
+    >>> _nearest([0, 1, 2], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0])
+    (0, 1, 2)
+    >>> _nearest([0, 1], [0.0, 1.0], [0.0, 1.0, 1.0])
+    (0, -1, 1)
     """
-    found = [-1] * len(wanted)
+    selected = [-1] * len(wanted)
 
-    def far(place: int, panel: int) -> float:
+    def distance(place: int, panel: int) -> float:
         return abs(wanted[place] - depths[panel])
 
-    for panel in reversed(run):
-        place = min(
-            range(len(wanted)), key=lambda one: (far(one, panel), found[one] >= 0, -one)
-        )
-        if found[place] < 0 or far(place, panel) < far(place, found[place]):
-            found[place] = panel
-    return tuple(found)
+    for panel in reversed(panels):
+
+        def preference(place: int, panel: int = panel) -> tuple[float, bool, int]:
+            return distance(place, panel), selected[place] >= 0, -place
+
+        place = min(range(len(wanted)), key=preference)
+        holder = selected[place]
+        if holder < 0 or distance(place, panel) < distance(place, holder):
+            selected[place] = panel
+    return tuple(selected)

@@ -1,7 +1,8 @@
 """Lists and tables of texts and numbers, as markup of a page.
 
 >>> from hiddenscope.views.values import Listing
->>> html = listed([Listing("Nearest to “cat”", ("score", "text"), ((0.5, "A kitten."), (0.25, "<b>")), bar="score")])
+>>> rows = ((0.5, "A kitten."), (0.25, "<b>"))
+>>> html = listed([Listing("Nearest to “cat”", ("score", "text"), rows, bar="score")])
 >>> "<td>A kitten.</td>" in html, '<rect width="50"' in html, "&lt;b&gt;" in html
 (True, True, True)
 """
@@ -10,125 +11,112 @@ import math
 from collections.abc import Sequence
 
 from hiddenscope.views.page import plain
+from hiddenscope.views.sentences import shortened
 from hiddenscope.views.values import Listing
 
-LONGEST = 600  # characters of a cell
+# A cell is cut here, in characters.
+LONGEST = 600
 MOST_ROWS = 100
 
 
 def listed(listings: Sequence[Listing]) -> str:
-    """The lists, side by side where there is room."""
-    return (
-        f'<div class="listings">\n{"".join(map(_one, listings))}</div>\n'
-        if listings
-        else ""
-    )
+    """Return the lists, side by side where there is room."""
+    if not listings:
+        return ""
+    return f'<div class="listings">\n{"".join(map(_figure, listings))}</div>\n'
 
 
-def _one(listing: Listing) -> str:
-    texts = (
-        sum(isinstance(cell, str) for cell in listing.rows[0]) if listing.rows else 0
-    )
-    kind = "listing texts" if texts > 1 else "listing"
+def _figure(listing: Listing) -> str:
+    rows = listing.rows[:MOST_ROWS]
+    first_row = rows[0] if rows else ()
+    texts = [cell for cell in first_row if isinstance(cell, str)]
+    kind = "listing texts" if len(texts) > 1 else "listing"
+    if len(listing.columns) == 1:
+        items = [f"<li>{_cell(cell)}</li>" for (cell,) in rows]
+        body = f"<ul>{''.join(items)}</ul>\n"
+    else:
+        body = _table(listing)
+    notes = [listing.note] if listing.note else []
     more = len(listing.rows) - MOST_ROWS
-    notes = [
-        listing.note,
-        f"And {more:,} more: a CSV of the result has them all." if more > 0 else "",
-    ]
+    if more > 0:
+        notes.append(f"And {more:,} more: a CSV of the result has them all.")
     return "".join(
         [
-            (
-                "<figure"
-                f' class="{kind}">\n<figcaption>{_cell(listing.title)}</figcaption>\n'
-            ),
-            _bullets(listing) if len(listing.columns) == 1 else _table(listing),
-            *(f'<p class="note">{_cell(note)}</p>\n' for note in notes if note),
+            f'<figure class="{kind}">\n',
+            f"<figcaption>{_cell(listing.title)}</figcaption>\n",
+            body,
+            *(f'<p class="note">{_cell(note)}</p>\n' for note in notes),
             "</figure>\n",
         ]
     )
 
 
-def _bullets(listing: Listing) -> str:
-    return f"<ul>{''.join(f'<li>{_cell(cell)}</li>' for (cell,) in listing.rows[:MOST_ROWS])}</ul>\n"
-
-
 def _table(listing: Listing) -> str:
-    numbers = (
-        {
-            place
-            for place, cell in enumerate(listing.rows[0])
-            if not isinstance(cell, str)
-        }
-        if listing.rows
-        else ()
-    )
-    heads = "".join(
-        f'<th scope="col"{_number(place in numbers)}>{_cell(name)}</th>{_bar_head(listing, name)}'
-        for place, name in enumerate(listing.columns)
-    )
-    rows = "".join(
-        f"<tr>{_row(listing, row)}</tr>\n" for row in listing.rows[:MOST_ROWS]
-    )
+    first_row = listing.rows[0] if listing.rows else [""] * len(listing.columns)
+    heads = []
+    for name, cell in zip(listing.columns, first_row, strict=True):
+        heads.append(f'<th scope="col"{_class(cell)}>{_cell(name)}</th>')
+        if name == listing.bar:
+            heads.append('<td aria-hidden="true"></td>')
+    rows = [f"<tr>{_row(listing, row)}</tr>\n" for row in listing.rows[:MOST_ROWS]]
     return (
-        f"<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n"
+        f"<table>\n<thead><tr>{''.join(heads)}</tr></thead>\n"
+        f"<tbody>\n{''.join(rows)}</tbody>\n</table>\n"
     )
-
-
-def _bar_head(listing: Listing, name: str) -> str:
-    return '<td aria-hidden="true"></td>' if name == listing.bar else ""
 
 
 def _row(listing: Listing, row: Sequence[str | float]) -> str:
     cells = []
     for name, cell in zip(listing.columns, row, strict=True):
-        named = f' data-name="{_cell(name)}"' if len(listing.columns) > 2 else ""
-        cells.append(
-            f"<td{_number(not isinstance(cell, str))}{named}>{_cell(cell, _decimals(listing, name))}</td>"
-        )
+        # On a narrow screen, the cells of a wide table stand beneath one another, each
+        # with its name.
+        label = f' data-name="{_cell(name)}"' if len(listing.columns) > 2 else ""
+        text = _cell(cell, _decimals(listing, name))
+        cells.append(f"<td{_class(cell)}{label}>{text}</td>")
         if name == listing.bar and not isinstance(cell, str):
-            cells.append(
-                '<td class="bar"'
-                f' aria-hidden="true">{_bar(cell, _largest(listing))}</td>'
-            )
+            bar = _bar(cell, _full_bar(listing))
+            cells.append(f'<td class="bar" aria-hidden="true">{bar}</td>')
     return "".join(cells)
 
 
-def _numbers(listing: Listing, column: str) -> list[float]:
+def _sizes(listing: Listing, column: str) -> list[float]:
+    """Return the absolute values of the finite numbers of a column."""
     place = listing.columns.index(column)
-    return [
-        abs(cell)
-        for row in listing.rows
-        if not isinstance(cell := row[place], str) and math.isfinite(cell)
-    ]
+    sizes = []
+    for row in listing.rows:
+        cell = row[place]
+        if not isinstance(cell, str) and math.isfinite(cell):
+            sizes.append(abs(cell))
+    return sizes
 
 
-def _largest(listing: Listing) -> float:
-    return listing.most or max(_numbers(listing, listing.bar), default=1.0) or 1.0
+def _full_bar(listing: Listing) -> float:
+    return listing.most or max(_sizes(listing, listing.bar), default=1.0) or 1.0
 
 
 def _decimals(listing: Listing, column: str) -> int:
-    """So many that the largest number of a column has three digits."""
-    largest = max(_numbers(listing, column), default=0.0)
-    return min(6, max(0, 2 - math.floor(math.log10(largest)))) if largest else 0
+    """Return as many decimals as give the largest number of a column three digits."""
+    largest = max(_sizes(listing, column), default=0.0)
+    if not largest:
+        return 0
+    return min(6, max(0, 2 - math.floor(math.log10(largest))))
 
 
-def _bar(value: float, largest: float) -> str:
-    share = round(100 * max(0.0, value) / largest) if math.isfinite(value) else 0
+def _bar(value: float, full: float) -> str:
+    percent = round(100 * max(0.0, value) / full) if math.isfinite(value) else 0
     return (
-        f'<svg viewBox="0 0 100 8" preserveAspectRatio="none"><rect width="{share}"'
-        ' height="8"/></svg>'
+        '<svg viewBox="0 0 100 8" preserveAspectRatio="none">'
+        f'<rect width="{percent}" height="8"/></svg>'
     )
 
 
-def _number(is_number: bool) -> str:
-    return ' class="number"' if is_number else ""
+def _class(cell: str | float) -> str:
+    return "" if isinstance(cell, str) else ' class="number"'
 
 
 def _cell(cell: str | float, decimals: int = 0) -> str:
     if isinstance(cell, str):
-        return plain(cell if len(cell) <= LONGEST else cell[: LONGEST - 1] + "…")
-    return (
-        f"{cell:,}"
-        if isinstance(cell, int)
-        else f"{cell:,.{decimals}f}".replace("-", "−")
-    )
+        return plain(shortened(cell, LONGEST))
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return f"{cell:,.{decimals}f}".replace("-", "−")

@@ -2,9 +2,12 @@
 file.
 
 >>> from hiddenscope.views.values import Lines, Series
->>> html = document([Lines("Norms", ("layer.0", "layer.1"), (Series("norm", [1.0, 2.5]),))], "A first look")
->>> html.startswith("<!doctype html>"), "<h1>A first look</h1>" in html, "http://" in html.replace(XML_NAME, "")
-(True, True, False)
+>>> norms = Lines("Norms", ("layer.0", "layer.1"), (Series("norm", [1.0, 2.5]),))
+>>> html = document([norms], "A first look")
+>>> html.startswith("<!doctype html>"), "<h1>A first look</h1>" in html
+(True, True)
+>>> "http://" in html.replace(XML_NAME, "")
+False
 """
 
 import base64
@@ -15,18 +18,19 @@ import secrets
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
-from itertools import groupby, zip_longest
+from itertools import chain, groupby, zip_longest
 
 from hiddenscope.errors import StatesError
 from hiddenscope.views.payload import pack
 from hiddenscope.views.values import Grid, Lines, Panels, View
 
-XML_NAME = "http://www.w3.org/2000/svg"  # an XML namespace, which nobody fetches
+# An XML namespace, which is never fetched.
+XML_NAME = "http://www.w3.org/2000/svg"
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+\.js)";\n', re.MULTILINE)
 _OTHER_IMPORT = re.compile(
-    r"^(?:import|export \*|export \{|export"
-    r" default)\b|\bimport\((?!\"\./\w+\.js\"\)\.)",
+    r"^(?:import|export \*|export \{|export default)\b"
+    r"|\bimport\((?!\"\./\w+\.js\"\)\.)",
     re.MULTILINE,
 )
 _NAME = re.compile(
@@ -39,8 +43,8 @@ _UNSEEN = re.compile(
 
 
 def document(views: Sequence[View], title: str, prose: Sequence[str] = ()) -> str:
-    """A page with the views in order; `prose[i]` comes before view i, and one more may
-    follow the last.
+    """Return a page with the views in order; `prose[i]` comes before view i, and one
+    more may follow the last.
 
     Prose is plain text: blank lines separate paragraphs, a line that begins with `# `
     is a heading, lines that begin with `- ` are a list, and words between backticks are
@@ -48,56 +52,50 @@ def document(views: Sequence[View], title: str, prose: Sequence[str] = ()) -> st
     the page.
     """
     if len(prose) > len(views) + 1:
-        reason = f"there are {len(prose)} pieces of prose for {len(views)} views"
         raise StatesError(
             f"Cannot make the page {title!r}",
-            reason,
+            f"there are {len(prose)} pieces of prose for {len(views)} views",
             "Give one for each view, and at most one after the last.",
         )
-    places = (placed(view, i) for i, view in enumerate(views))
-    pieces = zip_longest((paragraphs(text) for text in prose), places, fillvalue="")
-    return assembled(
-        views, title, "".join(f"{before}{place}" for before, place in pieces)
-    )
+    texts = [paragraphs(text) for text in prose]
+    pictures = [placed(view, place) for place, view in enumerate(views)]
+    pairs = zip_longest(texts, pictures, fillvalue="")
+    return assembled(views, title, "".join(chain.from_iterable(pairs)))
 
 
 def assembled(views: Sequence[View], title: str, body: str, contents: str = "") -> str:
-    """A page of markup that is ours, with the script that draws the views and the
+    """Return a page of trusted markup, with the script that draws the views and the
     numbers that they hold.
     """
     script, style = joined("main.js"), _static("style.css")
-    name = title or (views[0].title if views else "")
+    name = title
+    if not name and views:
+        name = views[0].title
     return "".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
-            (
-                '<meta http-equiv="Content-Security-Policy"'
-                f' content="{policy(script, style)}">\n'
-            ),
+            '<meta http-equiv="Content-Security-Policy"',
+            f' content="{policy(script, style)}">\n',
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
-            (
-                '<meta name="color-scheme" content="light dark">\n<link rel="icon"'
-                ' href="data:,">\n'
-            ),
-            f"<title>{plain(name)}</title>\n<style>{style}</style>\n</head>\n<body>\n{contents}",
-            f"<main>\n<h1>{plain(title)}</h1>\n" if title else "<main>\n",
+            '<meta name="color-scheme" content="light dark">\n',
+            '<link rel="icon" href="data:,">\n',
+            f"<title>{plain(name)}</title>\n",
+            f"<style>{style}</style>\n</head>\n",
+            f"<body>\n{contents}<main>\n",
+            f"<h1>{plain(title)}</h1>\n" if title else "",
             body,
-            (
-                "<noscript><p>The pictures here are drawn by JavaScript, which is"
-                " off.</p></noscript>\n</main>\n"
-            ),
-            (
-                '<script type="application/octet-stream"'
-                f' id="payload">{pack(views)}</script>\n'
-            ),
+            "<noscript><p>The pictures here are drawn by JavaScript,",
+            " which is off.</p></noscript>\n</main>\n",
+            '<script type="application/octet-stream" id="payload">',
+            f"{pack(views)}</script>\n",
             f'<script type="module">{script}</script>\n</body>\n</html>\n',
         ]
     )
 
 
 def frame(page: str, height: int = 640) -> str:
-    """A document for a notebook's output: it may run its script and offer files, and
-    can reach nothing around it.
+    """Return a document for a notebook's output: it may run its script and offer files,
+    and cannot reach anything around it.
 
     It sends its height to the script beside it; where scripts are off, `height` stays.
 
@@ -106,14 +104,14 @@ def frame(page: str, height: int = 640) -> str:
     """
     name = f"hiddenscope-{secrets.token_hex(6)}"
     return (
-        f'<iframe id="{name}" title="hiddenscope view" sandbox="allow-scripts'
-        ' allow-downloads" width="100%" '
-        f'height="{int(height)}" frameborder="0"'
+        f'<iframe id="{name}" title="hiddenscope view"'
+        ' sandbox="allow-scripts allow-downloads"'
+        f' width="100%" height="{int(height)}" frameborder="0"'
         f' srcdoc="{html.escape(page, quote=True)}"></iframe>\n'
-        "<script>addEventListener('message', (event) => { const frame ="
-        f" document.getElementById('{name}'); "
-        "if (!frame || event.source !== frame.contentWindow || event.data?.hiddenscope"
-        " !== 'height') return; "
+        "<script>addEventListener('message', (event) => { "
+        f"const frame = document.getElementById('{name}'); "
+        "if (!frame || event.source !== frame.contentWindow"
+        " || event.data?.hiddenscope !== 'height') return; "
         "const height = Number(event.data.height); "
         "if (height > 0 && height < 20000) frame.height = String(Math.ceil(height));"
         " });</script>"
@@ -121,23 +119,26 @@ def frame(page: str, height: int = 640) -> str:
 
 
 def policy(script: str, style: str) -> str:
-    """What the page may do: run this script, use this style, show images that it made
-    itself, and nothing else.
+    """Return what the page may do: run this script, use this style, show images that it
+    made itself, and nothing else.
     """
     return (
-        f"default-src 'none'; script-src '{digest(script)}'; style-src"
-        f" '{digest(style)}'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+        "default-src 'none';"
+        f" script-src '{digest(script)}'; style-src '{digest(style)}';"
+        " img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
 
 
 def digest(text: str) -> str:
-    """The hash by which a content security policy names an inline text."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}"
+    """Return the hash by which a content security policy names an inline text."""
+    sha256 = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"sha256-{base64.b64encode(sha256).decode('ascii')}"
 
 
 @cache
 def joined(entry: str) -> str:
-    """The ES modules that an entry needs, in the order of their imports, as one script.
+    """Join the ES modules that an entry needs, in the order of their imports, to one
+    script.
 
     Joining works because modules import only named things from their own folder, and no
     two of them share a top-level name. Both are checked here.
@@ -153,9 +154,8 @@ def joined(entry: str) -> str:
                     f"{owners[name]} has that name too",
                     "Give one of them another name.",
                 )
-    return "".join(
-        re.sub(r"^export ", "", text, flags=re.MULTILINE) for text in texts.values()
-    )
+    script = "".join(texts.values())
+    return re.sub(r"^export ", "", script, flags=re.MULTILINE)
 
 
 def _gather(module: str, texts: dict[str, str], above: tuple[str, ...]) -> None:
@@ -171,10 +171,11 @@ def _gather(module: str, texts: dict[str, str], above: tuple[str, ...]) -> None:
     for _, other in _IMPORT.findall(source):
         _gather(other, texts, (*above, module))
     text = _IMPORT.sub("", source)
-    if other_way := _OTHER_IMPORT.search(text):
+    unsupported = _OTHER_IMPORT.search(text)
+    if unsupported:
         raise StatesError(
             f"Cannot put {module} on a page",
-            f"it has {other_way[0]!r}",
+            f"it has {unsupported[0]!r}",
             "Import named things, on one line.",
         )
     texts[module] = text
@@ -186,49 +187,49 @@ def _static(name: str) -> str:
 
 
 def placed(view: View, place: int) -> str:
-    """Where the script draws a view, the `place`th of its page."""
+    """Return the element in which the script draws a view, by its place on the page."""
     kind = {Grid: "grid", Panels: "panels", Lines: "lines"}[type(view)]
     return f'<section data-view="{place}" class="{kind}"></section>\n'
 
 
 def paragraphs(text: str) -> str:
-    """Prose as markup: paragraphs, headings, lists and code."""
-    return (
-        f'<div class="prose">\n{"".join(blocks(text))}</div>\n' if text.strip() else ""
-    )
+    """Return prose as markup: paragraphs, headings, lists and code."""
+    if not text.strip():
+        return ""
+    return f'<div class="prose">\n{"".join(blocks(text))}</div>\n'
 
 
 def blocks(text: str) -> Iterator[str]:
-    """The pieces of prose, one after the other."""
+    """Yield the pieces of prose as markup."""
     for paragraph in re.split(r"\n\s*\n", text.strip()):
-        for kind, lines in groupby(
-            paragraph.splitlines(),
-            key=lambda line: line[:2] if line[:2] in ("# ", "- ") else "",
-        ):
-            if kind == "# ":
+        for prefix, lines in groupby(paragraph.splitlines(), key=_prefix):
+            if prefix == "# ":
                 yield from (f"<h2>{inline(line[2:])}</h2>\n" for line in lines)
-            elif kind == "- ":
-                yield (
-                    f"<ul>{''.join(f'<li>{inline(line[2:])}</li>' for line in lines)}</ul>\n"
-                )
+            elif prefix == "- ":
+                items = [f"<li>{inline(line[2:])}</li>" for line in lines]
+                yield f"<ul>{''.join(items)}</ul>\n"
             else:
                 yield f"<p>{inline(' '.join(lines))}</p>\n"
 
 
+def _prefix(line: str) -> str:
+    return line[:2] if line[:2] in ("# ", "- ") else ""
+
+
 def inline(text: str) -> str:
-    """One line of prose as markup."""
+    """Return one line of prose as markup."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", plain(text))
 
 
 def plain(text: str) -> str:
-    """Text for HTML: no markup, no invisible characters, and none that change the
-    direction of the line.
+    """Return text for HTML: no markup, no invisible characters, and none that change
+    the direction of the line.
 
     >>> plain("<b>" + chr(0x202E))
     '&lt;b&gt;‹U+202E›'
     """
-    seen = _UNSEEN.sub(_marked, _BIDI.sub(_marked, text))
-    return html.escape(seen, quote=True)
+    visible = _UNSEEN.sub(_marked, _BIDI.sub(_marked, text))
+    return html.escape(visible, quote=True)
 
 
 def _marked(match: re.Match[str]) -> str:

@@ -1,5 +1,4 @@
-"""One payload for all three views: a JSON header and typed arrays, gzipped, as base64
-text.
+"""The payload of views: a JSON header and typed arrays, gzipped, as base64 text.
 
 >>> from hiddenscope.views.values import Lines, Series
 >>> text = pack([Lines("Norms", ("layer.0", "layer.1"), (Series("norm", [1.0, 2.5]),))])
@@ -7,9 +6,9 @@ text.
 [1.0, 2.5]
 
 Before gzip: the four bytes `HSV1`, the header's length as a little-endian uint32, the
-header (ASCII JSON), and the sections. The header's `views` are the fields of the
-values, each array in them a number into `arrays`, which give dtype, shape, offset (from
-the end of the header) and length. The bytes of a section lie in planes, all first bytes
+header (ASCII JSON), and the arrays. The header's `views` are the fields of the values;
+an array in them is an index into `arrays`, which have dtype, shape, offset (from the
+end of the header) and length. The bytes of an array lie in planes, all first bytes
 before all second bytes: neighbouring numbers have similar exponents, so gzip saves
 more.
 """
@@ -38,31 +37,29 @@ DTYPES = {
     "uint16": "<u2",
     "uint8": "|u1",
 }
-# Of 23 in a float32's fraction: one part in 32,000, for a map that is looked at and not
-# measured.
+# Of the 23 bits of a float32's fraction: one part in 32,000 is enough for a map that is
+# only looked at.
 INFLUENCE_BITS = 14
 
 
 def pack(views: Sequence[View]) -> str:
-    """The views as base64 text: ASCII letters, digits, `+`, `/` and `=`, which are safe
-    anywhere in HTML.
+    """Return the views as base64 text: ASCII letters, digits, `+`, `/` and `=`, which
+    are safe anywhere in HTML.
     """
-    sections = _Sections()
+    packer = _Packer()
     header = {
-        "views": [sections.fields(view) for view in views],
-        "arrays": sections.records,
+        "views": [packer.fields(view) for view in views],
+        "arrays": packer.records,
     }
-    text = json.dumps(
-        header, ensure_ascii=True, allow_nan=False, separators=(",", ":")
-    ).encode("ascii")
-    raw = b"".join([MAGIC, len(text).to_bytes(4, "little"), text, *sections.planes])
-    return base64.b64encode(gzip.compress(raw, compresslevel=9, mtime=0)).decode(
-        "ascii"
-    )
+    text = json.dumps(header, allow_nan=False, separators=(",", ":")).encode("ascii")
+    raw = b"".join([MAGIC, len(text).to_bytes(4, "little"), text, *packer.planes])
+    # Without a time, the same views give the same bytes.
+    compressed = gzip.compress(raw, compresslevel=9, mtime=0)
+    return base64.b64encode(compressed).decode("ascii")
 
 
 def unpack(text: str) -> list[View]:
-    """The views that `pack` was given.
+    """Return the views that `pack` was given.
 
     Numbers come back exactly, except those of an `influence`, which keeps four digits
     and a half. Strings come back exactly, except two lone surrogates that together make
@@ -84,7 +81,7 @@ def unpack(text: str) -> list[View]:
         ) from error
 
 
-class _Array(TypedDict):
+class _ArrayRecord(TypedDict):
     """Where an array lies in the payload."""
 
     dtype: str
@@ -93,30 +90,28 @@ class _Array(TypedDict):
     length: int
 
 
-class _Sections:
-    """The arrays of the views, in the order in which they are met."""
+class _Packer:
+    """Collects the arrays of the views while their other fields become JSON."""
 
     def __init__(self) -> None:
-        self.records: list[_Array] = []
+        self.records: list[_ArrayRecord] = []
         self.planes: list[bytes] = []
         self.end = 0
 
-    def fields(self, view: Any) -> dict[str, Any]:
-        record: dict[str, Any] = {"kind": type(view).__name__}
-        for field in fields(view):
-            value = getattr(view, field.name)
-            if (
-                field.name == "influence"
-                and value is not None
-                and value.dtype == np.float32
-            ):
-                value = rounded(value)
-            if field.name == "labels":
-                record["classes"], value = _coded(value)
-            record[field.name] = self.value(value)
+    def fields(self, value: Any) -> dict[str, Any]:
+        """Return a view, or a part of one, as JSON."""
+        record: dict[str, Any] = {"kind": type(value).__name__}
+        for field in fields(value):
+            inner = getattr(value, field.name)
+            if field.name == "influence" and getattr(inner, "dtype", "") == np.float32:
+                inner = rounded(inner)
+            elif field.name == "labels":
+                record["classes"], inner = _coded(inner)
+            record[field.name] = self.value(inner)
         return record
 
     def value(self, value: Any) -> Any:
+        """Return the value of a field as JSON."""
         if isinstance(value, np.ndarray):
             return {"array": self.add(value)}
         if isinstance(value, tuple):
@@ -124,58 +119,53 @@ class _Sections:
         return self.fields(value) if type(value).__name__ in KINDS else value
 
     def add(self, array: NDArray[Any]) -> int:
+        """Add an array, and return its index."""
         dtype = array.dtype.name
-        plain = np.ascontiguousarray(array, dtype=DTYPES[dtype])
-        planes = (
-            plain.reshape(-1).view(np.uint8).reshape(-1, plain.itemsize).T.tobytes()
-        )
-        self.records.append(
-            {
-                "dtype": dtype,
-                "shape": list(array.shape),
-                "offset": self.end,
-                "length": len(planes),
-            }
-        )
+        packed = np.ascontiguousarray(array, dtype=DTYPES[dtype])
+        numbers = packed.reshape(-1).view(np.uint8).reshape(-1, packed.itemsize)
+        planes = numbers.T.tobytes()
+        record: _ArrayRecord = {
+            "dtype": dtype,
+            "shape": list(array.shape),
+            "offset": self.end,
+            "length": len(planes),
+        }
+        self.records.append(record)
         self.planes.append(planes)
         self.end += len(planes)
         return len(self.records) - 1
 
 
 def rounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The nearest numbers with a short fraction, whose last bytes gzip then saves.
+    """Round to numbers with a short fraction, whose last bytes gzip then saves.
 
     >>> rounded(np.float32([1 / 3, 0.0, 1024.0])).tolist()
     [0.3333282470703125, 0.0, 1024.0]
     """
-    spare = 23 - INFLUENCE_BITS
-    bits = values.view(np.uint32)
-    short = (bits + np.uint32(1 << (spare - 1))) & np.uint32(
-        0xFFFFFFFF ^ ((1 << spare) - 1)
-    )
-    near = short.view(np.float32)
+    spare_bits = 23 - INFLUENCE_BITS
+    half = np.uint32(1 << (spare_bits - 1))
+    mask = np.uint32(0xFFFFFFFF ^ ((1 << spare_bits) - 1))
+    near = ((values.view(np.uint32) + half) & mask).view(np.float32)
+    # Rounding up the largest numbers would make them infinite.
     return np.where(np.isfinite(values) & np.isfinite(near), near, values)
 
 
 def _coded(labels: tuple[str, ...]) -> tuple[list[str], NDArray[Any] | tuple[()]]:
-    """The classes in the order they are met, and for each label which it is."""
+    """Return the distinct labels, and for each label its index among them."""
     if not labels:
         return [], ()
-    places = {label: place for place, label in enumerate(dict.fromkeys(labels))}
-    kind = next(
-        kind
-        for kind in (np.uint8, np.uint16, np.int32)
-        if len(places) <= np.iinfo(kind).max
-    )
-    return list(places), np.array([places[label] for label in labels], dtype=kind)
+    index_of = {label: index for index, label in enumerate(dict.fromkeys(labels))}
+    dtypes = (np.uint8, np.uint16, np.int32)
+    smallest = next(d for d in dtypes if len(index_of) <= np.iinfo(d).max)
+    indices = np.array([index_of[label] for label in labels], dtype=smallest)
+    return list(index_of), indices
 
 
-def _array(record: _Array, sections: bytes) -> NDArray[Any]:
+def _array(record: _ArrayRecord, content: bytes) -> NDArray[Any]:
     dtype = np.dtype(DTYPES[record["dtype"]])
-    planes = np.frombuffer(
-        sections, np.uint8, record["length"], record["offset"]
-    ).reshape(dtype.itemsize, -1)
-    return np.ascontiguousarray(planes.T).view(dtype).reshape(record["shape"])
+    planes = np.frombuffer(content, np.uint8, record["length"], record["offset"])
+    numbers = np.ascontiguousarray(planes.reshape(dtype.itemsize, -1).T)
+    return numbers.view(dtype).reshape(record["shape"])
 
 
 def _restored(value: Any, arrays: list[NDArray[Any]]) -> Any:
@@ -185,11 +175,12 @@ def _restored(value: Any, arrays: list[NDArray[Any]]) -> Any:
         return value
     if "array" in value:
         return arrays[value["array"]]
-    inner = {
+    restored = {
         name: _restored(field, arrays)
         for name, field in value.items()
         if name not in ("kind", "classes")
     }
-    if value.get("classes"):
-        inner["labels"] = tuple(value["classes"][place] for place in inner["labels"])
-    return KINDS[value["kind"]](**inner)
+    classes = value.get("classes")
+    if classes:
+        restored["labels"] = tuple(classes[index] for index in restored["labels"])
+    return KINDS[value["kind"]](**restored)

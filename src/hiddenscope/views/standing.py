@@ -1,6 +1,4 @@
-"""What stands for a text, in words: the pooling that was asked for, or chosen by the
-model.
-"""
+"""What stands for a text, in words."""
 
 from hiddenscope.states.pooling import POOLINGS, meaning_of
 

@@ -3,8 +3,10 @@ and how to read it.
 
 >>> from hiddenscope.views.values import Lines, Section, Series
 >>> norms = Lines("Norms", ("layer.0", "layer.1"), (Series("norm", [1.0, 2.5]),))
->>> html = story_page([Section("How large states are", "They grow.", (norms,), "The line is the norm.")], "A look")
->>> html.index("They grow.") < html.index("<section data-view") < html.index("The line is the norm.")
+>>> section = Section("How large?", "They grow.", (norms,), "Lines are norms.")
+>>> html = story_page([section], "A look")
+>>> claim, picture = html.index("They grow."), html.index("<section data-view")
+>>> claim < picture < html.index("Lines are norms.")
 True
 """
 
@@ -25,22 +27,22 @@ def story_page(
     closing: str = "",
     docs: str = "",
 ) -> str:
-    """A page of the sections in order; `docs` is where the docs lie, seen from the
-    page.
+    """Return a page of the sections in order; `docs` is where the docs lie, seen from
+    the page.
 
-    A folded section stands behind "More" in the part of the one before it. A page whose
-    parts say what was found has contents, where there are several; one whose opening
-    says it all has none.
+    A folded section stands behind "More" in the part of the one before it. The page has
+    contents if several of its parts have prose; a page whose opening says it all has
+    none.
     """
     parts = _parts(sections)
     page = _Page(docs)
-    bodies = [
-        page.part(part, number, opening if number == 1 else "")
-        for number, part in enumerate(parts, 1)
-    ]
-    body = "".join([paragraphs(opening), *bodies, paragraphs(closing)])
-    several = sum(bool(part[0].prose) for part in parts) > 1
-    return assembled(page.views, title, body, _contents(parts) if several else "")
+    body = [paragraphs(opening)]
+    for number, part in enumerate(parts, 1):
+        body.append(page.part(part, number, opening if number == 1 else ""))
+    body.append(paragraphs(closing))
+    with_prose = [part for part in parts if part[0].prose]
+    contents = _contents(parts) if len(with_prose) > 1 else ""
+    return assembled(page.views, title, "".join(body), contents)
 
 
 def _parts(sections: Sequence[Section]) -> list[list[Section]]:
@@ -55,12 +57,12 @@ def _parts(sections: Sequence[Section]) -> list[list[Section]]:
 
 def _contents(parts: Sequence[Sequence[Section]]) -> str:
     lines = [
-        f'<li><a href="#part-{n}">{plain(part[0].title)}</a></li>\n'
-        for n, part in enumerate(parts, 1)
+        f'<li><a href="#part-{number}">{plain(part[0].title)}</a></li>\n'
+        for number, part in enumerate(parts, 1)
     ]
     return (
-        '<nav class="contents" aria-label="Contents">\n<h2>On this'
-        f" page</h2>\n<ol>\n{''.join(lines)}</ol>\n</nav>\n"
+        '<nav class="contents" aria-label="Contents">\n<h2>On this page</h2>\n'
+        f"<ol>\n{''.join(lines)}</ol>\n</nav>\n"
     )
 
 
@@ -86,48 +88,37 @@ class _Page:
         pictures = self.pictures(first)
         guide = f"{others}{self.reading(first, before)}{self.more_in_docs(first)}"
         rest = [*pictures[1:], *map(self.fold, folded)]
-        blocks_in_order = [
-            _block("prose claim", claim),
-            _block("pictures", "".join(pictures[:1])),
-            _block("prose guide", guide),
-            _block("pictures", "".join(rest)),
-        ]
-        return (
-            '<article class="part"'
-            f' id="part-{number}">\n{"".join(blocks_in_order)}</article>\n'
+        return "".join(
+            [
+                f'<article class="part" id="part-{number}">\n',
+                _block("prose claim", claim),
+                _block("pictures", "".join(pictures[:1])),
+                _block("prose guide", guide),
+                _block("pictures", "".join(rest)),
+                "</article>\n",
+            ]
         )
 
     def fold(self, section: Section) -> str:
-        """Return a section that is closed at first: all of its words stand above its
+        """Return a section that is closed at first; all of its text stands above its
         pictures.
         """
         lead, others = _claim(replace(section, title=""))
         words = _block("prose", f"{lead}{others}{self.reading(section)}")
         summary = f"<summary>More: {plain(section.title)}</summary>\n"
-        return (
-            "<details"
-            f' class="fold">\n{summary}{words}{"".join(self.pictures(section))}</details>\n'
-        )
+        pictures = "".join(self.pictures(section))
+        return f'<details class="fold">\n{summary}{words}{pictures}</details>\n'
 
     def reading(self, section: Section, before: str = "") -> str:
         """Return how to read the views of a section, and the terms that the page uses
         for the first time.
         """
-        reading = (
-            _block("reading", "".join(blocks(section.reading)))
-            if section.reading
-            else ""
-        )
-        text = " ".join(
-            [
-                before,
-                section.title,
-                section.prose,
-                section.reading,
-                *map(words_on, section.views),
-            ]
-        )
-        return f"{reading}{_terms(text, self.known)}"
+        reading = ""
+        if section.reading:
+            reading = _block("reading", "".join(blocks(section.reading)))
+        texts = [before, section.title, section.prose, section.reading]
+        texts += map(words_on, section.views)
+        return f"{reading}{_terms(' '.join(texts), self.known)}"
 
     def more_in_docs(self, section: Section) -> str:
         """Return the docs page that says more: a link where the page lies beside the
@@ -136,22 +127,21 @@ class _Page:
         if not section.docs:
             return ""
         name = f"docs/{section.docs}.md"
-        link = plain(f"{self.docs}/{section.docs}.md")
-        shown = (
-            f'<a href="{link}">{plain(name)}</a>'
-            if self.docs
-            else f"<code>{name}</code>"
-        )
+        shown = f"<code>{name}</code>"
+        if self.docs:
+            link = plain(f"{self.docs}/{section.docs}.md")
+            shown = f'<a href="{link}">{plain(name)}</a>'
         return f'<p class="docs">How it is measured: {shown}</p>\n'
 
     def pictures(self, section: Section) -> list[str]:
-        """Return the places of a section's views in order, and then its lists."""
-        start = len(self.views)
-        self.views += section.views
-        places = [
-            placed(view, place) for place, view in enumerate(section.views, start)
-        ]
-        return [*places, listed(section.tables)] if section.tables else places
+        """Return the markup of a section's views in order, and then of its lists."""
+        pictures = []
+        for view in section.views:
+            pictures.append(placed(view, len(self.views)))
+            self.views.append(view)
+        if section.tables:
+            pictures.append(listed(section.tables))
+        return pictures
 
 
 def _block(kind: str, markup: str) -> str:
@@ -176,8 +166,8 @@ def _terms(text: str, known: set[str]) -> str:
 
 
 def unfolded(sections: Sequence[Section]) -> Iterator[Section]:
-    """The sections of a page about one result, where the findings stand above all of
-    them and nothing is folded.
+    """Yield the sections without their prose and unfolded, for a page about one result,
+    where the findings stand above all of them.
     """
     for section in sections:
         title = section.title if section.reading else ""

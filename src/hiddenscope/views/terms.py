@@ -82,35 +82,34 @@ _SPELLINGS = {
 
 
 def explained(text: str, known: set[str]) -> Iterator[tuple[str, str]]:
-    """The terms that a text uses and nobody has explained yet, in the order of the
-    text; they are known afterwards.
+    """Yield the terms of a text that are not known yet, in the order of the text, and
+    add them to `known`.
 
     A term in the explanation of another is explained too.
     """
-    found = {
-        term: place.start()
-        for term in TERMS
-        if term not in known and (place := re.search(_pattern(term), text)) is not None
-    }
-    known.update(found)
-    for term in sorted(found, key=found.__getitem__):
+    starts: dict[str, int] = {}
+    for term in TERMS:
+        match = re.search(_pattern(term), text)
+        if match is not None and term not in known:
+            starts[term] = match.start()
+    known.update(starts)
+    for term in sorted(starts, key=starts.__getitem__):
         yield term, TERMS[term]
         yield from explained(TERMS[term], known)
 
 
 def _pattern(term: str) -> str:
-    exact = term.isupper()
     spelling = _SPELLINGS.get(term, rf"{re.escape(term)}s?")
-    return rf"\b(?:{spelling})\b" if exact else rf"(?i)\b(?:{spelling})\b"
+    pattern = rf"\b(?:{spelling})\b"
+    return pattern if term.isupper() else f"(?i){pattern}"
 
 
 def words_on(view: View) -> str:
-    """All words that a view shows, apart from the user's own texts."""
+    """Return all words that a view shows, apart from the user's own texts."""
     words = [view.title, view.note]
     if isinstance(view, Grid):
-        words += [
-            word for measure in view.measures for word in (measure.name, measure.unit)
-        ]
+        for measure in view.measures:
+            words += [measure.name, measure.unit]
     elif isinstance(view, Panels):
         words += view.captions
     else:

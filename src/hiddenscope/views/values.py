@@ -1,15 +1,17 @@
-"""What a view shows, as plain values: a `Grid`, `Panels` or `Lines`. No view knows a
-model or an analysis.
+"""Values of views: a `Grid`, `Panels` or `Lines`, checked when they are made.
+
+They know no model and no analysis. The page, the notebook and matplotlib draw them.
 
 >>> norms = Measure("norm", [[1.0, 2.0], [3.0, float("nan")]])
->>> Grid("Norms", ("layer.0", "layer.1"), ("The", " cat"), (norms,)).measures[0].values.shape
+>>> grid = Grid("Norms", ("layer.0", "layer.1"), ("The", " cat"), (norms,))
+>>> grid.measures[0].values.shape
 (2, 2)
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -22,7 +24,7 @@ Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 Meaning: TypeAlias = Literal["sequential", "diverging"]
 Scale: TypeAlias = Literal["linear", "log"]
 Style: TypeAlias = Literal["line", "dash", "bar"]
-Token: TypeAlias = str | None
+TokenLabel: TypeAlias = str | None
 
 _LAYER = re.compile(r"layer\.(\d+)")
 
@@ -52,31 +54,28 @@ class Measure:
     title: str = ""
 
     def __post_init__(self) -> None:
-        _chosen(self, "meaning", Meaning)
-        _chosen(self, "scale", Scale)
+        _check_choice(self, "meaning", Meaning)
+        _check_choice(self, "scale", Scale)
+        values: ArrayLike | None = self.values
         if self.influence is not None:
-            _put(self, influence=floats(self.influence, f"{self.name}.influence", 4))
-        if self.values is not None:
-            _put(self, values=floats(self.values, self.name, 2))
-        elif self.influence is not None:
-            _put(
-                self,
-                values=np.nansum(self.influence.astype(np.float64), axis=(2, 3)).astype(
-                    np.float32
-                ),
-            )
-        else:
+            influence = floats(self.influence, f"{self.name}.influence", 4)
+            _set(self, influence=influence)
+            if values is None:
+                values = np.nansum(influence.astype(np.float64), axis=(2, 3))
+        if values is None:
             raise StatesError(
                 f"Cannot draw the measure {self.name!r}",
                 "it has no values",
                 "Give values or an influence map.",
             )
+        _set(self, values=floats(values, self.name, 2))
         if self.limits is not None:
-            _put(self, limits=(float(self.limits[0]), float(self.limits[1])))
+            low, high = self.limits
+            _set(self, limits=(float(low), float(high)))
 
     @property
     def numbers(self) -> Floats:
-        """The values `[site, token]`; `__post_init__` sees to it that there are some."""
+        """Return the values `[site, token]`, which every finished measure has."""
         assert self.values is not None
         return self.values
 
@@ -100,59 +99,49 @@ class Words:
     framed: bool = False
 
     def __post_init__(self) -> None:
-        chosen = np.asarray(self.chosen)
-        if (
-            chosen.ndim != 3
-            or chosen.dtype.kind not in "iu"
-            or (chosen >= len(self.words)).any()
-        ):
-            reason = (
-                f"their indices are {chosen.dtype} {list(chosen.shape)}, for"
-                f" {len(self.words)} words"
-            )
+        indices = np.asarray(self.chosen)
+        is_integer = indices.ndim == 3 and indices.dtype.kind in "iu"
+        if not is_integer or (indices >= len(self.words)).any():
             raise StatesError(
                 "Cannot draw the words of a grid",
-                reason,
+                f"their indices are {indices.dtype} {list(indices.shape)}, for"
+                f" {len(self.words)} words",
                 "Give integers [site, token, rank].",
             )
-        _put(
-            self,
-            words=tuple(self.words),
-            chosen=np.maximum(chosen, -1).astype(np.int32),
-        )
+        indices = np.maximum(indices, -1).astype(np.int32)
+        _set(self, words=tuple(self.words), chosen=indices)
         if self.probabilities is not None:
-            _put(self, probabilities=floats(self.probabilities, "probabilities", 3))
-            _same(self.probabilities, chosen.shape, "the probabilities of words")
+            probabilities = floats(self.probabilities, "probabilities", 3)
+            _check_shape(probabilities, indices.shape, "the probabilities of words")
+            _set(self, probabilities=probabilities)
 
     def settled_rows(self) -> list[int]:
-        """In each column, the row from which on all say what the top row says; -1 where
-        that is the top row alone.
+        """Return for each column the lowest row from which on all rows have the word of
+        the top row; -1 where that is the top row itself.
 
-        >>> Words.of([[["a"], ["b"], ["e"]], [["c"], ["b"], ["f"]], [["c"], ["d"], ["e"]]]).settled_rows()
+        >>> columns = [["a", "c", "c"], ["b", "b", "d"], ["e", "f", "e"]]
+        >>> Words.of(np.array(columns).T[..., None]).settled_rows()
         [1, -1, -1]
         """
-        top = self.chosen[:, :, 0]
-        others = top[::-1] != top[-1]  # from the top down
-        rows = np.where(others.any(0), len(top) - others.argmax(0), 0)
-        return [
-            int(row)
-            for row in np.where((rows == len(top) - 1) | (top[-1] < 0), -1, rows)
-        ]
+        top_words = self.chosen[:, :, 0]
+        rows, last = len(top_words), top_words[-1]
+        differs_from_top_down = top_words[::-1] != last
+        rows_above = differs_from_top_down.argmax(0)
+        settled = np.where(differs_from_top_down.any(0), rows - rows_above, 0)
+        unsettled = (settled == rows - 1) | (last < 0)
+        return [int(row) for row in np.where(unsettled, -1, settled)]
 
     @classmethod
     def of(cls, strings: ArrayLike, probabilities: ArrayLike | None = None) -> "Words":
-        """From the words themselves, `[site, token, rank]`, '' where there is none."""
+        """Make words of strings `[site, token, rank]`, "" where there is none."""
         array = np.asarray(strings, dtype=object)
-        places: dict[str, int] = {"": -1}
+        index_of: dict[str, int] = {"": -1}
         for word in array.flat:
-            places.setdefault(word, len(places) - 1)
-        chosen = np.array(
-            [places[word] for word in array.flat], dtype=np.int32
-        ).reshape(array.shape)
-        kept = (
-            None if probabilities is None else floats(probabilities, "probabilities", 3)
-        )
-        return cls(tuple(places)[1:], chosen, kept)
+            index_of.setdefault(word, len(index_of) - 1)
+        indices = np.array([index_of[word] for word in array.flat], dtype=np.int32)
+        if probabilities is not None:
+            probabilities = floats(probabilities, "probabilities", 3)
+        return cls(tuple(index_of)[1:], indices.reshape(array.shape), probabilities)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,10 +158,10 @@ class Grid:
 
     title: str
     sites: tuple[str, ...]
-    tokens: tuple[Token, ...]
+    tokens: tuple[TokenLabel, ...]
     measures: tuple[Measure, ...]
     words: Words | None = None
-    second: tuple[Token, ...] = ()
+    second: tuple[TokenLabel, ...] = ()
     texts: tuple[str, ...] = ()
     text_of: tuple[int, ...] = ()
     note: str = ""
@@ -181,21 +170,9 @@ class Grid:
     y_name: str = "site"
 
     def __post_init__(self) -> None:
-        _tuples(
-            self,
-            "sites",
-            "tokens",
-            "measures",
-            "second",
-            "texts",
-            "text_of",
-            "token_rows",
-        )
-        _put(
-            self,
-            sites=tuple(map(str, self.sites)),
-            text_of=tuple(map(int, self.text_of)),
-        )
+        _set_tuples(self, "tokens", "measures", "second", "texts", "token_rows")
+        _set(self, sites=tuple(map(str, self.sites)))
+        _set(self, text_of=tuple(map(int, self.text_of)))
         shape = len(self.sites), len(self.tokens)
         if not self.measures or 0 in shape:
             raise StatesError(
@@ -204,22 +181,16 @@ class Grid:
                 "Give sites, tokens and a measure.",
             )
         for measure in self.measures:
-            _same(measure.numbers, shape, f"the measure {measure.name!r}")
+            _check_shape(measure.numbers, shape, f"the measure {measure.name!r}")
             if measure.influence is not None:
-                _same(
-                    measure.influence,
-                    shape + shape,
-                    f"the influence of {measure.name!r}",
-                )
+                what = f"the influence of {measure.name!r}"
+                _check_shape(measure.influence, shape + shape, what)
         if self.words is not None:
-            _same(
-                self.words.chosen,
-                (*shape, self.words.chosen.shape[2]),
-                "the words of a grid",
-            )
-        for name in ("second", "text_of"):
-            _one_each(name, getattr(self, name), len(self.tokens), "tokens")
-        _one_each("token_rows", self.token_rows, 2, "rows of tokens")
+            ranks = self.words.chosen.shape[2]
+            _check_shape(self.words.chosen, (*shape, ranks), "the words of a grid")
+        _check_count("second", self.second, len(self.tokens), "tokens")
+        _check_count("text_of", self.text_of, len(self.tokens), "tokens")
+        _check_count("token_rows", self.token_rows, 2, "rows of tokens")
         if not all(0 <= text < max(len(self.texts), 1) for text in self.text_of):
             raise StatesError(
                 "Cannot place the columns of a grid",
@@ -241,10 +212,10 @@ class Panels:
     the label `grey` belong to no class.
 
     `depths` says how deep each panel lies in its model, from 0 to 1; without them,
-    panels of a row are spread evenly. `first` has the panels that are shown before all
-    are asked for: for each row as many, at equal depths, and -1 where there is none.
-    Without it there are five in a row; where a single row has few panels, all are
-    shown.
+    panels of a row are spread evenly. `first` has the panels that are shown until a
+    reader opens them all: the same number for each row, at equal depths, and -1 where a
+    row has none. Without it there are five in a row; where a single row has few panels,
+    all are shown.
     """
 
     title: str
@@ -263,32 +234,20 @@ class Panels:
     first: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        _put(
-            self,
-            points=floats(self.points, "points", 3),
-            sites=tuple(map(str, self.sites)),
-        )
-        _tuples(self, "labels", "texts", "captions", "messages", "rows", "marks")
-        _same(
-            self.points,
-            (len(self.sites), self.points.shape[1], 2),
-            "the points of panels",
-        )
+        _set(self, points=floats(self.points, "points", 3))
+        _set(self, sites=tuple(map(str, self.sites)))
+        _set_tuples(self, "labels", "texts", "captions", "messages", "rows", "marks")
+        panels, points = len(self.sites), self.points.shape[1]
+        _check_shape(self.points, (panels, points, 2), "the points of panels")
         for name in ("labels", "texts"):
-            _one_each(name, getattr(self, name), self.points.shape[1], "points")
+            _check_count(name, getattr(self, name), points, "points")
         for name in ("captions", "messages", "rows", "marks", "depths"):
-            _one_each(name, getattr(self, name), len(self.sites), "panels")
-        _put(
-            self,
-            depths=tuple(
-                map(float, self.depths or by_order(self.rows, len(self.sites)))
-            ),
-        )
+            _check_count(name, getattr(self, name), panels, "panels")
+        depths = self.depths or by_order(self.rows, panels)
+        _set(self, depths=tuple(map(float, depths)))
         first = self.first or shown_first(self.depths, self.rows)
-        _put(self, first=tuple(tuple(map(int, row)) for row in first))
-        if any(
-            not -1 <= panel < len(self.sites) for row in self.first for panel in row
-        ):
+        _set(self, first=tuple(tuple(map(int, row)) for row in first))
+        if any(not -1 <= panel < panels for panel in chain(*self.first)):
             raise StatesError(
                 "Cannot show the first panels",
                 "one is not there",
@@ -297,7 +256,7 @@ class Panels:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The labels in the order in which they are met."""
+        """Return the distinct labels in the order of the points."""
         return tuple(dict.fromkeys(self.labels))
 
 
@@ -306,7 +265,7 @@ class Series:
     """One line, dashed line or set of bars: one `y` for each place, NaN in a gap, with
     a band from `low` to `high`.
 
-    >>> Series("silhouette", [0.1, 0.4], low=[0.0, 0.3], high=[0.2, 0.5], band="95% interval").style
+    >>> Series("silhouette", [0.1, 0.4], [0.0, 0.3], [0.2, 0.5], "95% interval").style
     'line'
     """
 
@@ -318,8 +277,8 @@ class Series:
     style: Style = "line"
 
     def __post_init__(self) -> None:
-        _chosen(self, "style", Style)
-        _put(self, y=floats(self.y, self.name, 1))
+        _check_choice(self, "style", Style)
+        _set(self, y=floats(self.y, self.name, 1))
         if (self.low is None) != (self.high is None):
             raise StatesError(
                 f"Cannot draw the band of {self.name!r}",
@@ -327,10 +286,11 @@ class Series:
                 "Give low and high.",
             )
         for name in ("low", "high"):
-            if (side := getattr(self, name)) is not None:
+            side = getattr(self, name)
+            if side is not None:
                 side = floats(side, f"{self.name}.{name}", 1)
-                _same(side, self.y.shape, f"the band of {self.name!r}")
-                _put(self, **{name: side})
+                _check_shape(side, self.y.shape, f"the band of {self.name!r}")
+                _set(self, **{name: side})
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,9 +309,9 @@ class Lines:
     note: str = ""
 
     def __post_init__(self) -> None:
-        _tuples(self, "x", "series")
-        _put(self, x=tuple(map(str, self.x)))
-        _chosen(self, "scale", Scale)
+        _set_tuples(self, "series")
+        _set(self, x=tuple(map(str, self.x)))
+        _check_choice(self, "scale", Scale)
         if not self.series or not self.x:
             raise StatesError(
                 f"Cannot draw the lines {self.title!r}",
@@ -359,28 +319,31 @@ class Lines:
                 "Give places and at least one series.",
             )
         for series in self.series:
-            _same(series.y, (len(self.x),), f"the series {series.name!r}")
+            _check_shape(series.y, (len(self.x),), f"the series {series.name!r}")
 
     @property
     def places(self) -> tuple[float, ...]:
-        """Where each x stands along the axis: layers of one stack at their depth, all
-        else one after the other.
+        """Return where each x stands on the axis: layers of one stack at their depth,
+        anything else one after the other.
 
-        >>> Lines("Norms", ("layer.0", "layer.12", "final"), (Series("norm", [1.0, 2.0, 3.0]),)).places
+        >>> norm = Series("norm", [1.0, 2.0, 3.0])
+        >>> Lines("Norms", ("layer.0", "layer.12", "final"), (norm,)).places
         (0.0, 12.0, 13.0)
         """
-        layers = [_LAYER.fullmatch(x) for x in self.x]
-        depths = [float(layer[1]) for layer in layers if layer]
-        if (
-            self.x_name == "site"
-            and self.x[-1] == "final"
-            and len(depths) == len(self.x) - 1 > 0
-        ):
+        in_order = tuple(float(place) for place in range(len(self.x)))
+        if self.x_name != "site":
+            return in_order
+        depths = []
+        for x in self.x:
+            layer = _LAYER.fullmatch(x)
+            if layer:
+                depths.append(float(layer[1]))
+        if self.x[-1] == "final" and depths and len(depths) == len(self.x) - 1:
             depths.append(depths[-1] + 1)
         rises = all(before < after for before, after in pairwise(depths))
-        if self.x_name == "site" and len(depths) == len(self.x) and rises:
-            return tuple(depth - depths[0] for depth in depths)
-        return tuple(float(place) for place in range(len(self.x)))
+        if len(depths) < len(self.x) or not rises:
+            return in_order
+        return tuple(depth - depths[0] for depth in depths)
 
 
 View: TypeAlias = Grid | Panels | Lines
@@ -391,8 +354,8 @@ class Listing:
     """Texts and numbers that a page shows as a table, or as a list where there is one
     column.
 
-    The numbers of the column `bar` have bars too; a full one is `most`, or the largest
-    of them.
+    The column `bar` has bars beside its numbers; the longest is `most`, or their
+    largest.
     """
 
     title: str
@@ -404,24 +367,23 @@ class Listing:
 
     def __post_init__(self) -> None:
         if any(len(row) != len(self.columns) for row in self.rows):
-            reason = f"there are rows of other lengths than {len(self.columns)}"
             raise StatesError(
                 f"Cannot show the list {self.title!r}",
-                reason,
+                f"there are rows of other lengths than {len(self.columns)}",
                 "Give a cell for each column.",
             )
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: its title, what was found, and the views that show it.
+    """A part of a page: its title, its findings, and the views that show them.
 
-    `reading` says in a sentence or two what the views show and how their numbers are
-    defined. `prose` is the findings, as paragraphs that `document` takes. A `folded`
-    section stands behind "More" beneath the one before it. `docs` is the word of the
-    docs page that says more. `tables` stand below the views. The first paragraph of
-    `prose` stands above the first view: it should be one sentence. Everything else that
-    is said comes beside the view or after it.
+    `prose` is the findings, as paragraphs that `document` takes. Its first paragraph
+    stands above the first view and should be one sentence; the others stand beside the
+    view or after it. `reading` says in a sentence or two what the views show and how
+    their numbers are defined. A `folded` section stands behind "More" beneath the one
+    before it. `docs` is the word of the docs page that says more. `tables` stand below
+    the views.
     """
 
     title: str
@@ -434,42 +396,49 @@ class Section:
 
 
 def floats(numbers: ArrayLike, name: str, dims: int) -> Floats:
-    """The numbers as they are packed, read-only: float16 stays, everything else becomes
-    float32.
+    """Return the numbers as a payload holds them, read-only: float16 stays, anything
+    else becomes float32.
     """
     array = np.asarray(numbers)
     if array.dtype.kind not in "fiub" or array.ndim != dims:
-        reason = f"{name} is {array.dtype} {list(array.shape)}"
         raise StatesError(
-            "Cannot draw these numbers", reason, f"Give numbers in {dims} dimensions."
+            "Cannot draw these numbers",
+            f"{name} is {array.dtype} {list(array.shape)}",
+            f"Give numbers in {dims} dimensions.",
         )
-    kept = np.ascontiguousarray(
-        array, dtype=array.dtype if array.dtype == np.float16 else np.float32
-    ).view()
-    kept.setflags(write=False)
-    return kept
+    packed: Floats
+    if array.dtype == np.float16:
+        packed = np.ascontiguousarray(array, dtype=np.float16)
+    else:
+        packed = np.ascontiguousarray(array, dtype=np.float32)
+    # A view of the array, so that the caller's own array stays writeable.
+    packed = packed.view()
+    packed.setflags(write=False)
+    return packed
 
 
-def _put(value: object, **fields: Any) -> None:
+def _set(value: object, **fields: object) -> None:
+    """Set fields of a frozen dataclass while it is made."""
     for name, field in fields.items():
         object.__setattr__(value, name, field)
 
 
-def _tuples(value: object, *names: str) -> None:
-    _put(value, **{name: tuple(getattr(value, name)) for name in names})
+def _set_tuples(value: object, *names: str) -> None:
+    for name in names:
+        object.__setattr__(value, name, tuple(getattr(value, name)))
 
 
-def _chosen(value: object, name: str, choices: Any) -> None:
-    if (choice := getattr(value, name)) not in get_args(choices):
-        options = ", ".join(get_args(choices))
+def _check_choice(value: object, name: str, choices: object) -> None:
+    choice, options = getattr(value, name), get_args(choices)
+    if choice not in options:
         raise StatesError(
-            f"{name} must be one of {options}",
+            f"{name} must be one of {', '.join(options)}",
             f"got {choice!r}",
             "Choose one of these.",
         )
 
 
-def _same(array: NDArray[Any], shape: tuple[int, ...], what: str) -> None:
+def _check_shape(array: NDArray[Any], shape: tuple[int, ...], what: str) -> None:
     if array.shape != shape:
         raise StatesError(
             f"Cannot draw {what}",
@@ -478,7 +447,7 @@ def _same(array: NDArray[Any], shape: tuple[int, ...], what: str) -> None:
         )
 
 
-def _one_each(name: str, values: Sequence[object], count: int, of: str) -> None:
+def _check_count(name: str, values: Sequence[object], count: int, of: str) -> None:
     if values and len(values) != count:
         raise StatesError(
             f"Cannot draw {name} of {count} {of}",

@@ -1,6 +1,6 @@
 """Which texts belong together?"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,6 +16,12 @@ from hiddenscope.measures.grouped import joined, numbered
 from hiddenscope.model import ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts, Result
+from hiddenscope.results.dataset import (
+    Coordinates,
+    Variables,
+    text_array,
+    to_dataset,
+)
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, Pooling, Readable
 from hiddenscope.texts import copy_key
@@ -28,22 +34,21 @@ if TYPE_CHECKING:
 Array: TypeAlias = NDArray[Any]
 Ints: TypeAlias = NDArray[np.int64]
 
-MOST = 10_000  # rows; the cost of HDBSCAN grows with their square
-# Principal directions, one for so many rows: in more, all distances are alike.
-MOST_DIRECTIONS, ROWS_EACH = (
-    15,
-    10,
-)
-ROUNDS, KEPT = 8, 0.8  # how often clustering is repeated, on which share of the rows
+# The cost of HDBSCAN grows with the square of the rows.
+MAX_ROWS = 10_000
+# One principal direction for so many rows: in more directions, all distances are alike.
+MAX_DIRECTIONS = 15
+ROWS_EACH = 10
+# How often clustering is repeated, and on which share of the rows.
+ROUNDS = 8
+RESAMPLED = 0.8
 # Texts of a cluster, their characters, and clusters that the facts list.
-TYPICAL, SHORT, LISTED = (
-    3,
-    100,
-    20,
-)
-# A vector of which this share of the largest norm is left was the mean: its direction
-# is rounding.
-LEAST_LEFT = 1e-6
+TYPICAL = 3
+SHORT = 100
+LISTED = 20
+# If less than this share of the largest norm is left without the mean, it is rounding,
+# and has no direction.
+ROUNDING = 1e-6
 SEED = 0
 
 
@@ -57,19 +62,20 @@ def cluster(
     smallest: int = 5,
     truncate: bool = False,
 ) -> Result:
-    """The clusters of texts by HDBSCAN, with the texts most typical of each; texts in
-    no cluster are noise.
+    """Cluster texts by HDBSCAN, and name the most typical texts of each cluster.
 
-    `source` is a model with texts, states, or an array `[text, width]`. The vectors are
-    centred, scaled to norm 1 and projected on their principal directions: one for every
-    ten texts, at least 2 and at most 15. A cluster has at least `smallest` texts. Its
-    stability is how much of it comes back, on average, when a fifth of the texts is
-    left out and all of this is done again; copies of a text, its tokens, and texts of a
-    group (`hs.read(..., group=)`) are left out together. Of more than 10,000 rows, a
-    random sample of as many is clustered, and the facts say so.
+    Texts in no cluster are noise. `source` is a model with texts, states, or an array
+    `[text, width]`. The vectors are centred, scaled to norm 1 and projected on their
+    principal directions: one for every ten texts, at least 2 and at most 15. A cluster
+    has at least `smallest` texts. Its stability is how much of it comes back, on
+    average, when a fifth of the texts is left out and all of this is done again; copies
+    of a text, its tokens, and texts of a group (`hs.read(..., group=)`) are left out
+    together. Of more than 10,000 rows, a random sample of as many is clustered, and the
+    facts say so.
 
     >>> import hiddenscope as hs
-    >>> points = np.repeat([[1.0, 0, 0], [0, 1.0, 0]], 20, axis=0) + np.random.default_rng(0).normal(0, 0.01, (40, 3))
+    >>> centres = np.repeat([[1.0, 0, 0], [0, 1.0, 0]], 20, axis=0)
+    >>> points = centres + np.random.default_rng(0).normal(0, 0.01, (40, 3))
     >>> hs.cluster(points).data["size"].values.tolist()
     [20, 20]
     """
@@ -86,20 +92,21 @@ def cluster(
         raise TextError(f"Too few {collection.unit}s to cluster", reason, remedy)
     values = _checked(collection.pick(rows), collection.unit)
     directions = _directions(values)
-    places = _places(directions)
-    labels, strengths = _clustered(places, smallest)
+    places = _principal_coordinates(directions)
+    labels, strengths = _run_hdbscan(places, smallest)
     units = _units(collection, rows, getattr(texts, "groups", None))
-    groups = _groups(directions, labels, _stability(values, labels, smallest, units))
+    stability = _stability(values, labels, smallest, units)
+    clusters = _clusters(directions, labels, stability)
     return Result(
         "cluster",
-        _data(collection, rows, places, (labels, strengths), groups),
-        _facts(collection, rows, labels, groups, smallest),
+        _table(collection, rows, places, (labels, strengths), clusters),
+        _facts(collection, rows, labels, clusters, smallest),
         collection.source,
     )
 
 
 @dataclass(frozen=True)
-class _Group:
+class _Cluster:
     """One cluster: its rows, the most typical first, and its stability."""
 
     rows: Ints
@@ -107,14 +114,14 @@ class _Group:
 
 
 def _sample(count: int) -> Ints:
-    """All rows, or a random sample of them in order."""
-    if count <= MOST:
+    """Return all rows, or a random sample of them in order."""
+    if count <= MAX_ROWS:
         return np.arange(count)
-    return np.sort(np.random.default_rng(SEED).choice(count, MOST, replace=False))
+    return np.sort(np.random.default_rng(SEED).choice(count, MAX_ROWS, replace=False))
 
 
 def _checked(values: Tensor, unit: str) -> Tensor:
-    """The vectors in float64, all finite and not all the same."""
+    """Return the vectors in float64; refuse any that is not finite, and all equal."""
     wide = values.double()
     wrong = (~wide.isfinite().all(1)).nonzero()
     if len(wrong):
@@ -132,50 +139,51 @@ def _checked(values: Tensor, unit: str) -> Tensor:
 
 
 def _directions(values: Tensor) -> Tensor:
-    """The direction of each row from the mean, with norm 1; zero for a row that is the
-    mean itself.
+    """Return the direction of each row from the mean, with norm 1.
+
+    It is zero for a row that is the mean itself.
     """
     centred = values - values.mean(0)
     norms = centred.norm(dim=1, keepdim=True)
-    least = max(
-        LEAST_LEFT * float(values.norm(dim=1).max()), torch.finfo(values.dtype).tiny
-    )
-    return torch.where(norms > least, centred / norms.clamp_min(least), 0)
+    rounding = ROUNDING * float(values.norm(dim=1).max())
+    threshold = max(rounding, torch.finfo(values.dtype).tiny)
+    return torch.where(norms > threshold, centred / norms.clamp_min(threshold), 0)
 
 
-def _places(directions: Tensor) -> Array:
-    """The coordinates of each row along the principal directions."""
+def _principal_coordinates(directions: Tensor) -> Array:
+    """Return the coordinates of each row along the principal directions."""
     centred = (directions - directions.mean(0)).numpy()
     rows, width = centred.shape
-    kept = min(MOST_DIRECTIONS, max(2, rows // ROWS_EACH), width)
-    if rows < width:  # of the two products the smaller one, which has the same spectrum
-        values, vectors = _largest(centred @ centred.T, kept)
+    count = min(MAX_DIRECTIONS, max(2, rows // ROWS_EACH), width)
+    # Of the two products, the smaller one: their spectra differ by zeros only.
+    if rows < width:
+        values, vectors = _largest_eigenpairs(centred @ centred.T, count)
         places = vectors * np.sqrt(np.maximum(values, 0))
         axes = centred.T @ vectors
     else:
-        axes = _largest(centred.T @ centred, kept)[1]
+        _, axes = _largest_eigenpairs(centred.T @ centred, count)
         places = centred @ axes
-    # Or the picture could be mirrored.
+    # An axis is defined up to its sign. Its largest entry is made positive, or the
+    # picture could come out mirrored.
     signs = np.sign(np.take_along_axis(axes, np.abs(axes).argmax(0)[None], 0))
-    placed: Array = places * signs
-    return placed
+    coordinates: Array = places * signs
+    return coordinates
 
 
-def _largest(square: Array, count: int) -> tuple[Array, Array]:
-    """The largest eigenvalues of a symmetric matrix and their vectors: half the time of
-    all of them.
-    """
+def _largest_eigenpairs(square: Array, count: int) -> tuple[Array, Array]:
+    """Return the largest eigenvalues of a symmetric matrix, and their vectors."""
     from scipy.linalg import eigh
 
-    values, vectors = eigh(
-        square, subset_by_index=[len(square) - count, len(square) - 1]
-    )
+    # A subset takes half the time of all of them.
+    subset = [len(square) - count, len(square) - 1]
+    values, vectors = eigh(square, subset_by_index=subset)
     return values[::-1], vectors[:, ::-1]
 
 
-def _clustered(places: Array, smallest: int) -> tuple[Ints, Array]:
-    """The cluster of each row, -1 for none, the largest first; and how firmly each row
-    belongs to its cluster.
+def _run_hdbscan(places: Array, smallest: int) -> tuple[Ints, Array]:
+    """Return the cluster of each row, and how firmly the row belongs to it.
+
+    Clusters are numbered by size, the largest first; -1 is none.
     """
     from sklearn.cluster import HDBSCAN
 
@@ -184,95 +192,103 @@ def _clustered(places: Array, smallest: int) -> tuple[Ints, Array]:
     fitted = HDBSCAN(min_cluster_size=smallest, copy=True).fit(places)
     labels: Ints = fitted.labels_.astype(np.int64)
     sizes = np.bincount(labels[labels >= 0], minlength=labels.max() + 1)
-    first = np.array(
-        [np.argmax(labels == label) for label in range(len(sizes))], dtype=np.int64
-    )
-    order = np.lexsort((first, -sizes))
-    renamed = np.empty(len(order) + 1, dtype=np.int64)
-    renamed[order], renamed[-1] = np.arange(len(order)), -1
+    # Clusters of one size are ordered by their first row.
+    first_rows = np.zeros(len(sizes), dtype=np.int64)
+    for label in range(len(sizes)):
+        first_rows[label] = np.argmax(labels == label)
+    order = np.lexsort((first_rows, -sizes))
+    # The last entry is that of the label -1.
+    renamed = np.full(len(order) + 1, -1)
+    renamed[order] = np.arange(len(order))
     return renamed[labels], fitted.probabilities_
 
 
-def _groups(
+def _clusters(
     directions: Tensor, labels: Ints, stabilities: Sequence[float]
-) -> list[_Group]:
-    """The clusters, each with its rows in descending order of their summed cosine with
-    the others of the cluster.
+) -> list[_Cluster]:
+    """Return the clusters, each with its most typical rows first.
+
+    A row is typical if its summed cosine with the others of its cluster is large.
     """
-    groups, unit = [], directions.numpy()
+    clusters = []
+    unit = directions.numpy()
     for label, stability in enumerate(stabilities):
         rows = np.flatnonzero(labels == label)
         cosines = unit[rows] @ unit[rows].sum(0)
-        groups.append(_Group(rows[np.lexsort((rows, -cosines.round(12)))], stability))
-    return groups
+        # Rounded, so that rows that differ by rounding alone stay in their order.
+        order = np.lexsort((rows, -cosines.round(12)))
+        clusters.append(_Cluster(rows[order], stability))
+    return clusters
 
 
 def _units(collection: Collection, rows: Ints, groups: Sequence[Any] | None) -> Ints:
-    """Number what is left out together: the tokens of a text, copies of it, and texts
-    that belong together.
-    """
+    """Number what is left out together: tokens of a text, its copies, and its group."""
     if collection.tokens is not None:
         return numbered(collection.tokens.text[rows].tolist())
-    keys = (
-        rows.tolist()
-        if collection.strings is None
-        else [copy_key(collection.strings[row]) for row in rows]
-    )
-    return joined(keys, None if groups is None else [groups[row] for row in rows])
+    keys: list[Hashable] = rows.tolist()
+    if collection.strings is not None:
+        keys = [copy_key(collection.strings[row]) for row in rows]
+    if groups is None:
+        return joined(keys)
+    return joined(keys, [groups[row] for row in rows])
 
 
 def _stability(values: Tensor, labels: Ints, smallest: int, units: Ints) -> list[float]:
-    """How much of each cluster comes back from a part of the rows: its best Jaccard
-    index, averaged over rounds.
+    """Return how much of each cluster comes back from a part of the rows.
 
-    In every round all is done again from the vectors on. Axes that were fitted with the
-    rows that are left out would bring them back: clusters of noise then seem twice as
+    It is the best Jaccard index with a new cluster, averaged over rounds (Hennig 2007).
+    Every round starts again from the vectors. Axes that were fitted with the rows that
+    are left out would bring them back: clusters of noise would then seem twice as
     stable as they are.
     """
-    clusters = range(int(labels.max()) + 1)
+    cluster_count = int(labels.max()) + 1
+    if not cluster_count:
+        return []
     generator = np.random.default_rng(SEED)
-    fewer = max(2, round(KEPT * smallest))
-    overlaps: list[list[float]] = []
+    unit_count = int(units.max()) + 1
+    drawn_count = max(1, round(RESAMPLED * unit_count))
+    overlaps = np.zeros((ROUNDS, cluster_count))
     with progress.track("Clustering again", total=ROUNDS) as advance:
-        for _ in range(ROUNDS if len(clusters) else 0):
-            count = int(units.max()) + 1
-            drawn = generator.choice(count, max(1, round(KEPT * count)), replace=False)
+        for number in range(ROUNDS):
+            drawn = generator.choice(unit_count, drawn_count, replace=False)
             rows = np.flatnonzero(np.isin(units, drawn))
             directions = _directions(values[torch.from_numpy(rows)])
-            again, _strengths = _clustered(_places(directions), fewer)
-            overlaps.append(
-                [
-                    max(_overlaps(labels[rows] == label, again), default=0.0)
-                    for label in clusters
-                ]
+            # A cluster has fewer rows here, so that fewer must suffice.
+            again, _ = _run_hdbscan(
+                _principal_coordinates(directions), max(2, round(RESAMPLED * smallest))
             )
+            for label in range(cluster_count):
+                overlaps[number, label] = _best_overlap(labels[rows] == label, again)
             advance(1)
-    return np.mean(overlaps, axis=0).tolist() if overlaps else []
+    means: list[float] = overlaps.mean(0).tolist()
+    return means
 
 
-def _overlaps(members: NDArray[np.bool_], again: Ints) -> Iterator[float]:
-    """The Jaccard index of a cluster with each of the others that share a row with it."""
+def _best_overlap(members: NDArray[np.bool_], again: Ints) -> float:
+    """Return the largest Jaccard index of a cluster with any of the new ones."""
+    best = 0.0
     for label in np.unique(again[members & (again >= 0)]):
         other = again == label
-        yield float((members & other).sum() / (members | other).sum())
+        best = max(best, float((members & other).sum() / (members | other).sum()))
+    return best
 
 
-def _data(
+def _table(
     collection: Collection,
     rows: Ints,
     places: Array,
     clustered: tuple[Ints, Array],
-    groups: Sequence[_Group],
+    clusters: Sequence[_Cluster],
 ) -> "xarray.Dataset":
-    import xarray
-
     unit = collection.unit
-    plane = np.pad(places, ((0, 0), (0, max(0, 2 - places.shape[1]))))[:, :2]
-    columns: dict[str, Any] = {
-        "cluster_of": (unit, clustered[0], {"long_name": "cluster, -1 for none"}),
+    labels, strengths = clustered
+    missing = max(0, 2 - places.shape[1])
+    plane = np.pad(places, ((0, 0), (0, missing)))[:, :2]
+    variables: Variables = {
+        "cluster_of": (unit, labels, {"long_name": "cluster, -1 for none"}),
         "strength": (
             unit,
-            clustered[1].astype(np.float32),
+            strengths.astype(np.float32),
             {"long_name": "how firmly it belongs to its cluster"},
         ),
         "place": (
@@ -282,17 +298,17 @@ def _data(
         ),
         "size": (
             "cluster",
-            np.array([len(group.rows) for group in groups], dtype=np.int64),
+            np.array([len(cluster.rows) for cluster in clusters], dtype=np.int64),
             {"long_name": "size"},
         ),
         "stability": (
             "cluster",
-            np.array([group.stability for group in groups], dtype=np.float32),
+            np.array([cluster.stability for cluster in clusters], dtype=np.float32),
             {"long_name": "how much of it comes back without a fifth of the rows"},
         ),
         "typical": (
             ("cluster", "rank"),
-            _typical(rows, groups),
+            _typical(rows, clusters),
             {
                 "long_name": (
                     f"the {unit}s most like the others of the cluster, -1 where it has"
@@ -301,23 +317,22 @@ def _data(
             },
         ),
     }
-    coords: dict[str, Any] = {
+    coords: Coordinates = {
         unit: rows,
         "axis": ["first", "second"],
-        "cluster": np.arange(len(groups)),
+        "cluster": np.arange(len(clusters)),
     }
     if collection.strings is not None:
-        strings = np.empty(len(rows), dtype=object)
-        strings[:] = [collection.strings[row] for row in rows]
-        coords["string"] = (unit, strings)
-    return xarray.Dataset(columns, coords)
+        strings = [collection.strings[row] for row in rows]
+        coords["string"] = (unit, text_array(strings))
+    return to_dataset(variables, coords)
 
 
-def _typical(rows: Ints, groups: Sequence[_Group]) -> Ints:
-    """The most typical rows of each cluster, -1 where it has fewer."""
-    typical = np.full((len(groups), TYPICAL), -1, dtype=np.int64)
-    for number, group in enumerate(groups):
-        first = rows[group.rows[:TYPICAL]]
+def _typical(rows: Ints, clusters: Sequence[_Cluster]) -> Ints:
+    """Return the most typical rows of each cluster, -1 where it has fewer."""
+    typical = np.full((len(clusters), TYPICAL), -1, dtype=np.int64)
+    for number, cluster in enumerate(clusters):
+        first = rows[cluster.rows[:TYPICAL]]
         typical[number, : len(first)] = first
     return typical
 
@@ -326,7 +341,7 @@ def _facts(
     collection: Collection,
     rows: Ints,
     labels: Ints,
-    groups: Sequence[_Group],
+    clusters: Sequence[_Cluster],
     smallest: int,
 ) -> Facts:
     facts: dict[str, Any] = {
@@ -338,19 +353,18 @@ def _facts(
         facts |= {"site": collection.site, "token": collection.token}
     facts |= {
         "smallest": smallest,
-        "cluster_count": len(groups),
+        "cluster_count": len(clusters),
         "noise": int((labels < 0).sum()),
     }
-    clusters = []
-    for number, group in enumerate(groups[:LISTED]):
+    listed = []
+    for number, cluster in enumerate(clusters[:LISTED]):
         record: dict[str, Any] = {
             "cluster": number,
-            "size": len(group.rows),
-            "stability": group.stability,
+            "size": len(cluster.rows),
+            "stability": cluster.stability,
         }
         if collection.strings is not None:
-            record["typical"] = [
-                collection.strings[rows[row]][:SHORT] for row in group.rows[:TYPICAL]
-            ]
-        clusters.append(record)
-    return facts | {"clusters": clusters}
+            typical = rows[cluster.rows[:TYPICAL]]
+            record["typical"] = [collection.strings[row][:SHORT] for row in typical]
+        listed.append(record)
+    return facts | {"clusters": listed}

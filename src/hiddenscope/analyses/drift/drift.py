@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 Opened: TypeAlias = Model | SavedRun | BareModule | Program
 # An error may be this many times an accepted level: levels vary with the texts.
 BASELINE_MARGIN = 2
-# Texts up to this many tokens are used to search the module at fault in a port.
+# Texts up to this many tokens are used to search for the module at fault in a port.
 SEARCH_TOKENS = 512
 # Sites whose states are restored one at a time.
 MOST_RESTORED = 4
@@ -144,7 +144,7 @@ class _Options:
     accepted: Mapping[str, float]
 
     def accept(self, errors: Errors) -> None:
-        """Accept the errors of a baseline before a fault is searched."""
+        """Accept the errors of a baseline before the search for a fault."""
         for name, level in self.accepted.items():
             errors.accept(name, BASELINE_MARGIN * level)
 
@@ -218,6 +218,7 @@ def _compare_with_saved(
     texts: Texts | Inputs | None,
     options: _Options,
 ) -> DriftComparison:
+    """Compare two sides of which one or both are saved states."""
     if options.pairing is not None:
         reason = "saved states are paired by their sites"
         raise StatesError("Cannot use the pairing", reason, "Leave it out.")
@@ -284,9 +285,9 @@ def _compare_program(
         else:
             sides = on_equal_terms(reference, port)
             facts = pairs.facts(reference)
-            unsaving = _Options(options.pairing, False, options.accepted)
+            in_full = replace(options, low_memory=False)
             comparison = _compare_by_parts(
-                model, sides, inputs, _source_of(port), facts, unsaving
+                model, sides, inputs, _source_of(port), facts, in_full
             )
     comparison.errors.notes += pairs.notes
     return comparison
@@ -309,7 +310,7 @@ def _compare_by_parts(
     pairing: PairingFacts,
     options: _Options,
 ) -> DriftComparison:
-    """Compare two sides part by part, and search the module behind any drift."""
+    """Compare two sides part by part, and search for the module behind any drift."""
     errors = compare_parts(sides, model, inputs, low_memory=options.low_memory)
     options.accept(errors)
     comparison = DriftComparison(
@@ -330,7 +331,7 @@ def _compare_by_parts(
 
 
 def _search(comparison: DriftComparison, sides: ComparedSides, inputs: Inputs) -> None:
-    """Search the module at fault, and describe the fault."""
+    """Search for the module at fault, and describe the fault."""
     errors = comparison.errors
     first = errors.drifting[0]
     relative = torch.inf

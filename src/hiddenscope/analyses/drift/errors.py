@@ -145,7 +145,7 @@ class Errors:
     def conclude_systematic(self, texts: Inputs) -> None:
         """Conclude the tests for systematic differences.
 
-        A fault that shows at no single token is searched on `texts`.
+        A fault that shows at no single token is searched for on `texts`.
         """
         self.findings = {name: test.result() for name, test in self.systematic.items()}
         for name in self.systematic_parts:

@@ -8,7 +8,6 @@ hypothesis is much nearer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -80,13 +79,9 @@ def _suspect(search: Search, fault: FaultyModule, output: Tensor) -> Suspect:
         mask=search.masks[-1],
         blocks=blocks,
         model=reference.module,
-        distance=partial(_distance, search),
+        distance=lambda expected, other: search.gap(expected, other).worst,
         rounding=Noise.assumed(output.dtype).envelope,
     )
-
-
-def _distance(search: Search, expected: Tensor, other: Tensor) -> float:
-    return search.gap(expected, other).worst
 
 
 def explain(suspect: Suspect) -> tuple[list[Hint], list[str]]:

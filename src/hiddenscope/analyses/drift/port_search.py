@@ -60,7 +60,7 @@ MOST_NAMED = 3
 
 
 class PortSearch(Search):
-    """Searches the module at fault in a port, which runs one text at a time."""
+    """Searches for the module at fault in a port, which runs one text at a time."""
 
     def __init__(
         self,
@@ -203,6 +203,7 @@ class PortSearch(Search):
     def _blame_part(
         self, site: Site, beyond: Mapping[str, float], relative: float
     ) -> FaultyModule | None:
+        """Find the part of a block that is at fault, by tensors and then by weights."""
         block = self._block(site)
         if block is None:
             return None

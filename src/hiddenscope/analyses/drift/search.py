@@ -80,7 +80,7 @@ RIGHT, INCOMPARABLE = Verdict(0.0, 0.0), Verdict(inf, inf)
 
 
 class Search:
-    """Searches the module at fault in a candidate that has the reference's modules."""
+    """Searches for the module at fault in a candidate with the reference's modules."""
 
     def __init__(
         self, reference: LiveModel, candidate: LiveModel, inputs: Inputs

@@ -119,7 +119,8 @@ class SystematicTest:
         self._channels = slice(None, None, step)
         self._dtype = dtype
         self._row_keys: set[str] = set()
-        self._waiting: list[_Rows] = []
+        # Each [3, row, width]: of the reference, the candidate, and in float64.
+        self._waiting: list[Tensor] = []
         self._sums: _Sums | None = None
 
     def add(self, reference: Tensor, candidate: Tensor, exact: Tensor) -> None:
@@ -130,10 +131,12 @@ class SystematicTest:
         """
         if self._dtype is None:
             self._dtype = coarsest([reference.dtype, candidate.dtype])
-        rows = _Rows(
-            self._prepare(reference), self._prepare(candidate), self._prepare(exact)
-        )
-        self._waiting.append(self._distinct(rows))
+        # Channels are selected before rows leave their device: logits are wide.
+        selected = []
+        for rows in (reference, candidate, exact):
+            channels = rows.detach()[:, self._channels]
+            selected.append(channels.to("cpu", torch.float64))
+        self._waiting.append(self._distinct(torch.stack(selected)))
         if self._sums is not None or self._waiting_rows >= CALIBRATION_ROWS:
             self._flush()
 
@@ -147,79 +150,42 @@ class SystematicTest:
 
     @property
     def _waiting_rows(self) -> int:
-        return sum(rows.count for rows in self._waiting)
+        return sum(rows.shape[1] for rows in self._waiting)
 
-    def _prepare(self, tensor: Tensor) -> Tensor:
-        """Select channels before rows leave their device: logits are wide."""
-        return tensor.detach()[:, self._channels].to("cpu", torch.float64)
-
-    def _distinct(self, rows: _Rows) -> _Rows:
+    def _distinct(self, rows: Tensor) -> Tensor:
         """Drop repeated rows: their equal rounding errors would look systematic."""
-        finite = rows.finite()
+        finite = rows.sum(0).isfinite().all(1).tolist()
         generator = torch.Generator().manual_seed(0)
-        direction = torch.randn(
-            rows.exact.shape[1], generator=generator, dtype=torch.float64
-        )
+        direction = torch.randn(rows.shape[2], generator=generator, dtype=torch.float64)
         numbers = []
-        for number, projection in enumerate((rows.exact @ direction).tolist()):
+        for number, projection in enumerate((rows[2] @ direction).tolist()):
             # Batches of another shape differ in the last digits of float64.
             key = f"{projection:.10e}"
             if key not in self._row_keys and finite[number]:
                 self._row_keys.add(key)
                 numbers.append(number)
-        return rows.take(numbers)
+        return rows[:, numbers]
 
     def _flush(self) -> None:
         """Add waiting rows to the sums; the first rows calibrate these."""
         if not self._waiting:
             return
-        rows = _Rows.join(self._waiting)
+        rows = torch.cat(self._waiting, 1)
         self._waiting = []
         if self._sums is None:
             assert self._dtype is not None
-            self._sums = _Sums(rows.first(CALIBRATION_ROWS), self._dtype)
+            self._sums = _Sums(rows[:, :CALIBRATION_ROWS], self._dtype)
         self._sums.add(rows)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows of both programs and of the reference in float64."""
-
-    reference: Tensor
-    candidate: Tensor
-    exact: Tensor
-
-    @property
-    def count(self) -> int:
-        return len(self.exact)
-
-    def finite(self) -> list[bool]:
-        total = self.reference + self.candidate + self.exact
-        return total.isfinite().all(1).tolist()
-
-    def take(self, numbers: list[int]) -> _Rows:
-        return _Rows(
-            self.reference[numbers], self.candidate[numbers], self.exact[numbers]
-        )
-
-    def first(self, count: int) -> _Rows:
-        return self.take(list(range(min(count, self.count))))
-
-    @classmethod
-    def join(cls, blocks: list[_Rows]) -> _Rows:
-        reference = torch.cat([block.reference for block in blocks])
-        candidate = torch.cat([block.candidate for block in blocks])
-        exact = torch.cat([block.exact for block in blocks])
-        return cls(reference, candidate, exact)
 
 
 class _Whitened:
     """Rows in units of the rounding expected in each row and channel."""
 
-    def __init__(self, rows: _Rows, channel_noise: Tensor, unit: float) -> None:
-        output = rows.exact / channel_noise
-        rounding = (rows.reference - rows.exact) / channel_noise
-        difference = (rows.candidate - rows.reference) / channel_noise
+    def __init__(self, rows: Tensor, channel_noise: Tensor, unit: float) -> None:
+        reference, candidate, exact = rows
+        output = exact / channel_noise
+        rounding = (reference - exact) / channel_noise
+        difference = (candidate - reference) / channel_noise
         row_noise = _expected_noise(rounding, output, unit).mean(1).sqrt()
         # A row of zeros has no relative error to average.
         present = row_noise > 0
@@ -238,17 +204,18 @@ def _expected_noise(rounding: Tensor, output: Tensor, unit: float) -> Tensor:
     return rounding.square() + output.square() * unit**2 / 3
 
 
-def _channel_noise(rows: _Rows, unit: float) -> Tensor:
+def _channel_noise(rows: Tensor, unit: float) -> Tensor:
     """Measure the rounding error of every channel.
 
     Otherwise a channel of massive activations would decide.
     """
-    channel_size = rows.exact.abs().mean(0).clamp_min(_TINY)
+    reference, _, exact = rows
+    channel_size = exact.abs().mean(0).clamp_min(_TINY)
     # A token of massive activations would decide as well, so rows are scaled first.
-    row_size = (rows.exact / channel_size).square().mean(1, keepdim=True)
+    row_size = (exact / channel_size).square().mean(1, keepdim=True)
     row_size = row_size.clamp_min(SMALLEST_ROW * float(row_size.median()))
     row_size = row_size.clamp_min(_TINY)
-    noise = _expected_noise(rows.reference - rows.exact, rows.exact, unit) / row_size
+    noise = _expected_noise(reference - exact, exact, unit) / row_size
     squared = noise.mean(0)
     # A channel of nearly no noise would count more than all others.
     squared = squared.clamp_min(float(squared.median()) / 4)
@@ -263,9 +230,10 @@ def _leading_directions(rows: Tensor) -> Tensor:
     count, width = rows.shape
     # Eigenvectors of the smaller Gram matrix take a tenth of the time of an SVD.
     if width <= count:
-        vectors: Tensor = torch.linalg.eigh(rows.T @ rows).eigenvectors
-        return vectors[:, -COMPONENTS:]
-    weights: Tensor = torch.linalg.eigh(rows @ rows.T).eigenvectors[:, -COMPONENTS:]
+        vectors = torch.linalg.eigh(rows.T @ rows).eigenvectors
+        directions: Tensor = vectors[:, -COMPONENTS:]
+        return directions
+    weights = torch.linalg.eigh(rows @ rows.T).eigenvectors[:, -COMPONENTS:]
     combined: Tensor = rows.T @ weights
     lengths: Tensor = torch.linalg.vector_norm(combined, dim=0)
     return combined / lengths.clamp_min(_TINY)
@@ -277,7 +245,7 @@ class _Sums:
     They are kept for the difference and for the reference's rounding.
     """
 
-    def __init__(self, calibration: _Rows, dtype: torch.dtype) -> None:
+    def __init__(self, calibration: Tensor, dtype: torch.dtype) -> None:
         self.unit = torch.finfo(dtype).eps / 2
         self.accumulation = ACCUMULATION if torch.finfo(dtype).bits >= 32 else 1.0
         self.channel_noise = _channel_noise(calibration, self.unit)
@@ -293,8 +261,8 @@ class _Sums:
         self.rounding = _Projections()
         self.output = _Projections()
 
-    def add(self, rows: _Rows) -> None:
-        """Add rows to the sums."""
+    def add(self, rows: Tensor) -> None:
+        """Add rows [3, row, width] to the sums."""
         whitened = _Whitened(rows, self.channel_noise, self.unit)
         features = {
             "bias": whitened.constant / self.constant_size,
@@ -349,15 +317,14 @@ class _Sums:
         return float((along - scale * size).square().sum().sqrt() / size.sum())
 
     def _squared(self, name: str, unit: float) -> Pattern:
-        estimate = self.difference.squared(name)
-        rounding = self.rounding.squared(name)
-        sampling = Z_SQUARED * max(estimate.error, rounding.error)
+        squared, error = self.difference.squared(name)
+        rounding, rounding_error = self.rounding.squared(name)
         bar = max(
             FLOORS[name] * unit,
-            self._size(sampling),
-            ROUNDING_MARGIN * self._size(rounding.value),
+            self._size(Z_SQUARED * max(error, rounding_error)),
+            ROUNDING_MARGIN * self._size(rounding),
         )
-        return Pattern(name, self._size(estimate.value), bar)
+        return Pattern(name, self._size(squared), bar)
 
     def _size(self, squared_sum: float) -> float:
         """Convert the squared sum of a pattern into its share of the output."""
@@ -368,14 +335,6 @@ class _Sums:
 
 def _root_mean_square(values: Tensor) -> Tensor:
     return values.square().mean(0).clamp_min(_TINY).sqrt()
-
-
-@dataclass(frozen=True)
-class _Estimate:
-    """The estimate of a squared sum, and its standard error."""
-
-    value: float
-    error: float
 
 
 class _Projections:
@@ -418,18 +377,17 @@ class _Projections:
         error = (along - factor * size).square().sum().sqrt() / total
         return float(factor), float(error)
 
-    def squared(self, name: str) -> _Estimate:
-        """Estimate the squared systematic sum from products of different folds.
+    def squared(self, name: str) -> tuple[float, float]:
+        """Estimate the squared systematic sum and its standard error.
 
-        These have no rounding error in common.
+        Products of different folds have no rounding error in common.
         """
         sums = self.folds[name]
-        value = _between_folds(sums)
         centred = sums - sums.mean(0)
         products = centred @ centred.T
         products.fill_diagonal_(0)
         error = (2 * products.square().sum()).sqrt()
-        return _Estimate(value, float(error))
+        return _between_folds(sums), float(error)
 
     def without(self, other: _Projections, factor: float, name: str) -> float:
         """Estimate the squared sum after a multiple of other rows is subtracted."""

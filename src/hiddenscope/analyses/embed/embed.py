@@ -21,12 +21,13 @@ from hiddenscope.vectors.dataset import texts_of
 
 Adjust: TypeAlias = Literal["centre", "whiten"]
 
-NARROW = 0.5  # from this mean cosine on, most of each vector is what all of them share
+# From this mean cosine on, most of each vector is what all of them share.
+NARROW = 0.5
 # A standard deviation below this share of the largest is the rounding of float32.
-LEAST_SPREAD = 2.0**-20
-# A vector of which this share of the mean is left was the mean, and its direction is
-# rounding.
-LEAST_LEFT = 1e-6
+SMALLEST_DEVIATION = 2.0**-20
+# If less than this share of the mean is left without it, it is rounding, and has no
+# direction.
+ROUNDING = 1e-6
 
 
 @checked
@@ -40,16 +41,16 @@ def embed(
     adjust: "Adjust | Adjustment | None" = None,
     truncate: bool = False,
 ) -> NDArray[np.float32]:
-    """One vector for each text, `[text, width]` in float32: the mean of its last hidden
-    states, with norm 1.
+    """Return one vector for each text, `[text, width]` in float32.
 
-    That is what most sentence encoders are trained for. Where a folder of
-    sentence-transformers says otherwise (how states are pooled, where texts are cut,
-    what is put before them), that is done. States of a causal model are not trained for
-    it: they point nearly the same way, and a note on stderr says how nearly.
-    `adjust="centre"` subtracts the mean of the texts, `"whiten"` also makes their
-    covariance the identity; an `hs.Adjustment` that was fitted to other texts does it
-    with theirs. Texts are strings, lists of ids, a path, a frame or a dataset.
+    By default it is the mean of the last hidden states, with norm 1. That is what most
+    sentence encoders are trained for. Where a folder of sentence-transformers says
+    otherwise (how states are pooled, where texts are cut, what is put before them),
+    that is done. States of a causal model are not trained for it: they point nearly the
+    same way, and a note on stderr says how nearly. `adjust="centre"` subtracts the mean
+    of the texts, `"whiten"` also makes their covariance the identity; an
+    `hs.Adjustment` that was fitted to other texts does it with theirs. Texts are
+    strings, lists of ids, a path, a frame or a dataset.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -62,9 +63,9 @@ def embed(
         raise StatesError(
             "Cannot embed texts", reason, "Give a model; for states call states.pool()."
         )
-    chosen = last_site(model) if site is None else site
+    sites = last_site(model) if site is None else site
     listed, pooling, limit = as_trained(model, texts_of(texts), pool, truncate)
-    rows = vectors(model, listed, sites=chosen, pool=pooling, truncate=limit)
+    rows = vectors(model, listed, sites=sites, pool=pooling, truncate=limit)
     if len(rows.sites) > 1:
         raise StatesError(
             f"{str(site)[:60]!r} names {len(rows.sites)} sites",
@@ -74,16 +75,15 @@ def embed(
     values = rows.values[0]
     _report(f"{model.name}, {pooling} of {rows.sites[0]}", values, adjust)
     if adjust is not None:
-        adjustment = (
-            adjust if isinstance(adjust, Adjustment) else Adjustment.fit(values, adjust)
-        )
+        if not isinstance(adjust, Adjustment):
+            adjust = Adjustment.fit(values, adjust)
         if normalize:
-            adjustment.check(values)
-        values = adjustment.apply(values)
-    vectors_: NDArray[np.float32] = (
-        (_with_norm_1(values) if normalize else values).float().numpy()
-    )
-    return vectors_
+            adjust.check(values)
+        values = adjust.apply(values)
+    if normalize:
+        values = _with_norm_1(values)
+    embeddings: NDArray[np.float32] = values.float().numpy()
+    return embeddings
 
 
 def _report(name: str, values: Tensor, adjust: "Adjust | Adjustment | None") -> None:
@@ -91,9 +91,8 @@ def _report(name: str, values: Tensor, adjust: "Adjust | Adjustment | None") -> 
     if len(values) < 2:
         return
     cosine = mean_cosine(values)
-    note = (
-        f"{name}: the mean cosine of two of the {len(values):,} texts is {cosine:.2f}"
-    )
+    count = len(values)
+    note = f"{name}: the mean cosine of two of the {count:,} texts is {cosine:.2f}"
     if cosine > NARROW and adjust is None:
         note += (
             "; states that all point in nearly the same direction make poor embeddings:"
@@ -103,34 +102,34 @@ def _report(name: str, values: Tensor, adjust: "Adjust | Adjustment | None") -> 
 
 
 def mean_cosine(values: Tensor) -> float:
-    """The mean cosine of two different rows: 0 where they point everywhere, near 1
-    where all point the same way.
+    """Return the mean cosine of two different rows.
+
+    It is 0 where they point everywhere, and near 1 where all point the same way.
 
     >>> mean_cosine(torch.eye(3)), round(mean_cosine(torch.ones(3, 2)), 9)
     (0.0, 1.0)
     """
-    wide = values.double()
-    unit = wide / wide.norm(dim=1, keepdim=True).clamp_min(
-        torch.finfo(torch.float64).tiny
-    )
     count = len(values)
-    return (
-        float(
-            (unit.sum(0).square().sum() - unit.square().sum()) / (count * (count - 1))
-        )
-        if count > 1
-        else 1.0
-    )
+    if count < 2:
+        return 1.0
+    wide = values.double()
+    norms = wide.norm(dim=1, keepdim=True)
+    unit = wide / norms.clamp_min(torch.finfo(torch.float64).tiny)
+    # The squared norm of the sum holds every pair, and each row with itself.
+    cosines = unit.sum(0).square().sum() - unit.square().sum()
+    return float(cosines / (count * (count - 1)))
 
 
 @checked
 @dataclass(frozen=True, eq=False)
 class Adjustment:
-    """The mean that is subtracted from vectors, and for whitening the matrix that makes
-    their covariance the identity.
+    """The mean to subtract from vectors, and for whitening a matrix.
 
-    >>> values = np.random.default_rng(0).normal(size=(100, 4))
-    >>> np.allclose(np.cov(Adjustment.fit(values, "whiten").apply(torch.from_numpy(values)).T), np.eye(4))
+    The matrix makes their covariance the identity.
+
+    >>> values = torch.from_numpy(np.random.default_rng(0).normal(size=(100, 4)))
+    >>> white = Adjustment.fit(values, "whiten").apply(values)
+    >>> np.allclose(np.cov(white.T), np.eye(4))
     True
     """
 
@@ -139,9 +138,7 @@ class Adjustment:
 
     @classmethod
     def fit(cls, values: Tensor | NDArray[Any], how: Adjust) -> Self:
-        """What gives these rows mean zero and, for "whiten", the identity as their
-        covariance.
-        """
+        """Fit the adjustment that centres or whitens these rows."""
         if how not in ("centre", "whiten"):
             problem = f"No adjustment {str(how)[:40]!r}"
             raise StatesError(
@@ -164,10 +161,9 @@ class Adjustment:
             raise StatesError(f"Cannot {how} one vector", reason, remedy)
         if how == "centre":
             return cls(mean, None)
-        _, deviations, directions = torch.linalg.svd(
-            (wide - mean) / (count - 1) ** 0.5, full_matrices=False
-        )
-        rank = int((deviations > deviations[0] * LEAST_SPREAD).sum())
+        scaled = (wide - mean) / (count - 1) ** 0.5
+        _, deviations, directions = torch.linalg.svd(scaled, full_matrices=False)
+        rank = int((deviations > deviations[0] * SMALLEST_DEVIATION).sum())
         if rank < width:
             reason = f"they vary in only {rank} of {width} directions"
             remedy = (
@@ -175,20 +171,20 @@ class Adjustment:
                 " many others; or centre them."
             )
             raise StatesError(f"Cannot whiten {count} vectors", reason, remedy)
-        # ZCA: of all whitenings, the one nearest.
+        # ZCA: of all whitenings, the one that changes the vectors least.
         return cls(mean, directions.T @ (directions / deviations[:, None]))
 
     def apply(self, values: Tensor) -> Tensor:
-        """The rows adjusted, in float64."""
+        """Return the adjusted rows in float64."""
         centred = values.double() - self.mean
-        return centred if self.matrix is None else centred @ self.matrix
+        if self.matrix is None:
+            return centred
+        return centred @ self.matrix
 
     def check(self, values: Tensor) -> None:
-        """Refuse rows of which nothing but rounding is left without the mean: they have
-        no direction.
-        """
+        """Refuse rows that equal the mean: without it they have no direction."""
         left = (values.double() - self.mean).norm(dim=1)
-        lost = (left <= LEAST_LEFT * self.mean.norm()).nonzero()
+        lost = (left <= ROUNDING * self.mean.norm()).nonzero()
         if len(lost):
             reason = (
                 f"text {int(lost[0])} equals the mean of all texts, and subtracting"

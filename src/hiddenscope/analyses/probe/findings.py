@@ -2,15 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from hiddenscope.analyses.probe.labels import Rows
-from hiddenscope.linear.crossvalidation import MIDDLE
+from hiddenscope.analyses.probe.design import Design, ProbeTarget
+from hiddenscope.analyses.probe.labels import Labels, Rows
+from hiddenscope.linear.crossvalidation import DEFAULT_PENALTY
 from hiddenscope.linear.intervals import Interval
 from hiddenscope.results import Facts
+from hiddenscope.results.dataset import (
+    Coordinates,
+    Dims,
+    Variables,
+    site_names,
+    to_dataset,
+)
 from hiddenscope.sites import Site
 from hiddenscope.states import Pooling
 
@@ -19,12 +28,12 @@ if TYPE_CHECKING:
 
 Floats: TypeAlias = NDArray[np.float64]
 
-LISTED = 20  # classes that the facts list
-LEAST_LIKELY = 0.05  # the largest p-value of a site that is above chance
-HELD_OF_SEVERAL = (
-    # How often intervals of four classes held the truth of noise (docs/probe.md).
-    0.88
-)
+# Classes that the facts list.
+LISTED = 20
+# The largest p-value of a site that is called above chance.
+SIGNIFICANCE = 0.05
+# How often intervals of four classes held the truth on noise (docs/probe.md).
+COVERAGE_OF_SEVERAL = 0.88
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +46,7 @@ class Column:
     by_fold: Floats
     penalty: Floats
     penalty_whole: float
-    penalty_chosen: bool
+    penalty_selected: bool
     coef: Floats
     intercept: Floats
     converged: bool
@@ -45,10 +54,10 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Mix:
-    """The probe of a mix of all sites: its score, the weight of each site with its
-    range over the folds, the penalties.
+    """The probe of a mix of all sites.
 
-    Of the R² of a mix no interval is known that holds.
+    It has the weight of each site with its range over the folds. An R² has no interval:
+    none of those tried held the truth often enough (docs/log.md).
     """
 
     score: float
@@ -59,95 +68,89 @@ class Mix:
     penalty: Floats
 
 
-class Draws(NamedTuple):
-    """How many folds, control targets and permutations there were, and whether
-    intervals are calibrated for so few.
-
-    `smallest_p` is the smallest p-value that these permutations can give; None where
-    nothing can be permuted.
-    """
-
-    folds: int
-    controls: int
-    permutations: int
-    smallest_p: float | None
-    calibrated: bool
-
-
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Everything that was computed; `counts` has the number of rows of each class, None
-    for a regression.
-    """
+    """Everything that was computed; `equal` are sites where all states are equal."""
 
     rows: Rows
-    classes: NDArray[Any] | None
-    counts: list[int] | None
-    draws: Draws
+    target: ProbeTarget
+    design: Design
     columns: Sequence[Column]
     mix: Mix | None
     equal: Sequence[Site]
 
     @property
+    def classes(self) -> Labels | None:
+        """Return the classes, None for a regression."""
+        return self.target.classes
+
+    @property
+    def counts(self) -> list[int]:
+        """Return the number of rows of each class."""
+        counts: list[int] = torch.bincount(self.target.values).tolist()
+        return counts
+
+    @property
     def score(self) -> str:
-        """The name of the score."""
+        """Return the name of the score."""
         return "r2" if self.classes is None else "accuracy"
 
     @property
-    def chance(self) -> float:
-        """The score without any states: the share of the largest class, or 0 for R²."""
-        return 0.0 if self.counts is None else max(self.counts) / sum(self.counts)
+    def long_name(self) -> str:
+        """Return the name of the score in words."""
+        return "R²" if self.classes is None else "accuracy"
 
     @property
-    def interval_holds(self) -> float | None:
-        """How often such intervals held the truth of simulations, where that is less
-        than 95%.
-        """
-        return (
-            HELD_OF_SEVERAL
-            if self.classes is not None and len(self.classes) > 2
-            else None
-        )
+    def level(self) -> str:
+        """Return what to call an interval: its level is not claimed if it is lower."""
+        return "interval" if self.coverage else "95% interval"
+
+    @property
+    def chance(self) -> float:
+        """Return the score without states: the share of the largest class, or R² 0."""
+        if self.classes is None:
+            return 0.0
+        return max(self.counts) / sum(self.counts)
+
+    @property
+    def coverage(self) -> float | None:
+        """Return how often intervals held the truth in simulations, if below 95%."""
+        if self.classes is None or len(self.classes) <= 2:
+            return None
+        return COVERAGE_OF_SEVERAL
 
 
 def table(scored: Scored) -> "xarray.Dataset":
-    """Scores, controls, penalties and coefficients by site."""
-    import xarray
-
-    score, name = scored.score, "R²" if scored.classes is None else "accuracy"
-    level = "interval" if scored.interval_holds else "95% interval"
+    """Tabulate scores, controls, penalties and coefficients by site."""
+    score, name = scored.score, scored.long_name
     intervals = [column.interval for column in scored.columns]
-    by_class: tuple[str, ...] = (
-        ("site",) if scored.classes is None else ("site", "class")
-    )
 
     def along(field: str) -> NDArray[Any]:
         return np.array([getattr(column, field) for column in scored.columns])
 
-    values, controls = (
-        np.array([interval.score for interval in intervals]),
-        along("control"),
-    )
-    variables: dict[str, Any] = {score: ("site", values, {"long_name": name})}
+    values = np.array([interval.score for interval in intervals])
+    variables: Variables = {score: ("site", values, {"long_name": name})}
     for end in ("low", "high"):
         ends = np.array([getattr(interval, end) for interval in intervals])
-        variables[f"{score}_{end}"] = (
-            "site",
-            ends,
-            {"long_name": f"{name}, {end} end of the {level}"},
-        )
-    variables["p"] = (
-        "site",
-        along("p"),
-        {"long_name": "permutation p-value, corrected for all sites"},
-    )
-    selectivity = {
-        "long_name": f"selectivity: {name} less that on control labels",
-        "meaning": "diverging",
-    }
+        long_name = f"{name}, {end} end of the {scored.level}"
+        variables[f"{score}_{end}"] = ("site", ends, {"long_name": long_name})
+    controls = along("control")
+    by_class: Dims = ("site",) if scored.classes is None else ("site", "class")
     variables |= {
+        "p": (
+            "site",
+            along("p"),
+            {"long_name": "permutation p-value, corrected for all sites"},
+        ),
         "control": ("site", controls, {"long_name": f"{name} on control labels"}),
-        "selectivity": ("site", values - controls, selectivity),
+        "selectivity": (
+            "site",
+            values - controls,
+            {
+                "long_name": f"selectivity: {name} less that on control labels",
+                "meaning": "diverging",
+            },
+        ),
         f"{score}_fold": (
             ("site", "fold"),
             along("by_fold"),
@@ -174,24 +177,25 @@ def table(scored: Scored) -> "xarray.Dataset":
             {"long_name": "intercept of the probe of all rows"},
         ),
     }
-    coords: dict[str, Any] = {
-        "site": [str(site) for site in scored.rows.vectors.sites],
-        "fold": np.arange(scored.draws.folds),
+    coords: Coordinates = {
+        "site": site_names(scored.rows.vectors.sites),
+        "fold": np.arange(scored.design.fold_count),
     }
     if scored.classes is not None:
         coords["class"] = scored.classes
         variables["majority"] = (
             (),
-            scored.chance,
+            np.array(scored.chance),
             {"long_name": "share of the largest class"},
         )
     if scored.mix is not None:
-        variables |= _mix_variables(scored.mix, score, name, level)
-    return xarray.Dataset(variables, coords)
+        variables |= _mix_variables(scored, scored.mix)
+    return to_dataset(variables, coords)
 
 
-def _mix_variables(mix: Mix, score: str, name: str, level: str) -> dict[str, Any]:
-    variables: dict[str, Any] = {
+def _mix_variables(scored: Scored, mix: Mix) -> Variables:
+    score, name = scored.score, scored.long_name
+    variables: Variables = {
         "mix_weight": ("site", mix.weights, {"long_name": "weight in the mix"}),
         "mix_weight_low": (
             "site",
@@ -208,16 +212,22 @@ def _mix_variables(mix: Mix, score: str, name: str, level: str) -> dict[str, Any
             mix.penalty,
             {"long_name": "penalty of each fold in the mix", "scale": "log"},
         ),
-        f"mix_{score}": ((), mix.score, {"long_name": f"{name} of the mix"}),
+        f"mix_{score}": (
+            (),
+            np.array(mix.score),
+            {"long_name": f"{name} of the mix"},
+        ),
     }
-    for end in ("low", "high") if mix.interval is not None else ():
-        described = {"long_name": f"{name} of the mix, {end} end of the {level}"}
-        variables[f"mix_{score}_{end}"] = ((), getattr(mix.interval, end), described)
+    if mix.interval is not None:
+        for end in ("low", "high"):
+            value = np.array(getattr(mix.interval, end))
+            long_name = f"{name} of the mix, {end} end of the {scored.level}"
+            variables[f"mix_{score}_{end}"] = ((), value, {"long_name": long_name})
     return variables
 
 
 def facts_of(scored: Scored, pool: Pooling | None) -> Facts:
-    """What was probed, the best site, the sites above chance, and the mix."""
+    """Return what was probed, the best site, the sites above chance, and the mix."""
     rows, score, sites = scored.rows, scored.score, scored.rows.vectors.sites
     facts: dict[str, Any] = {
         "data": rows.name,
@@ -228,20 +238,17 @@ def facts_of(scored: Scored, pool: Pooling | None) -> Facts:
         facts |= rows.belonging.facts
     facts |= {
         "texts": len(set(rows.texts)),
-        "folds": scored.draws.folds,
+        "folds": scored.design.fold_count,
         "score": score,
     }
     if rows.left_out:
         facts["left_out"] = rows.left_out
-    if scored.classes is not None and scored.counts is not None:
-        listed = list(zip(scored.classes.tolist(), scored.counts, strict=True))[:LISTED]
-        facts["classes"] = [
-            {"label": str(label), "rows": count} for label, count in listed
-        ]
+    if scored.classes is not None:
+        counts = zip(scored.classes.tolist(), scored.counts, strict=True)
+        listed = [{"label": str(label), "rows": count} for label, count in counts]
+        facts["classes"] = listed[:LISTED]
         facts["class_count"] = len(scored.classes)
-    best = max(
-        range(len(sites)), key=lambda number: scored.columns[number].interval.score
-    )
+    best = int(np.argmax([column.interval.score for column in scored.columns]))
     column = scored.columns[best]
     facts["best"] = {
         "site": sites[best],
@@ -257,53 +264,60 @@ def facts_of(scored: Scored, pool: Pooling | None) -> Facts:
         for site, column in zip(sites, scored.columns, strict=True)
         if is_above(column.interval, column.p, scored.chance)
     ]
-    facts["permutations"] = scored.draws.permutations
-    facts["smallest_p"] = scored.draws.smallest_p
+    facts["permutations"] = len(scored.design.permuted) - 1
+    facts["smallest_p"] = scored.design.smallest_p
     if scored.mix is not None:
-        top, interval = int(np.argmax(scored.mix.weights)), scored.mix.interval
-        facts["mix"] = {score: scored.mix.score} | (
-            {"interval": [interval.low, interval.high]} if interval else {}
-        )
-        facts["mix"]["largest_weight"] = {
-            "site": sites[top],
-            "weight": float(scored.mix.weights[top]),
-        }
+        facts["mix"] = _mix_facts(scored.mix, score, sites)
     facts["control"] = {
         "kind": "shuffled" if rows.token_ids is None else "by_token_id",
-        "draws": scored.draws.controls,
+        "draws": len(scored.design.targets) - 1,
     }
     return {**facts, **_conditions(scored)}
 
 
+def _mix_facts(mix: Mix, score: str, sites: Sequence[Site]) -> Facts:
+    facts: dict[str, Any] = {score: mix.score}
+    if mix.interval is not None:
+        facts["interval"] = [mix.interval.low, mix.interval.high]
+    largest = int(np.argmax(mix.weights))
+    facts["largest_weight"] = {
+        "site": sites[largest],
+        "weight": float(mix.weights[largest]),
+    }
+    return facts
+
+
 def known(number: float) -> float | None:
-    """None in place of NaN, which JSON does not have."""
+    """Return None for NaN, which JSON does not have."""
     return number if number == number else None
 
 
 def as_best(interval: Interval) -> list[float]:
-    """The ends of the interval of the best site, corrected for its choice."""
+    """Return the ends of the interval of the best site, corrected for its selection."""
     return [min(interval.low, interval.joint_low), interval.high]
 
 
 def is_above(interval: Interval, p: float, chance: float) -> bool:
-    """Whether permuted labels do not explain the score, and its interval is above
-    chance.
+    """Return whether a score is above chance.
+
+    Permuted labels must not explain it, and its interval must be above chance.
     """
-    return p <= LEAST_LIKELY and interval.above > chance
+    return p <= SIGNIFICANCE and interval.decision_low > chance
 
 
 def _conditions(scored: Scored) -> Facts:
-    """What limits the findings."""
+    """Return what limits the findings."""
     facts: dict[str, Any] = {}
-    if not scored.draws.calibrated:
+    if not scored.design.calibrated:
         facts["calibrated"] = False
-    if scored.interval_holds is not None:
-        facts["interval_holds"] = scored.interval_holds
+    if scored.coverage is not None:
+        facts["interval_holds"] = scored.coverage
     if scored.equal:
         facts["all_equal_at"] = scored.equal
-    if not scored.columns[0].penalty_chosen:
-        facts["fixed_penalty"] = MIDDLE
+    if not scored.columns[0].penalty_selected:
+        facts["fixed_penalty"] = DEFAULT_PENALTY
     pairs = zip(scored.rows.vectors.sites, scored.columns, strict=True)
-    if not_converged := [site for site, column in pairs if not column.converged]:
+    not_converged = [site for site, column in pairs if not column.converged]
+    if not_converged:
         facts["not_converged_at"] = not_converged
     return facts

@@ -1,6 +1,4 @@
-"""Significance: the scores of a probe under permuted labels, and the interval of its
-score.
-"""
+"""Scores of a probe under permuted labels, and the interval of its score."""
 
 from functools import partial
 from typing import NamedTuple
@@ -8,114 +6,116 @@ from typing import NamedTuple
 import torch
 
 from hiddenscope.analyses.probe.design import Design, ProbeTarget
+from hiddenscope.linear.bootstrap import STRENGTHS, plant_signal
 from hiddenscope.linear.intervals import (
-    Chance,
-    Estimate,
-    Explained,
-    Factors,
+    AccuracyEstimate,
+    BootstrapSample,
+    ExplainedVariance,
     Interval,
-    Redrawn,
-    Spread,
+    PermutationTest,
+    PlantedSpread,
+    VarianceFactors,
     accuracy,
     accuracy_interval,
-    factors,
+    bootstrap_accuracy,
+    nadeau_bengio_factor,
+    planted_spread,
     r2,
     r2_interval,
-    redrawn_accuracy,
-    spread,
-    variance_factor,
+    variance_factors,
 )
 from hiddenscope.linear.jackknife import jackknife_deviation
-from hiddenscope.linear.permutations import STRENGTHS, planted, under_labellings
+from hiddenscope.linear.labellings import cross_validate_labellings
 
 
 class NullDistribution(NamedTuple):
-    """The scores of the true and of permuted targets, and how much the score varies.
+    """Scores of the true and of permuted targets, and how much the score varies.
 
-    An accuracy is less the share of the largest class under its labelling. Where groups
-    of several sizes exchange labels, that share varies, and a probe that reads nothing
-    follows it.
+    The share of the largest class is subtracted from an accuracy. Where groups of
+    several sizes exchange labels, that share differs between labellings, and a probe
+    that reads nothing follows it.
     """
 
     scores: torch.Tensor
-    varies: Factors | Spread
+    variability: VarianceFactors | PlantedSpread
 
 
-def measured_of(
+def estimate_score(
     scores: torch.Tensor, targets: torch.Tensor, target: ProbeTarget, design: Design
-) -> Estimate | Explained:
-    """The accuracy or R² of scores `[row, output, set]`."""
-    return (r2 if target.classes is None else accuracy)(scores, targets, design.groups)
+) -> AccuracyEstimate | ExplainedVariance:
+    """Return the accuracy or R² of scores `[row, output, set]`."""
+    if target.classes is None:
+        return r2(scores, targets, design.groups)
+    return accuracy(scores, targets, design.groups)
 
 
-def by_chance(
+def null_distribution(
     states: torch.Tensor, predicted: torch.Tensor, target: ProbeTarget, design: Design
 ) -> NullDistribution:
-    """What labels that mean nothing lead to, and numbers that follow the prediction of
-    the probe of all rows.
+    """Cross-validate permuted and bootstrap labels of the same states.
+
+    For a regression, the bootstrap numbers follow `predicted`, the prediction of the
+    probe of all rows, more and more closely.
     """
-    measure = partial(of_labellings, target, design)
-    labellings = labellings_of(predicted, target, design)
-    return by_chance_of(
-        under_labellings(states, labellings, design.folds, target.learner, measure),
-        target,
-        design,
+    bootstrap = design.bootstrap
+    if target.classes is None:
+        bootstrap = plant_signal(bootstrap, predicted.double())
+    measured = cross_validate_labellings(
+        states,
+        torch.cat([design.permuted, bootstrap]),
+        design.folds,
+        target.learner,
+        partial(measure_labellings, target, design),
     )
+    return summarise_labellings(measured, target, design)
 
 
-def labellings_of(
-    predicted: torch.Tensor, target: ProbeTarget, design: Design
-) -> torch.Tensor:
-    """The true targets, permuted ones, and redrawn or planted ones."""
-    if target.classes is not None:
-        return torch.cat([design.permuted, design.redrawn])
-    return torch.cat([design.permuted, planted(design.redrawn, predicted.double())])
-
-
-def of_labellings(
+def measure_labellings(
     target: ProbeTarget,
     design: Design,
     scores: torch.Tensor,
     intercepts: torch.Tensor,
     targets: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
-    """The parts of `Explained`; or of `Redrawn`, the accuracy without intercepts, and
-    its variance within classes.
+    """Return the fields of `ExplainedVariance`, or for classes of `BootstrapSample`.
+
+    The latter are followed by the accuracy without intercepts and its variance within
+    classes, from which `variance_factors` are measured.
     """
     if target.classes is None:
         return r2(scores, targets, design.groups)
-    even = accuracy(scores - intercepts, targets, design.groups)
+    centred = accuracy(scores - intercepts, targets, design.groups)
     shares = torch.bincount(target.values) / len(target.values)
-    return (
-        *redrawn_accuracy(scores, targets, design.groups, shares),
-        even.score,
-        even.within,
-    )
+    sample = bootstrap_accuracy(scores, targets, design.groups, shares)
+    return (*sample, centred.score, centred.within)
 
 
-def by_chance_of(
-    found: tuple[torch.Tensor, ...], target: ProbeTarget, design: Design
+def summarise_labellings(
+    measured: tuple[torch.Tensor, ...], target: ProbeTarget, design: Design
 ) -> NullDistribution:
-    """From what `of_labellings` gave."""
-    least = 1.0 if design.calibrated else variance_factor(design.fold_count)
+    """Build the null distribution from what `measure_labellings` returned."""
+    lower_bound = 1.0
+    if not design.calibrated:
+        lower_bound = nadeau_bengio_factor(design.fold_count)
     count = len(design.permuted)
+    scores = measured[0][:count]
     if target.classes is None:
-        worlds = Explained(*(part[count:] for part in found))
-        return NullDistribution(
-            found[0][:count], spread(worlds, len(STRENGTHS), design.groups, least)
-        )
-    *parts, even, within = found
-    of_sizes = (
-        Redrawn(*(part[count:] for part in parts)) if len(design.redrawn) else None
+        planted = ExplainedVariance(*(part[count:] for part in measured))
+        spread = planted_spread(planted, len(STRENGTHS), design.groups, lower_bound)
+        return NullDistribution(scores, spread)
+    *sample, centred, within = measured
+    bootstrap = None
+    if len(design.bootstrap):
+        bootstrap = BootstrapSample(*(part[count:] for part in sample))
+    # The first labelling is the true one, whose score chance does not explain.
+    factors = variance_factors(
+        centred[1:count], within[1:count], bootstrap, lower_bound
     )
-    scores = found[0][:count] - _largest_share(design.permuted)
-    return NullDistribution(
-        scores, factors(even[1:count], within[1:count], of_sizes, least)
-    )
+    return NullDistribution(scores - _largest_share(design.permuted), factors)
 
 
 def _largest_share(labellings: torch.Tensor) -> torch.Tensor:
-    """The share of the largest class under each labelling."""
+    """Return the share of the largest class under each labelling."""
     counts = [(labellings == code).sum(1) for code in range(int(labellings.max()) + 1)]
     return torch.stack(counts).amax(0).double() / labellings.shape[1]
 
@@ -123,9 +123,7 @@ def _largest_share(labellings: torch.Tensor) -> torch.Tensor:
 def jackknife_of(
     states: torch.Tensor, penalty: torch.Tensor, target: ProbeTarget, design: Design
 ) -> float:
-    """The standard deviation of log(1 - R²) when texts are left out, with the penalty
-    of each fold; 0 for classes.
-    """
+    """Return the jackknife deviation of log(1 - R²); 0 for classes, which need none."""
     if target.classes is not None:
         return 0.0
     return jackknife_deviation(
@@ -133,18 +131,17 @@ def jackknife_of(
     )
 
 
-def interval_of(
-    measured: Estimate | Explained,
-    varies: Factors | Spread,
-    found: Chance,
+def score_interval(
+    estimate: AccuracyEstimate | ExplainedVariance,
+    variability: VarianceFactors | PlantedSpread,
+    test: PermutationTest,
     design: Design,
     jackknife: float = 0.0,
 ) -> Interval:
-    """The interval of one score; that of an R² is no narrower than the deviation of the
-    jackknife makes it.
-    """
-    if isinstance(measured, Explained):
-        assert isinstance(varies, Spread)
-        return r2_interval(measured, design.groups, varies, found, jackknife)
-    assert isinstance(varies, Factors)
-    return accuracy_interval(measured, len(design.folds), design.groups, varies, found)
+    """Return the interval of an accuracy or R²."""
+    if isinstance(estimate, ExplainedVariance):
+        assert isinstance(variability, PlantedSpread)
+        return r2_interval(estimate, design.groups, variability, test, jackknife)
+    assert isinstance(variability, VarianceFactors)
+    rows = len(design.folds)
+    return accuracy_interval(estimate, rows, design.groups, variability, test)

@@ -1,8 +1,7 @@
-"""How do labelled texts lie in every layer: are the classes apart, and does the picture
-tell the truth?
+"""How do labelled texts lie in every layer, and does the picture tell the truth?
 
 points    the points of a dataset in a model, with their classes
-pictures  pictures in two dimensions, aligned from site to site and compared with the full space
+pictures  pictures in two dimensions, compared with the full space
 workers   the processes that compute UMAP
 findings  everything as one Dataset, and the facts
 """

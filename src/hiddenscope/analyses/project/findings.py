@@ -1,22 +1,31 @@
 """Findings: the points and their panels as one Dataset, and the facts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.analyses.project.pictures import CHANCE, Method, Panel
+from hiddenscope.analyses.project.pictures import SIGNIFICANCE, Method, Panel
 from hiddenscope.analyses.project.points import Points
 from hiddenscope.errors import StatesError
-from hiddenscope.measures.separation import SCORES, corrected
+from hiddenscope.measures.separation import SCORES, Score, corrected
 from hiddenscope.results import Facts
+from hiddenscope.results.dataset import (
+    Coordinates,
+    Variables,
+    site_names,
+    text_array,
+    to_dataset,
+)
 from hiddenscope.sites import Site
 
 if TYPE_CHECKING:
     import xarray
 
-LISTED = 20  # classes that the facts list
+# Classes that the facts list.
+LISTED = 20
 LONG_NAMES = {
     "silhouette": "silhouette of the classes in the full space",
     "neighbour": (
@@ -42,71 +51,65 @@ OF_PICTURE = ("distinct", "trust", "spread", "shown")
 def table(
     parts: Sequence[Points], panels: Sequence[Sequence[Panel]], method: Method
 ) -> "xarray.Dataset":
-    """Everything by model, dataset and site; the first two dimensions only where there
-    are several.
-    """
-    import xarray
+    """Tabulate everything by model, dataset and site.
 
-    models, datasets = (
-        list(dict.fromkeys(getattr(part, name) for part in parts))
-        for name in ("model", "dataset")
-    )
-    sites = sorted({site for part in parts for site in part.sites})
+    The first two dimensions are there only if there are several.
+    """
+    models = list(dict.fromkeys(part.model for part in parts))
+    datasets = list(dict.fromkeys(part.dataset for part in parts))
+    sites = sorted(set().union(*(part.sites for part in parts)))
     counts = [_count(parts, dataset) for dataset in datasets]
-    starts = np.cumsum([0, *counts])
+    ends = np.cumsum(counts)
     pictures = np.full(
         (2, len(models), len(sites), sum(counts)), np.nan, dtype=np.float32
     )
-    names = [f"{score}{side}" for score in SCORES for side in NULL] + [
-        CORRECTED,
-        *OF_PICTURE,
-    ]
-    numbers = {
-        name: np.full((len(models), len(datasets), len(sites)), np.nan)
-        for name in names
-    }
+    numbers = {}
+    for name in [*_score_names(), CORRECTED, *OF_PICTURE]:
+        numbers[name] = np.full((len(models), len(datasets), len(sites)), np.nan)
     for part, row in zip(parts, panels, strict=True):
         model, dataset = models.index(part.model), datasets.index(part.dataset)
+        points = slice(ends[dataset] - counts[dataset], ends[dataset])
         for site, p in _corrected(part, row):
             numbers[CORRECTED][model, dataset, sites.index(site)] = p
-        for site, panel in zip(part.sites, row, strict=True):
-            cell = model, dataset, sites.index(site)
+        for name_of_site, panel in zip(part.sites, row, strict=True):
+            place = sites.index(name_of_site)
             if panel.picture is not None:
-                pictures[:, cell[0], cell[2], starts[dataset] : starts[dataset + 1]] = (
-                    panel.picture.T
-                )
+                pictures[:, model, place, points] = panel.picture.T
             for name, value in _numbers(panel).items():
-                numbers[name][cell] = value
+                numbers[name][model, dataset, place] = value
     point = "text" if parts[0].tokens is None else "token"
-    columns: dict[str, Any] = {
-        axis: (
-            ("model", "site", point),
-            pictures[k],
-            {"long_name": f"{axis} in the picture by {method}"},
-        )
-        for k, axis in enumerate("xy")
-    }
+    variables: Variables = {}
+    for axis, coordinates in zip("xy", pictures, strict=True):
+        long_name = f"{axis} in the picture by {method}"
+        dims = ("model", "site", point)
+        variables[axis] = (dims, coordinates, {"long_name": long_name})
     for name, values in numbers.items():
         if np.isfinite(values).any():
-            columns[name] = (
-                ("model", "dataset", "site"),
-                values,
-                {"long_name": _long_name(name)},
-            )
-    coords = {
+            dims = ("model", "dataset", "site")
+            variables[name] = (dims, values, {"long_name": _long_name(name)})
+    firsts = _firsts(parts)
+    texts: list[str] = []
+    for part in firsts:
+        texts += part.texts or ()
+    coords: Coordinates = {
         "model": models,
         "dataset": datasets,
-        "site": [str(site) for site in sites],
-        **_coords(parts, point),
+        "site": site_names(sites),
+        **_point_coords(firsts, point),
     }
-    texts = [text for part in _firsts(parts) for text in part.texts or ()]
-    data = xarray.Dataset(columns, coords, {"texts": texts, "method": method})
-    return data.squeeze(
-        [dim for dim in ("model", "dataset") if data.sizes[dim] == 1], drop=True
-    )
+    data = to_dataset(variables, coords, {"texts": texts, "method": method})
+    single = [dim for dim in ("model", "dataset") if data.sizes[dim] == 1]
+    return data.squeeze(single, drop=True)
+
+
+def _score_names() -> Iterator[str]:
+    for score in SCORES:
+        for side in NULL:
+            yield f"{score}{side}"
 
 
 def _count(parts: Sequence[Points], dataset: str) -> int:
+    """Return the number of points of a dataset, which must be that of every model."""
     counts = {part.model: len(part) for part in parts if part.dataset == dataset}
     if len(set(counts.values())) > 1:
         reason = "; ".join(
@@ -124,70 +127,68 @@ def _numbers(panel: Panel) -> dict[str, float]:
     numbers = {name: float(getattr(panel, name)) for name in OF_PICTURE}
     for name, score in panel.scores.items():
         sides = (score.value, score.p, score.chance, score.high)
-        numbers |= {
-            f"{name}{side}": value for side, value in zip(NULL, sides, strict=True)
-        }
+        for side, value in zip(NULL, sides, strict=True):
+            numbers[f"{name}{side}"] = value
     return numbers
 
 
+def _scored(
+    part: Points, panels: Sequence[Panel]
+) -> list[tuple[Site, Mapping[str, Score]]]:
+    """Return the sites where the classes were scored, with their scores."""
+    pairs = zip(part.sites, panels, strict=True)
+    return [(site, panel.scores) for site, panel in pairs if panel.scores]
+
+
 def _corrected(part: Points, panels: Sequence[Panel]) -> list[tuple[Site, float]]:
-    """The p-value of the silhouette at each site where there is one, corrected for the
-    number of sites.
-    """
-    scored = [
-        (site, panel.scores["silhouette"])
-        for site, panel in zip(part.sites, panels, strict=True)
-        if panel.scores
-    ]
-    p = corrected([score for _, score in scored]) if scored else []
-    return [(site, value) for (site, _), value in zip(scored, p, strict=True)]
+    """Return the p-values of silhouettes, corrected for the number of sites."""
+    scored = _scored(part, panels)
+    if not scored:
+        return []
+    p_values = corrected([scores["silhouette"] for _, scores in scored])
+    return [(site, p) for (site, _), p in zip(scored, p_values, strict=True)]
 
 
 def _long_name(name: str) -> str:
     if name == CORRECTED:
         return "p-value of the silhouette, corrected for the number of sites"
-    score, _, side = name.partition("_")
-    return LONG_NAMES[score] + NULL[f"_{side}" if side else ""]
+    score, underscore, side = name.partition("_")
+    return LONG_NAMES[score] + NULL[underscore + side]
 
 
 def _firsts(parts: Sequence[Points]) -> list[Points]:
-    """One part of each dataset: its points are the same in every model."""
-    return list({part.dataset: part for part in reversed(parts)}.values())[::-1]
+    """Return one part of each dataset: its points are the same in every model."""
+    firsts: dict[str, Points] = {}
+    for part in parts:
+        firsts.setdefault(part.dataset, part)
+    return list(firsts.values())
 
 
-def _coords(parts: Sequence[Points], point: str) -> dict[str, Any]:
-    firsts = _firsts(parts)
-    labels = [
-        label
-        for part in firsts
-        for label in (part.classes.labels if part.classes else [""] * len(part))
-    ]
-    coords: dict[str, Any] = {"label": (point, _objects(labels))}
+def _point_coords(firsts: Sequence[Points], point: str) -> Coordinates:
+    labels: list[str] = []
+    dataset_of: list[str] = []
+    strings: list[str] = []
+    for part in firsts:
+        labels += part.classes.labels if part.classes else [""] * len(part)
+        dataset_of += [part.dataset] * len(part)
+        strings += part.strings
+    coords: Coordinates = {"label": (point, text_array(labels))}
     if len(firsts) > 1:
-        coords["of"] = (
-            point,
-            _objects([part.dataset for part in firsts for _ in range(len(part))]),
-        )
+        coords["of"] = (point, text_array(dataset_of))
     if point == "token":
-        tokens = [part.tokens for part in firsts if part.tokens is not None]
-        offsets = np.cumsum([0, *(some.count for some in tokens)])
-        texts = [
-            some.text + offset for some, offset in zip(tokens, offsets, strict=False)
-        ]
-        coords["string"] = (
-            point,
-            _objects([string for part in firsts for string in part.strings]),
-        )
+        texts = []
+        positions = []
+        offset = 0
+        for part in firsts:
+            if part.tokens is not None:
+                # Texts of several datasets are numbered through.
+                texts.append(part.tokens.text + offset)
+                positions.append(part.tokens.positions)
+                offset += part.tokens.count
+        coords["string"] = (point, text_array(strings))
         coords["text"] = (point, np.concatenate(texts))
-        coords["position"] = (
-            point,
-            np.concatenate([some.positions for some in tokens]),
-        )
+        coords["position"] = (point, np.concatenate(positions))
     return coords
-
-
-def _objects(values: Sequence[str]) -> NDArray[np.object_]:
-    return np.array([*values, None], dtype=object)[:-1]
 
 
 class Beside(NamedTuple):
@@ -204,7 +205,7 @@ class Beside(NamedTuple):
 
 
 def facts_of(part: Points, panels: Sequence[Panel], beside: Beside) -> Facts:
-    """The facts of one dataset in one model."""
+    """Return the facts of one dataset in one model."""
     facts: dict[str, Any] = {
         "model": part.model,
         "dataset": part.dataset,
@@ -212,57 +213,49 @@ def facts_of(part: Points, panels: Sequence[Panel], beside: Beside) -> Facts:
     }
     if part.classes is not None:
         counts = part.classes.counts
-        listed = list(counts.items())[:LISTED]
-        facts["classes"] = [
-            {"label": label, "points": count} for label, count in listed
-        ]
+        listed = [{"label": label, "points": count} for label, count in counts.items()]
+        facts["classes"] = listed[:LISTED]
         facts["class_count"] = len(counts)
-        if alone := [label for label, count in counts.items() if count == 1]:
-            facts["alone_in_class"] = alone[:LISTED]
+        single = [label for label, count in counts.items() if count == 1]
+        if single:
+            facts["alone_in_class"] = single[:LISTED]
     if beside.predicted is not None:
         facts["labels_predicted"] = beside.predicted
     if beside.tested:
         facts |= {**part.belonging.facts, "smallest_p": beside.smallest_p}
-    if equal := [
-        site
-        for site, panel in zip(part.sites, panels, strict=True)
-        if panel.picture is None
-    ]:
+    pairs = zip(part.sites, panels, strict=True)
+    equal = [site for site, panel in pairs if panel.picture is None]
+    if equal:
         facts["all_equal_at"] = equal
     return {**facts, **_separation(part, panels), **_picture(part, panels)}
 
 
 def _separation(part: Points, panels: Sequence[Panel]) -> Facts:
-    scored = [
-        (site, panel)
-        for site, panel in zip(part.sites, panels, strict=True)
-        if panel.scores
-    ]
+    scored = _scored(part, panels)
     if not scored:
         return {}
-    best = max(scored, key=lambda pair: pair[1].scores["silhouette"].value)
+    best, scores = max(scored, key=lambda pair: pair[1]["silhouette"].value)
     p = dict(_corrected(part, panels))
     return {
         "separation": {
-            "best": {**_scores_at(*best), "p_corrected": _known(p[best[0]])},
+            "best": {**_scores_at(best, scores), "p_corrected": _known(p[best])},
             "first": _scores_at(*scored[0]),
             "last": _scores_at(*scored[-1]),
-            "apart_at": [site for site in p if p[site] <= CHANCE],
+            "apart_at": [site for site in p if p[site] <= SIGNIFICANCE],
         }
     }
 
 
-def _scores_at(site: Site, panel: Panel) -> Facts:
-    values = {name: score.value for name, score in panel.scores.items()}
-    return {
-        "site": site,
-        **values,
-        "p": {name: _known(score.p) for name, score in panel.scores.items()},
-    }
+def _scores_at(site: Site, scores: Mapping[str, Score]) -> Facts:
+    facts: dict[str, Any] = {"site": site}
+    for name, score in scores.items():
+        facts[name] = score.value
+    facts["p"] = {name: _known(score.p) for name, score in scores.items()}
+    return facts
 
 
 def _known(number: float) -> float | None:
-    """None in place of NaN, which JSON does not have."""
+    """Return None for NaN, which JSON does not have."""
     return number if number == number else None
 
 
@@ -271,84 +264,68 @@ def _picture(part: Points, panels: Sequence[Panel]) -> Facts:
     for name, key in (("trust", "trustworthiness"), ("spread", "seed_difference")):
         values = np.array([getattr(panel, name) for panel in panels])
         if np.isfinite(values).any():
-            lowest, highest = int(np.nanargmin(values)), int(np.nanargmax(values))
-            facts[key] = {
-                "lowest": {"site": part.sites[lowest], "value": float(values[lowest])},
-                "highest": {
-                    "site": part.sites[highest],
-                    "value": float(values[highest]),
-                },
-                "median": float(np.nanmedian(values)),
-            }
-    doubts = [
-        (site, panel.doubt)
-        for site, panel in zip(part.sites, panels, strict=True)
-        if panel.doubt is not None
-    ]
+            facts[key] = _range(part.sites, values)
+    doubts = []
+    for site, panel in zip(part.sites, panels, strict=True):
+        if panel.doubt is not None:
+            doubts.append({"site": site, **asdict(panel.doubt)})
     if doubts:
-        facts["doubts"] = [
-            {
-                "site": site,
-                "shown": doubt.shown,
-                "full_space": doubt.full_space,
-                "p": doubt.p,
-                "groups": doubt.groups,
-            }
-            for site, doubt in doubts
-        ]
+        facts["doubts"] = doubts
     return {"picture": facts} if facts else {}
 
 
+def _range(sites: Sequence[Site], values: NDArray[np.float64]) -> Facts:
+    """Return the lowest and the highest value with their sites, and the median."""
+    lowest, highest = int(np.nanargmin(values)), int(np.nanargmax(values))
+    return {
+        "lowest": {"site": sites[lowest], "value": float(values[lowest])},
+        "highest": {"site": sites[highest], "value": float(values[highest])},
+        "median": float(np.nanmedian(values)),
+    }
+
+
 def tightness(parts: Sequence[Points], panels: Sequence[Sequence[Panel]]) -> Facts:
-    """Of two datasets in one model: at which sites the classes of each are tighter. The
-    difference is not tested.
+    """Return at which sites the classes of each of two datasets are tighter.
+
+    The difference is not tested.
     """
-    facts = list(_tightness(parts, panels))
+    facts = []
+    for model in dict.fromkeys(part.model for part in parts):
+        pairs = zip(parts, panels, strict=True)
+        of_model = [pair for pair in pairs if pair[0].model == model]
+        if len(of_model) == 2 and (compared := _compare(model, of_model)):
+            facts.append(compared)
     return {"tightness": facts} if facts else {}
 
 
-def _tightness(
-    parts: Sequence[Points], panels: Sequence[Sequence[Panel]]
-) -> Iterator[Facts]:
-    for model in dict.fromkeys(part.model for part in parts):
-        pair = [
-            (part, row)
-            for part, row in zip(parts, panels, strict=True)
-            if part.model == model
+def _compare(
+    model: str, of_model: Sequence[tuple[Points, Sequence[Panel]]]
+) -> Facts | None:
+    """Compare two datasets at the sites where the classes of either are tight."""
+    first, second = (dict(_scored(part, row)) for part, row in of_model)
+    shared = []
+    for site in first:
+        if site in second:
+            p_values = first[site]["within"].p, second[site]["within"].p
+            if any(p <= SIGNIFICANCE for p in p_values):
+                shared.append(site)
+    if not shared:
+        return None
+    within = np.array(
+        [
+            [scores[site]["within"].value for site in shared]
+            for scores in (first, second)
         ]
-        sides = [
+    )
+    tighter = np.argmin(within, axis=0)
+    datasets = []
+    for number, (part, _) in enumerate(of_model):
+        pairs = zip(shared, tighter, strict=True)
+        datasets.append(
             {
-                site: panel.scores
-                for site, panel in zip(part.sites, row, strict=True)
-                if panel.scores
+                "dataset": part.dataset,
+                "tighter_at": [site for site, side in pairs if side == number],
+                "median_within": float(np.median(within[number])),
             }
-            for part, row in pair
-        ]
-        shared = [site for site in sides[0] if site in sides[-1]]
-        shared = [
-            site
-            for site in shared
-            if any(side[site]["within"].p <= CHANCE for side in sides)
-        ]
-        if len(pair) != 2 or not shared:
-            continue
-        within = np.array(
-            [[side[site]["within"].value for site in shared] for side in sides]
         )
-        tighter = np.argmin(within, axis=0)
-        yield {
-            "model": model,
-            "sites": shared,
-            "datasets": [
-                {
-                    "dataset": part.dataset,
-                    "tighter_at": [
-                        site
-                        for site, side in zip(shared, tighter, strict=True)
-                        if side == number
-                    ],
-                    "median_within": float(np.median(within[number])),
-                }
-                for number, (part, _) in enumerate(pair)
-            ],
-        }
+    return {"model": model, "sites": shared, "datasets": datasets}

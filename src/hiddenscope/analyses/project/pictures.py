@@ -1,11 +1,9 @@
-"""Pictures of points in two dimensions, one a site, and whether they show what the full
-space holds.
-"""
+"""Pictures of points in two dimensions, and whether they tell the truth."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -23,16 +21,22 @@ if TYPE_CHECKING:
 
 Method: TypeAlias = Literal["umap", "pca", "pacmap", "tsne"]
 Picture: TypeAlias = NDArray[np.float32]
+Ints: TypeAlias = NDArray[np.int64]
 
 METHODS = ("umap", "pca", "pacmap", "tsne")
 FEWEST = {"umap": 4, "pca": 2, "pacmap": 8, "tsne": 4}
-RADIUS = 10.0  # of UMAP's initial picture, as umap-learn scales its own
-CHANCE = 0.05
-APART = 0.25  # classes with a silhouette from here on look apart in a picture
+# Of UMAP's initial picture, as umap-learn scales its own.
+RADIUS = 10.0
+SIGNIFICANCE = 0.05
+# Classes with a silhouette from here on look apart in a picture.
+APART = 0.25
 # Points with a silhouette from here on look like groups; noise comes to 0.3 to 0.4.
 GROUPED = 0.6
-LOOSE = 0.1  # groups with a silhouette below this one do not exist in the full space
-SAMPLE = 500  # points among which groups are looked for
+# Groups with a silhouette below this do not exist in the full space.
+LOOSE = 0.1
+# Points among which groups are looked for, and the most groups.
+SAMPLE = 500
+MAX_GROUPS = 6
 
 
 @checked
@@ -58,17 +62,17 @@ class Pictures:
             raise StatesError(
                 problem, "there are four methods", f"Use one of {', '.join(METHODS)}."
             )
-        integer(self.neighbours, "neighbours", 2)  # a point is its own first
+        # At least two, because a point is its own first neighbour.
+        integer(self.neighbours, "neighbours", 2)
         if self.method == "pacmap":
             _installed_pacmap()
 
     def for_points(self, fewest: int) -> "Pictures":
-        """The same with no more neighbours than there are other points."""
-        if fewest < FEWEST[self.method]:
-            reason = (
-                f"there {'is 1 point' if fewest == 1 else f'are {fewest} points'}, and"
-                f" it takes {FEWEST[self.method]}"
-            )
+        """Return the same with no more neighbours than there are other points."""
+        needed = FEWEST[self.method]
+        if fewest < needed:
+            points = "is 1 point" if fewest == 1 else f"are {fewest} points"
+            reason = f"there {points}, and it takes {needed}"
             raise StatesError(
                 f"No picture by {self.method}", reason, "Give more texts, or use pca."
             )
@@ -76,16 +80,19 @@ class Pictures:
 
 
 def pca(points: Distances) -> Picture:
-    """The first two principal components."""
+    """Return the first two principal components."""
     rows = points.rows
-    tall = rows.shape[0] > rows.shape[1]
-    values, vectors = torch.linalg.eigh(rows.T @ rows if tall else rows @ rows.T)
-    values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
-    components = rows @ vectors[:, :2] if tall else vectors[:, :2] * values[:2].sqrt()
-    if components.shape[1] < 2:  # states of width 1, or one point
-        missing = torch.zeros(
-            len(components), 2 - components.shape[1], dtype=components.dtype
-        )
+    # Of the two products, the smaller one: their spectra differ by zeros only.
+    if rows.shape[0] > rows.shape[1]:
+        _, vectors = torch.linalg.eigh(rows.T @ rows)
+        components = rows @ vectors.flip(1)[:, :2]
+    else:
+        values, vectors = torch.linalg.eigh(rows @ rows.T)
+        deviations = values.flip(0).clamp_min(0)[:2].sqrt()
+        components = vectors.flip(1)[:, :2] * deviations
+    if components.shape[1] < 2:
+        # States of width 1, or one point.
+        missing = components.new_zeros(len(components), 2 - components.shape[1])
         components = torch.cat([components, missing], 1)
     # Each component is defined up to its sign: the largest entry is made positive.
     signs = components.gather(0, components.abs().argmax(0, keepdim=True)).sign()
@@ -99,51 +106,58 @@ def draw(
     pool: UmapPool | None,
     advance: Callable[[float], None],
 ) -> list[list[Picture]]:
-    """The pictures of every set of points, one for each seed; all begin from PCA."""
-    starts = [pca(some) for some in points]
+    """Draw every set of points, once for each seed; all pictures start from PCA."""
+    starts = [pca(site) for site in points]
     if how.method == "pca":
         return [[start] for start in starts]
     if how.method == "umap":
         assert pool is not None
-        jobs = []
-        for some, start in zip(points, starts, strict=True):
-            neighbours, distances = some.nearest(how.neighbours)
-            jobs += [
-                Job(_scaled(start), neighbours.numpy(), _floats(distances), seed)
-                for seed in seeds
-            ]
-        made = pool.compute(jobs, advance)
-        return [made[k : k + len(seeds)] for k in range(0, len(made), len(seeds))]
-    draw_one = {"tsne": _tsne, "pacmap": _pacmap}[how.method]
+        pictures = pool.compute(_umap_jobs(points, starts, how, seeds), advance)
+        count = len(seeds)
+        return [pictures[k : k + count] for k in range(0, len(pictures), count)]
+    draw_site = _tsne if how.method == "tsne" else _pacmap
     drawn: list[list[Picture]] = []
-    for some, start in zip(points, starts, strict=True):
+    for site, start in zip(points, starts, strict=True):
         drawn.append([])
         for seed in seeds:
-            drawn[-1].append(draw_one(some, start, how.neighbours, seed))
+            drawn[-1].append(draw_site(site, start, how.neighbours, seed))
             advance(1)
     return drawn
 
 
-def _scaled(start: Picture) -> Picture:
-    widest = float(np.abs(start).max())
-    return start / widest * np.float32(RADIUS) if widest > 0 else start
+def _umap_jobs(
+    points: Sequence[Distances],
+    starts: Sequence[Picture],
+    how: Pictures,
+    seeds: Sequence[int],
+) -> list[Job]:
+    """Return the jobs of every set of points, one for each seed."""
+    jobs = []
+    for site, start in zip(points, starts, strict=True):
+        indices, distances = site.nearest(how.neighbours)
+        widest = float(np.abs(start).max())
+        if widest > 0:
+            start = start / widest * np.float32(RADIUS)
+        for seed in seeds:
+            jobs.append(Job(start, indices.numpy(), _floats(distances), seed))
+    return jobs
 
 
 def _tsne(points: Distances, start: Picture, neighbours: int, seed: int) -> Picture:
     from sklearn.manifold import TSNE
 
     perplexity = max(1.0, min(30.0, (len(points) - 1) / 3))
+    # Scaled like scikit-learn's own initial picture by PCA.
     deviation = float(start.std(0)[0]) or 1.0
-    options: dict[str, Any] = {
-        "perplexity": perplexity,
-        "random_state": seed,
-        "n_jobs": 1,
-    }
+    reducer = TSNE(
+        init=start / deviation * 1e-4,
+        perplexity=perplexity,
+        random_state=seed,
+        n_jobs=1,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        picture = TSNE(init=start / deviation * 1e-4, **options).fit_transform(
-            _floats(points.rows)
-        )
+        picture = reducer.fit_transform(_floats(points.rows))
     return np.asarray(picture, dtype=np.float32)
 
 
@@ -169,40 +183,45 @@ def _installed_pacmap() -> Any:
     return pacmap
 
 
-def aligned(picture: Picture, other: Picture | None) -> Picture:
-    """The picture, centred, then rotated and mirrored to lie as close to the other as
-    it can; nothing is stretched.
+def align(picture: Picture, other: Picture | None) -> Picture:
+    """Centre a picture, then rotate and mirror it to lie as close to another as it can.
+
+    Nothing is stretched (orthogonal Procrustes, Schönemann 1966).
     """
-    centred = picture.astype(np.float64) - picture.mean(0, dtype=np.float64)
-    if other is None:
-        return np.asarray(centred, dtype=np.float32)
-    # Orthogonal Procrustes.
-    left, _, right = np.linalg.svd(centred.T @ (other - other.mean(0)))
-    return np.asarray(centred @ (left @ right), dtype=np.float32)
+    centred = _centred(picture)
+    if other is not None:
+        left, _, right = np.linalg.svd(centred.T @ (other - other.mean(0)))
+        centred = centred @ (left @ right)
+    return np.asarray(centred, dtype=np.float32)
+
+
+def _centred(picture: Picture) -> NDArray[np.float64]:
+    mean = picture.mean(0, dtype=np.float64)
+    centred: NDArray[np.float64] = picture.astype(np.float64) - mean
+    return centred
 
 
 def disparity(picture: Picture, other: Picture) -> float:
-    """How far two pictures differ beyond shift, rotation, mirror image and scale: 0 not
-    at all, 1 wholly.
+    """Measure how far two pictures differ beyond shift, rotation, mirroring and scale.
+
+    It is 0 if they do not differ at all, and at most 1.
     """
-    sides = [
-        side.astype(np.float64) - side.mean(0, dtype=np.float64)
-        for side in (picture, other)
-    ]
-    scale = np.linalg.norm(sides[0]) * np.linalg.norm(sides[1])
+    first, second = _centred(picture), _centred(other)
+    scale = np.linalg.norm(first) * np.linalg.norm(second)
     if scale == 0:
         return float("nan")
-    shared = np.linalg.svd(sides[0].T @ sides[1], compute_uv=False).sum() / scale
+    # The residual of the best orthogonal fit (Procrustes statistic).
+    shared = np.linalg.svd(first.T @ second, compute_uv=False).sum() / scale
     return float(np.sqrt(max(0.0, 1.0 - min(1.0, shared) ** 2)))
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """What a picture shows and the full space does not hold: its silhouette in the
-    picture, and in the full space.
+    """What a picture shows and the full space does not hold.
 
-    `groups` is the number of groups that can be seen, or None where the doubt is about
-    the classes, with their `p`.
+    `shown` and `full_space` are silhouettes in the picture and in the full space.
+    `groups` is the number of visible groups, or None where the doubt is about the
+    classes, with their `p`.
     """
 
     shown: float
@@ -213,9 +232,7 @@ class Doubt:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One site of one set of points: its picture (None if all states are equal) and the
-    numbers beside it.
-    """
+    """One site: its picture (None if all states are equal), and numbers about it."""
 
     distinct: int
     picture: Picture | None = None
@@ -226,102 +243,88 @@ class Panel:
     doubt: Doubt | None = None
 
 
-def panel(
+def panel_of(
     points: Distances,
     drawn: Sequence[Picture],
     codes: Tensor | None,
     scores: Mapping[str, Score],
     neighbours: int,
 ) -> Panel:
-    """The first picture, compared with the full space and with the pictures of other
-    seeds.
-    """
-    first, *others = drawn
+    """Compare the first picture with the full space, and with those of other seeds."""
+    picture, *others = drawn
+    trust = spread = shown = np.nan
     near = min(neighbours, (len(points) - 1) // 2)
-    trust = (
-        trustworthiness(points, torch.from_numpy(first), near)
-        if near > 0 and len(points) > 3
-        else np.nan
-    )
-    spread = (
-        float(np.mean([disparity(first, other) for other in others]))
-        if others
-        else np.nan
-    )
-    shown = (
-        _silhouette(first, codes.numpy())
-        if scores and codes is not None and len(np.unique(first, axis=0)) > 1
-        else np.nan
-    )
-    return Panel(
-        points.distinct,
-        first,
-        scores,
-        trust,
-        spread,
-        shown,
-        _doubt(points, first, shown, scores),
-    )
+    if near > 0 and len(points) > 3:
+        trust = trustworthiness(points, torch.from_numpy(picture), near)
+    if others:
+        spread = float(np.mean([disparity(picture, other) for other in others]))
+    if scores and codes is not None and len(np.unique(picture, axis=0)) > 1:
+        shown = _silhouette(picture, codes.numpy())
+    doubt = _doubt(points, picture, shown, scores)
+    return Panel(points.distinct, picture, scores, trust, spread, shown, doubt)
 
 
-def _silhouette(rows: NDArray[Any], codes: NDArray[Any]) -> float:
-    """The mean silhouette; 0 where every point is alone in its class, which
-    scikit-learn refuses.
+def _silhouette(rows: NDArray[np.floating[Any]], codes: Ints) -> float:
+    """Return the mean silhouette; 0 if every point is alone, or all are in one class.
+
+    scikit-learn refuses both.
     """
     from sklearn.metrics import silhouette_score
 
-    return (
-        float(silhouette_score(rows, codes))
-        if 1 < len(np.unique(codes)) < len(codes)
-        else 0.0
-    )
+    if not 1 < len(np.unique(codes)) < len(codes):
+        return 0.0
+    return float(silhouette_score(rows, codes))
 
 
 def _doubt(
     points: Distances, picture: Picture, shown: float, scores: Mapping[str, Score]
 ) -> Doubt | None:
-    if scores and shown >= APART and scores["silhouette"].p > CHANCE:
-        return Doubt(shown, scores["silhouette"].value, p=scores["silhouette"].p)
+    """Return what the picture shows although the full space does not hold it."""
+    if scores:
+        score = scores["silhouette"]
+        if shown >= APART and score.p > SIGNIFICANCE:
+            return Doubt(shown, score.value, p=score.p)
     groups = _visible_groups(picture)
     if groups is None:
         return None
-    rows, codes, seen = groups
-    full_space = _silhouette(points.rows.numpy()[rows], codes)
-    return (
-        Doubt(seen, full_space, groups=int(codes.max()) + 1)
-        if full_space < LOOSE
-        else None
-    )
+    full_space = _silhouette(points.rows.numpy()[groups.rows], groups.codes)
+    if full_space >= LOOSE:
+        return None
+    return Doubt(groups.silhouette, full_space, groups=int(groups.codes.max()) + 1)
 
 
-def _visible_groups(
-    picture: Picture,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], float] | None:
-    """The groups that stand out in a picture: a sample of its points, the group of
-    each, and their silhouette.
-    """
+class _Groups(NamedTuple):
+    """Groups that stand out among a sample of the points of a picture."""
+
+    rows: Ints
+    codes: Ints
+    silhouette: float
+
+
+def _visible_groups(picture: Picture) -> _Groups | None:
+    """Find the groups that stand out in a picture, if there are any."""
     from sklearn.cluster import KMeans
 
-    rows: NDArray[np.int64] = np.arange(len(picture))
+    rows: Ints = np.arange(len(picture))
     if len(rows) > SAMPLE:
-        rows = np.sort(
-            np.random.default_rng(0).choice(len(picture), SAMPLE, replace=False)
-        )
+        drawn = np.random.default_rng(0).choice(len(picture), SAMPLE, replace=False)
+        rows = np.sort(drawn)
     sample = picture[rows]
-    best: tuple[NDArray[np.int64], float] | None = None
-    for count in range(2, min(7, len(np.unique(sample, axis=0)), len(rows) // 3 + 1)):
+    distinct = len(np.unique(sample, axis=0))
+    best = None
+    lower_bound = GROUPED
+    for count in range(2, min(MAX_GROUPS + 1, distinct, len(rows) // 3 + 1)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            codes = (
-                KMeans(count, n_init=1, random_state=0)
-                .fit_predict(sample)
-                .astype(np.int64)
-            )
-        if len(np.unique(codes)) == count and (
-            seen := _silhouette(sample, codes)
-        ) >= max(GROUPED, best[1] if best else 0):
-            best = codes, seen
-    return None if best is None else (rows, *best)
+            clusters = KMeans(count, n_init=1, random_state=0).fit_predict(sample)
+        codes = clusters.astype(np.int64)
+        if len(np.unique(codes)) < count:
+            continue
+        silhouette = _silhouette(sample, codes)
+        if silhouette >= lower_bound:
+            best = _Groups(rows, codes, silhouette)
+            lower_bound = silhouette
+    return best
 
 
 def _floats(values: Tensor) -> Picture:

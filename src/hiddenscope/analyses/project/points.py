@@ -1,7 +1,6 @@
-"""Points: the vectors of a dataset in a model, with their classes; and whether the
-model predicts the labels itself.
-"""
+"""Points: the vectors of a dataset in a model, with their classes."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,51 +17,49 @@ from hiddenscope.texts import Belonging, Labelled, belonging, listed
 from hiddenscope.vectors import Vectors, vectors
 from hiddenscope.vectors.dataset import Dataset, dataset_of, strings_of
 
-AT_ONCE = 64  # texts whose logits are computed at a time
+# Texts whose logits are computed at a time.
+AT_ONCE = 64
 
 
 @dataclass(frozen=True)
 class Classes:
-    """The class of every point: `codes` index `names`, which are in the order of their
-    first point.
-    """
+    """The class of every point: `codes` index `names`, in order of first occurrence."""
 
     names: tuple[str, ...]
     codes: Tensor
 
     @classmethod
     def of(cls, labels: Sequence[Any]) -> "Classes":
-        """From one label for each point."""
+        """Read one label for each point."""
         strings = [_as_string(label) for label in labels]
-        names = tuple(dict.fromkeys(strings))
-        indices = {name: index for index, name in enumerate(names)}
-        if len(names) == len(strings) > 1:
+        indices: dict[str, int] = {}
+        codes = [indices.setdefault(string, len(indices)) for string in strings]
+        if len(indices) == len(strings) > 1:
             reason = (
                 f"all {len(strings):,} labels are different, so no class has two points"
             )
             raise StatesError(
                 "No classes", reason, "Give labels that several points share, or none."
             )
-        return cls(names, torch.tensor([indices[string] for string in strings]))
+        return cls(tuple(indices), torch.tensor(codes))
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of points of each class."""
+        """Return the number of points of each class."""
         return dict(zip(self.names, torch.bincount(self.codes).tolist(), strict=True))
 
     @property
     def labels(self) -> list[str]:
-        """The name of every point's class."""
+        """Return the name of every point's class."""
         return [self.names[code] for code in self.codes.tolist()]
 
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """The vectors `[site, point, width]` of one dataset in one model, and what is known
-    of each point.
+    """The vectors `[site, point, width]` of one dataset in one model.
 
-    `text_of` is the number of each point's text, and `belonging` says which texts
-    belong together.
+    A point is a text, or a token if there are `tokens`. `text_of` is the number of each
+    point's text, and `belonging` says which texts belong together.
     """
 
     model: str
@@ -81,30 +78,25 @@ class Points:
 
     @property
     def scored(self) -> list[int]:
-        """The points that count: a text that came before with the same label tells
-        nothing new.
-        """
-        return [
-            row for row, text in enumerate(self.text_of) if self.belonging.first[text]
-        ]
+        """Return the points that count: copies of a text say nothing new."""
+        first = self.belonging.first
+        return [row for row, text in enumerate(self.text_of) if first[text]]
 
     def names(self, rows: Sequence[int]) -> tuple[list[str], list[str]]:
-        """The group and the text of some points."""
+        """Return the names of the groups and of the texts of some points."""
         texts = [self.text_of[row] for row in rows]
-        return [self.belonging.groups[text] for text in texts], [
-            self.belonging.texts[text] for text in texts
-        ]
+        group_names = [self.belonging.groups[text] for text in texts]
+        text_names = [self.belonging.texts[text] for text in texts]
+        return group_names, text_names
 
     @property
     def strings(self) -> list[str]:
-        """What stands for a point in words: its text, or its token."""
+        """Return each point in words: its token, or its text."""
         if self.tokens is not None:
             return list(self.tokens.strings)
-        return (
-            list(self.texts)
-            if self.texts is not None
-            else [f"text {row}" for row in range(len(self))]
-        )
+        if self.texts is not None:
+            return list(self.texts)
+        return [f"text {row}" for row in range(len(self))]
 
 
 def _as_string(label: Any) -> str:
@@ -116,19 +108,18 @@ def _as_string(label: Any) -> str:
         )
     if hasattr(label, "item"):
         label = label.item()
-    return (
-        str(int(label))
-        if isinstance(label, float) and label.is_integer()
-        else str(label)
-    )
+    # 1.0 and 1 name the same class.
+    if isinstance(label, float) and label.is_integer():
+        label = int(label)
+    return str(label)
 
 
 def datasets_of(data: Any) -> dict[str, Dataset]:
-    """One dataset, or several in a mapping of names."""
+    """Read one dataset, or several in a mapping of names."""
     if isinstance(data, Mapping):
         if not data:
             raise TextError("No datasets", "the mapping is empty", "Give at least one.")
-        return {str(name): dataset_of(one) for name, one in data.items()}
+        return {str(name): dataset_of(texts) for name, texts in data.items()}
     dataset = dataset_of(data)
     return {dataset.name: dataset}
 
@@ -140,14 +131,13 @@ def points_of_models(
     pool: Pooling | None,
     truncate: bool,
 ) -> Iterator[Points]:
-    """The points of every dataset in every model."""
-    names = [model.name for model in models]
-    for number, model in enumerate(models):
-        name = (
-            f"{model.name} ({names[:number].count(model.name) + 1})"
-            if model.name in names[:number]
-            else model.name
-        )
+    """Yield the points of every dataset in every model."""
+    counts: Counter[str] = Counter()
+    for model in models:
+        counts[model.name] += 1
+        name = model.name
+        if counts[name] > 1:
+            name = f"{name} ({counts[name]})"
         for dataset_name, dataset in datasets.items():
             rows = vectors(
                 model, dataset.texts, sites=sites, pool=pool, truncate=truncate
@@ -158,17 +148,19 @@ def points_of_models(
 def points_of_states(
     source: Readable | Pair, labels: Any, sites: SitePatterns, pool: Pooling | None
 ) -> Points:
-    """The points of states, with one label for each text or for each token."""
+    """Return the points of states, with one label for each text or for each token."""
     groups = None
     if isinstance(labels, Labelled):
         labels, groups = labels.labels, labels.groups
     values = None if labels is None else _listed(labels)
     if isinstance(source, Pair):
-        tokens = (source.decoder if "decoder" in str(sites) else source.encoder).tokens
+        part = source.decoder if "decoder" in str(sites) else source.encoder
+        tokens = part.tokens
     else:
         tokens = source.tokens
     if values is not None and len(values) == len(tokens) != tokens.count:
-        pool = None  # one label for each token means that tokens are the points
+        # One label for each token means that tokens are the points.
+        pool = None
     rows = vectors(source, sites=sites, pool=pool)
     model = rows.source.model if isinstance(rows.source, Source) else "states"
     return _points(rows, (model, ""), Dataset(tokens, values, "", groups))
@@ -186,26 +178,55 @@ def _listed(labels: Any) -> list[Any]:
 
 
 def _points(rows: Vectors, names: tuple[str, str], dataset: Dataset) -> Points:
-    """Points of a model and a dataset with these names; labels are per text or token,
-    groups per text.
-    """
-    count, labels = rows.values.shape[1], dataset.labels
-    if (
-        labels is not None
-        and rows.tokens is not None
-        and len(labels) == rows.tokens.count != count
-    ):
-        labels = [labels[text] for text in rows.tokens.text]
-    if labels is not None and len(labels) != count:
-        reason = (
-            f"there are {len(labels):,} labels for {count:,}"
-            f" {'texts' if rows.tokens is None else 'tokens'}"
-        )
+    """Label the vectors of a model and a dataset with these names."""
+    labels: Sequence[Any] = [""] * rows.values.shape[1]
+    if dataset.labels is not None:
+        labels = _point_labels(rows, dataset.labels)
+    _check_finite(rows)
+    classes = None
+    if dataset.labels is not None:
+        classes = Classes.of(labels)
+        labels = classes.labels
+    strings = strings_of(dataset.texts)
+    text_of = list(range(len(strings)))
+    if rows.tokens is not None:
+        text_of = rows.tokens.text.tolist()
+    by_text: list[list[str]] = [[] for _ in strings]
+    for text, label in zip(text_of, labels, strict=True):
+        by_text[text].append(label)
+    model, dataset_name = names
+    return Points(
+        model=model,
+        dataset=dataset_name,
+        sites=rows.sites,
+        values=rows.values,
+        classes=classes,
+        texts=rows.texts,
+        tokens=rows.tokens,
+        text_of=text_of,
+        belonging=belonging(strings, by_text, dataset.groups),
+        source=rows.source,
+    )
+
+
+def _point_labels(rows: Vectors, labels: Sequence[Any]) -> Sequence[Any]:
+    """Return one label for each point, from one for each text or for each point."""
+    count = rows.values.shape[1]
+    unit = "texts"
+    if rows.tokens is not None:
+        unit = "tokens"
+        if len(labels) == rows.tokens.count != count:
+            return [labels[text] for text in rows.tokens.text]
+    if len(labels) != count:
         raise StatesError(
             "Labels do not fit the points",
-            reason,
+            f"there are {len(labels):,} labels for {count:,} {unit}",
             "Give one label for each text, or for each token.",
         )
+    return labels
+
+
+def _check_finite(rows: Vectors) -> None:
     for site, values in zip(rows.sites, rows.values, strict=True):
         if not bool(values.isfinite().all()):
             row = int((~values.isfinite()).any(1).nonzero()[0])
@@ -214,70 +235,42 @@ def _points(rows: Vectors, names: tuple[str, str], dataset: Dataset) -> Points:
                 f"row {row} has a NaN or an infinity",
                 "Leave that one out.",
             )
-    classes = None if labels is None else Classes.of(labels)
-    strings = strings_of(dataset.texts)
-    text_of = (
-        list(range(len(strings))) if rows.tokens is None else rows.tokens.text.tolist()
-    )
-    by_text: list[list[str]] = [[] for _ in strings]
-    for text, label in zip(
-        text_of, classes.labels if classes else [""] * count, strict=True
-    ):
-        by_text[text].append(label)
-    found = belonging(strings, by_text, dataset.groups)
-    return Points(
-        *names,
-        rows.sites,
-        rows.values,
-        classes,
-        rows.texts,
-        rows.tokens,
-        text_of,
-        found,
-        rows.source,
-    )
 
 
-def label_predictions(model: Model, dataset: Dataset, points: Points) -> int | None:
-    """The number of texts whose label is the token that the model predicts next; None
-    if that cannot be asked.
+def count_label_predictions(
+    model: Model, dataset: Dataset, points: Points
+) -> int | None:
+    """Count the texts whose label is the token that the model predicts next.
 
-    It can be asked of a causal model with a head whose tokenizer has every label as one
-    token. The last layer at the last token of each text is among the points already,
-    and the model's own norm and head make logits of it.
+    It is None unless the model is causal with a head, and its tokenizer has every label
+    as one token. The last layer at the last token of each text is mostly among the
+    points already, and the model's own norm and head make logits of it.
     """
     anatomy, labels = model.anatomy, dataset.labels
-    if (
-        labels is None
-        or points.texts is None
-        or anatomy.head is None
-        or len(anatomy.stacks) > 1
-    ):
+    if labels is None or points.texts is None or anatomy.head is None:
         return None
-    tokens = {label: _single_token(model, label) for label in dict.fromkeys(labels)}
-    if None in tokens.values() or not anatomy.stacks[0].causal:
+    if len(anatomy.stacks) > 1 or not anatomy.stacks[0].causal:
         return None
+    token_of = {label: _single_token(model, label) for label in dict.fromkeys(labels)}
+    if None in token_of.values():
+        return None
+    predicted: list[int] = []
     try:
         (last,) = anatomy.select("layer.-1")
         unembedding = Unembedding(model, last)
         rows = _last_states(model, points, dataset, last)
-        predicted: list[int] = [
-            token
-            for some in torch.split(rows, AT_ONCE)
-            for token in (
-                unembedding.logits(unembedding.head_inputs(some)).argmax(-1).tolist()
-            )
-        ]
-    except PassError:  # this model cannot be entered at its last layer
+        for batch in torch.split(rows, AT_ONCE):
+            logits = unembedding.logits(unembedding.head_inputs(batch))
+            predicted += logits.argmax(-1).tolist()
+    except PassError:
+        # This model cannot be entered at its last layer.
         return None
-    return sum(
-        bool(token == tokens[label])
-        for token, label in zip(predicted, labels, strict=True)
-    )
+    pairs = zip(predicted, labels, strict=True)
+    return sum(token == token_of[label] for token, label in pairs)
 
 
 def _last_states(model: Model, points: Points, dataset: Dataset, last: Site) -> Tensor:
-    """The last layer at the last token of each text, in the model's dtype."""
+    """Return the last layer at the last token of each text, in the model's dtype."""
     if last in points.sites:
         values = points.values[points.sites.index(last)]
     else:
@@ -287,14 +280,13 @@ def _last_states(model: Model, points: Points, dataset: Dataset, last: Site) -> 
     return values.to(model.device, model.dtype)
 
 
-def _single_token(model: Model, label: Any) -> int | None:
-    """The one token that a label is after a space, as in the middle of a sentence."""
+def _single_token(model: Model, label: object) -> int | None:
+    """Return the one token of a label after a space, as in the middle of a sentence."""
     if not isinstance(label, str) or not label.strip() or model.tokenizer is None:
         return None
+    word = label if label.startswith(" ") else f" {label}"
     try:
         with model.lock:
-            return model.text_encoder.single(
-                label if label.startswith(" ") else f" {label}", "label"
-            )
+            return model.text_encoder.single(word, "label")
     except TextError:
         return None

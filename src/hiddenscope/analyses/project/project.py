@@ -1,6 +1,4 @@
-"""How do labelled texts lie in every layer: are the classes apart, and does the picture
-tell the truth?
-"""
+"""How do labelled texts lie in every layer, and does the picture tell the truth?"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -13,14 +11,14 @@ from hiddenscope.analyses.project.pictures import (
     Panel,
     Picture,
     Pictures,
-    aligned,
+    align,
     draw,
-    panel,
+    panel_of,
 )
 from hiddenscope.analyses.project.points import (
     Points,
+    count_label_predictions,
     datasets_of,
-    label_predictions,
     points_of_models,
     points_of_states,
 )
@@ -39,10 +37,14 @@ from hiddenscope.vectors.dataset import Dataset
 
 Cell: TypeAlias = tuple[Distances, Mapping[str, Score]]
 
-MOST = 50_000  # points: all pairs are compared
-FEW = 200  # points up to which two other seeds are drawn for comparison, and not one
-SHUFFLES = {500: 999, 5_000: 199}  # shuffles of the labels, up to so many points
-FEWEST_SHUFFLES = 99
+# All pairs of points are compared.
+MAX_POINTS = 50_000
+# With up to this many points, pictures of two other seeds are drawn for comparison;
+# with more points, of one.
+FEW = 200
+# Permutations of the labels, up to so many points.
+PERMUTATIONS = {500: 999, 5_000: 199}
+MIN_PERMUTATIONS = 99
 
 
 @checked
@@ -57,8 +59,7 @@ def project(
     seed: int = 0,
     truncate: bool = False,
 ) -> Result:
-    """Draw one picture for each layer, with numbers from the full space that say
-    whether it tells the truth.
+    """Draw one picture for each layer, and measure whether it tells the truth.
 
     With a model, or a list of models, `data` is a dataset: a shipped name, a path, a
     frame, `(texts, labels)`, or what `hs.read` gave; or a mapping of names to several
@@ -71,7 +72,8 @@ def project(
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
-    >>> states = hs.load((tiny_model("gpt2"), None)).capture([[5, 6], [5, 7], [8, 6], [8, 7]])
+    >>> texts = [[5, 6], [5, 7], [8, 6], [8, 7]]
+    >>> states = hs.load((tiny_model("gpt2"), None)).capture(texts)
     >>> result = hs.project(states, ["a", "a", "b", "b"], method="pca")
     >>> dict(result.data["x"].sizes), result.facts["parts"][0]["classes"]
     ({'site': 5, 'text': 4}, [{'label': 'a', 'points': 2}, {'label': 'b', 'points': 2}])
@@ -79,39 +81,31 @@ def project(
     opened, pooling = rows_of(source, pool, sites)
     how = method if isinstance(method, Pictures) else Pictures(method)
     seed = integer(seed, "seed", 0)
-    models = [opened] if isinstance(opened, Model) else _models(opened)
+    models = _models(opened)
     datasets = datasets_of(data) if models else {}
-    with (
-        UmapPool(_expected(opened, models, datasets, sites))
-        if how.method == "umap"
-        else nullcontext()
-    ) as workers:
+    workers: UmapPool | nullcontext[None] = nullcontext()
+    if how.method == "umap":
+        workers = UmapPool(_expected_points(opened, models, datasets, sites))
+    with workers as umap:
         if models:
             parts = list(points_of_models(models, datasets, sites, pooling, truncate))
         else:
             parts = [points_of_states(opened, data, sites, pooling)]
         how = how.for_points(min(map(len, parts)))
-        if (most := max(map(len, parts))) > MOST:
+        most = max(map(len, parts))
+        if most > MAX_POINTS:
             reason = f"there are {most:,}, and every pair of them is compared"
             raise StatesError(
-                f"More than {MOST:,} points", reason, "Give a sample of them."
+                f"More than {MAX_POINTS:,} points", reason, "Give a sample of them."
             )
         orders = [_permuted_labels(part, seed) for part in parts]
         predicted: list[int | None] = [None] * len(parts)
         if models and pooling == "last":
-            pairs = [
-                (model, dataset) for model in models for dataset in datasets.values()
-            ]
-            predicted = [
-                label_predictions(*pair, part)
-                for pair, part in zip(pairs, parts, strict=True)
-            ]
-        beside = [
-            Beside(
-                count, None if order is None else order.smallest_p, order is not None
-            )
-            for count, order in zip(predicted, orders, strict=True)
-        ]
+            predicted = _label_predictions(models, datasets, parts)
+        beside = []
+        for count, order in zip(predicted, orders, strict=True):
+            smallest_p = None if order is None else order.smallest_p
+            beside.append(Beside(count, smallest_p, tested=order is not None))
         cells = _cells(parts, orders)
         seeds = _seeds(most, how.method, seed)
         options: Facts = {
@@ -121,29 +115,21 @@ def project(
             "seeds": seeds,
         }
         if how.preview is not None and how.method != "pca":
-            at_once = Pictures("pca", how.neighbours)
-            how.preview(
-                _result(
-                    parts,
-                    _panels(parts, cells, at_once, (seed,), None),
-                    at_once,
-                    beside,
-                    options,
-                )
-            )
-        return _result(
-            parts, _panels(parts, cells, how, seeds, workers), how, beside, options
-        )
+            pca = Pictures("pca", how.neighbours)
+            panels = _panels(parts, cells, pca, (seed,), None)
+            how.preview(_result(parts, panels, pca, beside, options))
+        panels = _panels(parts, cells, how, seeds, umap)
+        return _result(parts, panels, how, beside, options)
 
 
-def _models(source: Any) -> list[Model]:
-    """Several models, if that is what was given."""
-    if (
-        isinstance(source, list | tuple)
-        and source
-        and all(isinstance(one, Model) for one in source)
-    ):
-        return list(source)
+def _models(source: object) -> list[Model]:
+    """Return the models of a source, none if it has states."""
+    if isinstance(source, Model):
+        return [source]
+    if isinstance(source, list | tuple) and source:
+        models = [model for model in source if isinstance(model, Model)]
+        if len(models) == len(source):
+            return models
     if isinstance(source, Readable | Pair):
         return []
     reason = f"{type(source).__name__} has no states"
@@ -152,13 +138,13 @@ def _models(source: Any) -> list[Model]:
     )
 
 
-def _expected(
+def _expected_points(
     source: Any,
     models: Sequence[Model],
     datasets: Mapping[str, Dataset],
     sites: SitePatterns,
 ) -> int:
-    """The number of points over all sites, before any state is captured."""
+    """Return the number of points over all sites, before any state is captured."""
     if models:
         texts = sum(len(dataset.texts) for dataset in datasets.values())
         return texts * sum(len(model.anatomy.select(sites)) for model in models)
@@ -166,20 +152,32 @@ def _expected(
     return int(part.tokens.count * len(part.sites))
 
 
+def _label_predictions(
+    models: Sequence[Model], datasets: Mapping[str, Dataset], parts: Sequence[Points]
+) -> list[int | None]:
+    """Count, for every dataset in every model, the labels that the model predicts."""
+    counts = []
+    remaining = iter(parts)
+    for model in models:
+        for dataset in datasets.values():
+            counts.append(count_label_predictions(model, dataset, next(remaining)))
+    return counts
+
+
 def _seeds(most: int, method: Method, seed: int) -> tuple[int, ...]:
     if method == "pca":
         return (seed,)
-    return tuple(range(seed, seed + (3 if most <= FEW else 2)))
+    count = 3 if most <= FEW else 2
+    return tuple(range(seed, seed + count))
 
 
 def _cells(
     parts: Sequence[Points], orders: Sequence[Permuted | None]
 ) -> list[list[Cell]]:
-    """For every site of every part, its distances and how far apart its classes are."""
-    with progress.track(
-        "Scoring", total=sum(len(part.sites) for part in parts)
-    ) as advance:
-        cells: list[list[Cell]] = []
+    """Return the distances of each site of every part, and how classes separate."""
+    total = sum(len(part.sites) for part in parts)
+    cells: list[list[Cell]] = []
+    with progress.track("Scoring", total=total) as advance:
         for part, order in zip(parts, orders, strict=True):
             cells.append([])
             rows = part.scored
@@ -188,9 +186,9 @@ def _cells(
                 points = Distances(values)
                 scores: Mapping[str, Score] = {}
                 if order is not None and not points.all_equal:
-                    counted = (
-                        points if len(rows) == len(part) else Distances(values[rows])
-                    )
+                    counted = points
+                    if len(rows) < len(part):
+                        counted = Distances(values[rows])
                     scores = separation(counted, order.labellings, groups)
                 cells[-1].append((points, scores))
                 advance(1)
@@ -198,26 +196,24 @@ def _cells(
 
 
 def _permuted_labels(part: Points, seed: int) -> Permuted | None:
-    """The classes of the points that count, as they are and permuted, the same for
-    every site.
+    """Permute the classes of the points that count, the same way for every site.
 
-    None without two classes. Where nothing can be permuted there are the true ones
-    alone.
+    Return None without two classes. Where nothing can be permuted, only the true
+    classes are returned.
     """
     if part.classes is None or len(part.classes.names) < 2:
         return None
     rows = part.scored
-    count = next(
-        (count for most, count in SHUFFLES.items() if len(rows) <= most),
-        FEWEST_SHUFFLES,
-    )
+    count = MIN_PERMUTATIONS
+    for most, permutations in PERMUTATIONS.items():
+        if len(rows) <= most:
+            count = permutations
+            break
     groups, texts = part.names(rows)
-    found = permuted(part.classes.codes[rows], count, seed, groups, units=texts)
-    return (
-        found._replace(labellings=found.labellings[:1])
-        if found.smallest_p is None
-        else found
-    )
+    orders = permuted(part.classes.codes[rows], count, seed, groups, units=texts)
+    if orders.smallest_p is None:
+        return orders._replace(labellings=orders.labellings[:1])
+    return orders
 
 
 def _panels(
@@ -227,31 +223,32 @@ def _panels(
     seeds: Sequence[int],
     pool: UmapPool | None,
 ) -> list[list[Panel]]:
-    """A panel for every cell, with its picture aligned with the one before it."""
-    drawable = [points for row in cells for points, _ in row if not points.all_equal]
+    """Draw a panel for every cell, its picture aligned with the one before it."""
+    drawable = []
+    for row in cells:
+        drawable += [points for points, _ in row if not points.all_equal]
     with progress.track(
         f"Drawing by {how.method}", total=len(drawable) * len(seeds)
     ) as advance:
-        drawn = iter(draw(drawable, how, seeds, pool, advance))
+        pictures = iter(draw(drawable, how, seeds, pool, advance))
     panels: list[list[Panel]] = []
-    first_of: dict[str, Picture] = {}
+    first_pictures: dict[str, Picture] = {}
     for part, row in zip(parts, cells, strict=True):
         panels.append([])
         codes = None if part.classes is None else part.classes.codes
-        before = first_of.get(part.dataset)
+        # The first picture of a dataset is aligned with that of the model before.
+        previous = first_pictures.get(part.dataset)
         for points, scores in row:
             if points.all_equal:
                 panels[-1].append(Panel(points.distinct))
                 continue
-            shown, *others = next(drawn)
-            before = aligned(
-                shown,
-                before if before is not None and before.shape == shown.shape else None,
-            )
-            first_of.setdefault(part.dataset, before)
-            panels[-1].append(
-                panel(points, [before, *others], codes, scores, how.neighbours)
-            )
+            picture, *others = next(pictures)
+            if previous is not None and previous.shape != picture.shape:
+                previous = None
+            previous = align(picture, previous)
+            first_pictures.setdefault(part.dataset, previous)
+            drawn = [previous, *others]
+            panels[-1].append(panel_of(points, drawn, codes, scores, how.neighbours))
     return panels
 
 
@@ -262,24 +259,25 @@ def _result(
     beside: Sequence[Beside],
     options: Facts,
 ) -> Result:
+    part_facts = []
+    for part, row, of_part in zip(parts, panels, beside, strict=True):
+        part_facts.append(facts_of(part, row, of_part))
     facts: Facts = {
         "method": how.method,
         **options,
-        "parts": [
-            facts_of(*triple) for triple in zip(parts, panels, beside, strict=True)
-        ],
+        "parts": part_facts,
         **tightness(parts, panels),
     }
     return Result("project", table(parts, panels, how.method), facts, _source(parts))
 
 
 def _source(parts: Sequence[Points]) -> dict[str, Any]:
-    """The source of the states; of several models, each."""
-    sources = {part.model: part.source for part in parts}
-    by_model = {
-        name: one.to_json() if isinstance(one, Source) else dict(one)
-        for name, one in sources.items()
-    }
+    """Return the source of the states; of several models, each."""
+    by_model: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        source = part.source
+        as_json = source.to_json() if isinstance(source, Source) else dict(source)
+        by_model[part.model] = as_json
     if len(by_model) == 1:
         return next(iter(by_model.values()))
     return {"model": ", ".join(by_model), "models": by_model}

@@ -13,6 +13,12 @@ from hiddenscope.errors import NotFinite, StatesError
 from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts, Result
+from hiddenscope.results.dataset import (
+    Attributes,
+    Variables,
+    text_array,
+    to_dataset,
+)
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, Pooling, Readable
 from hiddenscope.vectors import EachToken, vectors
@@ -30,12 +36,14 @@ if TYPE_CHECKING:
 Array: TypeAlias = NDArray[Any]
 Query: TypeAlias = Texts | Inputs | Array | Tensor
 
-LOOKS = {
+LOOKS: dict[str, Attributes] = {
     "cosine": {"long_name": "cosine", "meaning": "diverging"},
     "dot": {"long_name": "dot product", "meaning": "diverging"},
     "l2": {"long_name": "distance", "units": "L2"},
 }
-LISTED, SHORT = 5, 100  # queries, and characters of a text, that the facts list
+# Queries, and characters of a text, that the facts list.
+LISTED = 5
+SHORT = 100
 
 
 @checked
@@ -49,9 +57,9 @@ def search(
     pool: Pooling | None = None,
     nearness: Nearness = "cosine",
 ) -> Result:
-    """The k texts nearest to a query, exactly: none is left out, and of equals the
-    first comes first.
+    """Find the k texts nearest to a query.
 
+    The search is exact: no text is left out, and of equals the first comes first.
     `source` is a model with `texts`, states of any size, or an array `[text, width]`;
     with `hs.each_token(source)` every token is a row. `query` is a text, several, or
     vectors. The model that is searched reads texts; with states or an array, give
@@ -60,8 +68,8 @@ def search(
     `model.encode(texts, truncate=True)` first.
 
     >>> import hiddenscope as hs
-    >>> found = hs.search(np.eye(3), [0.0, 2.0, 1.0], k=2)
-    >>> found.data["number"].values.tolist(), found.data["score"].values.round(2).tolist()
+    >>> data = hs.search(np.eye(3), [0.0, 2.0, 1.0], k=2).data
+    >>> data["number"].values.tolist(), data["score"].values.round(2).tolist()
     ([[1, 2]], [[0.89, 0.45]])
     """
     source = as_source(source)
@@ -72,17 +80,17 @@ def search(
             problem, "there are three measures", f"Use one of {', '.join(NEARNESSES)}."
         )
     collection = collection_of(source, texts, site, pool)
-    queries, names = _queries(
-        collection, query, source if isinstance(source, Model) else None, nearness
-    )
-    nearest = Nearest(_checked(queries, nearness), count, nearness)
+    model = source if isinstance(source, Model) else None
+    queries, names = _queries(collection, query, model, nearness)
+    _check_queries(queries, nearness)
+    nearest = Nearest(queries, count, nearness)
     with progress.track("Searching", total=collection.count) as advance:
         for block in collection.blocks():
             nearest.see(block)
             advance(len(block))
     return Result(
         "search",
-        _data(collection, nearest, names),
+        _table(collection, nearest, names),
         _facts(collection, nearest, names),
         collection.source,
     )
@@ -91,32 +99,28 @@ def search(
 def _queries(
     collection: Collection, query: Any, model: Model | None, nearness: Nearness
 ) -> tuple[Tensor, list[str]]:
-    """The vectors of the queries, and a name for each."""
+    """Return the vectors of the queries, and a name for each."""
     if isinstance(query, tuple) and len(query) == 2 and isinstance(query[0], Model):
         model, query = query
     if isinstance(query, Inputs):
-        names = query.texts or [f"query {number}" for number in range(len(query))]
-        return _of_texts(collection, query, model, nearness), list(names)
-    listed = [query] if isinstance(query, str) else query
-    if (
-        isinstance(listed, list | tuple)
-        and listed
-        and all(isinstance(one, str) for one in listed)
-    ):
-        return _of_texts(collection, list(listed), model, nearness), list(listed)
+        names = list(query.texts or _numbered(len(query)))
+        return _embed(collection, query, model, nearness), names
+    texts: list[str] = []
+    if isinstance(query, str):
+        texts = [query]
+    elif isinstance(query, list | tuple) and all(isinstance(q, str) for q in query):
+        texts = list(query)
+    if texts:
+        return _embed(collection, texts, model, nearness), texts
     try:
-        given = (
-            query.detach().cpu()
-            if isinstance(query, Tensor)
-            else torch.as_tensor(np.asarray(query, dtype=float))
-        )
-        rows = given.double().reshape(1, -1) if given.ndim == 1 else given.double()
-    except (
-        TypeError,
-        ValueError,
-        NotImplementedError,
-        # The last is a meta tensor's, which has no values.
-    ):
+        if isinstance(query, Tensor):
+            rows = query.detach().cpu().double()
+        else:
+            rows = torch.as_tensor(np.asarray(query, dtype=float)).double()
+        if rows.ndim == 1:
+            rows = rows.reshape(1, -1)
+    # The last is a meta tensor's, which has no values.
+    except (TypeError, ValueError, NotImplementedError):
         rows = torch.zeros(0)
     if rows.ndim != 2 or not rows.numel():
         reason = f"{type(query).__name__} is neither texts nor vectors"
@@ -125,15 +129,20 @@ def _queries(
             reason,
             "Give a text, a list of texts, or vectors [query, width].",
         )
-    return rows, [f"query {number}" for number in range(len(rows))]
+    return rows, _numbered(len(rows))
 
 
-def _of_texts(
+def _numbered(count: int) -> list[str]:
+    return [f"query {number}" for number in range(count)]
+
+
+def _embed(
     collection: Collection,
     texts: list[str] | Inputs,
     model: Model | None,
     nearness: Nearness,
 ) -> Tensor:
+    """Return the vectors of texts, made like those of the collection."""
     problem = "Cannot search for a text"
     if model is None:
         raise StatesError(
@@ -154,14 +163,11 @@ def _of_texts(
             "Search by cosine, or give its vector.",
         )
     weights = getattr(collection.source, "weights", "")
-    own_weights = model.source(
-        collection.site.stack if collection.site else None
-    ).weights
-    if weights and own_weights and weights != own_weights:
-        reason = (
-            f"the states are of {getattr(collection.source, 'model', 'a model')}, not"
-            f" of {model.name}: other weights"
-        )
+    stack = collection.site.stack if collection.site else None
+    model_weights = model.source(stack).weights
+    if weights and model_weights and weights != model_weights:
+        name = getattr(collection.source, "model", "a model")
+        reason = f"the states are of {name}, not of {model.name}: other weights"
         raise StatesError(problem, reason, "Give the model that computed the states.")
     site = collection.site or last_site(model)
     if collection.of_states and collection.pool is not None:
@@ -170,7 +176,7 @@ def _of_texts(
     return vectors(model, listed, sites=site, pool=pooling, truncate=limit).values[0]
 
 
-def _checked(queries: Tensor, nearness: Nearness) -> Tensor:
+def _check_queries(queries: Tensor, nearness: Nearness) -> None:
     wrong = (~queries.isfinite().all(1)).nonzero()
     if len(wrong):
         raise NotFinite(
@@ -186,44 +192,32 @@ def _checked(queries: Tensor, nearness: Nearness) -> Tensor:
             reason,
             "Give another, or search by 'l2' or 'dot'.",
         )
-    return queries
 
 
-def _data(
+def _table(
     collection: Collection, nearest: Nearest, names: list[str]
 ) -> "xarray.Dataset":
-    import xarray
-
-    dims, numbers = ("query", "rank"), nearest.numbers
-    columns: dict[str, Any] = {
+    dims = ("query", "rank")
+    numbers = nearest.numbers
+    variables: Variables = {
         "score": (dims, nearest.scores, LOOKS[nearest.nearness]),
         "number": (dims, numbers, {"long_name": f"number of the {collection.unit}"}),
     }
     if collection.tokens is not None:
-        columns["text"] = (
-            dims,
-            collection.tokens.text[numbers],
-            {"long_name": "number of the text"},
-        )
-        columns["position"] = (
-            dims,
-            collection.tokens.positions[numbers],
-            {"long_name": "position in the text"},
-        )
+        texts = collection.tokens.text[numbers]
+        positions = collection.tokens.positions[numbers]
+        variables["text"] = (dims, texts, {"long_name": "number of the text"})
+        variables["position"] = (dims, positions, {"long_name": "position in the text"})
     if collection.strings is not None:
-        strings = np.empty(numbers.shape, dtype=object)
-        strings.reshape(-1)[:] = [
-            collection.strings[number] for number in numbers.ravel().tolist()
-        ]
-        columns["string"] = (dims, strings, {"long_name": collection.unit})
+        listed = [collection.strings[number] for number in numbers.ravel().tolist()]
+        strings = text_array(listed).reshape(numbers.shape)
+        variables["string"] = (dims, strings, {"long_name": collection.unit})
     ranks = np.arange(1, numbers.shape[1] + 1)
-    return xarray.Dataset(
-        columns, {"query": np.array(names, dtype=object), "rank": ranks}
-    )
+    return to_dataset(variables, {"query": text_array(names), "rank": ranks})
 
 
 def _facts(collection: Collection, nearest: Nearest, names: list[str]) -> Facts:
-    """What was searched and how, and the nearest to each of the first few queries."""
+    """Return what was searched and how, and the nearest row to the first queries."""
     facts: dict[str, Any] = {
         "searched": nearest.seen,
         "unit": collection.unit,

@@ -12,15 +12,6 @@ import { findingsShown, said, saveMenu, showViews, viewsOf } from "./result.js";
 
 /** @typedef {import("./api.js").AnalysisAnswer} AnalysisAnswer */
 
-const EXPECTED = /** @type {Record<string, string>} */ ({
-  project: "You will see one panel for every layer, in which each dot is a text in the colour of its label, and how far the labels are apart.",
-  probe: "You will see, layer by layer, how well a linear probe reads the label from the states, and what chance would give.",
-  graft: "You will see, layer by layer, what becomes of the answers when blocks of the other model take the place of this one's.",
-  profile: "You will see how large the states of every layer are, how they spread, and how alike layers are.",
-  cluster: "You will see which texts lie together, the texts most typical of each cluster, and how stable each is.",
-  drift: "You will see where the states of the two models part, whether that is more than rounding, and which module is at fault.",
-});
-
 /** One analysis: its model, its form, and what it answers. */
 export class Questioning {
   /**
@@ -38,8 +29,7 @@ export class Questioning {
     this.parameters = analysis.parameters.filter((one) => one.of_states || !store);
     this.form = new Form(this.parameters, store ? { ...lists, unlabelled: true } : lists);
     this.model = modelField(named, lists.models, heldModel(tab), (name) => holdModel(tab, name));
-    const expected = EXPECTED[analysis.word];
-    this.answer = element("div", { class: "views" }, expected ? [said(expected, true)] : []);
+    this.answer = element("div", { class: "views" }, analysis.promise ? [said(analysis.promise, true)] : []);
     if (!store) this.form.root.prepend(this.model.root);
     const asking = element("form", { class: "asking" }, [this.form.root]);
     asking.addEventListener("submit", (event) => {

@@ -9,9 +9,9 @@ import { columnForm } from "./columnform.js";
 import { EXAMPLE, heldModel } from "./place.js";
 import { said } from "./result.js";
 
-const QUESTIONS = { project: "Project the states", probe: "Probe the labels", graft: "Graft another model" };
-
-const EXAMPLE_DATA = "cities-incomplete"; // what is asked of it comes with the package
+// The answer to this question comes with the package.
+const EXAMPLE_DATA = "cities-incomplete";
+const EXAMPLE_WORD = "project";
 const EXAMPLE_METHOD = "pca";
 
 /** @typedef {import("./api.js").DatasetAnswer} DatasetAnswer */
@@ -25,7 +25,7 @@ export class DatasetTab {
    */
   constructor(root, asker, analyses, lists) {
     this.asker = asker;
-    this.analyses = analyses;
+    this.analyses = analyses.filter(({ parameters }) => parameters.some(({ kind }) => kind === "data"));
     this.lists = lists;
     this.cards = element("ul", { class: "cards" });
     this.place = element("div");
@@ -44,7 +44,7 @@ export class DatasetTab {
         if (name === "drop") void this.take(/** @type {DragEvent} */ (event).dataTransfer?.files[0]);
       });
     }
-    this.what = choice("Analysis", QUESTIONS, (word) => { writePage("word", word); this.open(false); });
+    this.what = choice("Analysis", Object.fromEntries(this.analyses.map(({ word, action }) => [word, action])), (word) => { writePage("word", word); this.open(false); });
     root.replaceChildren(
       element("h2", { class: "tab" }, ["Datasets"]),
       element("p", { class: "lead" }, ["Labelled texts: how their states lie in every layer, whether the classes are apart in the full space, and where a probe can read the label."]),
@@ -62,7 +62,7 @@ export class DatasetTab {
 
   get word() {
     const word = readPage("word");
-    return word in QUESTIONS ? word : "project";
+    return this.analyses.some((one) => one.word === word) ? word : EXAMPLE_WORD;
   }
 
   /**
@@ -123,9 +123,9 @@ export class DatasetTab {
     const questioning = new Questioning(analysis, this.lists, this.asker, { tab: "data" });
     this.place.replaceChildren(questioning.root);
     const known = linked && questioning.restore();
-    questioning.form.set({ data: this.chosen.name, ...(known || this.word !== "project" ? {} : { method: EXAMPLE_METHOD }) });
+    questioning.form.set({ data: this.chosen.name, ...(known || this.word !== EXAMPLE_WORD ? {} : { method: EXAMPLE_METHOD }) });
     questioning.form.hide("data");
-    const example = this.word === "project" && this.chosen.name === EXAMPLE_DATA && heldModel("data") === EXAMPLE.model;
+    const example = this.word === EXAMPLE_WORD && this.chosen.name === EXAMPLE_DATA && heldModel("data") === EXAMPLE.model;
     if (known || example) void questioning.ask(known);
   }
 }

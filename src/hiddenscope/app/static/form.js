@@ -10,12 +10,9 @@ import { DTYPES, dtypeField, modelField } from "./fields.js";
  * @typedef {{root: HTMLElement, get: () => unknown, set: (value: any) => void}} Field
  */
 
-const PROSE = /** @type {Record<string, string>} */ ({ texts: "one text on each line", sites: "layer.3, layer.*, final, *.attn", numbers: "-1,1,2, or ablate" });
-const NAMES = /** @type {Record<string, string>} */ ({ a: "Text A", b: "Text B", k: "How many", data: "Dataset", contrasts: "Contrast", pool: "Pooling", new_tokens: "Tokens to write", other: "Second model" });
-const CONTRAST = { clean: "Clean prompt", corrupt: "Corrupt prompt", answer: "Its answer, with the space", other: "The other answer" };
-const DIRECTION = { toward: "Toward these texts", away: "Away from these texts" };
+// What a field shows while it is empty and has no default.
+const EXAMPLES = /** @type {Record<string, string>} */ ({ texts: "one text on each line", sites: "layer.3, layer.*, final, *.attn", numbers: "-1,1,2, or ablate" });
 const POSITION = "position";
-const ASIDE = new Set(["sites", "seed", "sample", "truncate", "targets", "probes", "window", "layers", "final_norm", "low_memory", "quality", "pool", "site", "target", "smallest"]);
 
 /** A form whose values are the arguments of a request. */
 export class Form {
@@ -25,11 +22,13 @@ export class Form {
    */
   constructor(questions, lists) {
     this.fields = new Map(questions.map((question) => [question.name, fieldOf(question, lists)]));
-    const [first, aside] = [questions.filter((one) => !ASIDE.has(one.name) || one.required), questions.filter((one) => ASIDE.has(one.name) && !one.required)];
-    const roots = (/** @type {Question[]} */ some) => some.map((one) => /** @type {Field} */ (this.fields.get(one.name)).root);
-    const more = aside.length ? [element("details", {}, [element("summary", {}, ["More options"]), element("div", {}, roots(aside))])] : [];
+    this.labels = new Map(questions.map(({ name, label }) => [name, label]));
+    const rootsOf = (/** @type {Question[]} */ some) => some.map(({ name }) => /** @type {Field} */ (this.fields.get(name)).root);
+    const first = rootsOf(questions.filter(({ aside }) => !aside));
+    const aside = rootsOf(questions.filter((question) => question.aside));
+    const more = element("details", {}, [element("summary", {}, ["More options"]), element("div", {}, aside)]);
     this.go = element("button", { type: "submit", class: "main" }, ["Run"]);
-    this.root = element("div", { class: "form" }, [...roots(first), this.go, ...more]);
+    this.root = element("div", { class: "form" }, [...first, this.go, ...(aside.length ? [more] : [])]);
   }
 
   /** @returns {Record<string, unknown>} those that were filled in */
@@ -51,7 +50,7 @@ export class Form {
    * @param {string} name
    */
   labelOf(name) {
-    return labelOf(name);
+    return this.labels.get(name) ?? name;
   }
 
   /** @param {Record<string, unknown>} values */
@@ -66,28 +65,30 @@ export class Form {
  * @returns {Field}
  */
 function fieldOf(question, lists) {
-  const label = labelOf(question.name);
-  if (question.kind === "model") return modelOf(label, lists);
-  if (question.kind === "contrast") return group(label, CONTRAST, false);
-  if (question.kind === "direction") return group(label, DIRECTION, true);
-  if (question.kind === "flag") return flag(label, question);
-  if (question.kind === "pooling") return pooling(label, question);
-  if (question.kind === "choice" || question.kind === "data") return chosen(label, question, lists);
-  const many = question.kind === "texts";
-  const input = many || question.kind === "text" ? element("textarea", { rows: many ? "3" : "1", spellcheck: "false" }) : element("input", { type: question.kind === "integer" ? "number" : "text", spellcheck: "false" });
-  const hint = question.default === null ? PROSE[question.kind] ?? "" : String(question.default);
-  if (hint) input.setAttribute("placeholder", hint);
-  return {
-    root: labelled(label, input, question.help, many || question.kind === "text"),
-    get: () => valueOf(question.kind, input.value),
-    set: (value) => { input.value = Array.isArray(value) ? value.join(many ? "\n" : ",") : String(value); },
-  };
+  if (question.fields.length) return group(question, lists);
+  const make = FIELDS[question.kind] ?? typed;
+  return make(question, lists);
 }
 
-/** @param {string} name of a parameter */
-function labelOf(name) {
-  const words = NAMES[name] ?? name.replaceAll("_", " ");
-  return words[0].toUpperCase() + words.slice(1);
+/** @type {Record<string, (question: Question, lists: Lists) => Field>} */
+const FIELDS = { model: modelOf, flag, pooling, choice: chosen, data: chosen };
+
+/**
+ * A field in which something is typed: lines where there may be many, and else a line.
+ * @param {Question} question
+ * @returns {Field}
+ */
+function typed({ kind, label, help, default: value }) {
+  const many = kind === "texts";
+  const wide = many || kind === "text";
+  const input = wide ? element("textarea", { rows: many ? "3" : "1", spellcheck: "false" }) : element("input", { type: kind === "integer" ? "number" : "text", spellcheck: "false" });
+  const example = value === null ? EXAMPLES[kind] ?? "" : String(value);
+  if (example) input.setAttribute("placeholder", example);
+  return {
+    root: labelled(label, input, help, wide),
+    get: () => valueOf(kind, input.value),
+    set: (values) => { input.value = Array.isArray(values) ? values.join(many ? "\n" : ",") : String(values); },
+  };
 }
 
 /**
@@ -114,11 +115,11 @@ function labelled(label, input, help, wide = false) {
 }
 
 /**
- * @param {string} label
+ * @param {Question} question
  * @param {Lists} lists
  * @returns {Field}
  */
-function modelOf(label, lists) {
+function modelOf({ label }, lists) {
   const field = modelField(label, lists.models, "", () => undefined);
   const dtype = dtypeField("Dtype", DTYPES[0], () => undefined);
   const kind = () => (dtype.input.value === DTYPES[0] ? {} : { dtype: dtype.input.value });
@@ -130,19 +131,18 @@ function modelOf(label, lists) {
 }
 
 /**
- * @param {string} label
  * @param {Question} question
  * @param {Lists} lists
  * @returns {Field}
  */
-function chosen(label, question, lists) {
+function chosen(question, lists) {
   const options = question.kind === "data" ? lists.datasets.map((one) => [one.name, one.label]) : question.choices.map((word) => [word, word]);
   const optional = question.kind === "choice" || lists.unlabelled;
   const none = question.default === null && !question.required && optional ? [["", "none"]] : []; // or the first would be asked for
   const select = element("select", {}, [...none, ...options].map(([value, words]) => element("option", { value }, [words])));
   if (question.default !== null) select.value = String(question.default);
   return {
-    root: labelled(label, select, question.help),
+    root: labelled(question.label, select, question.help),
     get: () => (select.value && select.value !== question.default ? select.value : undefined),
     set: (value) => { select.value = String(value); },
   };
@@ -150,11 +150,10 @@ function chosen(label, question, lists) {
 
 /**
  * What stands for a text: a word, or the position of one token, which is asked for beside it.
- * @param {string} label
  * @param {Question} question
  * @returns {Field}
  */
-function pooling(label, question) {
+function pooling(question) {
   const options = [...(question.default === null ? [["", "as trained, or mean"]] : []), ...question.choices.map((word) => [word, word]), [POSITION, "a position"]];
   const select = element("select", {}, options.map(([value, words]) => element("option", { value }, [words])));
   select.value = String(question.default ?? "");
@@ -164,7 +163,7 @@ function pooling(label, question) {
   select.addEventListener("change", arrange);
   arrange();
   return {
-    root: element("div", { class: "pair" }, [labelled(label, select, question.help), beside]),
+    root: element("div", { class: "pair" }, [labelled(question.label, select, question.help), beside]),
     get: () => (select.value === POSITION ? Math.round(Number(position.value)) : select.value && select.value !== question.default ? select.value : undefined),
     set: (value) => {
       select.value = typeof value === "number" ? POSITION : String(value);
@@ -175,33 +174,31 @@ function pooling(label, question) {
 }
 
 /**
- * @param {string} label
  * @param {Question} question
  * @returns {Field}
  */
-function flag(label, question) {
+function flag(question) {
   const input = element("input", { type: "checkbox" });
   input.checked = question.default === true;
   return {
-    root: element("label", { class: "check" }, [input, label]),
+    root: element("label", { class: "check" }, [input, question.label]),
     get: () => (input.checked === (question.default === true) ? undefined : input.checked),
     set: (value) => { input.checked = value === true; },
   };
 }
 
 /**
- * Several texts that belong together.
- * @param {string} title
- * @param {Record<string, string>} names
- * @param {boolean} many
+ * Several fields that belong together; in part they are no question.
+ * @param {Question} question
+ * @param {Lists} lists
  * @returns {Field}
  */
-function group(title, names, many) {
-  const inputs = Object.entries(names).map(([name, label]) => /** @type {const} */ ([name, label, element("textarea", { rows: many ? "2" : "1", spellcheck: "false", ...(many ? { placeholder: PROSE.texts } : {}) })]));
-  const filled = () => inputs.map(([name, , input]) => [name, valueOf(many ? "texts" : "text", input.value)]).filter(([, value]) => value !== undefined);
+function group(question, lists) {
+  const parts = question.fields.map((part) => /** @type {const} */ ([part.name, fieldOf(part, lists)]));
+  const filled = () => parts.map(([name, field]) => [name, field.get()]).filter(([, value]) => value !== undefined);
   return {
-    root: element("fieldset", {}, [element("legend", {}, [title]), ...inputs.map(([, label, input]) => labelled(label, input, ""))]),
-    get: () => (filled().length === inputs.length ? Object.fromEntries(filled()) : undefined), // in part it is no question
-    set: (value) => { for (const [name, , input] of inputs) input.value = [value[name] ?? ""].flat().join("\n"); },
+    root: element("fieldset", {}, [element("legend", {}, [question.label]), ...parts.map(([, field]) => field.root)]),
+    get: () => (filled().length === parts.length ? Object.fromEntries(filled()) : undefined),
+    set: (value) => { for (const [name, field] of parts) field.set(value[name] ?? ""); },
   };
 }

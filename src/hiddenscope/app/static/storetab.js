@@ -17,7 +17,6 @@ import { said, saveMenu } from "./result.js";
 
 const PAGE = 20;
 const BROWSE = "browse";
-const LABELS = /** @type {Record<string, string>} */ ({ profile: "Profile", project: "Project", probe: "Probe the labels", cluster: "Cluster" });
 const LABELS_FROM = "The labels come from the dataset that the states were made of: its texts are compared with those that were kept. Upload it under Datasets.";
 const NONE =
   "There are no states to show yet. `hiddenscope extract corpus.jsonl --to states/` keeps those of a corpus in a store, " +
@@ -51,7 +50,7 @@ export async function storeTab(root, asker, analyses, lists) {
     const opened = new OpenStore(store, asker, lists);
     const work = element("div");
     const asked = analyses.filter((one) => one.on_states);
-    const todo = { [BROWSE]: "Browse its texts", ...Object.fromEntries(asked.map(({ word }) => [word, LABELS[word] ?? word])) };
+    const todo = { [BROWSE]: "Browse its texts", ...Object.fromEntries(asked.map(({ word, action }) => [word, action])) };
     const start = (/** @type {boolean} */ linked) => {
       const analysis = asked.find((one) => one.word === readPage("word"));
       what.set(analysis?.word ?? BROWSE);

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,31 +15,52 @@ from hiddenscope.views.values import Grid, Measure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
 Array: TypeAlias = NDArray[np.float64]
+Flags: TypeAlias = NDArray[np.bool_]
 
-PAGE = 470.0  # what a grid would like to fill
-LONGEST_LABEL = 100.0  # of a token
+# The width that a grid fills if the paper has none.
+PAGE = 470.0
+# The label of a token is cut here.
+LONGEST_LABEL = 100.0
 # Beyond this a grid grows no further: its cells get thinner, and only some are
 # labelled.
 LONGEST = 760.0
 LABEL_APART = 10.0
 # How wide the scale of colours is, and how high a line above it.
-KEY, KEY_LINE = (
-    190.0,
-    10.0,
-)
-LEAST_CELL, WORD_CELL = 10.5, 44.0  # how narrow a cell may be
-MOST_HIGH = 700.0  # of all lines of tokens; a longer text gets thinner cells instead
-MOST_VECTORS = 20_000  # with more cells than this a file is quicker to read as pixels
-DECADES = 1e-6  # a log scale reaches this far below its top
-BEND = 1e-4  # a log scale of differences is linear below this share of its top
+KEY, KEY_LINE = 190.0, 10.0
+# Room for what the dot means, beside the name of the scale.
+ZERO_MARK = 60.0
+NARROWEST_CELL, NARROWEST_WORD_CELL = 10.5, 44.0
+WIDEST_CELL, WIDEST_WORD_CELL = 60.0, 80.0
+FEW_SITES = 14
+HIGH_CELL, LOW_CELL = 14.0, 11.0
+# All lines of tokens together; a longer text gets thinner cells instead.
+HIGHEST = 700.0
+# With more cells than this a file is quicker to read as pixels.
+MOST_VECTORS = 20_000
+# With more cells than this, marks would only be a pattern.
+MOST_MARKS = 2_000
+# A log scale reaches this far below its top.
+DECADES = 1e-6
+# A log scale of differences is linear below this share of its top.
+BEND = 1e-4
+# The brightness of a colour as the eye has it, and from where on ink is dark.
+BRIGHTNESS, LIGHT = (0.299, 0.587, 0.114), 140 / 255
+
+
+class CellSize(NamedTuple):
+    """The size of every cell, in points."""
+
+    wide: float
+    high: float
 
 
 def draw_grid(grid: Grid, sheet: Sheet) -> None:
-    """The grid's first measure, with its words where it has some, and what the colours
-    mean.
+    """Draw the grid's first measure, with its words where it has some, and what the
+    colours mean.
 
     A text that is too long for the page goes on beneath itself, as lines of a book do.
     """
@@ -47,100 +68,36 @@ def draw_grid(grid: Grid, sheet: Sheet) -> None:
 
     measure = grid.measures[0]
     painted = ScalarMappable(norm_of(measure), style.colormap(measure.meaning))
-    shown, zero = _shown(measure), (measure.numbers == 0) & (grid.words is None)
-    labels = [_labels(row, sheet.lettering) for row in (grid.tokens, grid.second)]
-    label = max(width_of(token, style.LABEL) for token in (*labels[0], *labels[1])) + 5
-    page = sheet.room(PAGE)
-    rows = _rows_of_tokens(grid, page, label)
-    size = _cell_size(grid, label, page, len(rows[0]))
-    top = 0.0
-    for columns in rows:
-        part = _part_of(grid, columns)
-        tokens, second = (
-            [row[column] for column in columns] if row else [] for row in labels
+    values = _values_to_colour(measure)
+    is_zero = (measure.numbers == 0) & (grid.words is None)
+    first = _token_labels(grid.tokens, sheet.lettering)
+    second = _token_labels(grid.second, sheet.lettering)
+    label = max(width_of(token, style.LABEL) for token in (*first, *second)) + 5
+    room = _room(grid, sheet.room(PAGE), label)
+    lines = _lines_of_tokens(grid, room, label)
+    size = _cell_size(grid, label, room, sheet.room(PAGE), len(lines[0]))
+    top = bottom = 0.0
+    for columns in lines:
+        axes = sheet.axes(
+            Box(0, top, size.wide * len(columns), size.high * len(grid.sites))
         )
-        wide, high = size
-        axes = sheet.axes(Box(0, top, wide * len(columns), high * len(grid.sites)))
         axes.set(xlim=(0, len(columns)), ylim=(0, len(grid.sites)))
-        _draw_cells(
-            axes,
-            part,
-            painted.to_rgba(shown[:, columns]),
-            zero[:, columns],
-            size,
-            sheet.lettering,
-        )
-        _label_sites(axes, grid, high, sheet.lettering)
-        upper, lower = (tokens, second) if second else ([], tokens)
-        _label_tokens(axes, upper, lower, wide, label)
+        colours = painted.to_rgba(values[:, columns])
+        part = _part_of(grid, columns)
+        _draw_cells(axes, part, colours, is_zero[:, columns], size, sheet.lettering)
+        _label_sites(axes, grid, size.high, sheet.lettering)
+        here = slice(columns.start, columns.stop)
+        upper, lower = (first, second) if second else ([], first)
+        _label_tokens(axes, upper[here], lower[here], size.wide, label)
         if second:
             _name_token_rows(axes, grid, sheet.lettering)
-        top = sheet.extent(axes).bottom + 8 + (label if second else 0)
-    bottom = top - 8 - (label if labels[1] else 0)
-    wide = min(KEY, _room(grid, page, label))
-    name = _key_name(measure, wide - (60 if zero.any() else 0), sheet.lettering)
-    at = Box(0, bottom + 8 + KEY_LINE * (name.count("\n") + 1), wide, 7)
-    _draw_key(measure, name, painted, sheet, at, zero=bool(zero.any()))
+        bottom = sheet.extent(axes).bottom
+        # The labels of a second row stand above the next line.
+        top = bottom + 8 + (label if second else 0)
+    _draw_key(measure, painted, sheet, bottom, min(KEY, room), zero=bool(is_zero.any()))
 
 
-def _rows_of_tokens(grid: Grid, page: float, label: float) -> list[range]:
-    """The columns of each line of tokens; a grid of pairs of sites, or of very many
-    tokens, stays in one.
-    """
-    count = len(grid.tokens)
-    most = max(
-        1, int(_room(grid, page, label) / (WORD_CELL if grid.words else LEAST_CELL))
-    )
-    lines = math.ceil(count / most)
-    tall = lines * (len(grid.sites) * 11.0 + label) > MOST_HIGH
-    if (
-        lines == 1
-        or grid.tokens[: len(grid.sites)] == grid.sites
-        or (tall and not grid.words)
-    ):
-        return [range(count)]
-    return [range(start, min(start + most, count)) for start in range(0, count, most)]
-
-
-def _part_of(grid: Grid, columns: range) -> Grid:
-    """Some columns of a grid."""
-    place = slice(columns.start, columns.stop)
-    words = grid.words
-    if words is not None:
-        words = replace(words, chosen=words.chosen[:, place], probabilities=None)
-    measure = replace(
-        grid.measures[0], values=grid.measures[0].numbers[:, place], influence=None
-    )
-    cut = {name: getattr(grid, name)[place] for name in ("tokens", "second", "text_of")}
-    return replace(grid, measures=(measure,), words=words, **cut)
-
-
-def _draw_cells(
-    axes: "Axes",
-    grid: Grid,
-    colours: Array,
-    zero: NDArray[np.bool_],
-    size: tuple[float, float],
-    lettering: Lettering,
-) -> None:
-    """Cells with their words; marks for what is missing and for what is exactly zero."""
-    wide, high = size
-    colours[zero] = (1, 1, 1, 0)
-    _paint_cells(axes, colours, wide, high)
-    if min(wide, high) > 6:
-        _mark(
-            axes,
-            np.isnan(grid.measures[0].numbers),
-            (2, 2, -45),
-            min(wide, high) - 4,
-            style.FAINT,
-        )
-        _mark(axes, zero, ".", 2.4, style.MUTED)
-    _write_words(axes, grid, colours, wide, lettering)
-    _part_texts(axes, grid)
-
-
-def _labels(tokens: tuple[str | None, ...], lettering: Lettering) -> list[str]:
+def _token_labels(tokens: tuple[str | None, ...], lettering: Lettering) -> list[str]:
     return [
         lettering.fitted(lettering.token(token), LONGEST_LABEL, style.LABEL)
         for token in tokens
@@ -148,8 +105,8 @@ def _labels(tokens: tuple[str | None, ...], lettering: Lettering) -> list[str]:
 
 
 def _room(grid: Grid, page: float, label: float) -> float:
-    """Say how wide all cells of a row may be: names stand at their left, and a turned
-    token reaches as far.
+    """Return how wide all cells of a row may be: names stand at their left, and a
+    turned token reaches as far.
     """
     left = max(width_of(site[:40], style.LABEL) for site in grid.sites)
     if grid.second:
@@ -163,66 +120,94 @@ def _row_names(grid: Grid) -> tuple[str, ...]:
     return grid.token_rows or ("first", "second")
 
 
-def _cell_size(
-    grid: Grid, label: float, page: float, columns: int
-) -> tuple[float, float]:
-    """Cells as wide as the page allows, within reason; labels that nearly fit get the
-    room they need.
+def _lines_of_tokens(grid: Grid, room: float, label: float) -> list[range]:
+    """Return the columns of each line of tokens; a grid of pairs of sites, or of very
+    many tokens, stays in one.
     """
-    high = min(
-        14.0 if grid.words or len(grid.sites) <= 14 else 11.0,
-        max(LONGEST / len(grid.sites), 0.5),
-    )
-    share = _room(grid, page, label) / columns
+    count = len(grid.tokens)
+    narrowest = NARROWEST_WORD_CELL if grid.words else NARROWEST_CELL
+    most = max(1, int(room / narrowest))
+    lines = math.ceil(count / most)
+    is_of_sites = grid.tokens[: len(grid.sites)] == grid.sites
+    is_too_high = lines * (len(grid.sites) * LOW_CELL + label) > HIGHEST
+    if lines == 1 or is_of_sites or (is_too_high and not grid.words):
+        return [range(count)]
+    return [range(start, min(start + most, count)) for start in range(0, count, most)]
+
+
+def _cell_size(
+    grid: Grid, label: float, room: float, page: float, columns: int
+) -> CellSize:
+    """Return cells as wide as the page allows, within reason; labels that nearly fit
+    get the room they need.
+    """
+    high = HIGH_CELL if grid.words or len(grid.sites) <= FEW_SITES else LOW_CELL
+    high = min(high, max(LONGEST / len(grid.sites), 0.5))
+    share = room / columns
     if grid.words:
-        return min(80.0, max(WORD_CELL, share)), high
-    least, most = (
-        min(
-            LEAST_CELL,
-            LONGEST / columns,
-            max(share, 1.0) if page < PAGE else LEAST_CELL,
-        ),
-        60.0,
+        return CellSize(min(WIDEST_WORD_CELL, max(NARROWEST_WORD_CELL, share)), high)
+    narrowest = min(NARROWEST_CELL, LONGEST / columns)
+    if page < PAGE:
+        narrowest = min(narrowest, max(share, 1.0))
+    wide = max(narrowest, share)
+    if label <= min(WIDEST_CELL, share * 1.02):
+        wide = max(wide, label)
+    return CellSize(min(WIDEST_CELL, wide), high)
+
+
+def _part_of(grid: Grid, columns: range) -> Grid:
+    """Return some columns of a grid."""
+    here = slice(columns.start, columns.stop)
+    words, measure = grid.words, grid.measures[0]
+    if words is not None:
+        words = replace(words, chosen=words.chosen[:, here], probabilities=None)
+    return replace(
+        grid,
+        measures=(replace(measure, values=measure.numbers[:, here], influence=None),),
+        words=words,
+        tokens=grid.tokens[here],
+        second=grid.second[here],
+        text_of=grid.text_of[here],
     )
-    fitting = label if label <= min(most, share * 1.02) else least
-    return min(most, max(least, fitting, share)), high
 
 
 def norm_of(measure: Measure) -> "Normalize":
-    """The values at both ends of the colours, and whether they run evenly or by their
-    logarithm.
+    """Return the values at both ends of the colours, and whether they run evenly or by
+    their logarithm.
 
-    A scale of amounts begins at zero, or on a log scale at the least amount there is;
-    one of differences reaches as far down as up.
+    A scale of amounts begins at zero, or on a log scale at the smallest amount there
+    is; one of differences reaches as far down as up.
     """
     from matplotlib.colors import FuncNorm, LogNorm, Normalize
 
     if measure.each_layer:
         return Normalize(0, 1)
     low, high = ends(measure.numbers.astype(np.float64), measure)
+    if low == high and measure.meaning == "diverging":
+        return Normalize(-1.0, 1.0, clip=True)
     if low == high:
-        low, high = (-1.0, 1.0) if measure.meaning == "diverging" else (low, low + 1)
-    elif measure.scale == "log" and measure.meaning == "diverging":
+        return Normalize(low, low + 1, clip=True)
+    if measure.scale == "log" and measure.meaning == "diverging":
         bend = max(-low, high) * BEND
         functions = (
             lambda value: np.sign(value) * np.log1p(np.abs(value) / bend),
             lambda place: np.sign(place) * np.expm1(np.abs(place)) * bend,
         )
         return FuncNorm(functions, low, high, clip=True)
-    elif measure.scale == "log" and low > 0:
+    if measure.scale == "log" and low > 0:
         return LogNorm(low, high, clip=True)
     return Normalize(low, high, clip=True)
 
 
 def ends(values: Array, measure: Measure) -> tuple[float, float]:
-    """The least and the greatest value that colours can tell apart."""
+    """Return the smallest and the largest value that colours can tell apart."""
     if measure.limits is not None:
         return measure.limits
     finite = values[np.isfinite(values)]
     sizes = np.abs(finite)
     if measure.meaning == "diverging":
-        most = float(sizes.max(initial=0.0))
-        return -most, most
+        largest = float(sizes.max(initial=0.0))
+        return -largest, largest
     if not len(finite):
         return 0.0, 1.0
     low, high = float(finite.min()), float(finite.max())
@@ -231,43 +216,57 @@ def ends(values: Array, measure: Measure) -> tuple[float, float]:
     return min(0.0, low), max(0.0, high)
 
 
-def _shown(measure: Measure) -> Array:
-    """The values to colour; where each layer has its own scale, their places on it."""
+def _values_to_colour(measure: Measure) -> Array:
+    """Return the values; where each layer has its own scale, their places on it."""
     values = measure.numbers.astype(np.float64)
     if not measure.each_layer:
         return values
-    rows = [
-        replace(
-            measure, values=row[None], influence=None, each_layer=False, limits=None
-        )
-        for row in values
-    ]
-    return np.concatenate(
-        [
-            np.ma.filled(norm_of(row)(row.numbers.astype(np.float64)), np.nan)
-            for row in rows
-        ]
-    )
+    places = []
+    whole_scale = replace(measure, influence=None, each_layer=False, limits=None)
+    for row in values:
+        layer = replace(whole_scale, values=row[None])
+        placed = norm_of(layer)(layer.numbers.astype(np.float64))
+        places.append(np.ma.filled(placed, np.nan))
+    return np.concatenate(places)
 
 
-def _paint_cells(axes: "Axes", colours: Array, wide: float, high: float) -> None:
-    seams = min(wide, high) >= 8
-    # Or some viewers show the paper between two cells.
-    overlap = min(0.4, wide / 4, high / 4)
+def _draw_cells(
+    axes: "Axes",
+    grid: Grid,
+    colours: Array,
+    is_zero: Flags,
+    size: CellSize,
+    lettering: Lettering,
+) -> None:
+    """Draw cells with their words, and marks for what is missing or exactly zero."""
+    colours[is_zero] = (1, 1, 1, 0)
+    smaller = min(size)
+    has_seams = smaller >= 8
     axes.pcolormesh(
         colours,
-        edgecolors="white" if seams else "face",
-        linewidth=0.5 if seams else overlap,
+        edgecolors="white" if has_seams else "face",
+        # Cells without seams overlap, or some viewers show the paper between them.
+        linewidth=0.5 if has_seams else min(0.4, smaller / 4),
         antialiased=True,
         rasterized=colours.shape[0] * colours.shape[1] > MOST_VECTORS,
     )
+    if smaller > 6:
+        is_missing = np.isnan(grid.measures[0].numbers)
+        _mark(axes, is_missing, (2, 2, -45), smaller - 4, style.FAINT)
+        _mark(axes, is_zero, ".", 2.4, style.MUTED)
+    _write_words(axes, grid, colours, size.wide, lettering)
+    _part_texts(axes, grid)
 
 
 def _mark(
-    axes: "Axes", cells: NDArray[np.bool_], marker: Any, size: float, colour: str
+    axes: "Axes",
+    cells: Flags,
+    marker: str | tuple[int, int, int],
+    size: float,
+    colour: str,
 ) -> None:
-    """A mark in every such cell, while they are few enough to be looked at one by one."""
-    if 0 < cells.sum() <= 2_000:
+    """Mark cells, while they are few enough to be looked at one by one."""
+    if 0 < cells.sum() <= MOST_MARKS:
         rows, columns = np.nonzero(cells)
         axes.plot(
             columns + 0.5,
@@ -283,31 +282,24 @@ def _mark(
 def _write_words(
     axes: "Axes", grid: Grid, colours: Array, wide: float, lettering: Lettering
 ) -> None:
-    """The first word of every cell, in an ink that can be read on its colour; framed
-    where it is settled.
+    """Write the first word of every cell, in an ink that can be read on its colour;
+    framed where it is settled.
     """
     from matplotlib.patches import Rectangle
 
-    if grid.words is None:
+    words = grid.words
+    if words is None:
         return
-    settled = grid.words.settled_rows()
-    for row, column in np.argwhere(grid.words.chosen[:, :, 0] >= 0):
-        word = lettering.token(grid.words.words[grid.words.chosen[row, column, 0]], 30)
-        light = (
-            float(colours[row, column, :3] @ [0.299, 0.587, 0.114]) > 140 / 255
-            or colours[row, column, 3] == 0
-        )
-        ink = style.INK if light else style.PAPER
-        if grid.words.framed and row == settled[column]:
+    settled = words.settled_rows()
+    for row, column in np.argwhere(words.chosen[:, :, 0] >= 0):
+        word = lettering.token(words.words[words.chosen[row, column, 0]], 30)
+        *colour, alpha = colours[row, column]
+        is_light = float(np.array(colour) @ BRIGHTNESS) > LIGHT or alpha == 0
+        ink = style.INK if is_light else style.PAPER
+        if words.framed and row == settled[column]:
+            corner = (column + 0.03, row + 0.1)
             axes.add_patch(
-                Rectangle(
-                    (column + 0.03, row + 0.1),
-                    0.94,
-                    0.8,
-                    fill=False,
-                    linewidth=0.9,
-                    edgecolor=ink,
-                )
+                Rectangle(corner, 0.94, 0.8, fill=False, linewidth=0.9, edgecolor=ink)
             )
         axes.text(
             column + 0.5,
@@ -322,99 +314,103 @@ def _write_words(
 
 
 def _part_texts(axes: "Axes", grid: Grid) -> None:
-    """Where one text ends and the next begins."""
+    """Draw a line where one text ends and the next begins, with paper on both sides."""
     for column, (before, after) in enumerate(pairwise(grid.text_of), 1):
         if before != after:
-            axes.axvline(
-                column, -0.02, 1.02, color=style.PAPER, linewidth=2.4, clip_on=False
-            )
-            axes.axvline(
-                column, -0.02, 1.02, color=style.INK, linewidth=0.8, clip_on=False
-            )
+            for colour, width in ((style.PAPER, 2.4), (style.INK, 0.8)):
+                axes.axvline(
+                    column, -0.02, 1.02, color=colour, linewidth=width, clip_on=False
+                )
 
 
 def _label_sites(axes: "Axes", grid: Grid, high: float, lettering: Lettering) -> None:
     rows = range(0, len(grid.sites), math.ceil(LABEL_APART / high))
-    axes.set_yticks(
-        [row + 0.5 for row in rows],
-        [lettering.text(grid.sites[row], 40) for row in rows],
-    )
+    names = [lettering.text(grid.sites[row], 40) for row in rows]
+    axes.set_yticks([row + 0.5 for row in rows], names)
     axes.tick_params("y", length=0, pad=5, labelsize=style.LABEL)
 
 
 def _label_tokens(
     axes: "Axes", upper: list[str], lower: list[str], wide: float, label: float
 ) -> None:
-    """Write the tokens below, and where there are two texts those of the first above:
+    """Write the tokens below, and where there are two texts those of the first above;
     turned where they do not fit.
     """
-    turn = 0 if label <= wide else 45 if wide >= 1.8 * style.LABEL else 90
-    columns = range(0, len(lower), math.ceil(LABEL_APART / wide))
-    places = [column + 0.5 for column in columns]
-    below: dict[str, Any] = (
-        {"ha": "right", "va": "center"} if turn else {"ha": "center"}
-    )
-    above: dict[str, Any] = {"ha": "left", "va": "center"} if turn else {"ha": "center"}
-    turned: dict[str, Any] = {
+    step = math.ceil(LABEL_APART / wide)
+    places = [column + 0.5 for column in range(0, len(lower), step)]
+    below: dict[str, Any] = {"ha": "center"}
+    above = below
+    turn = 0
+    if label > wide:
+        turn = 45 if wide >= 1.8 * style.LABEL else 90
+        below = {"ha": "right", "va": "center"}
+        above = {"ha": "left", "va": "center"}
+    look: dict[str, Any] = {
         "rotation": turn,
         "rotation_mode": "anchor",
         "color": style.INK,
         "size": style.LABEL,
     }
-    axes.set_xticks(places, [lower[column] for column in columns], **turned, **below)
+    axes.set_xticks(places, lower[::step], **look, **below)
     axes.tick_params("x", length=0, pad=4)
     if upper:
         top = axes.secondary_xaxis("top")
-        top.set_xticks(places, [upper[column] for column in columns], **turned, **above)
+        top.set_xticks(places, upper[::step], **look, **above)
         top.tick_params("x", length=0, pad=4)
 
 
 def _name_token_rows(axes: "Axes", grid: Grid, lettering: Lettering) -> None:
-    """Name the row of tokens above the grid and the one below it, at the left of each."""
-    look: dict[str, Any] = {
-        "ha": "right",
-        "va": "center",
-        "color": style.MUTED,
-        "size": style.SMALL,
-    }
+    """Name the row of tokens above the grid and the one below it, at their left."""
     for name, (corner, away) in zip(_row_names(grid), ((1, 8), (0, -8)), strict=True):
-        shown = lettering.fitted(lettering.text(name), LONGEST_LABEL, style.SMALL)
         axes.annotate(
-            shown, (0, corner), (-5, away), "axes fraction", "offset points", **look
+            lettering.fitted(lettering.text(name), LONGEST_LABEL, style.SMALL),
+            (0, corner),
+            (-5, away),
+            "axes fraction",
+            "offset points",
+            ha="right",
+            va="center",
+            color=style.MUTED,
+            size=style.SMALL,
         )
 
 
-def _key_name(measure: Measure, room: float, lettering: Lettering) -> str:
-    """What the colours measure and in which unit, in lines."""
-    unit = f" ({lettering.text(measure.unit)})" if measure.unit else ""
-    return lettering.wrapped(f"{lettering.text(measure.name)}{unit}", room, style.LABEL)
-
-
 def _draw_key(
-    measure: Measure, name: str, painted: Any, sheet: Sheet, box: Box, *, zero: bool
+    measure: Measure,
+    painted: "ScalarMappable",
+    sheet: Sheet,
+    above: float,
+    wide: float,
+    *,
+    zero: bool,
 ) -> None:
-    """What the colours mean: a bar, its ticks, what it measures and in which unit."""
-    axes = sheet.axes(box)
+    """Draw what the colours mean: a bar, its ticks, its name and its unit."""
+    lettering = sheet.lettering
+    unit = f" ({lettering.text(measure.unit)})" if measure.unit else ""
+    room = wide - ZERO_MARK if zero else wide
+    name = f"{lettering.text(measure.name)}{unit}"
+    name = lettering.wrapped(name, room, style.LABEL)
+    top = above + 8 + KEY_LINE * (name.count("\n") + 1)
+    axes = sheet.axes(Box(0, top, wide, 7))
     bar = sheet.figure.colorbar(
         painted, cax=axes, orientation="horizontal", format=number
     )
     assert bar.solids is not None
-    bar.solids.set_edgecolor("face")  # or some viewers show lines between the colours
+    # Without edges, some viewers show lines between the colours.
+    bar.solids.set_edgecolor("face")
     bar.outline.set(edgecolor=style.FAINT, linewidth=0.6, visible=True)
     bar.minorticks_off()
-    low, high = painted.norm.vmin, painted.norm.vmax
+    low, high = painted.get_clim()
+    assert low is not None
+    assert high is not None
+    is_diverging = measure.meaning == "diverging"
     if measure.each_layer:
-        bar.set_ticks(
-            [0, 1],
-            labels=[
-                "−most" if measure.meaning == "diverging" else "least",
-                "most of its layer",
-            ],
-        )
-        least, most = bar.ax.get_xticklabels()
-        least.set_horizontalalignment("left")
-        most.set_horizontalalignment("right")
-    elif measure.scale == "log" and measure.meaning == "diverging" and high > 0:
+        lowest = "−most" if is_diverging else "least"
+        bar.set_ticks([0, 1], labels=[lowest, "most of its layer"])
+        left, right = bar.ax.get_xticklabels()
+        left.set_horizontalalignment("left")
+        right.set_horizontalalignment("right")
+    elif measure.scale == "log" and is_diverging and high > 0:
         bar.set_ticks([float(f"{part * high:.2g}") for part in (-1, -0.01, 0, 0.01, 1)])
     elif measure.scale == "log" and low > 0:
         bar.ax.xaxis.set_major_locator(style.log_ticks(low, high, 4))
@@ -422,13 +418,15 @@ def _draw_key(
         bar.ax.xaxis.set_major_locator(style.linear_ticks(4))
     axes.tick_params("x", length=2.5, labelsize=style.SMALL)
     if zero:
-        look: dict[str, Any] = {
-            "size": style.SMALL,
-            "color": style.MUTED,
-            "va": "bottom",
-            "ha": "right",
-        }
         axes.annotate(
-            "·  exactly 0", (1, 1), (0, 4), "axes fraction", "offset points", **look
+            "·  exactly 0",
+            (1, 1),
+            (0, 4),
+            "axes fraction",
+            "offset points",
+            size=style.SMALL,
+            color=style.MUTED,
+            va="bottom",
+            ha="right",
         )
     axes.set_title(name, color=style.MUTED, pad=3)

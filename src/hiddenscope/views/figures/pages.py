@@ -2,9 +2,12 @@
 that the page draws.
 
 >>> from hiddenscope.views.values import Grid, Measure
->>> norms = Grid("Norms", ("layer.0", "layer.1"), ("The", " cat"), (Measure("norm", [[1.0, 2.0], [3.0, 4.0]]),))
->>> image([norms], ".png")[:4], b"\\xe2\\x90\\xa3cat" in image([norms], ".svg"), image([norms], ".pdf")[:5]
-(b'\\x89PNG', True, b'%PDF-')
+>>> norm = Measure("norm", [[1.0, 2.0], [3.0, 4.0]])
+>>> norms = Grid("Norms", ("layer.0", "layer.1"), ("The", " cat"), (norm,))
+>>> image([norms], ".png")[:4], image([norms], ".pdf")[:5]
+(b'\\x89PNG', b'%PDF-')
+>>> b"\\xe2\\x90\\xa3cat" in image([norms], ".svg")
+True
 """
 
 import io
@@ -27,15 +30,17 @@ if TYPE_CHECKING:
 
 Format: TypeAlias = Literal[".png", ".svg", ".pdf"]
 
-MOST_PIXELS = 30_000  # on a side
+# On the longer side of a PNG.
+MOST_PIXELS = 30_000
 UNDATED = {
     ".png": {"Software": "hiddenscope"},
     ".svg": {"Date": None},
     ".pdf": {"CreationDate": None},
 }
 
-# Matplotlib reads its settings from one table for the whole process.
-_ALONE = threading.RLock()
+# Matplotlib reads its settings from one table for the whole process, so that only one
+# thread may draw.
+_SETTINGS_LOCK = threading.RLock()
 
 
 def image(
@@ -45,8 +50,8 @@ def image(
     dpi: float = 220,
     width: float | None = None,
 ) -> bytes:
-    """The views, one beneath the other, as the bytes of a file; the same views give the
-    same bytes.
+    """Draw the views, one beneath the other, and return the bytes of the file; the same
+    views give the same bytes.
 
     A grid shows its first measure. Letters stay letters in SVG and PDF; a PDF carries
     its font along, and has a page for each view. `width` is in inches.
@@ -55,12 +60,13 @@ def image(
     with _own_settings():
         if suffix == ".pdf" and len(views) > 1:
             return _pages(views, width)
+        # The reader of an SVG brings its own fonts along.
         drawn = _figure(views, Lettering(any_character=suffix == ".svg"), width)
-        most = MOST_PIXELS / max(drawn.get_size_inches())
+        highest_dpi = MOST_PIXELS / max(drawn.get_size_inches())
         drawn.savefig(
             file,
             format=suffix[1:],
-            dpi=min(dpi, most),
+            dpi=min(dpi, highest_dpi),
             metadata=UNDATED[suffix],
             facecolor="white",
         )
@@ -68,7 +74,7 @@ def image(
 
 
 def figure(views: Sequence[View], width: float | None = None) -> "Figure":
-    """The views, one beneath the other, as a matplotlib figure."""
+    """Draw the views, one beneath the other, as a matplotlib figure."""
     with _own_settings():
         return _figure(views, Lettering(any_character=False), width)
 
@@ -87,7 +93,6 @@ def _pages(views: Sequence[View], width: float | None) -> bytes:
 def _figure(
     views: Sequence[View], lettering: Lettering, width: float | None = None
 ) -> "Figure":
-    """The views on ordinary matplotlib axes."""
     sheet = Sheet(lettering, None if width is None else 72 * width)
     for view in views:
         sheet.begin(view.title, view.note)
@@ -103,14 +108,14 @@ def _figure(
 
 @contextmanager
 def _own_settings() -> Iterator[None]:
-    """Nobody's settings but ours, and no warnings of fonts: what they lack has been
-    seen to.
+    """Draw with our settings whatever the user's are, and without warnings of fonts:
+    what they lack is written out.
     """
     import matplotlib.style
 
     fonts = logging.getLogger("matplotlib.font_manager")
     with (
-        _ALONE,
+        _SETTINGS_LOCK,
         matplotlib.style.context(["default", settings()]),
         warnings.catch_warnings(),
     ):

@@ -1,9 +1,10 @@
-"""How figures look: their colours and fonts, and numbers and strings as labels.
+"""The style of figures: their colours and fonts, and numbers and strings as labels.
 
 In a label what cannot be seen is marked, what no font can draw is written out, and what
 is long is cut.
 
->>> Lettering().token(" capital\\n"), Lettering().text("a\\u202eb"), Lettering().token("𒀀")
+>>> plain = Lettering()
+>>> plain.token(" capital\\n"), plain.text("a\\u202eb"), plain.token("𒀀")
 ('␣capital⏎', 'a‹U+202E›b', '‹U+12000›')
 >>> Lettering(any_character=True).token("𒀀")
 '𒀀'
@@ -18,16 +19,17 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from hiddenscope.views.sentences import shortened
 from hiddenscope.views.values import Meaning
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
-    from matplotlib.font_manager import FontProperties
     from matplotlib.ticker import Locator
 
 INK, MUTED, FAINT, PAPER = "#14171c", "#5b6270", "#d5d9e0", "#ffffff"
 ACCENT = "#b3401f"
-SMALL, LABEL = 8.0, 8.0  # sizes of type, in points
+# Font sizes, in points.
+SMALL, LABEL = 8.0, 8.0
 
 # The page has the same colours, in `static/colour.js`.
 SEQUENTIAL: Final = {
@@ -54,8 +56,8 @@ SEQUENTIAL: Final = {
         "#f8f085",
     ),
 }
-"""From little to much, evenly spaced. Lightness runs evenly, so that the order is seen
-with any eyes.
+"""From little to much, evenly spaced. Lightness runs evenly, so that colour-blind
+readers see the order too.
 """
 
 DIVERGING: Final = {
@@ -106,49 +108,67 @@ CLASSES: Final = {
         "#e3e8f2",
     ),
 }
-"""For labels and series, in this order; after eight they come round again."""
+"""For labels and series, in this order; after eight they begin again."""
 
 NO_CLASS: Final = {"light": ("#8a919c",), "dark": ("#737b87",)}
 """For points that belong to no class."""
 
-FAMILY = "DejaVu Sans"  # it comes with matplotlib, so a figure is the same everywhere
-OTHER_FAMILIES = (  # for what it lacks, where a machine has them
-    "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "PingFang SC", "Hiragino Sans", "Microsoft YaHei",
-    "Yu Gothic", "Malgun Gothic", "Apple SD Gothic Neo", "WenQuanYi Zen Hei", "Droid Sans Fallback", "Arial Unicode MS",
-    "Noto Sans Devanagari", "Noto Sans Thai", "Nirmala UI", "Segoe UI Symbol", "Apple Symbols", "Noto Sans Symbols2",
-    "Noto Emoji", "Symbola",
-)  # fmt: skip
+# It comes with matplotlib, so a figure is the same everywhere.
+FAMILY = "DejaVu Sans"
+# For characters that it lacks, where a machine has them.
+OTHER_FAMILIES = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Source Han Sans SC",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Microsoft YaHei",
+    "Yu Gothic",
+    "Malgun Gothic",
+    "Apple SD Gothic Neo",
+    "WenQuanYi Zen Hei",
+    "Droid Sans Fallback",
+    "Arial Unicode MS",
+    "Noto Sans Devanagari",
+    "Noto Sans Thai",
+    "Nirmala UI",
+    "Segoe UI Symbol",
+    "Apple Symbols",
+    "Noto Sans Symbols2",
+    "Noto Emoji",
+    "Symbola",
+)
 CONTROL_PICTURES = {"\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
 UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 BLANK = set("\u00a0\u115f\u1160\u3164\uffa0\u034f\u180b\u180c\u180d\u180e\u180f")
 MARKS = {"Mn", "Mc", "Me"}
+# A zero-width joiner between two emoji makes one of them, and is not written out.
 JOINED = re.compile(
-    "(?<=[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff])\u200d(?=[\u2600-\u27bf\U0001f000-\U0001faff])"
+    "(?<=[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff])"
+    "\u200d"
+    "(?=[\u2600-\u27bf\U0001f000-\U0001faff])"
 )
 
 
 def settings() -> dict[Any, Any]:
-    """What matplotlib is set to while a figure is drawn."""
-    quiet = {
-        f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")
-    }
-    ticks = {
-        f"{axis}tick.{name}": value
-        for axis in "xy"
-        for name, value in {
-            "color": MUTED,
-            "labelsize": SMALL,
-            "major.width": 0.6,
-            "major.pad": 3,
-        }.items()
-    }
+    """Return what matplotlib is set to while a figure is drawn."""
+    looks: dict[str, Any] = {}
+    for side in ("left", "right", "top", "bottom"):
+        looks[f"axes.spines.{side}"] = False
+    for axis in ("xtick", "ytick"):
+        looks[f"{axis}.color"] = MUTED
+        looks[f"{axis}.labelsize"] = SMALL
+        looks[f"{axis}.major.width"] = 0.6
+        looks[f"{axis}.major.pad"] = 3
     return {
-        "svg.fonttype": "none",  # letters stay letters
+        # Letters stay letters in SVG and PDF, and the same figure has the same bytes.
+        "svg.fonttype": "none",
         "svg.hashsalt": "hiddenscope",
         "pdf.fonttype": 42,
         "font.family": [*families(), "sans-serif"],
         "font.size": LABEL,
-        "text.parse_math": False,  # a token may hold a dollar sign
+        # A token may hold a dollar sign.
+        "text.parse_math": False,
         "text.color": INK,
         "axes.labelcolor": MUTED,
         "axes.labelsize": LABEL,
@@ -161,14 +181,13 @@ def settings() -> dict[Any, Any]:
         "grid.linewidth": 0.6,
         "lines.linewidth": 1.4,
         "legend.frameon": False,
-        **quiet,
-        **ticks,
+        **looks,
     }
 
 
 @cache
 def colormap(meaning: Meaning) -> "Colormap":
-    """The colours of a measure; a missing value is clear."""
+    """Return the colours of a measure; a missing value is clear."""
     from matplotlib.colors import LinearSegmentedColormap
 
     table = DIVERGING if meaning == "diverging" else SEQUENTIAL
@@ -176,12 +195,12 @@ def colormap(meaning: Meaning) -> "Colormap":
 
 
 def class_colour(place: int) -> str:
-    """The colour of a class or a series."""
+    """Return the colour of a class or a series."""
     return CLASSES["light"][place % len(CLASSES["light"])]
 
 
 def number(value: float, _: float | None = None) -> str:
-    """A number at a tick, as matplotlib's formatters are called."""
+    """Format a number at a tick; matplotlib passes its position too."""
     if value and not 1e-3 <= abs(value) < 1e6:
         front, power = f"{value:.2e}".split("e")
         text = f"{front.rstrip('0').rstrip('.')}e{int(power)}"
@@ -191,50 +210,38 @@ def number(value: float, _: float | None = None) -> str:
 
 
 def linear_ticks(most: int) -> "Locator":
-    """Round numbers."""
+    """Place at most so many ticks, at round numbers."""
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(most, steps=[1, 2, 2.5, 5, 10])
 
 
 def log_ticks(low: float, high: float, most: int) -> "Locator":
-    """Powers of ten, and parts of them where the range is short; in less than half a
-    decade just round numbers.
+    """Place ticks at powers of ten, and at parts of them where the range is short; in
+    less than half a decade at round numbers.
     """
     from matplotlib.ticker import LogLocator
 
     decades = math.log10(high / low)
+    parts: tuple[int, ...] = (1,)
     if decades < 0.5:
         return linear_ticks(most)
-    parts = (
-        (1, 2, 3, 5, 7)
-        if decades < 1
-        else (1, 2, 5)
-        if decades < 2
-        else (1, 3)
-        if decades < most
-        else (1,)
-    )
+    if decades < 1:
+        parts = (1, 2, 3, 5, 7)
+    elif decades < 2:
+        parts = (1, 2, 5)
+    elif decades < most:
+        parts = (1, 3)
     return LogLocator(subs=parts, numticks=most + 1)
 
 
 @cache
 def families() -> list[str]:
-    """The one font of all figures, and those that help it out on this machine."""
+    """Return the font of all figures, and those that help it out on this machine."""
     from matplotlib.font_manager import fontManager
 
-    known = {entry.name for entry in fontManager.ttflist}
-    return [FAMILY, *(name for name in OTHER_FAMILIES if name in known)]
-
-
-def _font(size: float, bold: bool) -> "FontProperties":
-    from matplotlib.font_manager import FontProperties
-
-    return FontProperties(
-        family=[*families(), "sans-serif"],
-        size=size,
-        weight="bold" if bold else "normal",
-    )
+    installed = {entry.name for entry in fontManager.ttflist}
+    return [FAMILY, *(name for name in OTHER_FAMILIES if name in installed)]
 
 
 @cache
@@ -242,89 +249,94 @@ def _characters(bold: bool) -> frozenset[int]:
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     weight = "bold" if bold else "normal"
-    paths = [
-        findfont(FontProperties(family=name, weight=weight)) for name in families()
-    ]
-    return frozenset(code for path in paths for code in get_font(path).get_charmap())
+    characters: set[int] = set()
+    for name in families():
+        path = findfont(FontProperties(family=name, weight=weight))
+        characters.update(get_font(path).get_charmap())
+    return frozenset(characters)
 
 
 def drawable(char: str) -> bool:
-    """Whether the fonts have a character, light and bold."""
+    """Tell whether the fonts have a character, light and bold."""
     return ord(char) in _characters(False) and ord(char) in _characters(True)
 
 
 def width_of(text: str, size: float, *, bold: bool = False) -> float:
-    """How wide a text is, in points; a character that the fonts lack counts as a
-    square.
+    """Return how wide a text is, in points; a character that the fonts lack counts as
+    a square.
     """
-    known = "".join(char for char in text if drawable(char))
+    known = "".join(filter(drawable, text))
     return (_width(known, bold) + (len(text) - len(known))) * size
 
 
 @lru_cache(maxsize=20_000)
 def _width(text: str, bold: bool) -> float:
+    from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
-    measured = 40.0  # large, since glyphs are placed on whole pixels
-    width, _, _ = text_to_path.get_text_width_height_descent(
-        text, _font(measured, bold), ismath=False
+    # Glyphs are placed on whole pixels, so a text is measured at a large size.
+    size = 40.0
+    font = FontProperties(
+        family=[*families(), "sans-serif"],
+        size=size,
+        weight="bold" if bold else "normal",
     )
-    return float(width) / measured
+    width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    return float(width) / size
 
 
 @dataclass(frozen=True)
 class Lettering:
     """How strings are written in one figure.
 
-    With `any_character` even those stay that the fonts lack, for a file whose reader
-    brings fonts along.
+    With `any_character`, characters that the fonts lack stay too, for a file whose
+    reader brings fonts along.
     """
 
     any_character: bool = False
 
     def token(self, token: str | None, most: int = 18) -> str:
-        """A token as a reader knows it: spaces and line ends are marked."""
+        """Return a token as a reader knows it: spaces and line ends are marked."""
         if token is None:
             return ""
-        return self.text(token, most).replace(" ", "␣") if token else "∅"
+        return self.text(token, most).replace(" ", "␣") or "∅"
 
     def text(self, text: str, most: int = 300) -> str:
-        """A text of at most so many characters: spaces stay spaces, and what cannot be
-        seen is marked.
+        """Return a text of at most so many characters: spaces stay spaces, and what
+        cannot be seen is marked.
         """
-        cut = text if len(text) <= most else f"{text[: most - 1]}…"
-        joined = (
-            {match.start() for match in JOINED.finditer(cut)}
-            if self.any_character
-            else set()
-        )
-        seen = "".join(
-            char if place in joined else self._seen(char)
-            for place, char in enumerate(cut)
-        )
-        return f"◌{seen}" if seen and unicodedata.category(seen[0]) in MARKS else seen
+        text = shortened(text, most)
+        joiners = set()
+        if self.any_character:
+            joiners = {match.start() for match in JOINED.finditer(text)}
+        visible = ""
+        for place, char in enumerate(text):
+            visible += char if place in joiners else self._visible(char)
+        if visible and unicodedata.category(visible[0]) in MARKS:
+            # A mark is drawn on the character before it, so it gets one.
+            return f"◌{visible}"
+        return visible
 
     def fitted(self, text: str, room: float, size: float, *, bold: bool = False) -> str:
-        """As much of a text as fits into so many points; an ellipsis shows where it is
-        cut.
+        """Return as much of a text as fits into so many points; an ellipsis shows where
+        it is cut.
         """
         if width_of(text, size, bold=bold) <= room:
             return text
         low, high = 0, len(text)
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (
-                (middle, high)
-                if width_of(f"{text[:middle]}…", size, bold=bold) <= room
-                else (low, middle - 1)
-            )
+            if width_of(f"{text[:middle]}…", size, bold=bold) <= room:
+                low = middle
+            else:
+                high = middle - 1
         return f"{text[:low]}…" if low else ""
 
     def wrapped(
         self, text: str, room: float, size: float, *, bold: bool = False
     ) -> str:
-        """A text in lines of at most so many points; a word that is longer than a line
-        is broken.
+        """Return a text in lines of at most so many points; a word that is longer than
+        a line is broken.
         """
         lines: list[str] = []
         for word in filter(None, text.split(" ")):
@@ -335,17 +347,18 @@ class Lettering:
                 lines += _broken(word, room, size, bold=bold)
         return "\n".join(lines)
 
-    def _seen(self, char: str) -> str:
-        if unicodedata.category(char) not in UNSEEN and char not in BLANK:
-            return char if self.any_character or drawable(char) else _code(char)
-        picture = CONTROL_PICTURES.get(char) or (
-            chr(0x2400 + ord(char)) if ord(char) < 32 else ""
-        )
-        return picture if picture and drawable(picture) else _code(char)
+    def _visible(self, char: str) -> str:
+        if unicodedata.category(char) in UNSEEN or char in BLANK:
+            picture = CONTROL_PICTURES.get(char, "")
+            if not picture and ord(char) < 32:
+                # Unicode has pictures of the control characters, in their order.
+                picture = chr(0x2400 + ord(char))
+            return picture if picture and drawable(picture) else _code(char)
+        return char if self.any_character or drawable(char) else _code(char)
 
 
 def _broken(word: str, room: float, size: float, *, bold: bool) -> list[str]:
-    """A word in pieces of at most so many points, and of one character at least."""
+    """Break a word into pieces of at most so many points, at least a character each."""
     pieces = [""]
     for char in word:
         if pieces[-1] and width_of(f"{pieces[-1]}{char}", size, bold=bold) > room:

@@ -1,3 +1,1 @@
-"""One module for each kind of result: its views, its findings and the sections of its
-page.
-"""
+"""One module for each kind of result: its views, its findings and its sections."""

@@ -1,77 +1,86 @@
-"""Clusters of texts: views, findings, sections and tables."""
+"""Clusters of texts, with the texts most typical of each."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from hiddenscope.results import Result, Table
-from hiddenscope.views.drawing import as_prose, quoted
+from hiddenscope.views.sentences import as_prose, quoted, shortened
 from hiddenscope.views.standing import standing
 from hiddenscope.views.values import Lines, Listing, Panels, Section, Series, View
 
-# With the other clusters, as many as there are colours.
-NAMED, SHORT, MOST = (
-    7,
-    40,
-    5_000,
-)
-LISTED = 24
+if TYPE_CHECKING:
+    from hiddenscope.analyses.cluster.facts import ClusterFacts
+
+# With all other clusters as one, there are as many as colours.
+NAMED = 7
+# More points than that cover one another.
+MOST_POINTS = 5_000
+LONGEST_NAME = 40
+MOST_LISTINGS = 24
 OTHERS = "other clusters"
+NOISE = "no cluster"
 UNTESTED = (
     "HDBSCAN finds clusters in noise too: whether these are more than that was not"
     " tested."
 )
-NOISE = "no cluster"
 
 
 def views(result: Result) -> Iterator[View]:
-    """Every text along two principal directions, coloured by its cluster; then the
-    stability of each cluster.
+    """Yield every text along two principal directions, coloured by its cluster; then
+    the stability of each cluster.
     """
-    data, facts = result.data, result.facts
-    unit = facts["unit"]
-    step = -(-data.sizes[unit] // MOST)  # more points than that cover one another
-    shown = data.isel({unit: slice(None, None, step)})
     names = _names(result)
-    cluster_of = shown["cluster_of"].to_numpy()
-    labels = [
-        NOISE if label < 0 else names[label] if label < NAMED else OTHERS
-        for label in cluster_of.tolist()
-    ]
-    order = np.argsort(np.where(cluster_of < 0, len(names), cluster_of), kind="stable")
-    strings = shown["string"] if "string" in shown.coords else shown[unit].astype(str)
-    texts = strings.to_numpy().tolist()
-    model = result.source.get("model")
-    caption = (
-        f"{_counted(facts['cluster_count'])}, {facts['noise']:,} of"
-        f" {facts['clustered']:,} {unit}s in none"
-    )
-    thinned = f" One of {step} {unit}s is drawn." if step > 1 else ""
-    yield Panels(
-        f"Clusters of {unit}s" + (f" in {model}" if model else ""),
-        (str(facts.get("site", "the vectors")),),
-        shown["place"].to_numpy()[None, order],
-        labels=tuple(labels[row] for row in order),
-        texts=tuple(texts[row] for row in order),
-        captions=(caption,),
-        grey=NOISE,
-        note=(
-            "Two of the principal directions: points that are together here may be"
-            f" apart in others.{thinned}"
-        ),
-    )
+    yield _scatter(result, names)
     if len(names) > 1:
-        first = (
-            f"The first {NAMED} of {len(names)} clusters." if len(names) > NAMED else ""
-        )
+        note = ""
+        if len(names) > NAMED:
+            note = f"The first {NAMED} of {len(names)} clusters."
+        stability = result.data["stability"].to_numpy()[:NAMED]
         yield Lines(
             "How stable each cluster is",
             tuple(names[:NAMED]),
-            (Series("stability", data["stability"].to_numpy()[:NAMED], style="bar"),),
+            (Series("stability", stability, style="bar"),),
             "cluster",
-            f"share that comes back without a fifth of the {unit}s",
-            note=first,
+            f"share that comes back without a fifth of the {result.facts['unit']}s",
+            note=note,
         )
+
+
+def _scatter(result: Result, names: list[str]) -> Panels:
+    facts = cast("ClusterFacts", result.facts)
+    unit = facts["unit"]
+    step = -(-result.data.sizes[unit] // MOST_POINTS)
+    data = result.data.isel({unit: slice(None, None, step)})
+    clusters = data["cluster_of"].to_numpy()
+    # Points of one cluster stand together, in the order of the clusters, and those of
+    # none at the end: the legend has the classes in the order of the points.
+    order = np.argsort(np.where(clusters < 0, len(names), clusters), kind="stable")
+    class_names = [*names[:NAMED], *[OTHERS] * len(names[NAMED:]), NOISE]
+    strings = data["string"] if "string" in data.coords else data[unit].astype(str)
+    texts = strings.to_numpy().tolist()
+    model = result.source.get("model")
+    note = (
+        "Two of the principal directions: points that are together here may be apart in"
+        " others."
+    )
+    if step > 1:
+        note += f" One of {step} {unit}s is drawn."
+    return Panels(
+        f"Clusters of {unit}s in {model}" if model else f"Clusters of {unit}s",
+        (str(facts.get("site", "the vectors")),),
+        data["place"].to_numpy()[None, order],
+        # The last name is that of the noise, whose cluster is -1.
+        labels=tuple(class_names[cluster] for cluster in clusters[order].tolist()),
+        texts=tuple(texts[row] for row in order),
+        captions=(
+            f"{_counted(facts['cluster_count'])}, {facts['noise']:,} of"
+            f" {facts['clustered']:,} {unit}s in none",
+        ),
+        grey=NOISE,
+        note=note,
+    )
 
 
 def _counted(count: int) -> str:
@@ -81,112 +90,100 @@ def _counted(count: int) -> str:
 
 
 def _names(result: Result) -> list[str]:
-    """Each cluster by its number and its most typical text."""
-    strings = (
-        result.data["string"].to_numpy() if "string" in result.data.coords else None
-    )
-    place = {
-        number: row
-        for row, number in enumerate(
-            result.data[result.facts["unit"]].to_numpy().tolist()
-        )
-    }
+    """Name each cluster by its number and its most typical text."""
+    data = result.data
+    typical = data["typical"].to_numpy()
+    if "string" not in data.coords:
+        return [f"cluster {cluster}" for cluster in range(len(typical))]
+    numbers = data[result.facts["unit"]].to_numpy().tolist()
+    strings = dict(zip(numbers, data["string"].to_numpy(), strict=True))
     names = []
-    for cluster, typical in enumerate(result.data["typical"].to_numpy().tolist()):
-        text = "" if strings is None else str(strings[place[typical[0]]])
-        short = text if len(text) <= SHORT else text[: SHORT - 1] + "…"
-        names.append(f"{cluster}: {short}" if short else f"cluster {cluster}")
+    for cluster, rows in enumerate(typical.tolist()):
+        text = shortened(str(strings[rows[0]]), LONGEST_NAME)
+        names.append(f"{cluster}: {text}" if text else f"cluster {cluster}")
     return names
 
 
 def findings(result: Result) -> Iterator[str]:
-    """How many belong to clusters, and the size, a typical text and the stability of
-    each cluster.
+    """Yield how many belong to clusters, and the size, a typical text and the stability
+    of each cluster.
     """
-    facts = result.facts
-    unit, count = facts["unit"], facts["cluster_count"]
+    facts = cast("ClusterFacts", result.facts)
+    unit = facts["unit"]
     yield (
-        f"{facts['clustered']:,} {unit}s make {_counted(count)}; {facts['noise']:,}"
-        " belong to none."
+        f"{facts['clustered']:,} {unit}s make {_counted(facts['cluster_count'])};"
+        f" {facts['noise']:,} belong to none."
     )
     if facts["clustered"] < facts["rows"]:
         yield (
             f"A random sample of {facts['clustered']:,} of {facts['rows']:,} {unit}s"
             " was clustered."
         )
-    if facts.get("token") not in (None, "each"):
-        yield f"What was clustered is {standing(facts['token'])} at {facts['site']}."
+    token = facts.get("token")
+    if token is not None and token != "each":
+        yield f"What was clustered is {standing(token)} at {facts['site']}."
     for cluster in facts["clusters"][:NAMED]:
-        typical = (
-            f", such as {quoted(cluster['typical'][0])}"
-            if cluster.get("typical")
-            else ""
-        )
+        typical = ""
+        if cluster.get("typical"):
+            typical = f", such as {quoted(cluster['typical'][0])}"
         yield (
             f"Cluster {cluster['cluster']} has {cluster['size']:,} {unit}s{typical};"
             f" {cluster['stability']:.0%} of it comes back when a fifth is left out."
         )
-    if count:
+    if facts["cluster_count"]:
         yield UNTESTED
 
 
 def sections(result: Result) -> Iterator[Section]:
-    """The texts that are most typical of each cluster, and the views."""
+    """Yield the views, and the texts that are most typical of each cluster."""
     unit = result.facts["unit"]
-    shown, lists = tuple(views(result)), tuple(_lists(result))
-    stable = (
-        "The bars are the share of each cluster that comes back when a fifth of all is"
-        " left out. "
-    )
-    typical = (
-        f"Each list has the {unit}s most typical of a cluster, the most typical first."
-    )
-    parts = [
-        (
-            f"Every point is a {unit}, coloured by its cluster, and grey if it is in"
-            " none. "
-        ),
-        stable if shown[1:] else "",
-        typical if lists else "",
+    shown, listings = tuple(views(result)), tuple(_listings(result))
+    reading = [
+        f"Every point is a {unit}, coloured by its cluster, and grey if it is in none."
     ]
+    if shown[1:]:
+        reading.append(
+            "The bars are the share of each cluster that comes back when a fifth of all"
+            " is left out."
+        )
+    if listings:
+        reading.append(
+            f"Each list has the {unit}s most typical of a cluster, the most typical"
+            " first."
+        )
     yield Section(
         "What belongs together",
         as_prose(findings(result)),
         shown,
-        "".join(parts).strip(),
-        tables=lists,
+        " ".join(reading),
+        tables=listings,
     )
 
 
-def _lists(result: Result) -> Iterator[Listing]:
-    """The most typical texts of each cluster."""
-    unit = result.facts["unit"]
-    for cluster in result.facts["clusters"][:LISTED]:
-        if texts := cluster.get("typical"):
-            share = f"{cluster['stability']:.0%} stable"
-            title = (
-                f"Cluster {cluster['cluster']}: {cluster['size']:,} {unit}s, {share}"
-            )
+def _listings(result: Result) -> Iterator[Listing]:
+    """Yield the most typical texts of each cluster."""
+    facts = cast("ClusterFacts", result.facts)
+    unit = facts["unit"]
+    for cluster in facts["clusters"][:MOST_LISTINGS]:
+        texts = cluster.get("typical")
+        if texts:
             yield Listing(
-                title,
+                f"Cluster {cluster['cluster']}: {cluster['size']:,} {unit}s,"
+                f" {cluster['stability']:.0%} stable",
                 (unit,),
                 tuple((str(text).strip() or repr(text),) for text in texts),
             )
 
 
 def tables(result: Result) -> Iterator[Table]:
-    """Every cluster with its size and stability, and beneath one another its most
+    """Yield every cluster with its size and stability, and beneath one another its most
     typical texts.
     """
     rows = []
-    for cluster in result.facts["clusters"]:
-        numbers = [
-            str(cluster["cluster"]),
-            f"{cluster['size']:,}",
-            f"{cluster['stability']:.2f}",
-        ]
+    for cluster in cast("ClusterFacts", result.facts)["clusters"]:
+        size, stability = f"{cluster['size']:,}", f"{cluster['stability']:.2f}"
         first, *others = cluster.get("typical") or [""]
-        rows.append([*numbers, str(first)])
+        rows.append([str(cluster["cluster"]), size, stability, str(first)])
         rows += [["", "", "", str(text)] for text in others]
     if rows:
         yield Table(["cluster", "size", "stability", "typical"], rows, (3,))

@@ -1,65 +1,66 @@
-"""Vectors of texts, as the workbench shows them: views and findings."""
+"""Vectors of texts, as the app shows them."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.results import Result
-from hiddenscope.views.drawing import quoted
+from hiddenscope.views.sentences import distinct, quoted
 from hiddenscope.views.values import Grid, Lines, Measure, Series, View
 
-TEXTS, CURVES, SHORT = 40, 4, 40
+if TYPE_CHECKING:
+    from hiddenscope.analyses.embed.facts import EmbedFacts
+
+# More texts than this have no room in a grid.
+MOST_TEXTS = 40
+CURVES = 4
+LONGEST_NAME = 40
 
 
 def views(result: Result) -> Iterator[View]:
-    """The cosine of every two texts, then the components of the first vectors."""
+    """Yield the cosine of every two texts, then the components of the first vectors."""
     vectors = result.data["vector"].to_numpy()
-    names = _names(result)
-    model = result.source["model"]
-    if len(names) > 1:
-        note = f"The first {TEXTS} of {len(names)} texts." if len(names) > TEXTS else ""
-        measure = Measure(
-            "cosine",
-            _cosines(vectors[:TEXTS])[::-1].astype(np.float32),
-            limits=(-1.0, 1.0),
-            meaning="diverging",
-        )
-        title = f"The cosine of every two texts in {model}"
-        shown = names[:TEXTS]
+    texts = [" ".join(str(text).split()) for text in result.data["string"].to_numpy()]
+    names = distinct([text[:LONGEST_NAME] for text in texts])
+    model, count = result.source["model"], len(names)
+    if count > 1:
+        cosines = _cosines(vectors[:MOST_TEXTS])[::-1].astype(np.float32)
         yield Grid(
-            title,
-            shown[::-1],
-            shown,
-            (measure,),
-            note=note,
+            f"The cosine of every two texts in {model}",
+            names[:MOST_TEXTS][::-1],
+            names[:MOST_TEXTS],
+            (Measure("cosine", cosines, limits=(-1.0, 1.0), meaning="diverging"),),
+            note=_first(MOST_TEXTS, count),
             x_name="text",
             y_name="text",
         )
-    curves = tuple(
-        Series(name, vector)
-        for name, vector in zip(names[:CURVES], vectors, strict=False)
-    )
-    note = f"The first {CURVES} of {len(names)} texts." if len(names) > CURVES else ""
-    places = tuple(map(str, range(vectors.shape[1])))
+    curves = zip(names[:CURVES], vectors, strict=False)
     yield Lines(
         f"The components of the vectors in {model}",
-        places,
-        curves,
+        tuple(map(str, range(vectors.shape[1]))),
+        tuple(Series(name, vector) for name, vector in curves),
         "component",
         "value",
-        note=note,
+        note=_first(CURVES, count),
     )
+
+
+def _first(shown: int, count: int) -> str:
+    return f"The first {shown} of {count} texts." if count > shown else ""
 
 
 def findings(result: Result) -> Iterator[str]:
-    """How many vectors there are, how alike they point, and which two are nearest."""
-    facts = result.facts
+    """Yield how many vectors there are, how alike they point, and which two are
+    nearest.
+    """
+    facts = cast("EmbedFacts", result.facts)
     yield f"{facts['texts']:,} vectors, each {facts['width']:,} wide."
     if facts["texts"] < 2:
         return
     yield f"The mean cosine of two of them is {facts['mean_cosine']:.2f}."
-    if facts["texts"] <= TEXTS:
+    if facts["texts"] <= MOST_TEXTS:
         cosines = _cosines(result.data["vector"].to_numpy())
         np.fill_diagonal(cosines, -np.inf)
         first, second = divmod(int(cosines.argmax()), len(cosines))
@@ -71,19 +72,8 @@ def findings(result: Result) -> Iterator[str]:
 
 
 def _cosines(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
-    wide = vectors.astype(np.float64)
-    norms = np.linalg.norm(wide, axis=1, keepdims=True)
-    unit = wide / np.where(norms > 0, norms, 1.0)
+    precise = vectors.astype(np.float64)
+    norms = np.linalg.norm(precise, axis=1, keepdims=True)
+    unit = precise / np.where(norms > 0, norms, 1.0)
     cosines: NDArray[np.float64] = unit @ unit.T
     return cosines
-
-
-def _names(result: Result) -> tuple[str, ...]:
-    """Each text, short, and with its number where two would look the same."""
-    short = [
-        " ".join(str(text).split())[:SHORT] for text in result.data["string"].to_numpy()
-    ]
-    return tuple(
-        f"{name} ({n})" if short.count(name) > 1 else name
-        for n, name in enumerate(short)
-    )

@@ -1,56 +1,54 @@
-"""How many answers stay right with layers of a donor."""
+"""Grafts: how many answers stay right with layers of a donor."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
-from hiddenscope.results import Facts, Result
-from hiddenscope.views.drawing import as_prose, labels
+from hiddenscope.results import Result
+from hiddenscope.views.drawing import labels, level
+from hiddenscope.views.sentences import as_prose, model_name, plural
 from hiddenscope.views.values import Lines, Section, Series, View
 
-LEVEL = 0.05  # a difference whose p is at most this is called one
+if TYPE_CHECKING:
+    from hiddenscope.analyses.graft.facts import AccuracyFacts, GraftFacts, WindowFacts
+
+# The largest p-value that shows a difference.
+LEVEL = 0.05
 
 
 def views(result: Result) -> Iterator[View]:
-    """Right answers along the windows, between both models alone."""
-    data, facts = result.data, result.facts
-    low, high = (data[f"accuracy_{end}"].to_numpy() for end in ("low", "high"))
-    series = [
-        Series(
-            "with layers of the donor",
-            data["accuracy"].to_numpy(),
-            low,
-            high,
-            band="95% interval",
-        )
-    ]
-    for name in ("model", "donor"):
-        level = np.full(data.sizes["site"], facts[f"{name}_alone"]["accuracy"])
-        series.append(Series(f"the {name} alone", level, style="dash"))
-    title = (
-        f"Right answers of {_model(result)} with {_grafted(facts)} of {facts['donor']}"
+    """Yield the right answers along the windows, beside those of both models alone."""
+    data, facts = result.data, cast("GraftFacts", result.facts)
+    count = data.sizes["site"]
+    grafted = Series(
+        "with layers of the donor",
+        data["accuracy"].to_numpy(),
+        data["accuracy_low"].to_numpy(),
+        data["accuracy_high"].to_numpy(),
+        band="95% interval",
     )
-    note = f"Each point is named by its first layer; {_prompts(facts)}."
+    model = level("the model alone", facts["model_alone"]["accuracy"], count)
+    donor = level("the donor alone", facts["donor_alone"]["accuracy"], count)
     yield Lines(
-        title,
+        f"Right answers of {model_name(result)} with {_grafted(facts)} of"
+        f" {facts['donor']}",
         labels(data, "site"),
-        tuple(series),
+        (grafted, model, donor),
         y_name="right answers",
         unit="share",
-        note=note,
+        note=f"Each point is named by its first layer; {_prompts(facts)}.",
     )
 
 
 def findings(result: Result) -> Iterator[str]:
-    """Both models alone, the window that loses most, and the middle of the depth
+    """Yield both models alone, the window that loses most, and the middle of the depth
     against its end.
     """
-    facts = result.facts
-    mine, theirs = facts["model_alone"], facts["donor_alone"]
+    facts = cast("GraftFacts", result.facts)
+    model, donor = facts["model_alone"], facts["donor_alone"]
     yield (
-        f"Alone, {_model(result)} answers {mine['accuracy']:.0%} of {_prompts(facts)}"
-        f" right ({_interval(mine)}); {facts['donor']} answers {theirs['accuracy']:.0%}"
-        f" right ({_interval(theirs)})."
+        f"Alone, {model_name(result)} answers {model['accuracy']:.0%} of"
+        f" {_prompts(facts)} right ({_interval(model)}); {facts['donor']} answers"
+        f" {donor['accuracy']:.0%} right ({_interval(donor)})."
     )
     lowest = facts["lowest"]
     yield (
@@ -64,31 +62,33 @@ def findings(result: Result) -> Iterator[str]:
 
 
 def sections(result: Result) -> Iterator[Section]:
-    """One section with everything."""
-    facts = result.facts
+    """Yield one section with everything."""
+    facts = cast("GraftFacts", result.facts)
     single = facts["layers"] == 1 and facts["grafted"] == "blocks"
     replaces = "replaces that" if single else "replace those"
-    reading = (
-        f"At every point, {_grafted(facts)} of the donor {replaces} of the model, and"
-        " the line is the share of prompts that are then answered right. The dashed"
-        " lines are the two models alone."
-    )
     yield Section(
         "What do layers of a donor change?",
         as_prose(findings(result)),
         tuple(views(result)),
-        reading,
+        f"At every point, {_grafted(facts)} of the donor {replaces} of the model, and"
+        " the line is the share of prompts that are then answered right. The dashed"
+        " lines are the two models alone.",
     )
 
 
-def _comparison(facts: Facts) -> str:
-    middle, late, difference = facts["middle"], facts["late"], facts["middle_less_late"]
+def _comparison(facts: "GraftFacts") -> str:
+    middle, late = facts["middle"], facts["late"]
+    difference = facts["middle_less_late"]
+    units = _prompts(facts)
+    groups = facts.get("groups", facts["prompts"])
+    if groups != facts["prompts"]:
+        units = f"{groups} {plural(groups, 'group')} of prompts"
     numbers = (
         f"With windows in the middle third of the depth ({_range(middle)})"
         f" {middle['accuracy']:.0%} of the answers stay right, with windows in the last"
         f" third ({_range(late)}) {late['accuracy']:.0%}"
     )
-    test = f"sign-flip test over {_units(facts)}: p = {difference['p']:.2g}"
+    test = f"sign-flip test over {units}: p = {difference['p']:.2g}"
     if difference["p"] > LEVEL:
         return f"{numbers}; the difference is not significant ({test})."
     return (
@@ -97,44 +97,28 @@ def _comparison(facts: Facts) -> str:
     )
 
 
-def _prompts(facts: Facts) -> str:
-    """How many prompts there are, and in how many groups where some belong together."""
-    prompts, groups = facts["prompts"], facts.get("groups", facts["prompts"])
-    counted = f"{prompts} prompt{'s' * (prompts != 1)}"
-    return (
-        counted
-        if groups == prompts
-        else f"{counted} in {groups} group{'s' * (groups != 1)}"
-    )
+def _prompts(facts: "GraftFacts") -> str:
+    """Count the prompts, and their groups where some belong together."""
+    prompts = facts["prompts"]
+    groups = facts.get("groups", prompts)
+    counted = f"{prompts} {plural(prompts, 'prompt')}"
+    if groups == prompts:
+        return counted
+    return f"{counted} in {groups} {plural(groups, 'group')}"
 
 
-def _units(facts: Facts) -> str:
-    """What the test permutes."""
-    prompts, groups = facts["prompts"], facts.get("groups", facts["prompts"])
-    return (
-        _prompts(facts)
-        if groups == prompts
-        else f"{groups} group{'s' * (groups != 1)} of prompts"
-    )
-
-
-def _interval(share: Facts) -> str:
+def _interval(share: "AccuracyFacts") -> str:
     return f"95% interval {share['low']:.0%} to {share['high']:.0%}"
 
 
-def _model(result: Result) -> str:
-    return str(result.source.get("model", "the model"))
+def _grafted(facts: "GraftFacts") -> str:
+    count = facts["layers"]
+    if facts["grafted"] == "blocks":
+        return f"{count} {plural(count, 'block')}"
+    return f"the states of {count} {plural(count, 'layer')}"
 
 
-def _grafted(facts: Facts) -> str:
-    many, unit = facts["layers"], "block" if facts["grafted"] == "blocks" else "layer"
-    states = "" if facts["grafted"] == "blocks" else "the states of "
-    return f"{states}{many} {unit}{'' if many == 1 else 's'}"
-
-
-def _range(ends: Facts) -> str:
-    return (
-        ends["from"]
-        if ends["from"] == ends["to"]
-        else f"{ends['from']} to {ends['to']}"
-    )
+def _range(window: "WindowFacts") -> str:
+    if window["from"] == window["to"]:
+        return window["from"]
+    return f"{window['from']} to {window['to']}"

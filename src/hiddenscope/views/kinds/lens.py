@@ -1,20 +1,24 @@
-"""What each layer would predict: the grid of top tokens, and how predictions develop
-along the layers.
-"""
+"""The lens: the grid of top tokens, and how predictions develop along the layers."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
-from hiddenscope.results import Facts, Result, Table
-from hiddenscope.views.drawing import (
+from hiddenscope.results import Result, Table
+from hiddenscope.views.drawing import grid_of, labels, long_name, of_type
+from hiddenscope.views.sentences import (
     UNTESTED,
     as_prose,
-    grid_of,
+    capitalised,
     in_series,
-    labels,
-    quoted,
+    model_name,
+    plural,
+    quoted_token,
 )
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
+
+if TYPE_CHECKING:
+    from hiddenscope.analyses.lens.facts import LensFacts
 
 OUTLINE = (
     "An outline marks the layer from which every layer predicts the same token as the"
@@ -39,141 +43,150 @@ LENSES = {
 
 
 def views(result: Result) -> Iterator[View]:
-    """Every cell with its top token; how often layers are right; how far they are from
+    """Yield the grid of top tokens; how often layers are right; how far they are from
     the model's own prediction.
     """
-    data, model = result.data, str(result.source.get("model", "the model"))
-    lens = (
-        ""
-        if result.facts["lens"] == "logit"
-        else f", by the {result.facts['lens']} lens"
+    facts, data = cast("LensFacts", result.facts), result.data
+    model, sites = model_name(result), labels(data, "site")
+    lens = "" if facts["lens"] == "logit" else f", by the {facts['lens']} lens"
+    grid = grid_of(
+        result,
+        [name for name in MEASURES if name in data],
+        f"What each layer of {model} would predict{lens}",
     )
-    title = f"What each layer of {model} would predict{lens}"
-    grid = grid_of(result, [name for name in MEASURES if name in data], title)
     if grid is not None:
-        probability = data["probability"].to_numpy()[:, : len(grid.tokens), 0]
-        best = Measure("probability of the top token", probability, limits=(0, 1))
-        words = None if grid.words is None else replace(grid.words, framed=True)
-        outlined = words is not None and any(row >= 0 for row in words.settled_rows())
-        note = f"{grid.note} {OUTLINE if outlined else ''}".strip()
-        yield replace(grid, measures=(best, *grid.measures), words=words, note=note)
-    sites = labels(data, "site")
-    shares = (data[name] for name in SHARES if name in data)
-    series = tuple(
-        Series(share.attrs["long_name"], share.to_numpy()) for share in shares
-    )
+        yield _with_outlines(result, grid)
+    shares = [data[name] for name in SHARES if name in data]
     right = " and is right" if "accuracy" in data else ""
-    title = (
+    yield Lines(
         f"How often each layer of {model} agrees with the model's own"
-        f" prediction{right}{lens}"
+        f" prediction{right}{lens}",
+        sites,
+        tuple(Series(long_name(share), share.to_numpy()) for share in shares),
+        y_name="share of tokens",
     )
-    yield Lines(title, sites, series, y_name="share of tokens")
-    mean = (Series("mean over tokens", data["kl_mean"].to_numpy()),)
-    title = f"How far each layer of {model} is from the model's own prediction{lens}"
-    yield Lines(title, sites, mean, y_name="KL divergence", unit="nats", scale="log")
-    target = result.facts.get("target")
+    yield Lines(
+        f"How far each layer of {model} is from the model's own prediction{lens}",
+        sites,
+        (Series("mean over tokens", data["kl_mean"].to_numpy()),),
+        y_name="KL divergence",
+        unit="nats",
+        scale="log",
+    )
+    target = facts.get("target")
     if target and "rank" in target:
-        ranks = (Series("rank", data["target_rank"].to_numpy()[:, -1]),)
-        title = f"The rank of {target['token']} after the last token, in {model}{lens}"
-        yield Lines(title, sites, ranks, y_name="rank, 1 is best", scale="log")
+        yield Lines(
+            f"The rank of {target['token']} after the last token, in {model}{lens}",
+            sites,
+            (Series("rank", data["target_rank"].to_numpy()[:, -1]),),
+            y_name="rank, 1 is best",
+            scale="log",
+        )
+
+
+def _with_outlines(result: Result, grid: Grid) -> Grid:
+    """Return the grid coloured by the probability of the top token, with an outline
+    where a prediction is settled.
+    """
+    probability = result.data["probability"].to_numpy()[:, : len(grid.tokens), 0]
+    top = Measure("probability of the top token", probability, limits=(0, 1))
+    words, note = grid.words, grid.note
+    if words is not None:
+        words = replace(words, framed=True)
+        if any(row >= 0 for row in words.settled_rows()):
+            note = f"{note} {OUTLINE}".strip()
+    return replace(grid, measures=(top, *grid.measures), words=words, note=note)
 
 
 def findings(result: Result) -> Iterator[str]:
-    """The answer and where it is settled, how often layers are right, where the target
-    comes up, and notes.
+    """Yield the answer and where it is settled, how often layers are right, where the
+    target comes up, and notes.
     """
-    facts = result.facts
+    facts = cast("LensFacts", result.facts)
     yield from _answers(facts)
-    if accuracy := facts.get("accuracy"):
-        half = (
-            f"; layers from {accuracy['half_from']} on reach at least half of that"
-            if accuracy["half_from"]
-            else ""
-        )
+    accuracy = facts.get("accuracy")
+    if accuracy:
+        half = ""
+        if accuracy["half_from"]:
+            site = accuracy["half_from"]
+            half = f"; layers from {site} on reach at least half of that"
         yield (
             f"{accuracy['site']} predicts the true next token for"
             f" {accuracy['value']:.0%} of {accuracy['tokens']} tokens{half}."
         )
     yield from _target(facts)
-    texts = f"{facts['texts']} text{'s' * (facts['texts'] != 1)}"
     yield (
-        f"Measured with the {facts['lens']} lens on {texts}, {facts['tokens']} tokens."
+        f"Measured with the {facts['lens']} lens on {facts['texts']}"
+        f" {plural(facts['texts'], 'text')}, {facts['tokens']} tokens."
     )
     yield from facts["notes"]
     yield UNTESTED
 
 
 def sections(result: Result) -> Iterator[Section]:
-    """The grid with what it shows, then how predictions develop along the layers."""
-    shown, facts = tuple(views(result)), result.facts
+    """Yield the grid with what it shows, then how predictions form along the layers."""
+    facts, shown = cast("LensFacts", result.facts), tuple(views(result))
     where = "next" if _is_causal(facts) else "in this place"
-    reading = (
+    yield Section(
+        "What would each layer predict?",
+        as_prose([*_answers(facts), *_target(facts), UNTESTED]),
+        of_type(shown, Grid),
         f"{LENSES[facts['lens']]} A cell shows the token that this layer would predict"
         f" {where}, and its colour at first the probability of that token. Other"
-        " measures, such as the entropy, can be chosen above the grid."
+        " measures, such as the entropy, can be chosen above the grid.",
     )
-    grids = tuple(view for view in shown if isinstance(view, Grid))
-    told = as_prose([*_answers(facts), *_target(facts), UNTESTED])
-    yield Section("What would each layer predict?", told, grids, reading)
     shares = ["is the model's own prediction"]
-    shares += (
-        ["is so and stays so in all layers above (settled)"]
-        if "settled_share" in result.data
-        else []
-    )
-    shares += ["is the true next token"] if "accuracy" in result.data else []
-    lines = tuple(view for view in shown if isinstance(view, Lines))
+    if "settled_share" in result.data:
+        shares.append("is so and stays so in all layers above (settled)")
+    if "accuracy" in result.data:
+        shares.append("is the true next token")
+    lines = of_type(shown, Lines)
     rank = " The last shows the rank of the target." if len(lines) > 2 else ""
-    along = (
+    yield Section(
+        "How predictions form along the layers",
+        "",
+        lines,
         "The first picture shows for how many tokens the top token of a layer"
         f" {in_series(shares)}. The next shows the KL divergence of each layer's"
-        f" prediction from the model's own, which is 0 at the last layer.{rank}"
-    )
-    yield Section(
-        "How predictions form along the layers", "", lines, along, folded=True
+        f" prediction from the model's own, which is 0 at the last layer.{rank}",
+        folded=True,
     )
 
 
 def tables(result: Result) -> Iterator[Table]:
-    """What every layer predicts after the last token of a single text."""
+    """Yield what every layer predicts after the last token of a single text."""
     if result.facts["texts"] != 1:
         return
     last = result.data.isel(token=-1)
-    columns = (
-        last[name].to_numpy().tolist()
-        for name in ("site", "entropy", "kl", "word", "probability")
-    )
-    rows = [
-        [
-            site,
-            f"{entropy:.2f}",
-            f"{kl:.2f}",
-            "  ".join(f"{word!r} {p:.2f}" for word, p in zip(*best, strict=True)),
-        ]
-        for site, entropy, kl, *best in zip(*columns, strict=True)
-    ]
+    rows = []
+    for site in labels(last, "site"):
+        here = last.sel(site=site)
+        words = zip(here["word"].values, here["probability"].values, strict=True)
+        top = "  ".join(f"{word!r} {probability:.2f}" for word, probability in words)
+        rows.append([site, f"{here['entropy']:.2f}", f"{here['kl']:.2f}", top])
     yield Table(["site", "entropy", "KL", "top tokens"], rows, (0, 3))
 
 
-def _is_causal(facts: Facts) -> bool:
-    """Whether the model predicts the token that follows, and not the one in its place."""
-    return bool(facts.get("causal", True))
+def _is_causal(facts: "LensFacts") -> bool:
+    """Tell whether the model predicts the token that follows, and not the one in its
+    place.
+    """
+    return facts.get("causal", True)
 
 
-def _answers(facts: Facts) -> Iterator[str]:
-    """What the model predicts after the last token, and where predictions are settled."""
-    if last := facts.get("last_token"):
-        before, answer = (
-            quoted(last[name].strip() or last[name]) for name in ("token", "answer")
-        )
-        settled = (
-            f", which is the top token from {last['settled_from']} on"
-            if last["settled_from"]
-            else ""
-        )
+def _answers(facts: "LensFacts") -> Iterator[str]:
+    """Yield what the model predicts after the last token, and where predictions are
+    settled.
+    """
+    last = facts.get("last_token")
+    if last:
         place = "After" if _is_causal(facts) else "In the place of"
+        settled = ""
+        if last["settled_from"]:
+            settled = f", which is the top token from {last['settled_from']} on"
         yield (
-            f"{place} {before} the model predicts {answer} with probability"
+            f"{place} {quoted_token(last['token'])} the model predicts"
+            f" {quoted_token(last['answer'])} with probability"
             f" {last['probability']:.2f}{settled}."
         )
     known = facts["settled_known_from"]
@@ -194,23 +207,21 @@ def _answers(facts: Facts) -> Iterator[str]:
         )
 
 
-def _target(facts: Facts) -> Iterator[str]:
-    """Where the target comes up."""
+def _target(facts: "LensFacts") -> Iterator[str]:
+    """Yield where the target comes up."""
     target = facts.get("target")
     if not target:
         return
+    name = target["token"]
     if "median_rank" in target:
-        name = target["token"][:1].upper() + target["token"][1:]
-        rank, tokens = target["median_rank"], target["tokens"]
         yield (
-            f"{name} has a median rank of {rank:g} at {target['site']}, over {tokens}"
-            " tokens."
+            f"{capitalised(name)} has a median rank of {target['median_rank']:g} at"
+            f" {target['site']}, over {target['tokens']} tokens."
         )
         return
-    name = target["token"]
     if target["id"] is not None:
-        word = name[1:-1]  # a word of the vocabulary is in quotation marks
-        name = quoted(word.strip() or word)
+        # A word of the vocabulary is in quotation marks already.
+        name = quoted_token(name[1:-1])
     yield (
         f"At {target['site']}, {name} has rank {target['rank']:,} and probability"
         f" {target['probability']:.2g}."

@@ -1,454 +1,65 @@
-"""The profile of a model's states, as views and sentences."""
+"""The profile of a model's states: how large they are, and how they spread."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 
 from hiddenscope.results import Result
 from hiddenscope.views.drawing import (
+    by_stack,
+    grid_of,
+    labels,
+    long_name,
+    of_type,
+)
+from hiddenscope.views.sentences import (
     UNTESTED,
     as_prose,
-    grid_of,
     in_series,
-    labels,
+    model_name,
+    of_model,
+    plural,
     quoted,
-    title_of,
+    quoted_token,
 )
-from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
+from hiddenscope.views.values import Grid, Lines, Measure, Scale, Section, Series, View
 
+if TYPE_CHECKING:
+    from hiddenscope.analyses.profile.facts import (
+        ProfileFacts,
+        ProfileStackFacts,
+        RowFacts,
+    )
+
+Sentences: TypeAlias = Callable[["ProfileStackFacts"], Iterator[str]]
+NormName: TypeAlias = Literal["first_token_norm", "other_tokens_norm", "vector_norm"]
+
+MEASURES = ("norm", "kurtosis", "mean", "deviation")
+# The variables of each picture along the layers, with the names of their lines. Pooled
+# states have no first tokens.
+SIDES = {"first": "first token", "median": "other tokens, median"}
+SIDES_POOLED = {"median": "vectors, median"}
 ANISOTROPY = {"anisotropy": "all tokens", "anisotropy_others": "without first tokens"}
+ANISOTROPY_POOLED = {"anisotropy": "all vectors"}
 SPREAD = {
     "effective_rank": "effective rank",
     "effective_rank_others": "effective rank, without first tokens",
     "intrinsic_dimension_others": "intrinsic dimension, without first tokens",
 }
-ANISOTROPY_POOLED = {"anisotropy": "all vectors"}
 SPREAD_POOLED = {
     "effective_rank": "effective rank",
     "intrinsic_dimension": "intrinsic dimension",
 }
-FEW = "With so few {rows}, spread, dimension and CKA say little: give more text."
-
-
-def views(result: Result) -> Iterator[View]:
-    """The grid of norms, the norms along the layers, then what blocks add, how states
-    spread, how alike layers are.
-
-    What says little over few tokens is left out there.
-    """
-    names = [
-        name
-        for name in ("norm", "kurtosis", "mean", "deviation")
-        if name in result.data
-    ]
-    grid = grid_of(result, names)
-    if grid is not None:
-        titles = [
-            f"The {result.data[name].attrs.get('long_name', name)} of every state"
-            for name in names
-        ]
-        of_model = (
-            f" of {model}"
-            if isinstance(model := result.source.get("model"), str)
-            else ""
-        )
-        named = [
-            replace(one, title=f"{title}{of_model}")
-            for one, title in zip(grid.measures, titles, strict=True)
-        ]
-        yield replace(grid, title=named[0].title, measures=tuple(named))
-    yield from _norm_lines(result)
-    pooled = _pooled(result)
-    both = (
-        {"median": "vectors, median"}
-        if pooled
-        else {"first": "first token", "median": "other tokens, median"}
-    )
-    added, kurtosis = (
-        {f"{name}_{side}": words for side, words in both.items()}
-        for name in ("added", "kurtosis")
-    )
-    massive = " ".join(
-        sentence for facts in result.facts["stacks"] for sentence in _massive(facts)
-    )
-    yield from _lines(
-        result,
-        added,
-        "What each block adds, along the layers",
-        "norm of the change over the norm before",
-    )
-    yield from _lines(
-        result,
-        kurtosis,
-        "The kurtosis along the layers",
-        "kurtosis over the width",
-        massive,
-    )
-    yield from _lines(
-        result,
-        ANISOTROPY_POOLED if pooled else ANISOTROPY,
-        "The anisotropy along the layers",
-        "mean cosine",
-    )
-    if not all(facts["few_tokens"] for facts in result.facts["stacks"]):
-        spread = SPREAD_POOLED if pooled else SPREAD
-        yield from _lines(
-            result,
-            spread,
-            "How many dimensions states fill, along the layers",
-            "dimensions",
-        )
-        if "cka" in result.data and result.data.sizes["site"] > 1:
-            yield _cka_grid(result)
-
-
-def _pooled(result: Result) -> bool:
-    """Whether each row is the vector of a text, and no token."""
-    return result.facts.get("pooled") is not None
-
-
-def _norm_lines(result: Result) -> Iterator[Lines]:
-    series, words = [], "vectors" if _pooled(result) else "other tokens"
-    for prefix, here in _by_stack(result):
-        norms = {
-            name: np.where(here, result.data[f"norm_{name}"].to_numpy(), np.nan)
-            for name in ("first", "median", "low", "high")
-            if f"norm_{name}" in result.data
-        }
-        if "first" in norms:
-            series.append(Series(f"{prefix}first token", norms["first"]))
-        band = norms["low"], norms["high"], "middle half"
-        series.append(Series(f"{prefix}{words}, median", norms["median"], *band))
-    shown = [one for one in series if np.isfinite(one.y).any()]
-    if shown:
-        title = title_of(result, ["norm"]).replace(
-            "Norm", "The norm along the layers", 1
-        )
-        yield Lines(
-            title,
-            labels(result.data, "site"),
-            tuple(shown),
-            y_name="norm",
-            unit="L2",
-            scale="log",
-        )
-
-
-def _lines(
-    result: Result, names: Mapping[str, str], title: str, y_name: str, note: str = ""
-) -> Iterator[Lines]:
-    """Some variables along the layers, each under its name; no picture where there is
-    none of them.
-    """
-    known = {name: words for name, words in names.items() if name in result.data}
-    series = [
-        Series(f"{prefix}{words}", np.where(here, result.data[name].to_numpy(), np.nan))
-        for name, words in known.items()
-        for prefix, here in _by_stack(result)
-    ]
-    shown = tuple(one for one in series if np.isfinite(one.y).any())
-    if shown:
-        model, scale = (
-            result.source.get("model"),
-            result.data[next(iter(known))].attrs.get("scale", "linear"),
-        )
-        title = f"{title} of {model}" if isinstance(model, str) else title
-        yield Lines(
-            title,
-            labels(result.data, "site"),
-            shown,
-            y_name=y_name,
-            scale=scale,
-            note=note,
-        )
-
-
-def _by_stack(result: Result) -> Iterator[tuple[str, Any]]:
-    """Which sites belong to each stack."""
-    stacks = [
-        site.rpartition("layer.")[0] or site.rpartition("final")[0]
-        for site in labels(result.data, "site")
-    ]
-    for stack in dict.fromkeys(stacks):
-        yield stack.replace(".", " "), np.array([one == stack for one in stacks])
-
-
-def _cka_grid(result: Result) -> Grid:
-    """Every pair of the layers that were compared."""
-    names = [
-        name for name in ("cka_others", "cka", "cka_chance") if name in result.data
-    ]
-    kept = np.flatnonzero(np.isfinite(result.data[names[0]].to_numpy()).any(1))
-    data = result.data.isel(site=kept, source_site=kept)
-    measures = tuple(
-        Measure(
-            str(data[name].attrs["long_name"]), data[name].to_numpy(), limits=(0, 1)
-        )
-        for name in names
-    )
-    title = (
-        "How similar every pair of layers of"
-        f" {result.source.get('model', 'the model')} is"
-    )
-    note = "Rows and columns are layers."
-    return Grid(
-        title,
-        labels(data, "site"),
-        labels(data, "source_site"),
-        measures,
-        note=note,
-        x_name="site",
-    )
-
-
-def findings(result: Result) -> Iterator[str]:
-    """What the profile shows, stack by stack."""
-    for facts in result.facts["stacks"]:
-        for part in (
-            _norms,
-            _final_norm,
-            _largest_norm,
-            _added,
-            _massive,
-            _spread,
-            _cka,
-            _not_finite,
-        ):
-            yield from part(facts)
-        if facts["few_tokens"]:
-            yield FEW.format(rows=_rows(result))
-    rows = _rows(result)
-    kept, count = result.facts[f"{rows}_kept"], result.facts[rows]
-    if kept < count:
-        yield (
-            f"The grid holds the first {kept:,} of {count:,} {rows}; all other numbers"
-            f" are of all {rows}."
-        )
-    yield UNTESTED
-
-
-def _rows(result: Result) -> str:
-    """What the rows are."""
-    return "vectors" if _pooled(result) else "tokens"
-
-
-def _whose(row: Mapping[str, Any]) -> str:
-    """The token of a row, or its text where states are pooled."""
-    return (
-        quoted(row["token"].strip() or row["token"])
-        if "token" in row
-        else f"that of text {row['text']:,}"
-    )
-
-
-def _of(facts: Mapping[str, Any]) -> str:
-    return f" of the {facts['stack']}" if facts["stack"] else ""
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _norms(facts: Mapping[str, Any]) -> Iterator[str]:
-    if "norm_ratio" in facts:
-        first, others, ratio = (
-            facts[name]
-            for name in ("first_token_norm", "other_tokens_norm", "norm_ratio")
-        )
-        yield (
-            f"In the middle layers{_of(facts)} ({facts['middle_layers']}) the median"
-            f" norm of the first token is {_number(first)}, and that of the other"
-            f" tokens {_number(others)}: the first is {ratio:,.1f} times as large."
-        )
-
-
-def _final_norm(facts: Mapping[str, Any]) -> Iterator[str]:
-    changes = [
-        f"{who} from {_number(facts['before_final'][name])} to"
-        f" {_number(facts['at_final'][name])}"
-        for name, who in WHOSE_NORM.items()
-        if name in facts.get("at_final", {})
-    ]
-    if changes:
-        yield (
-            f"The final norm{_of(facts)} changes the norm of"
-            f" {' and that of '.join(changes)}."
-        )
-
-
-def _largest_norm(facts: Mapping[str, Any]) -> Iterator[str]:
-    if largest := facts.get("largest_norm"):
-        yield (
-            f"The state with the largest norm{_of(facts)}, {_number(largest['norm'])},"
-            f" is {_whose(largest)} at {largest['site']}."
-        )
-
-
-def _added(facts: Mapping[str, Any]) -> Iterator[str]:
-    if added := facts.get("added"):
-        low, high = added["lowest"], added["highest"]
-        yield (
-            f"The block that makes `{high['site']}` changes states most: the change has"
-            f" {high['value']:.2f} times the norm of its input (the median). The block"
-            f" that makes `{low['site']}` changes them least ({low['value']:.2f}"
-            " times)."
-        )
-
-
-def _massive(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Massive activations, where there are any."""
-    if massive := facts.get("massive_activations"):
-        largest, channels = (
-            facts["largest_value"],
-            [str(one["channel"]) for one in massive["channels"]],
-        )
-        listed = sum(one["values"] for one in massive["channels"]) == massive["values"]
-        numbers = ", ".join(channels) + ("" if listed else " and others")
-        of_first = massive.get("at_first_tokens")
-        first = "all" if of_first == massive["values"] else f"{of_first or 0:,}"
-        at_first = "" if of_first is None else f", {first} of them at a first token"
-        position = f", position {largest['position']}" if "position" in largest else ""
-        yield (
-            f"Massive activations{_of(facts)}: {_count(massive['values'], 'value')} in"
-            f" {'channel' if len(channels) == 1 else 'channels'} {numbers} at"
-            f" {massive['sites']}{at_first}; the largest is"
-            f" {largest['times_median']:,.0f} times the median"
-            f" ({_whose(largest)}{position}, {largest['site']})."
-        )
-
-
-def _spread(facts: Mapping[str, Any]) -> Iterator[str]:
-    ranks = facts.get("effective_rank", {})
-    if (
-        len(ranks) == 2
-        and ranks["all_tokens"] < ranks["other_tokens"] / 2
-        and not facts["few_tokens"]
-    ):
-        yield (
-            f"The first tokens hide how states spread: the middle layers{_of(facts)}"
-            f" have an effective rank of {ranks['all_tokens']:.1f} with them, and of"
-            f" {ranks['other_tokens']:.0f} without."
-        )
-
-
-def _cka(facts: Mapping[str, Any]) -> Iterator[str]:
-    if not (cka := facts.get("cka")):
-        return
-    rows = "vectors" if "sampled_vectors" in cka else "tokens"
-    names = {
-        "median": f"over all {rows}",
-        "median_other_tokens": "without first tokens",
-        "median_by_chance": f"with {rows} paired at random",
-    }
-    medians = [
-        f"{cka[name]:.2f} {words}" for name, words in names.items() if name in cka
-    ]
-    if medians:
-        count = f"{cka[f'sampled_{rows}']:,} {rows}"
-        yield (
-            f"The median linear CKA of all pairs of layers{_of(facts)} ({count}) is"
-            f" {', '.join(medians)}."
-        )
-    if least := cka.get("least_alike"):
-        yield (
-            f"`{least['site']}` and `{least['source_site']}` are least alike"
-            f" ({least['cka']:.2f})."
-        )
-
-
-def _not_finite(facts: Mapping[str, Any]) -> Iterator[str]:
-    if broken := facts.get("not_finite"):
-        where = f"{_whose(broken)} at {broken['site']}"
-        yield (
-            f"{broken['states']:,} states{_of(facts)} are not finite and were left out;"
-            f" the first is {where}."
-        )
-
-
-def sections(result: Result) -> Iterator[Section]:
-    """The profile as parts of a page."""
-    shown, stacks = tuple(views(result)), result.facts["stacks"]
-    grids = [view for view in shown if isinstance(view, Grid)]
-    lines = [view for view in shown if isinstance(view, Lines)]
-    texts = result.data.attrs.get("texts", [])
-    text = quoted(texts[0]) if len(texts) == 1 else f"{result.facts['texts']} texts"
-    norms = [
-        sentence
-        for facts in stacks
-        for part in (_norms, _final_norm, _largest_norm)
-        for sentence in part(facts)
-    ]
-    cell = f"one hidden state of {text}: tokens"
-    if _pooled(result):
-        cell = (
-            "the vector of a text, or of one window of it (pooling:"
-            f" {result.facts['pooled']}): texts"
-        )
-    reading = (
-        f"Every cell is {cell} run across, layers run up. The colour is at first the L2"
-        " norm of the vector, on a log scale."
-    )
-    yield Section(
-        "How large is every state?",
-        as_prose([*norms, UNTESTED]),
-        tuple(grids[:1]),
-        reading,
-    )
-    lessons = " ".join(sentence for facts in stacks for sentence in _lessons(facts))
-    yield Section(
-        "The same along the layers",
-        lessons,
-        tuple(lines[:1]),
-        _along(lines[:1]),
-        folded=True,
-    )
-    if lines[1:]:
-        apart = len(set(result.data["form"].to_numpy().tolist())) > 1
-        parts = [
-            sentence
-            for facts in stacks
-            for part in (_added, _massive, _spread)
-            for sentence in part(facts)
-        ]
-        shown_here = [
-            words
-            for name, words in PICTURED.items()
-            if any(name in line.title for line in lines[1:])
-        ]
-        how = (
-            f"From the first to the last, the pictures show {in_series(shown_here)}."
-            f" {APART if apart else ''}".strip()
-        )
-        yield Section(
-            "What blocks add, and how states spread",
-            " ".join(parts),
-            tuple(lines[1:]),
-            how,
-            folded=True,
-        )
-    if grids[1:]:
-        alike = as_prose(sentence for facts in stacks for sentence in _cka(facts))
-        yield Section(
-            "How similar the layers are",
-            alike,
-            tuple(grids[1:]),
-            CKA.format(rows=_rows(result)),
-            folded=True,
-        )
-
-
-WHOSE_NORM = {
+WHOSE_NORM: dict[NormName, str] = {
     "first_token_norm": "the first token",
     "other_tokens_norm": "the other tokens",
     "vector_norm": "the vectors",
 }
-ALONG = {
+# What each line of norms shows, by the end of its name.
+NORM_LINES = {
     "first token": (
         "the norm of the first token (the median, where there are several texts)"
     ),
@@ -461,7 +72,7 @@ ALONG = {
     ),
 }
 # What each picture shows, by words in its title.
-PICTURED = {
+PICTURES = {
     "What each block adds": (
         "the norm of what each block adds over the norm of its input"
     ),
@@ -470,38 +81,405 @@ PICTURED = {
     "How many dimensions": "how many dimensions they fill",
 }
 APART = "`final` is normed and the layers are not, so the two are not compared."
-CKA = "A cell compares the states of two layers over all {rows} by linear CKA."
 
 
-def _along(lines: Sequence[Lines]) -> str:
-    """Say what each line of norms is, of those that are drawn."""
-    names = [series.name for line in lines for series in line.series]
-    drawn = [
-        words
-        for name, words in ALONG.items()
-        if any(shown.endswith(name) for shown in names)
+def views(result: Result) -> Iterator[View]:
+    """Yield the grid of norms, the norms along the layers, then what blocks add, how
+    states spread, how alike layers are.
+
+    What says little over few tokens is left out.
+    """
+    facts, pooled = cast("ProfileFacts", result.facts), _is_pooled(result)
+    names = [name for name in MEASURES if name in result.data]
+    grid = grid_of(result, names)
+    if grid is not None:
+        measures = []
+        for name, measure in zip(names, grid.measures, strict=True):
+            shown = long_name(result.data[name])
+            title = f"The {shown} of every state{of_model(result)}"
+            measures.append(replace(measure, title=title))
+        yield replace(grid, title=measures[0].title, measures=tuple(measures))
+    yield from _norm_lines(result)
+    sides = SIDES_POOLED if pooled else SIDES
+    yield from _lines(
+        result,
+        {f"added_{side}": words for side, words in sides.items()},
+        "What each block adds, along the layers",
+        "norm of the change over the norm before",
+    )
+    yield from _lines(
+        result,
+        {f"kurtosis_{side}": words for side, words in sides.items()},
+        "The kurtosis along the layers",
+        "kurtosis over the width",
+        note=" ".join(_sentences(facts["stacks"], _massive)),
+    )
+    yield from _lines(
+        result,
+        ANISOTROPY_POOLED if pooled else ANISOTROPY,
+        "The anisotropy along the layers",
+        "mean cosine",
+    )
+    if all(stack["few_tokens"] for stack in facts["stacks"]):
+        return
+    yield from _lines(
+        result,
+        SPREAD_POOLED if pooled else SPREAD,
+        "How many dimensions states fill, along the layers",
+        "dimensions",
+    )
+    if "cka" in result.data and result.data.sizes["site"] > 1:
+        yield _cka_grid(result)
+
+
+def _is_pooled(result: Result) -> bool:
+    """Tell whether each row is the vector of a text instead of a token."""
+    return result.facts.get("pooled") is not None
+
+
+def _rows(result: Result) -> Literal["tokens", "vectors"]:
+    return "vectors" if _is_pooled(result) else "tokens"
+
+
+def _norm_lines(result: Result) -> Iterator[Lines]:
+    sites = labels(result.data, "site")
+    name = "vectors, median" if _is_pooled(result) else "other tokens, median"
+    series = []
+    for prefix, here in by_stack(sites):
+        norms = {}
+        for end in ("first", "median", "low", "high"):
+            if f"norm_{end}" in result.data:
+                values = result.data[f"norm_{end}"].to_numpy()
+                norms[end] = np.where(here, values, np.nan)
+        if "first" in norms:
+            series.append(Series(f"{prefix}first token", norms["first"]))
+        band = norms["low"], norms["high"], "middle half"
+        series.append(Series(f"{prefix}{name}", norms["median"], *band))
+    title = "The norm along the layers"
+    yield from _drawn(result, series, title, "norm", unit="L2", scale="log")
+
+
+def _lines(
+    result: Result, names: Mapping[str, str], title: str, y_name: str, note: str = ""
+) -> Iterator[Lines]:
+    """Draw some variables along the layers, each under its name; nothing where the
+    result has none of them.
+    """
+    series: list[Series] = []
+    scale: Scale = "linear"
+    for name, words in names.items():
+        if name not in result.data:
+            continue
+        variable = result.data[name]
+        if not series:
+            scale = variable.attrs.get("scale", "linear")
+        for prefix, here in by_stack(labels(result.data, "site")):
+            values = np.where(here, variable.to_numpy(), np.nan)
+            series.append(Series(f"{prefix}{words}", values))
+    yield from _drawn(result, series, title, y_name, scale=scale, note=note)
+
+
+def _drawn(
+    result: Result,
+    series: Sequence[Series],
+    title: str,
+    y_name: str,
+    *,
+    unit: str = "",
+    scale: Scale = "linear",
+    note: str = "",
+) -> Iterator[Lines]:
+    finite = [line for line in series if np.isfinite(line.y).any()]
+    if finite:
+        yield Lines(
+            f"{title}{of_model(result)}",
+            labels(result.data, "site"),
+            tuple(finite),
+            y_name=y_name,
+            unit=unit,
+            scale=scale,
+            note=note,
+        )
+
+
+def _cka_grid(result: Result) -> Grid:
+    """Draw every pair of the layers that were compared."""
+    variables = ("cka_others", "cka", "cka_chance")
+    names = [name for name in variables if name in result.data]
+    compared = np.isfinite(result.data[names[0]].to_numpy()).any(1)
+    rows = np.flatnonzero(compared)
+    data = result.data.isel(site=rows, source_site=rows)
+    measures = [
+        Measure(long_name(data[name]), data[name].to_numpy(), limits=(0, 1))
+        for name in names
     ]
-    return (
-        f"The lines are {in_series(drawn)}."
-        if len(names) > 1
-        else f"The line is {in_series(drawn)}."
+    return Grid(
+        f"How similar every pair of layers of {model_name(result)} is",
+        labels(data, "site"),
+        labels(data, "source_site"),
+        tuple(measures),
+        note="Rows and columns are layers.",
+        x_name="site",
     )
 
 
-def _lessons(facts: Mapping[str, Any]) -> Iterator[str]:
-    """What follows from the norms, where it does."""
-    if facts.get("norm_ratio", 0) >= 10:
+def findings(result: Result) -> Iterator[str]:
+    """Yield what the profile shows, stack by stack."""
+    facts, rows = cast("ProfileFacts", result.facts), _rows(result)
+    for stack in facts["stacks"]:
+        yield from _norms(stack)
+        yield from _final_norm(stack)
+        yield from _largest_norm(stack)
+        yield from _added(stack)
+        yield from _massive(stack)
+        yield from _spread(stack)
+        yield from _cka(stack)
+        yield from _not_finite(stack)
+        if stack["few_tokens"]:
+            yield (
+                f"With so few {rows}, spread, dimension and CKA say little: give more"
+                " text."
+            )
+    count, shown = result.facts[rows], result.facts[f"{rows}_kept"]
+    if shown < count:
+        yield (
+            f"The grid holds the first {shown:,} of {count:,} {rows}; all other numbers"
+            f" are of all {rows}."
+        )
+    yield UNTESTED
+
+
+def sections(result: Result) -> Iterator[Section]:
+    """Yield the norms, then what blocks add, how states spread and how alike layers
+    are.
+    """
+    facts, shown = cast("ProfileFacts", result.facts), tuple(views(result))
+    stacks = facts["stacks"]
+    grids, lines = of_type(shown, Grid), of_type(shown, Lines)
+    norms = _sentences(stacks, _norms, _final_norm, _largest_norm)
+    yield Section(
+        "How large is every state?",
+        as_prose([*norms, UNTESTED]),
+        grids[:1],
+        f"Every cell is {_cell(result)} run across, layers run up. The colour is at"
+        " first the L2 norm of the vector, on a log scale.",
+    )
+    yield Section(
+        "The same along the layers",
+        " ".join(_sentences(stacks, _lessons)),
+        lines[:1],
+        _reading_of_norms(lines[:1]),
+        folded=True,
+    )
+    if lines[1:]:
+        yield Section(
+            "What blocks add, and how states spread",
+            " ".join(_sentences(stacks, _added, _massive, _spread)),
+            lines[1:],
+            _reading_of_lines(result, lines[1:]),
+            folded=True,
+        )
+    if grids[1:]:
+        yield Section(
+            "How similar the layers are",
+            as_prose(_sentences(stacks, _cka)),
+            grids[1:],
+            "A cell compares the states of two layers over all"
+            f" {_rows(result)} by linear CKA.",
+            folded=True,
+        )
+
+
+def _sentences(
+    stacks: Sequence["ProfileStackFacts"], *describe: Sentences
+) -> Iterator[str]:
+    for stack in stacks:
+        for sentences in describe:
+            yield from sentences(stack)
+
+
+def _cell(result: Result) -> str:
+    facts = cast("ProfileFacts", result.facts)
+    if facts.get("pooled") is not None:
+        return (
+            "the vector of a text, or of one window of it (pooling:"
+            f" {facts['pooled']}): texts"
+        )
+    texts = result.data.attrs.get("texts", [])
+    text = quoted(texts[0]) if len(texts) == 1 else f"{facts['texts']} texts"
+    return f"one hidden state of {text}: tokens"
+
+
+def _reading_of_norms(lines: Sequence[Lines]) -> str:
+    """Say what each line of norms is, of those that are drawn."""
+    names = [series.name for series in chain(*(picture.series for picture in lines))]
+    drawn = []
+    for ending, words in NORM_LINES.items():
+        if any(name.endswith(ending) for name in names):
+            drawn.append(words)
+    subject = "The lines are" if len(names) > 1 else "The line is"
+    return f"{subject} {in_series(drawn)}."
+
+
+def _reading_of_lines(result: Result, lines: Sequence[Lines]) -> str:
+    drawn = []
+    for words, description in PICTURES.items():
+        if any(words in picture.title for picture in lines):
+            drawn.append(description)
+    reading = f"From the first to the last, the pictures show {in_series(drawn)}."
+    has_both_forms = len(set(result.data["form"].to_numpy().tolist())) > 1
+    return f"{reading} {APART}" if has_both_forms else reading
+
+
+def _of(stack: "ProfileStackFacts") -> str:
+    return f" of the {stack['stack']}" if stack["stack"] else ""
+
+
+def _whose(row: "RowFacts") -> str:
+    """Name a row by its token, or by its text where states are pooled."""
+    if "token" in row:
+        return quoted_token(row["token"])
+    return f"that of text {row['text']:,}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _norms(stack: "ProfileStackFacts") -> Iterator[str]:
+    if "norm_ratio" in stack:
+        yield (
+            f"In the middle layers{_of(stack)} ({stack['middle_layers']}) the median"
+            f" norm of the first token is {_number(stack['first_token_norm'])}, and"
+            f" that of the other tokens {_number(stack['other_tokens_norm'])}: the"
+            f" first is {stack['norm_ratio']:,.1f} times as large."
+        )
+
+
+def _final_norm(stack: "ProfileStackFacts") -> Iterator[str]:
+    if "before_final" not in stack or "at_final" not in stack:
+        return
+    before, after = stack["before_final"], stack["at_final"]
+    changes = []
+    for name, whose in WHOSE_NORM.items():
+        if name in after:
+            change = f"from {_number(before[name])} to {_number(after[name])}"
+            changes.append(f"{whose} {change}")
+    if changes:
+        yield (
+            f"The final norm{_of(stack)} changes the norm of"
+            f" {' and that of '.join(changes)}."
+        )
+
+
+def _largest_norm(stack: "ProfileStackFacts") -> Iterator[str]:
+    largest = stack.get("largest_norm")
+    if largest:
+        yield (
+            f"The state with the largest norm{_of(stack)}, {_number(largest['norm'])},"
+            f" is {_whose(largest)} at {largest['site']}."
+        )
+
+
+def _added(stack: "ProfileStackFacts") -> Iterator[str]:
+    added = stack.get("added")
+    if added:
+        low, high = added["lowest"], added["highest"]
+        yield (
+            f"The block that makes `{high['site']}` changes states most: the change has"
+            f" {high['value']:.2f} times the norm of its input (the median). The block"
+            f" that makes `{low['site']}` changes them least ({low['value']:.2f}"
+            " times)."
+        )
+
+
+def _massive(stack: "ProfileStackFacts") -> Iterator[str]:
+    """Yield the massive activations, where there are any."""
+    massive = stack.get("massive_activations")
+    if not massive:
+        return
+    largest, values = stack["largest_value"], massive["values"]
+    channels = [str(record["channel"]) for record in massive["channels"]]
+    numbers = ", ".join(channels)
+    if sum(record["values"] for record in massive["channels"]) != values:
+        numbers += " and others"
+    at_first = ""
+    of_first = massive.get("at_first_tokens")
+    if of_first is not None:
+        count = "all" if of_first == values else f"{of_first:,}"
+        at_first = f", {count} of them at a first token"
+    position = f", position {largest['position']}" if "position" in largest else ""
+    yield (
+        f"Massive activations{_of(stack)}: {values:,} {plural(values, 'value')} in"
+        f" {plural(len(channels), 'channel')} {numbers} at"
+        f" {massive['sites']}{at_first}; the largest is"
+        f" {largest['times_median']:,.0f} times the median"
+        f" ({_whose(largest)}{position}, {largest['site']})."
+    )
+
+
+def _spread(stack: "ProfileStackFacts") -> Iterator[str]:
+    ranks = stack.get("effective_rank", {})
+    if stack["few_tokens"] or len(ranks) != 2:
+        return
+    if ranks["all_tokens"] < ranks["other_tokens"] / 2:
+        yield (
+            f"The first tokens hide how states spread: the middle layers{_of(stack)}"
+            f" have an effective rank of {ranks['all_tokens']:.1f} with them, and of"
+            f" {ranks['other_tokens']:.0f} without."
+        )
+
+
+def _cka(stack: "ProfileStackFacts") -> Iterator[str]:
+    cka = stack.get("cka")
+    if not cka:
+        return
+    if "sampled_vectors" in cka:
+        rows, count = "vectors", cka["sampled_vectors"]
+    else:
+        rows, count = "tokens", cka["sampled_tokens"]
+    medians = []
+    if "median" in cka:
+        medians.append(f"{cka['median']:.2f} over all {rows}")
+    if "median_other_tokens" in cka:
+        medians.append(f"{cka['median_other_tokens']:.2f} without first tokens")
+    if "median_by_chance" in cka:
+        chance = cka["median_by_chance"]
+        medians.append(f"{chance:.2f} with {rows} paired at random")
+    if medians:
+        yield (
+            f"The median linear CKA of all pairs of layers{_of(stack)} ({count:,}"
+            f" {rows}) is {', '.join(medians)}."
+        )
+    pair = cka.get("least_alike")
+    if pair:
+        yield (
+            f"`{pair['site']}` and `{pair['source_site']}` are least alike"
+            f" ({pair['cka']:.2f})."
+        )
+
+
+def _not_finite(stack: "ProfileStackFacts") -> Iterator[str]:
+    broken = stack.get("not_finite")
+    if broken:
+        yield (
+            f"{broken['states']:,} states{_of(stack)} are not finite and were left out;"
+            f" the first is {_whose(broken)} at {broken['site']}."
+        )
+
+
+def _lessons(stack: "ProfileStackFacts") -> Iterator[str]:
+    """Yield what follows from the norms."""
+    if stack.get("norm_ratio", 0) >= 10:
         yield (
             "A first token of this size hides all others: it dominates a mean over"
             " tokens, and a distance between two texts."
         )
-    before, after = facts.get("before_final", {}), facts.get("at_final", {})
-    if "first_token_norm" in after and "other_tokens_norm" in after:
+    before, after = stack.get("before_final"), stack.get("at_final")
+    if before and after and {"first_token_norm", "other_tokens_norm"} <= set(after):
         larger = before["first_token_norm"] > 2 * before["other_tokens_norm"]
-        if (
-            larger
-            and 1 / 2 < after["first_token_norm"] / after["other_tokens_norm"] < 2
-        ):
+        ratio = after["first_token_norm"] / after["other_tokens_norm"]
+        if larger and 1 / 2 < ratio < 2:
             yield (
                 "At `final`, after the final norm, the first token and the others have"
                 " about the same norm."

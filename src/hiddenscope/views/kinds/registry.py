@@ -1,18 +1,20 @@
-"""Kinds of results: one module for each, which gives the views of a result, its
-findings and the sections of a page.
+"""Kinds of results: `kinds/<word>.py` describes the findings of one analysis, once.
 
-`kinds/<word>.py` has these functions of a result, of which only the first must be
-there:
+It has these functions of a result, of which only `views` is required:
 
-views      the views of a result, the one to look at first in front
-findings   what a person should read, as plain sentences: on a terminal, in a notebook and on a page
-sections   the same as a story: parts of a page, each with a title, a few paragraphs and its views
+views      the views of a result, the main one first
+findings   what a person should read, as plain sentences
+sections   the parts of a page: the findings and views that belong together
 tables     what a terminal prints beneath the findings
+
+A terminal prints the findings and the tables, a notebook and a page show the findings
+with the views and how to read them, and so does the app; none of them adds sentences of
+its own. The sentences are made of the facts, which `analyses/<word>/facts.py` lists.
 
 A result of any other kind is shown by the dimensions of its data.
 
 >>> import xarray
->>> norms = xarray.Dataset({"norm": ("site", [1.0, 2.5])}, {"site": ["layer.0", "layer.1"]})
+>>> norms = xarray.Dataset({"norm": ("site", [1.0, 2.5])}, {"site": ["a", "b"]})
 >>> views_of(Result("sizes", norms, {}, {"model": "toy"}))[0].series[0].name
 'norm'
 """
@@ -20,17 +22,19 @@ A result of any other kind is shown by the dimensions of its data.
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import groupby
-from typing import TYPE_CHECKING
 
 from hiddenscope.catalog import ANALYSES
 from hiddenscope.errors import StatesError
 from hiddenscope.results import Result, Table
-from hiddenscope.views.drawing import CELLS, grid_of, has, is_map, lines_of, numeric
+from hiddenscope.views.drawing import (
+    CELLS,
+    grid_of,
+    has_dims,
+    is_map,
+    lines_of,
+    numeric,
+)
 from hiddenscope.views.values import Section, View
-
-if TYPE_CHECKING:
-    import xarray
 
 
 @dataclass(frozen=True)
@@ -42,22 +46,21 @@ class Kind:
     sections: Callable[[Result], Iterable[Section]] | None = None
     tables: Callable[[Result], Iterable[Table]] | None = None
 
-
-def _kind(word: str) -> Kind:
-    module = import_module(f"hiddenscope.views.kinds.{word}")
-    return Kind(
-        module.views,
-        *(getattr(module, name, None) for name in ("findings", "sections", "tables")),
-    )
+    @classmethod
+    def of(cls, word: str) -> "Kind":
+        """Read the functions of `kinds/<word>.py`."""
+        module = import_module(f"hiddenscope.views.kinds.{word}")
+        names = ("findings", "sections", "tables")
+        return cls(module.views, *(getattr(module, name, None) for name in names))
 
 
 KINDS = {
-    analysis.word: _kind(analysis.word) for analysis in ANALYSES if analysis.in_app
+    analysis.word: Kind.of(analysis.word) for analysis in ANALYSES if analysis.in_app
 }
 
 
 def views_of(result: Result) -> tuple[View, ...]:
-    """The views of a result, the one to look at first in front.
+    """Return the views of a result, the main one first.
 
     Where its kind is not in `KINDS`, the dimensions decide. A variable over site and
     token is a measure of the grid; one that also has source_site and source_token shows
@@ -65,23 +68,23 @@ def views_of(result: Result) -> tuple[View, ...]:
     in the variable's attributes: `long_name`, `units`, `meaning` ("diverging" where
     zero is the middle) and `scale` ("log").
     """
-    views = tuple(
-        (KINDS[result.kind].views if result.kind in KINDS else _by_dimensions)(result)
-    )
+    draw = KINDS[result.kind].views if result.kind in KINDS else _by_dimensions
+    views = tuple(draw(result))
     if not views:
-        dimensions = "; ".join(
-            f"{name} has {', '.join(map(str, v.dims))}"
-            for name, v in result.data.items()
-        )
-        remedy = "Draw its data with matplotlib, or save it as .csv, .json or .nc."
+        dimensions = [
+            f"{name} has {', '.join(map(str, variable.dims))}"
+            for name, variable in result.data.items()
+        ]
         raise StatesError(
-            f"Cannot draw the {result.title}", dimensions or "it has no data", remedy
+            f"Cannot draw the {result.title}",
+            "; ".join(dimensions) or "it has no data",
+            "Draw its data with matplotlib, or save it as .csv, .json or .nc.",
         )
     return views
 
 
 def sections_of(result: Result) -> list[Section]:
-    """The sections of a result; a kind that has none shows its views and no more."""
+    """Return the sections of a result; without any, one that has all views."""
     sections = KINDS[result.kind].sections if result.kind in KINDS else None
     if sections is None:
         return [Section(result.title.capitalize(), "", views_of(result))]
@@ -90,26 +93,20 @@ def sections_of(result: Result) -> list[Section]:
 
 
 def _by_dimensions(result: Result) -> Iterator[View]:
-    grid = grid_of(
-        result,
-        [name for name, v in result.data.items() if has(v, CELLS) or is_map(result, v)],
-    )
+    cells = []
+    # Series share a pair of axes if they run along the same dimension in one unit.
+    series: dict[tuple[str, str, str], list[Hashable]] = {}
+    for name, variable in result.data.items():
+        if has_dims(variable, CELLS) or is_map(result, variable):
+            cells.append(name)
+        elif len(variable.dims) == 1 and numeric(variable):
+            along = str(variable.dims[0])
+            unit = str(variable.attrs.get("units", ""))
+            scale = str(variable.attrs.get("scale", "linear"))
+            if along != "token":
+                series.setdefault((along, unit, scale), []).append(name)
+    grid = grid_of(result, cells)
     if grid is not None:
         yield grid
-    flat = [
-        (name, v)
-        for name, v in result.data.items()
-        if len(v.dims) == 1 and v.dims != ("token",) and numeric(v)
-    ]
-    for (along, _, _), variables in groupby(sorted(flat, key=_axis), key=_axis):
-        yield lines_of(result, str(along), [name for name, _ in variables])
-
-
-def _axis(named: "tuple[Hashable, xarray.DataArray]") -> tuple[str, str, str]:
-    """What two series must share to stand on one pair of axes."""
-    _, variable = named
-    return (
-        str(variable.dims[0]),
-        str(variable.attrs.get("units", "")),
-        str(variable.attrs.get("scale", "linear")),
-    )
+    for axes in sorted(series):
+        yield lines_of(result, axes[0], series[axes])

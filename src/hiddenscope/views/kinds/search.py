@@ -1,12 +1,13 @@
-"""The texts nearest to queries: views, findings, sections and tables."""
+"""Searches: the texts nearest to queries."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from hiddenscope.results import Result, Table
-from hiddenscope.views.drawing import as_prose, quoted
+from hiddenscope.views.drawing import labels, long_name, of_type
+from hiddenscope.views.sentences import as_prose, distinct, quoted, shortened
 from hiddenscope.views.standing import standing
 from hiddenscope.views.values import (
     Grid,
@@ -19,239 +20,218 @@ from hiddenscope.views.values import (
     Words,
 )
 
+if TYPE_CHECKING:
+    import xarray
+
+    from hiddenscope.analyses.search.facts import SearchFacts
+
+# Of a picture; a longer result is drawn as far as this.
 QUERIES, RANKS, CURVES = 40, 20, 8
-LISTED = 100  # of the nearest to one query
-SEPARATE = 4  # up to so many queries get a picture each, in which a text has room
-SHORT = 60
+# A list has so many of the nearest to one query.
+LISTED = 100
+# Up to so many queries get a picture each, in which a text has room.
+SEPARATE = 4
+LONGEST_NAME = 60
+SCORES = {"dot": "dot product", "l2": "L2 distance"}
 
 
 def views(result: Result) -> Iterator[View]:
-    """The nearest of each query with their texts, and how nearness falls off along the
-    ranks.
+    """Yield the nearest of each query with their texts, and how nearness falls off
+    along the ranks.
     """
     data = result.data.isel(query=slice(QUERIES), rank=slice(RANKS))
-    queries = _different([_short(query) for query in data["query"].to_numpy()])
-    attrs = data["score"].attrs
-    measure = Measure(
-        str(attrs["long_name"]), data["score"].to_numpy(), str(attrs.get("units", ""))
-    )
-    ranks = tuple(map(str, data["rank"].to_numpy().tolist()))
-    at = (
-        f", at {result.facts['site']} of {result.source['model']}"
-        if "model" in result.source
-        else ""
-    )
+    queries, ranks = _queries(data), labels(data, "rank")
+    score = data["score"]
     if len(queries) <= SEPARATE:
-        yield from (
-            _one_query(data.isel(query=n), name, at, measure, n)
-            for n, name in enumerate(queries)
-        )
+        for place, query in enumerate(queries):
+            yield _grid_of_query(result, data.isel(query=place), query, score)
     else:
-        yield _all_queries(result, data, queries, at, measure)
+        yield _grid_of_queries(result, data, queries)
     if len(ranks) > 1:
-        curves = tuple(
-            Series(*one) for one in zip(queries, measure.numbers[:CURVES], strict=False)
-        )
-        note = f"The first {CURVES} queries." if len(queries) > CURVES else ""
+        curves = zip(queries[:CURVES], score.to_numpy(), strict=False)
         yield Lines(
             "How nearness falls off",
             ranks,
-            curves,
+            tuple(Series(query, scores) for query, scores in curves),
             "rank",
-            measure.name,
-            measure.unit,
-            note=note,
+            long_name(score),
+            _unit(score),
+            note=f"The first {CURVES} queries." if len(queries) > CURVES else "",
         )
 
 
-def _one_query(data: Any, name: str, at: str, measure: Measure, query: int) -> Grid:
-    """One query: the texts one below another, the nearest on top."""
-    score = measure.numbers[query][::-1]
-    rows = [
-        f"{text}  {rank}"
-        for rank, text in zip(data["rank"].to_numpy(), _names(data), strict=True)
-    ]
-    words = Words.of([[[f"{value:.3g}"]] for value in score])
-    limits = (
-        min(0.0, float(score.min())),
-        max(float(score.max()), float(measure.numbers.max())),
-    )
-    column = Measure(
-        measure.name,
-        score[:, None],
-        measure.unit,
-        limits=limits if limits[0] < limits[1] else None,
-    )
-    title = f"Nearest to “{name}”{at}"
+def _grid_of_query(
+    result: Result, data: "xarray.Dataset", query: str, scores: "xarray.DataArray"
+) -> Grid:
+    """Draw the nearest to one query one below another, the nearest on top."""
+    score = data["score"].to_numpy()[::-1].astype(np.float32)
+    names = zip(_names(data), labels(data, "rank"), strict=True)
+    rows = [f"{name}  {rank}" for name, rank in names]
+    # All queries share the upper end of the colours, so that they can be compared.
+    low = min(0.0, float(score.min()))
+    high = float(scores.to_numpy().astype(np.float32).max())
+    limits = (low, high) if low < high else None
+    name = long_name(data["score"])
+    column = Measure(name, score[:, None], _unit(data["score"]), limits=limits)
     return Grid(
-        title,
+        f"Nearest to “{query}”{_at(result)}",
         tuple(rows[::-1]),
-        (measure.name,),
+        (name,),
         (column,),
-        words=words,
+        words=Words.of([[[f"{value:.3g}"]] for value in score]),
         x_name="",
         y_name="text",
     )
 
 
-def _all_queries(
-    result: Result, data: Any, queries: tuple[str, ...], at: str, measure: Measure
+def _grid_of_queries(
+    result: Result, data: "xarray.Dataset", queries: tuple[str, ...]
 ) -> Grid:
-    """Many queries: one row each, the nearest on the left."""
-    ranks = tuple(map(str, data["rank"].to_numpy().tolist()))
-    words = np.array(
-        [[[text] for text in _names(data.isel(query=n))] for n in range(len(queries))],
-        dtype=object,
-    )
-    sizes = result.data.sizes
-    cut = sizes["query"] > len(queries) or sizes["rank"] > len(ranks)
+    """Draw many queries: one row each, the nearest on the left."""
+    ranks, total = labels(data, "rank"), result.data.sizes
+    names = [_names(data.isel(query=place)) for place in range(len(queries))]
+    words = np.array(names[::-1], dtype=object)[:, :, None]
+    score = data["score"].to_numpy()[::-1]
+    note = ""
+    if total["query"] > len(queries) or total["rank"] > len(ranks):
+        note = (
+            f"{len(queries)} of {total['query']} queries, {len(ranks)} of"
+            f" {total['rank']} ranks."
+        )
     return Grid(
-        f"Nearest to each query{at}",
+        f"Nearest to each query{_at(result)}",
         queries[::-1],
         ranks,
-        (Measure(measure.name, measure.numbers[::-1], measure.unit),),
-        words=Words.of(words[::-1]),
+        (Measure(long_name(data["score"]), score, _unit(data["score"])),),
+        words=Words.of(words),
         x_name="rank",
         y_name="query",
-        note=(
-            f"{len(queries)} of {sizes['query']} queries, {len(ranks)} of"
-            f" {sizes['rank']} ranks."
-            if cut
-            else ""
-        ),
+        note=note,
     )
 
 
-def _names(data: Any) -> list[str]:
-    """A name for each of the nearest to one query: a text, a token with its position,
-    or a number.
+def _at(result: Result) -> str:
+    if "model" not in result.source:
+        return ""
+    return f", at {result.facts['site']} of {result.source['model']}"
+
+
+def _unit(score: "xarray.DataArray") -> str:
+    return str(score.attrs.get("units", ""))
+
+
+def _queries(data: "xarray.Dataset") -> tuple[str, ...]:
+    return distinct([_short(query) for query in data["query"].to_numpy()])
+
+
+def _names(data: "xarray.Dataset") -> list[str]:
+    """Name each of the nearest to one query: a text, a token with its position, or a
+    number.
     """
     if "position" in data:
-        places = zip(
-            data["string"].to_numpy(),
-            data["text"].to_numpy(),
-            data["position"].to_numpy(),
-            strict=True,
-        )
+        strings = data["string"].to_numpy()
+        positions, texts = data["position"].to_numpy(), data["text"].to_numpy()
         return [
             f"{string!r} at {position} of text {text}"
-            for string, text, position in places
+            for string, position, text in zip(strings, positions, texts, strict=True)
         ]
-    strings = (
-        data["string"].to_numpy()
-        if "string" in data
-        else [f"text {n}" for n in data["number"].to_numpy()]
-    )
-    return [_short(string) for string in strings]
+    if "string" not in data:
+        return [f"text {number}" for number in data["number"].to_numpy()]
+    return [_short(string) for string in data["string"].to_numpy()]
 
 
-def _short(text: Any) -> str:
-    plain = " ".join(str(text).split())
-    return plain if len(plain) <= SHORT else plain[: SHORT - 1] + "…"
-
-
-def _different(names: list[str]) -> tuple[str, ...]:
-    """Names that are all different, since two queries may be the same."""
-    return tuple(
-        f"{name} ({n})" if names.count(name) > 1 else name
-        for n, name in enumerate(names)
-    )
+def _short(text: object) -> str:
+    return shortened(" ".join(str(text).split()), LONGEST_NAME)
 
 
 def findings(result: Result) -> Iterator[str]:
-    """The nearest to each of the first queries, and what was searched."""
-    facts = result.facts
-    how = "dot product" if facts["nearness"] == "dot" else facts["nearness"]
+    """Yield the nearest to each of the first queries, and what was searched."""
+    facts = cast("SearchFacts", result.facts)
+    unit, nearness = facts["unit"], facts["nearness"]
     for nearest in facts["nearest"]:
-        name = (
-            quoted(nearest["string"])
-            if "string" in nearest
-            else f"{facts['unit']} {nearest['number']}"
+        name = f"{unit} {nearest['number']}"
+        if "string" in nearest:
+            name = quoted(nearest["string"])
+        yield (
+            f"Nearest to {quoted(nearest['query'])} is {name}, with"
+            f" {SCORES.get(nearness, nearness)} {nearest['score']:.2f}."
         )
-        score = f"{_score(facts['nearness'])} {nearest['score']:.2f}"
-        yield f"Nearest to {quoted(nearest['query'])} is {name}, with {score}."
+    how = "dot product" if nearness == "dot" else nearness
     yield (
-        f"All {facts['searched']:,} {facts['unit']}s were compared with every query by"
-        f" {how}; none was left out."
+        f"All {facts['searched']:,} {unit}s were compared with every query by {how};"
+        " none was left out."
     )
-    if facts.get("token") not in (None, "each"):
-        yield f"What was compared is {standing(facts['token'])} at {facts['site']}."
-
-
-def _score(nearness: str) -> str:
-    return {"dot": "dot product", "l2": "L2 distance"}.get(nearness, nearness)
+    token = facts.get("token")
+    if token is not None and token != "each":
+        yield f"What was compared is {standing(token)} at {facts['site']}."
 
 
 def sections(result: Result) -> Iterator[Section]:
-    """A list of the nearest to each query with their scores; then how nearness falls
-    off.
+    """Yield a list of the nearest to each query with their scores; then how nearness
+    falls off.
     """
-    facts = result.facts
-    reading = (
-        f"There is a list for every query: the rank of a {facts['unit']}, the"
-        f" {_score(facts['nearness'])} of its vector and the query's, which is also the"
-        " length of the bar, and the text itself."
-    )
+    facts = cast("SearchFacts", result.facts)
+    score = SCORES.get(facts["nearness"], facts["nearness"])
     # The lists are the picture here: the curve beneath them only shows how their scores
     # fall off.
     yield Section(
         "What is nearest",
         as_prose(findings(result)),
         (),
-        reading,
-        tables=tuple(_lists(result)),
+        f"There is a list for every query: the rank of a {facts['unit']}, the {score}"
+        " of its vector and the query's, which is also the length of the bar, and the"
+        " text itself.",
+        tables=tuple(_listings(result)),
     )
-    lines = tuple(view for view in views(result) if isinstance(view, Lines))
+    lines = of_type(views(result), Lines)
     if lines:
-        how = f"The line is the {_score(facts['nearness'])} of each rank."
-        yield Section("How nearness falls off", "", lines, how, folded=True)
+        reading = f"The line is the {score} of each rank."
+        yield Section("How nearness falls off", "", lines, reading, folded=True)
 
 
-def _lists(result: Result) -> Iterator[Listing]:
-    """The nearest to each query: rank, score, and the text in full."""
+def _listings(result: Result) -> Iterator[Listing]:
+    """Yield the nearest to each query: rank, score, and the text in full."""
+    facts, total = cast("SearchFacts", result.facts), result.data.sizes
     data = result.data.isel(query=slice(QUERIES), rank=slice(LISTED))
-    name, unit = _score(result.facts["nearness"]), str(result.facts["unit"])
-    most = float(np.abs(data["score"].to_numpy()).max(initial=0.0))
-    cut = [f"The first {data.sizes[dim]} of {size}." if size > data.sizes[dim] else "" for dim, size in
-           (("query", result.data.sizes["query"]), ("rank", result.data.sizes["rank"]))]  # fmt: skip
-    for number, query in enumerate(
-        _different([_short(one) for one in data["query"].to_numpy()])
-    ):
-        here = data.isel(query=number)
-        scores, ranks = (
-            here["score"].to_numpy().tolist(),
-            here["rank"].to_numpy().tolist(),
-        )
-        rows = tuple(zip(ranks, scores, _texts(here), strict=True))
-        note = " ".join(
-            filter(None, [cut[1], cut[0] if number == data.sizes["query"] - 1 else ""])
-        )
+    score = SCORES.get(facts["nearness"], facts["nearness"])
+    largest = float(np.abs(data["score"].to_numpy()).max(initial=0.0))
+    queries, count = _queries(data), data.sizes["rank"]
+    for place, query in enumerate(queries):
+        here = data.isel(query=place)
+        ranks, scores = here["rank"].to_numpy(), here["score"].to_numpy()
+        rows = zip(ranks.tolist(), scores.tolist(), _full_names(here), strict=True)
+        notes = []
+        if total["rank"] > count:
+            notes.append(f"The first {count} of {total['rank']}.")
+        if total["query"] > len(queries) and place == len(queries) - 1:
+            notes.append(f"The first {len(queries)} of {total['query']}.")
         yield Listing(
-            f"Nearest to “{query}”", ("rank", name, unit), rows, name, most, note
+            f"Nearest to “{query}”",
+            ("rank", score, facts["unit"]),
+            tuple(rows),
+            bar=score,
+            most=largest,
+            note=" ".join(notes),
         )
 
 
-def _texts(data: Any) -> list[str]:
-    """The nearest to one query in full: a text, a token with its place, or a number."""
+def _full_names(data: "xarray.Dataset") -> list[str]:
+    """Name each of the nearest to one query like `_names`, but a text in full."""
     if "position" in data or "string" not in data:
         return _names(data)
     return [str(string) for string in data["string"].to_numpy()]
 
 
 def tables(result: Result) -> Iterator[Table]:
-    """The nearest to each query, one table for each."""
-    named = "string" if "string" in result.data else "number"
-    unit, nearness = result.facts["unit"], result.facts["nearness"]
+    """Yield the nearest to each query, one table for each."""
+    names = "string" if "string" in result.data else "number"
+    columns = ["rank", result.facts["nearness"], "number", result.facts["unit"]]
     for query in range(result.data.sizes["query"]):
         here = result.data.isel(query=query)
-        columns = (
-            here[name].to_numpy().tolist()
-            for name in ("rank", "score", "number", named)
-        )
-        rows = [
-            [str(rank), f"{score:.4f}", str(number), str(string)]
-            for rank, score, number, string in zip(*columns, strict=True)
-        ]
-        yield Table(
-            ["rank", nearness, "number", unit], rows, (3,), str(here["query"].item())
-        )
+        rows = []
+        for rank in range(here.sizes["rank"]):
+            row = here.isel(rank=rank)
+            numbers = [f"{row['rank'].item()}", f"{row['score'].item():.4f}"]
+            text = str(row[names].item())
+            rows.append([*numbers, str(row["number"].item()), text])
+        yield Table(columns, rows, (3,), str(here["query"].item()))

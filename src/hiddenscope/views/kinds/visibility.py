@@ -1,14 +1,31 @@
-"""Which states influence which, as views and sentences."""
+"""Visibility: which states influence which."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from hiddenscope.results import Result
-from hiddenscope.views.drawing import MAP, UNTESTED, as_prose, in_series, labels, quoted
+from hiddenscope.views.drawing import MAP, labels, of_type
+from hiddenscope.views.sentences import (
+    UNTESTED,
+    as_prose,
+    in_series,
+    model_name,
+    quoted,
+    quoted_token,
+)
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
+if TYPE_CHECKING:
+    from hiddenscope.analyses.visibility.facts import (
+        DistanceFacts,
+        VisibilityFacts,
+        VisibilityStackFacts,
+    )
+
+# A title quotes a text of at most so many characters.
+LONGEST_TITLE_TEXT = 66
 SHARES = {
     "own_below": "of the influence of the site below",
     "own_first": "of the influence of the first site",
@@ -17,11 +34,6 @@ DECAYS = {
     "decay_below": "of the site below on a state",
     "decay_first": "of the first site on the last",
 }
-PREDICTED = "of the first site on a prediction"
-SIDES = (
-    "Point at a cell: states that influence it turn blue, and states that it influences"
-    " turn orange."
-)
 MEASURES = {
     "l1": (
         "Influence is read off the Jacobian: it is the L1 norm of the gradient of"
@@ -41,247 +53,197 @@ MEASURES = {
         " respect to a state."
     ),
 }
-ITSELF = "What a state does to itself is left out."
-FIRST_LEFT_OUT = "The influence of the first token is left out."
 
 
 def views(result: Result) -> Iterator[View]:
-    """The map of what influences a cell and what it influences; then shares along the
-    layers, and distances.
+    """Yield the map of what influences a cell and what it influences; then shares along
+    the layers, and distances.
     """
-    measure = result.facts["measure"]
-    yield _prediction_map(result) if measure == "logit" else _state_map(result, measure)
-    model = result.source.get("model", "the model")
-    own = {
-        words: result.data[share].to_numpy()
-        for share, words in SHARES.items()
-        if share in result.data
-    }
-    if "own" in result.data:
-        own = {"of the influence on a prediction": result.data["own"].to_numpy()}
-    sites = labels(result.data, "source_site")
-    shares = tuple(Series(words, y) for words, y in own.items() if np.isfinite(y).any())
-    influenced = "prediction" if measure == "logit" else "state"
+    facts = cast("VisibilityFacts", result.facts)
+    model, sites = model_name(result), labels(result.data, "source_site")
+    if facts["measure"] == "logit":
+        influenced = "prediction"
+        yield _prediction_map(result)
+    else:
+        influenced = "state"
+        yield _state_map(result)
+    shares = tuple(_share_series(result))
     if shares:
-        title = (
+        yield Lines(
             f"How much of the influence on a {influenced} comes from its own token, in"
-            f" {model}"
+            f" {model}",
+            sites,
+            shares,
+            y_name="share of the same token",
         )
-        yield Lines(title, sites, shares, y_name="share of the same token")
     distances = tuple(_distance_series(result))
     if distances:
-        title = f"How influence decays with the distance in tokens, in {model}"
-        left_out = any("first_token_share" in facts for facts in result.facts["stacks"])
-        note = (
-            "Relative to the influence of the same token, which is 1."
-            f" {FIRST_LEFT_OUT if left_out else ''}".strip()
-        )
-        places = labels(result.data, "distance")
+        note = "Relative to the influence of the same token, which is 1."
+        if any("first_token_share" in stack for stack in facts["stacks"]):
+            note += " The influence of the first token is left out."
         yield Lines(
-            title, places, distances, "tokens back", "influence", scale="log", note=note
+            f"How influence decays with the distance in tokens, in {model}",
+            labels(result.data, "distance"),
+            distances,
+            "tokens back",
+            "influence",
+            scale="log",
+            note=note,
         )
     if "reach" in result.data:
-        title = f"The influence of every layer on the last, in {model}"
-        unit = str(result.data[measure].attrs["units"])
         reach = Series(
             "summed over source tokens, averaged over target tokens",
             result.data["reach"].to_numpy(),
         )
-        yield Lines(title, sites, (reach,), y_name="influence", unit=unit, scale="log")
+        yield Lines(
+            f"The influence of every layer on the last, in {model}",
+            sites,
+            (reach,),
+            y_name="influence",
+            unit=str(result.data[facts["measure"]].attrs["units"]),
+            scale="log",
+        )
+
+
+def _share_series(result: Result) -> Iterator[Series]:
+    shares = SHARES
+    if "own" in result.data:
+        shares = {"own": "of the influence on a prediction"}
+    for share, words in shares.items():
+        if share in result.data:
+            values = result.data[share].to_numpy()
+            if np.isfinite(values).any():
+                yield Series(words, values)
 
 
 def _distance_series(result: Result) -> Iterator[Series]:
     for decay, words in DECAYS.items():
         for stack in ("", "encoder", "decoder"):
             name = f"{decay}_{stack}" if stack else decay
-            if name in result.data:
-                shown = (
-                    PREDICTED
-                    if result.facts["measure"] == "logit"
-                    else f"{stack} {words}".strip()
-                )
-                yield Series(shown, result.data[name].to_numpy())
+            if name not in result.data:
+                continue
+            shown = f"{stack} {words}".strip()
+            if result.facts["measure"] == "logit":
+                shown = "of the first site on a prediction"
+            yield Series(shown, result.data[name].to_numpy())
 
 
-def _state_map(result: Result, name: str) -> Grid:
-    """The map of states; at rest the grid shows the influence on the last of them.
+def _state_map(result: Result) -> Grid:
+    """Draw the map of states; at rest the grid shows the influence on the last of them.
 
     What a state does to itself is left out: it is larger than all else, and says
     nothing about the model.
     """
     data = result.data
-    influence = data[name].transpose(*MAP).to_numpy().copy()
+    variable = data[result.facts["measure"]]
+    influence = variable.transpose(*MAP).to_numpy().copy()
     sites, tokens = influence.shape[:2]
     flat = influence.reshape(sites * tokens, sites * tokens)
-    flat[np.arange(len(flat)), np.arange(len(flat))] = np.nan
-    last = influence[-1, -1].copy()
-    where = f"{labels(data, 'site')[-1]} at {quoted(str(data['string'].values[-1]))}"
-    units = str(data[name].attrs["units"])
+    np.fill_diagonal(flat, np.nan)
+    last_token = quoted(str(data["string"].values[-1]))
     measure = Measure(
-        f"influence on {where}", last, units, scale="log", influence=influence
+        f"influence on {labels(data, 'site')[-1]} at {last_token}",
+        influence[-1, -1].copy(),
+        str(variable.attrs["units"]),
+        scale="log",
+        influence=influence,
     )
-    return _grid(result, "string", labels(data, "site"), measure, ITSELF)
+    return Grid(
+        _title(result),
+        labels(data, "site"),
+        tuple(map(str, data["string"].values)),
+        (measure,),
+        note="What a state does to itself is left out.",
+    )
 
 
 def _prediction_map(result: Result) -> Grid:
-    """The map of predictions, which stand in the top row."""
+    """Draw the map of predictions, which stand in the top row."""
     data = result.data
-    seen = data["logit"].transpose("token", "source_site", "source_token").to_numpy()
-    predicted, sites, tokens = seen.shape
+    dims = ("token", "source_site", "source_token")
+    on_predictions = data["logit"].transpose(*dims).to_numpy()
+    predictions, sites, tokens = on_predictions.shape
     influence = np.full((sites, tokens, sites, tokens), np.nan, dtype=np.float32)
-    influence[-1, tokens - predicted :] = seen
+    influence[-1, tokens - predictions :] = on_predictions
     target = str(data["target"].values[-1])
-    words = f"log p of {target!r}" if target else "log p of the next token"
+    predicted = f"log p of {target!r}" if target else "log p of the next token"
     measure = Measure(
-        f"influence on the last {words}",
-        seen[-1],
+        f"influence on the last {predicted}",
+        on_predictions[-1],
         "nats per L2",
         scale="log",
         influence=influence,
     )
-    note = "The top row stands for the predictions."
-    return _grid(result, "source_string", labels(data, "source_site"), measure, note)
-
-
-def _grid(
-    result: Result, strings: str, sites: tuple[str, ...], measure: Measure, note: str
-) -> Grid:
-    texts, count = result.data.attrs.get("texts", []), result.facts["texts"]
-    if len(texts) == 1:
-        of_text = f"“{texts[0]}”" if len(texts[0]) <= 66 else "one text"
-    else:
-        of_text = f"{count} texts on average" if count > 1 else "one text"
-    title = (
-        f"Which states of {result.source.get('model', 'the model')} influence which:"
-        f" {of_text}"
-    )
     return Grid(
-        title,
-        sites,
-        tuple(map(str, result.data[strings].values)),
+        _title(result),
+        labels(data, "source_site"),
+        tuple(map(str, data["source_string"].values)),
         (measure,),
-        note=note,
+        note="The top row stands for the predictions.",
     )
+
+
+def _title(result: Result) -> str:
+    texts, count = result.data.attrs.get("texts", []), result.facts["texts"]
+    of_text = "one text"
+    if len(texts) == 1:
+        if len(texts[0]) <= LONGEST_TITLE_TEXT:
+            of_text = f"“{texts[0]}”"
+    elif count > 1:
+        of_text = f"{count} texts on average"
+    return f"Which states of {model_name(result)} influence which: {of_text}"
 
 
 def findings(result: Result) -> Iterator[str]:
-    """How much influence comes from a token's own states, and from how far back it
-    comes.
+    """Yield how much influence comes from a token's own states, and from how far back
+    it comes.
     """
-    for facts in result.facts["stacks"]:
-        yield from _predictions(facts) if "most_seen" in facts else _of_stack(facts)
-    if cross := result.facts.get("cross"):
+    facts = cast("VisibilityFacts", result.facts)
+    for stack in facts["stacks"]:
+        if "most_seen" in stack:
+            yield from _on_predictions(stack)
+        else:
+            yield from _on_states(stack)
+    cross = facts.get("cross")
+    if cross:
         yield (
             f"Of the influence of {cross['source_site']} and {cross['beside']} on"
             f" {cross['site']}, {cross['share']:.0%} comes from {cross['source_site']}."
         )
-    if result.facts["cut"]:
+    if facts["cut"]:
         yield (
             "All texts were cut to the length of the shortest,"
-            f" {result.facts['tokens']} tokens."
+            f" {facts['tokens']} tokens."
         )
-    if result.facts["probes"]:
-        probes = result.facts["probes"]
+    if facts["probes"]:
         yield (
-            f"The map is estimated with {probes} random vectors for each target; its"
-            " error is half of a 95% interval."
+            f"The map is estimated with {facts['probes']} random vectors for each"
+            " target; its error is half of a 95% interval."
         )
-    if result.facts["stacks"]:
+    if facts["stacks"]:
         yield UNTESTED
 
 
-def _of_stack(facts: Mapping[str, Any]) -> Iterator[str]:
-    in_stack = f" in the {facts['stack']}" if facts["stack"] else ""
-    if own := facts.get("own_below"):
-        least, most = own["least"], own["most"]
-        yield (
-            f"On average {own['mean']:.0%} of the influence of the site below on a"
-            f" state{in_stack} comes from the same token (from {least['share']:.0%} at"
-            f" {least['site']} to {most['share']:.0%} at {most['site']})."
-        )
-    if first := facts.get("own_first"):
-        yield (
-            f"Of the influence of {first['source_site']} on {first['site']},"
-            f" {first['share']:.0%} comes from the same token; the rest comes from"
-            " other tokens."
-        )
-    if (share := facts.get("first_token_share")) is not None:
-        yield (
-            f"Of the influence of other tokens of the site below{in_stack}, the first"
-            f" token has {share:.0%}."
-        )
-    ends = facts.get("own_first", {})
-    across = (
-        f"{ends.get('source_site', 'the first site')} have on"
-        f" {ends.get('site', 'the last')}"
-    )
-    for key, source in (
-        ("distance_below", "the site below have on a state"),
-        ("distance_first", across),
-    ):
-        if distances := facts.get(key):
-            yield _distance(source, distances)
-    if reach := facts.get("reach"):
-        first, below = reach["first"], reach["below"]
-        yield (
-            f"Summed over all tokens, the influence of {first['source_site']} on"
-            f" {reach['site']} is {first['influence']:.3g}; that of"
-            f" {below['source_site']} is {below['influence']:.3g}."
-        )
-
-
-def _distance(source: str, distances: Mapping[str, Any]) -> str:
-    return (
-        f"Half of the influence that other tokens of {source} comes from at most"
-        f" {distances['half_within']} tokens away, and 90% from at most"
-        f" {distances['nine_tenths_within']}; the farthest token that is counted is"
-        f" {distances['farthest']} away."
-    )
-
-
-def _predictions(facts: Mapping[str, Any]) -> Iterator[str]:
-    seen = facts["most_seen"]
-    token = quoted(seen["source_token"].strip() or seen["source_token"])
-    yield (
-        f"{token} at {seen['source_site']} has the largest influence on the last"
-        " prediction."
-    )
-    shares = [f"{one['share']:.0%} at {one['source_site']}" for one in facts["own"]]
-    if shares:
-        yield (
-            f"The token that predicts has {' and '.join(shares)} of the influence on"
-            " its prediction."
-        )
-    if distances := facts.get("distance_first"):
-        yield _distance("the first site have on a prediction", distances)
-
-
 def sections(result: Result) -> Iterator[Section]:
-    """The map as parts of a page."""
-    shown = tuple(views(result))
-    told = list(findings(result))
-    reading = (
-        f"{SIDES} A state is computed from states of lower layers, at its own token and"
-        f" at the tokens that it attends to. {MEASURES[result.facts['measure']]}"
-    )
-    maps = tuple(view for view in shown if isinstance(view, Grid))
+    """Yield the map, then what sums it up."""
+    shown, sentences = tuple(views(result)), list(findings(result))
     yield Section(
         "Which states influence which?",
-        as_prose([*told[:2], *told[2:][-1:]]),
-        maps,
-        reading,
+        as_prose([*sentences[:2], *sentences[2:][-1:]]),
+        of_type(shown, Grid),
+        "Point at a cell: states that influence it turn blue, and states that it"
+        " influences turn orange. A state is computed from states of lower layers, at"
+        " its own token and at the tokens that it attends to."
+        f" {MEASURES[result.facts['measure']]}",
     )
-    lines = tuple(view for view in shown if isinstance(view, Lines))
+    lines = of_type(shown, Lines)
     if lines:
-        reading = (
-            "The lines sum up the map:"
-            f" {in_series([_summed_up(view) for view in lines])}."
-        )
+        sums = [_summed_up(picture) for picture in lines]
         yield Section(
             "How influence falls with distance",
-            " ".join(told[2:]),
+            " ".join(sentences[2:]),
             lines,
-            reading,
+            f"The lines sum up the map: {in_series(sums)}.",
             folded=True,
         )
 
@@ -293,3 +255,69 @@ def _summed_up(lines: Lines) -> str:
     if lines.y_name == "influence":
         return "how large it is from each layer to the last"
     return "how much of the influence comes from the same token"
+
+
+def _on_states(stack: "VisibilityStackFacts") -> Iterator[str]:
+    in_stack = f" in the {stack['stack']}" if stack["stack"] else ""
+    below = stack.get("own_below")
+    if below:
+        least, most = below["least"], below["most"]
+        yield (
+            f"On average {below['mean']:.0%} of the influence of the site below on a"
+            f" state{in_stack} comes from the same token (from {least['share']:.0%} at"
+            f" {least['site']} to {most['share']:.0%} at {most['site']})."
+        )
+    site, source_site = "the last", "the first site"
+    first = stack.get("own_first")
+    if first:
+        site, source_site = first["site"], first["source_site"]
+        yield (
+            f"Of the influence of {source_site} on {site}, {first['share']:.0%} comes"
+            " from the same token; the rest comes from other tokens."
+        )
+    share = stack.get("first_token_share")
+    if share is not None:
+        yield (
+            f"Of the influence of other tokens of the site below{in_stack}, the first"
+            f" token has {share:.0%}."
+        )
+    distance = stack.get("distance_below")
+    if distance:
+        yield _distance("the site below have on a state", distance)
+    distance = stack.get("distance_first")
+    if distance:
+        yield _distance(f"{source_site} have on {site}", distance)
+    reach = stack.get("reach")
+    if reach:
+        bottom, top = reach["first"], reach["below"]
+        yield (
+            f"Summed over all tokens, the influence of {bottom['source_site']} on"
+            f" {reach['site']} is {bottom['influence']:.3g}; that of"
+            f" {top['source_site']} is {top['influence']:.3g}."
+        )
+
+
+def _on_predictions(stack: "VisibilityStackFacts") -> Iterator[str]:
+    largest = stack["most_seen"]
+    yield (
+        f"{quoted_token(largest['source_token'])} at {largest['source_site']} has the"
+        " largest influence on the last prediction."
+    )
+    shares = [f"{part['share']:.0%} at {part['source_site']}" for part in stack["own"]]
+    if shares:
+        yield (
+            f"The token that predicts has {' and '.join(shares)} of the influence on"
+            " its prediction."
+        )
+    distance = stack.get("distance_first")
+    if distance:
+        yield _distance("the first site have on a prediction", distance)
+
+
+def _distance(source: str, distance: "DistanceFacts") -> str:
+    return (
+        f"Half of the influence that other tokens of {source} comes from at most"
+        f" {distance['half_within']} tokens away, and 90% from at most"
+        f" {distance['nine_tenths_within']}; the farthest token that is counted is"
+        f" {distance['farthest']} away."
+    )

@@ -1,0 +1,45 @@
+"""What can be asked of `project`."""
+
+from hiddenscope.catalog.parameters import (
+    TRUNCATE,
+    Description,
+    Parameter,
+    data,
+    pooling,
+    seed,
+    sites,
+)
+from hiddenscope.states.pooling import CHOICES, NAMES
+
+DESCRIPTION = Description(
+    (
+        data(
+            "A shipped dataset such as cities-incomplete, a file, or several to"
+            " compare.",
+            required=False,
+        ),
+        Parameter(
+            "method",
+            "choice",
+            "How pictures are made.",
+            default="umap",
+            choices=("umap", "pca", "pacmap", "tsne"),
+        ),
+        pooling(
+            NAMES,
+            f"What stands for a text: {CHOICES}; if not given, last of a decoder and"
+            " mean of an encoder.",
+            aside=False,
+        ),
+        sites(),
+        seed(),
+        TRUNCATE,
+    ),
+    states=True,
+    details="Prints the findings. --out panels.html keeps the pictures: by PCA at"
+    " once, then by the method asked for. With --states, DATA has the labels of the"
+    " texts that the states were made of.",
+    action="Project the states",
+    promise="You will see one panel for every layer, in which each dot is a text in"
+    " the colour of its label, and how far the labels are apart.",
+)

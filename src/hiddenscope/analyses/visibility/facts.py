@@ -1,0 +1,99 @@
+"""The facts of visibility."""
+
+from typing import Literal, NotRequired, TypedDict
+
+
+class ShareFacts(TypedDict):
+    """A share at a site."""
+
+    site: str
+    share: float
+
+
+class SourceShareFacts(TypedDict):
+    """A share of a source site."""
+
+    source_site: str
+    share: float
+
+
+class OwnBelowFacts(TypedDict):
+    """How much of the influence of the site below comes from the same token."""
+
+    mean: float
+    least: ShareFacts
+    most: ShareFacts
+
+
+class OwnFirstFacts(ShareFacts):
+    """How much of the influence of the first site comes from the same token."""
+
+    source_site: str
+
+
+class DistanceFacts(TypedDict):
+    """How influence decays with the distance in tokens."""
+
+    half_within: int
+    nine_tenths_within: int
+    farthest: int
+    at_one: float
+    at_farthest: float
+
+
+class InfluenceFacts(TypedDict):
+    """The influence of a source site."""
+
+    source_site: str
+    influence: float
+
+
+class ReachFacts(TypedDict):
+    """How far down the influence on the last site reaches."""
+
+    site: str
+    first: InfluenceFacts
+    below: InfluenceFacts
+    ratio: float | None
+
+
+class MostSeenFacts(TypedDict):
+    """The state with the largest influence on the last prediction."""
+
+    source_site: str
+    source_token: str
+
+
+class VisibilityStackFacts(TypedDict):
+    """The influence within one stack; on predictions there is `most_seen`."""
+
+    stack: str | None
+    own_below: NotRequired[OwnBelowFacts]
+    own_first: NotRequired[OwnFirstFacts]
+    first_token_share: NotRequired[float]
+    distance_below: NotRequired[DistanceFacts]
+    distance_first: NotRequired[DistanceFacts]
+    reach: NotRequired[ReachFacts]
+    targets: NotRequired[list[str]]
+    own: NotRequired[list[SourceShareFacts]]
+    most_seen: NotRequired[MostSeenFacts]
+
+
+class CrossFacts(ShareFacts):
+    """The share of the encoder in the influence on the decoder."""
+
+    source_site: str
+    beside: str
+
+
+class VisibilityFacts(TypedDict):
+    """Which states influence which."""
+
+    measure: Literal["l1", "frobenius", "relative", "logit"]
+    probes: int | None
+    texts: int
+    tokens: int
+    sites: str
+    cut: bool
+    stacks: list[VisibilityStackFacts]
+    cross: NotRequired[CrossFacts]

@@ -1,0 +1,15 @@
+"""The list of analyses, the list of public names, and how a parameter is described.
+
+This room imports nothing of ours, and no torch.
+"""
+
+from hiddenscope.catalog.analyses import ANALYSES as ANALYSES
+from hiddenscope.catalog.analyses import ANALYSIS as ANALYSIS
+from hiddenscope.catalog.analyses import COMMANDS as COMMANDS
+from hiddenscope.catalog.analyses import GROUPS as GROUPS
+from hiddenscope.catalog.analyses import PUBLIC as PUBLIC
+from hiddenscope.catalog.analyses import Analysis as Analysis
+from hiddenscope.catalog.analyses import Group as Group
+from hiddenscope.catalog.parameters import Description as Description
+from hiddenscope.catalog.parameters import Kind as Kind
+from hiddenscope.catalog.parameters import Parameter as Parameter

@@ -1,0 +1,194 @@
+"""A parameter of an analysis, described once for every place that asks for it.
+
+An analysis describes its parameters in `analyses/<word>/parameters.py`, in the order of
+its function. From that description `interface` and `app` build the command, the request
+and the form of the page, and the code that repeats a question. A test compares every
+description with the signature of its function.
+
+Nothing here imports torch: `hiddenscope --help` reads all descriptions.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+Kind: TypeAlias = Literal[
+    "text",
+    "texts",
+    "model",
+    "data",
+    "sites",
+    "pooling",
+    "choice",
+    "integer",
+    "numbers",
+    "flag",
+    "word",
+    "words",
+    "path",
+    "contrast",
+    "direction",
+]
+"""What a parameter takes. `data` are labelled texts, `numbers` one number or several, a
+`word` is any short string, and `words` are several. A `contrast` and a `direction` have
+fields, which are parameters themselves.
+"""
+
+Default: TypeAlias = str | int | float | bool | tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of an analysis, or one field of it.
+
+    A positional parameter is an argument of the command, and any other an option. With
+    a `spelling` of its own, such as "-k", a positional one is an option too.
+
+    Three attributes say where a parameter cannot be given:
+
+    - `of_model`: not for kept states, which a model computed before.
+    - `in_form`: False where a page must not give it, such as a path.
+    - `python_only`: why the command has no option for it; empty where it has one.
+    """
+
+    name: str
+    kind: Kind
+    help: str = ""
+    default: Default = None
+    required: bool = False
+    positional: bool = False
+    choices: tuple[str, ...] = ()
+    fields: tuple["Parameter", ...] = ()
+    # The function has no default for it: where it is left out, None is passed.
+    explicit: bool = False
+
+    # On the command line.
+    spelling: tuple[str, ...] = ()
+    repeated: bool = False
+    # An old spelling is refused, with the new one.
+    renamed: str = ""
+    python_only: str = ""
+    # The words that ask the command for Python's default, where its own differs.
+    python_default: tuple[str, ...] = ()
+    # `--targets` and `--truncate` say how the texts are encoded, where the function
+    # takes encoded texts in their place.
+    encoded: bool = False
+    # A file may hold states or vectors in place of texts.
+    vectors: bool = False
+
+    # In a form.
+    label: str = ""
+    # None: the same help as on the command line.
+    form_help: str | None = None
+    aside: bool = False
+    in_form: bool = True
+    of_model: bool = False
+
+    @property
+    def option(self) -> str:
+        """Return how the option is spelled.
+
+        >>> Parameter("low_memory", "flag").option
+        '--low-memory'
+        """
+        if self.spelling:
+            return self.spelling[0]
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def is_argument(self) -> bool:
+        """Return whether the command takes it by its place."""
+        return self.positional and not self.spelling
+
+
+@dataclass(frozen=True)
+class Description:
+    """What can be asked of an analysis beside its model, and how it introduces itself.
+
+    With `states`, kept states can be asked in place of a model. `needs_head` is the
+    verb of an analysis that needs next-token logits, for an error: "Cannot patch ...".
+    `summary` and `details` are the help of the command; without a summary that is the
+    question of the analysis. `action` names it in a menu, and `promise` tells the
+    reader of an empty page what the answer will show.
+    """
+
+    parameters: tuple[Parameter, ...] = ()
+    states: bool = False
+    needs_head: str = ""
+    summary: str = ""
+    details: str = ""
+    action: str = ""
+    promise: str = ""
+
+
+TEXTS_HELP = "The texts; @FILE reads those of a file, - one from each line of stdin."
+SITES_HELP = "Which states: layer.3, layer.*, final, *.attn, a comma list."
+SEED_HELP = "The seed of everything that is random."
+
+TARGETS = Parameter(
+    "targets",
+    "texts",
+    "The text of an encoder-decoder's decoder.",
+    form_help="",
+    aside=True,
+    of_model=True,
+)
+TRUNCATE = Parameter(
+    "truncate",
+    "flag",
+    "Cut a text that is longer than the model's window.",
+    default=False,
+    aside=True,
+    of_model=True,
+)
+SITE = Parameter(
+    "site",
+    "sites",
+    "Which state: layer.3, final; the last if not given.",
+    aside=True,
+)
+
+
+def texts(name: str = "texts", **changes: Any) -> Parameter:
+    """Describe texts as an argument; a function that also reads states needs none."""
+    described = Parameter(
+        name,
+        "texts",
+        TEXTS_HELP,
+        required=True,
+        positional=True,
+        form_help="",
+        of_model=True,
+    )
+    return replace(described, **changes)
+
+
+def data(help: str, **changes: Any) -> Parameter:  # noqa: A002
+    """Describe labelled texts as an argument."""
+    described = Parameter(
+        "data",
+        "data",
+        help,
+        required=True,
+        positional=True,
+        label="Dataset",
+        form_help="",
+    )
+    return replace(described, **changes)
+
+
+def sites(default: str | None = "layer.*,final", help: str = SITES_HELP) -> Parameter:  # noqa: A002
+    """Describe a pattern of sites."""
+    return Parameter("sites", "sites", help, default=default, aside=True)
+
+
+def seed(help: str = SEED_HELP) -> Parameter:  # noqa: A002
+    """Describe a seed."""
+    return Parameter("seed", "integer", help, default=0, aside=True)
+
+
+def pooling(choices: tuple[str, ...], help: str, **changes: Any) -> Parameter:  # noqa: A002
+    """Describe how the states of a text become one vector."""
+    described = Parameter(
+        "pool", "pooling", help, choices=choices, label="Pooling", aside=True
+    )
+    return replace(described, **changes)

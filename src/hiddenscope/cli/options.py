@@ -1,0 +1,150 @@
+"""The options that every command has."""
+
+import inspect
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import typer
+
+import hiddenscope as hs
+from hiddenscope import errors, progress
+from hiddenscope.cli.arguments import check_place
+from hiddenscope.cli.terminal import echo, in_bytes, visible
+from hiddenscope.interface.commands import MODEL_HELP, zoo_names
+from hiddenscope.loading.outline import outline
+
+FIGURES = (".png", ".svg", ".pdf")
+RESULTS = (".html", *FIGURES, ".json", ".csv", ".nc")
+VIEW = re.compile(r"all|(?:grid|panels|lines)(?:-[0-9]+)?")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The options that every command takes.
+
+    The fields are their names, types and defaults.
+    """
+
+    model: Annotated[
+        str | None, typer.Option(help=MODEL_HELP, autocompletion=zoo_names)
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu, cuda, cuda:1, mps, or auto to spread a large model."),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16, in place of the model's own."),
+    ] = None
+    out: Annotated[
+        Path | None, typer.Option(help="Write here; the suffix chooses the format.")
+    ] = None
+    view: Annotated[
+        str | None,
+        typer.Option(
+            help="Which view a figure shows: grid, lines, lines-2, panels, all."
+        ),
+    ] = None
+    measure: Annotated[
+        str | None, typer.Option(help="Which measure of a grid a figure shows.")
+    ] = None
+    width: Annotated[
+        Literal["column", "page"] | None,
+        typer.Option(help="How wide a figure is: 3.3 or 6.9 inches."),
+    ] = None
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    progress: Annotated[
+        bool | None,
+        typer.Option("--progress/--quiet", help="Show progress on stderr, or nothing."),
+    ] = None
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error.")
+    ] = False
+
+    def load(self) -> "hs.Model":
+        """Load the model that the options name."""
+        return self.load_other(self.model)
+
+    def load_other(self, name: str | None, **changes: str | None) -> "hs.Model":
+        """Load another model, with the same options except those that are changed."""
+        options = {"device": self.device, "dtype": self.dtype}
+        options |= {key: value for key, value in changes.items() if value}
+        with progress.status(f"Loading {outline(name).described(options['dtype'])}"):
+            return hs.load(name, **options)  # type: ignore[arg-type]
+
+    @property
+    def of_model(self) -> dict[str, str | None]:
+        """Return which model is named, and how it is loaded."""
+        return {"model": self.model, "device": self.device, "dtype": self.dtype}
+
+    @property
+    def look(self) -> dict[str, Any]:
+        """Return what a figure shows, as `Result.save` takes it."""
+        look = {"view": self.view, "measure": self.measure, "width": self.width}
+        return {name: value for name, value in look.items() if value is not None}
+
+    def check(self, suffixes: Sequence[str]) -> None:
+        """Refuse at once what would fail only after a long run."""
+        self._check_out(suffixes)
+        self._check_look()
+        check_place(self.device, self.dtype)
+
+    def _check_out(self, suffixes: Sequence[str]) -> None:
+        if self.out is None:
+            return
+        problem = f"Cannot write {str(self.out)!r}"
+        if not self.out.parent.is_dir():
+            reason = f"there is no folder {str(self.out.parent)!r}"
+            raise errors.FileError(problem, reason, "Create it, or give another path.")
+        if self.out.suffix.lower() not in suffixes:
+            reason = f"this command writes {' '.join(suffixes)}"
+            remedy = "Give the path one of these suffixes."
+            raise errors.FileError(problem, reason, remedy)
+
+    def _check_look(self) -> None:
+        """Refuse the options of a figure where none is written, and unknown views."""
+        writes_figure = self.out is not None and self.out.suffix.lower() in FIGURES
+        if self.look and not writes_figure:
+            reason = "no figure is written"
+            if self.out is not None:
+                reason = f"{str(self.out)!r} is not a figure"
+            options = ", ".join(f"--{name}" for name in self.look)
+            remedy = f"Add --out with {', '.join(FIGURES)}."
+            raise errors.FileError(f"Cannot use {options}", reason, remedy)
+        if self.view is not None and not VIEW.fullmatch(self.view):
+            reason = "a view is a grid, panels or lines"
+            remedy = (
+                "Give grid, panels or lines, lines-2 for the second of a kind, or all."
+            )
+            raise errors.StatesError(f"No view {self.view!r}", reason, remedy)
+
+    def report_written(self) -> None:
+        """Print what --out wrote, and how large it is."""
+        if self.out is not None and self.progress is not False:
+            size = in_bytes(self.out.stat().st_size)
+            echo(visible(f"Wrote {self.out} ({size})."), err=True)
+
+
+def shared_parameters(
+    suffixes: Sequence[str], without: Collection[str]
+) -> Iterator[inspect.Parameter]:
+    """Yield the shared options of a command as typer reads them.
+
+    A command has no option that would do nothing, such as the look of a figure where it
+    writes none.
+    """
+    hints = get_type_hints(Shared, include_extras=True)
+    unused = set(without)
+    if not set(FIGURES) <= set(suffixes):
+        unused |= {"view", "measure", "width"}
+    for field in fields(Shared):
+        if field.name not in unused:
+            yield inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=hints[field.name],
+            )

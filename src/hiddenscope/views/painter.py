@@ -1,0 +1,109 @@
+"""The painter of figures: it selects views of a result and draws them with matplotlib.
+
+`Result.views`, `Result.figure` and `Result.save` call it.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hiddenscope.errors import StatesError
+from hiddenscope.results import Look, Result
+from hiddenscope.views.drawing import long_name
+from hiddenscope.views.figures.pages import Format, figure, image
+from hiddenscope.views.kinds.registry import views_of
+from hiddenscope.views.values import Grid, View
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDTHS: dict[str, float | None] = {"": None, "column": 3.3, "page": 6.9}  # inches
+
+
+@dataclass(frozen=True)
+class FigurePainter:
+    """Draws the views of a result for print, in one format."""
+
+    suffix: Format
+
+    def titles(self, result: Result) -> dict[str, str]:
+        """Return the names of the views, each with its title."""
+        return {name: view.title for name, view in named_views(result).items()}
+
+    def figure(self, result: Result, look: Look) -> "Figure":
+        """Draw the selected views as a figure."""
+        return figure(_selected_views(result, look), _inches(look))
+
+    def write(self, result: Result, path: Path, look: Look) -> None:
+        """Draw the selected views into a file."""
+        views = _selected_views(result, look)
+        path.write_bytes(image(views, self.suffix, width=_inches(look)))
+
+
+def named_views(result: Result) -> dict[str, View]:
+    """Return the views of a result by name: what a view is (grid, panels, lines), with
+    a number from the second on.
+    """
+    views: dict[str, View] = {}
+    for view in views_of(result):
+        kind = type(view).__name__.lower()
+        count = sum(type(other) is type(view) for other in views.values())
+        views[f"{kind}-{count + 1}" if count else kind] = view
+    return views
+
+
+def _selected_views(result: Result, look: Look) -> list[View]:
+    views = named_views(result)
+    if look.view == "all":
+        selected = list(views.values())
+    elif not look.view:
+        selected = [next(iter(views.values()))]
+    elif look.view in views:
+        selected = [views[look.view]]
+    else:
+        raise StatesError(
+            f"No view {look.view!r} of a {result.kind}",
+            f"there are {', '.join(views)}",
+            'Choose one of these, or "all".',
+        )
+    if not look.measure:
+        return selected
+    # A measure may be named as the data names it, or as the grid does.
+    measure = look.measure
+    variable = result.data.get(measure)
+    if variable is not None:
+        measure = long_name(variable)
+    return [_with_measure(view, measure) for view in selected]
+
+
+def _with_measure(view: View, name: str) -> View:
+    """Return a grid whose first measure is the named one, with a title that says so."""
+    measures = view.measures if isinstance(view, Grid) else ()
+    places = {_plain(measure.name): place for place, measure in enumerate(measures)}
+    place = places.get(_plain(name))
+    if not isinstance(view, Grid) or place is None:
+        names = ", ".join(measure.name for measure in measures)
+        raise StatesError(
+            f"No measure {name!r} in {view.title!r}",
+            f"there are {names}" if measures else "it is not a grid",
+            "Choose one of a grid's measures.",
+        )
+    first = measures[place]
+    title = f"{view.title}: {first.name}" if place else view.title
+    others = (*measures[:place], *measures[place + 1 :])
+    return replace(view, title=first.title or title, measures=(first, *others))
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", " ")
+
+
+def _inches(look: Look) -> float | None:
+    if look.width not in WIDTHS:
+        choices = " or ".join(repr(name) for name in WIDTHS if name)
+        raise StatesError(
+            "Cannot draw a figure of this width",
+            f"got {look.width!r}",
+            f"Give {choices}, or leave it out.",
+        )
+    return WIDTHS[look.width]

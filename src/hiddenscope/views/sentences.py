@@ -1,0 +1,153 @@
+"""Sentences: the phrases in which every kind of result states its findings."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hiddenscope.results import Result, in_words
+from hiddenscope.sites import Site, summarise
+
+UNTESTED = "These numbers describe these texts; other texts were not tested."
+# What tells two runs of one model apart.
+DIFFERING = ("dtype", "device", "attention", "revision")
+
+
+def quoted(text: str) -> str:
+    """Quote a text within a sentence: on one line, and with nothing in it that would be
+    taken for code.
+
+    >>> quoted("`a`" + chr(10) + "- b")
+    '“’a’\\\\n- b”'
+    """
+    return f"“{in_words(text).replace('`', '’')}”"
+
+
+def quoted_token(token: str) -> str:
+    """Quote a token without the space that most tokens begin with.
+
+    >>> quoted_token(" Paris"), quoted_token(" ")
+    ('“Paris”', '“ ”')
+    """
+    return quoted(token.strip() or token)
+
+
+def shortened(text: str, most: int) -> str:
+    """Cut a text to at most so many characters.
+
+    >>> shortened("The capital of France", 12)
+    'The capital…'
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def capitalised(text: str) -> str:
+    """Return a text that begins with a capital letter."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def plural(count: int, word: str) -> str:
+    """Return a noun as it stands behind a number.
+
+    >>> f"1 {plural(1, 'text')} and 2 {plural(2, 'text')}"
+    '1 text and 2 texts'
+    """
+    return word if count == 1 else f"{word}s"
+
+
+def as_prose(sentences: Iterable[str]) -> str:
+    """Join findings as the prose of a section: the first is a paragraph of its own, as
+    it stands above the picture.
+
+    >>> as_prose(["Norms grow.", "They grow most at layer.3.", "Not tested."])
+    'Norms grow.\\n\\nThey grow most at layer.3. Not tested.'
+    """
+    lead, *others = [*sentences] or [""]
+    return f"{lead}\n\n{' '.join(others)}".strip()
+
+
+def in_series(parts: Sequence[str], conjunction: str = "and") -> str:
+    """Join the parts of a sentence as English does.
+
+    >>> in_series(["norms"]), in_series(["norms", "ranks", "shares"])
+    ('norms', 'norms, ranks and shares')
+    """
+    if len(parts) < 2:
+        return "".join(parts)
+    return f"{', '.join(parts[:-1])} {conjunction} {parts[-1]}"
+
+
+def ranges(selected: Sequence[str], sites: Sequence[str]) -> str:
+    """Name some of the sites of a result, neighbours as a range.
+
+    >>> sites = ["layer.0", "layer.1", "layer.2", "final"]
+    >>> ranges(["layer.0", "layer.1", "final"], sites)
+    'layer.0 to layer.1 and final'
+    """
+    rows = sorted(sites.index(site) for site in selected)
+    first_rows = [row for row in rows if row - 1 not in rows]
+    last_rows = [row for row in rows if row + 1 not in rows]
+    names = []
+    for first, last in zip(first_rows, last_rows, strict=True):
+        if first == last:
+            names.append(sites[first])
+        else:
+            names.append(f"{sites[first]} to {sites[last]}")
+    return in_series(names)
+
+
+def site_list(names: Iterable[str]) -> str:
+    """Name sites, consecutive layers as a range.
+
+    >>> site_list(["layer.2", "layer.3", "layer.4", "final"])
+    'layer.2 to layer.4 and final'
+    """
+    return summarise(map(Site.parse, names))
+
+
+def distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Add a number to names that occur more than once.
+
+    >>> distinct(["cat", "dog", "cat"])
+    ('cat (0)', 'dog', 'cat (2)')
+    """
+    numbered = []
+    for index, name in enumerate(names):
+        number = f" ({index})" if names.count(name) > 1 else ""
+        numbered.append(f"{name}{number}")
+    return tuple(numbered)
+
+
+def model_name(result: Result) -> str:
+    """Return the name of the model that a result is about."""
+    return str(result.source.get("model", "the model"))
+
+
+def of_model(result: Result) -> str:
+    """Return " of" and the model's name, or nothing where the model is unknown."""
+    model = result.source.get("model")
+    return f" of {model}" if isinstance(model, str) else ""
+
+
+def side_names(source: Mapping[str, Any]) -> tuple[str, str]:
+    """Name the two models of a comparison, each with what it does not share with the
+    other: dtype, device, kernel, revision, weights.
+
+    >>> other = {"model": "m", "dtype": "bfloat16"}
+    >>> side_names({"model": "m", "dtype": "float32", "other": other})
+    ('m (float32)', 'm (bfloat16)')
+    """
+    other = source.get("other", source)
+    differing = []
+    for name in DIFFERING:
+        if str(source.get(name) or "") != str(other.get(name) or ""):
+            differing.append(name)
+    same_name = source.get("model") == other.get("model")
+    if not differing and same_name and source.get("weights") != other.get("weights"):
+        # Only the hash of its weights tells such a model from the other.
+        differing = ["weights"]
+    return _side_name(source, differing), _side_name(other, differing)
+
+
+def _side_name(side: Mapping[str, Any], differing: Sequence[str]) -> str:
+    name = str(side.get("model", "one"))
+    details = [str(side.get(key) or f"no {key}")[:20] for key in differing]
+    return f"{name} ({', '.join(details)})" if details else name
