@@ -71,6 +71,7 @@ def _convert(models: Models, source: Source, kind: Kind, value: Any) -> Any:
         for name in ("toward", "away"):
             if isinstance(options.get(name), str):
                 options[name] = [options[name]]
+        assert isinstance(source, hs.Model), "stored states are not steered"
         return hs.Direction.between(source, **options)
     if kind == "data":
         # A shipped dataset has a name. An upload comes with its texts.

@@ -354,9 +354,9 @@ class Planner:
             for index, (number, text) in enumerate(chunk):
                 ids = encoded.ids[index]
                 # Slow tokenizers do not say where in the text a token is.
-                spans: Sequence[tuple[int, int]] = ((-1, -1),) * len(ids)
+                spans: tuple[tuple[int, int], ...] = ((-1, -1),) * len(ids)
                 if encoded.spans is not None:
-                    spans = encoded.spans[index]
+                    spans = tuple(encoded.spans[index])
                 if self.window is None or len(ids) <= self.window:
                     yield StoreSequence(number, 0, ids, spans, 0, text)
                 elif self.stride is not None:
