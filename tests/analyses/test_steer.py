@@ -662,7 +662,7 @@ WRONG: list[tuple[dict[str, Any], type[Error], str]] = [
     ({"answers": [1.5]}, TextError, "float"),
     ({"quality": [[7]]}, TextError, "nothing to predict"),
     ({"quality": []}, TextError, "No texts"),
-    ({"pool": "median"}, StatesError, "the poolings are"),
+    ({"pool": "median"}, StatesError, "No pooling 'median'"),
     ({"new_tokens": 500}, TextError, "takes 128"),
     ({"new_tokens": -1}, TextError, "new_tokens must be an integer >= 0: got -1"),
 ]

@@ -106,29 +106,37 @@ def token_coords(
         "string": text_array(strings),
     }
     if stacks:
-        counts = [len(of_stack) for of_stack in tokens]
-        columns["stack"] = np.repeat(text_array(stacks), counts)
+        counts = map(len, tokens)
+        columns["stack"] = stack_column(dict(zip(stacks, counts, strict=True)))
     return {name: ("token", column) for name, column in columns.items()}
 
 
 def column_coords(
-    positions: Sequence[int],
-    ids: Sequence[int],
-    strings: Sequence[str],
+    tokens: Iterable[tuple[int, int, str] | None],
     *,
     dim: str = "token",
     prefix: str = "",
 ) -> dict[str, tuple[str, AnyArray]]:
     """Label columns of tokens that are not the rows of one `Tokens`.
 
-    Columns may pair the tokens of two texts; `prefix` names the side. In a gap, the
-    position and the id are -1 and the string is empty.
+    Each token is a position, an id and a string. Columns may pair the tokens of two
+    texts: None is a gap, where this text has no token. `prefix` names the text.
+
+    >>> gap = column_coords([(0, 7, "a"), None], prefix="other_")
+    >>> gap["other_id"][1].tolist(), gap["other_string"][1].tolist()
+    ([7, -1], ['a', ''])
     """
+    columns = [token or (-1, -1, "") for token in tokens]
     return {
-        f"{prefix}position": (dim, np.array(positions)),
-        f"{prefix}id": (dim, np.array(ids)),
-        f"{prefix}string": (dim, text_array(strings)),
+        f"{prefix}position": (dim, np.array([column[0] for column in columns])),
+        f"{prefix}id": (dim, np.array([column[1] for column in columns])),
+        f"{prefix}string": (dim, text_array([column[2] for column in columns])),
     }
+
+
+def stack_column(counts: Mapping[str, int]) -> NDArray[np.object_]:
+    """Name the stack of every token, given how many tokens each stack has."""
+    return np.repeat(text_array(list(counts)), list(counts.values()))
 
 
 def block_diagonal(blocks: Sequence[AnyArray]) -> NDArray[np.float32]:

@@ -1,5 +1,6 @@
 """Findings of a comparison: differences as labelled arrays, and the facts they show."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from hiddenscope.results.dataset import (
     block_diagonal,
     column_coords,
     site_names,
-    text_array,
+    stack_column,
     to_dataset,
 )
 from hiddenscope.sites import Site, summarise
@@ -36,9 +37,10 @@ def comparison_dataset(stacks: Sequence[Sequence[Comparison]]) -> "xarray.Datase
         comparisons += stack
     coords: Coordinates = {"site": sites, **_coords(comparisons)}
     if len(stacks) > 1:
-        names = text_array([str(stack[0].stack) for stack in stacks])
-        widths = [sum(len(text.columns) for text in stack) for stack in stacks]
-        coords["stack"] = "token", np.repeat(names, widths)
+        counts: Counter[str] = Counter()
+        for comparison in comparisons:
+            counts[str(comparison.stack)] += len(comparison.columns)
+        coords["stack"] = "token", stack_column(counts)
     variables: Variables = {}
     for name, attributes in MEASURES.items():
         blocks = [_cells(stack, name) for stack in stacks]
@@ -58,20 +60,14 @@ def _coords(comparisons: Sequence[Comparison]) -> Coordinates:
     counts = [len(comparison.columns) for comparison in comparisons]
     coords: Coordinates = {"text": ("token", np.repeat(numbers, counts))}
     for side, prefix in enumerate(("", "other_")):
-        positions, ids, strings = [], [], []
+        columns: list[tuple[int, int, str] | None] = []
         for comparison in comparisons:
             tokens = comparison.tokens[side]
+            rows = list(zip(tokens.positions, tokens.ids, tokens.strings, strict=True))
             for column in comparison.columns:
                 row = column[side]
-                if row is None:
-                    positions.append(-1)
-                    ids.append(-1)
-                    strings.append("")
-                else:
-                    positions.append(int(tokens.positions[row]))
-                    ids.append(int(tokens.ids[row]))
-                    strings.append(tokens.strings[row])
-        coords |= column_coords(positions, ids, strings, prefix=prefix)
+                columns.append(None if row is None else rows[row])
+        coords |= column_coords(columns, prefix=prefix)
     return coords
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,6 @@ from hiddenscope.sites import Site
 if TYPE_CHECKING:
     import xarray
 
-Flags: TypeAlias = NDArray[np.bool_]
 
 # Random sign flips of the test, where not all of them can be tried.
 FLIPS = 9_999
@@ -39,7 +38,10 @@ ATTRIBUTES: Mapping[str, Attributes] = {
 
 
 def graft_dataset(
-    windows: Sequence[Window], right: Flags, probability: Floats, groups: Ints
+    windows: Sequence[Window],
+    right: NDArray[np.bool_],
+    probability: Floats,
+    groups: Ints,
 ) -> "xarray.Dataset":
     """Return accuracies along the windows, each named by its first site."""
     accuracy = right.mean(1)
@@ -64,8 +66,8 @@ def graft_dataset(
 
 def graft_facts(
     windows: Sequence[Window],
-    right: Flags,
-    right_ungrafted: Mapping[str, Flags],
+    right: NDArray[np.bool_],
+    right_ungrafted: Mapping[str, NDArray[np.bool_]],
     depth: int,
     groups: Ints,
 ) -> Facts:
@@ -119,7 +121,9 @@ def _ends(windows: Sequence[Window]) -> dict[str, str]:
     return {"from": str(windows[0][0]), "to": str(windows[-1][-1])}
 
 
-def _accuracy(flags: Flags, groups: Ints, shares: int = 1) -> dict[str, float]:
+def _accuracy(
+    flags: NDArray[np.bool_], groups: Ints, shares: int = 1
+) -> dict[str, float]:
     """Return the share of right answers with its 95% interval.
 
     The interval holds jointly for so many shares.

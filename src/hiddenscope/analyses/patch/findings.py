@@ -19,7 +19,7 @@ from hiddenscope.results.dataset import (
     Variables,
     column_coords,
     site_names,
-    text_array,
+    stack_column,
     to_dataset,
 )
 
@@ -98,24 +98,20 @@ def _coords(model: Model, contrast: EncodedContrast) -> Coordinates:
     """Label the columns by the clean prompt, and (`other_`) by the corrupt one."""
     coords: Coordinates = {}
     for side, prefix in enumerate(("", "other_")):
-        positions, ids, strings = [], [], []
+        tokens: list[tuple[int, int, str] | None] = []
         for stack, columns in contrast.columns.items():
-            prompt = contrast.inputs.of(stack).ids[side]
+            ids = contrast.inputs.of(stack).ids[side]
             for column in columns:
                 position = column[side]
                 if position is None:
-                    positions.append(-1)
-                    ids.append(-1)
-                    strings.append("")
+                    tokens.append(None)
                 else:
-                    positions.append(position)
-                    ids.append(prompt[position])
-                    strings.append(model.text_encoder.string(prompt[position]))
-        coords |= column_coords(positions, ids, strings, prefix=prefix)
+                    string = model.text_encoder.string(ids[position])
+                    tokens.append((position, ids[position], string))
+        coords |= column_coords(tokens, prefix=prefix)
     if len(contrast.columns) > 1:
-        names = text_array([str(stack) for stack in contrast.columns])
-        counts = [len(columns) for columns in contrast.columns.values()]
-        coords["stack"] = "token", np.repeat(names, counts)
+        counts = {str(stack): len(pairs) for stack, pairs in contrast.columns.items()}
+        coords["stack"] = "token", stack_column(counts)
     return coords
 
 

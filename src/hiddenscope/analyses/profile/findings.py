@@ -188,7 +188,9 @@ def _coords(
     coords: Coordinates = {"site": names, "form": ("site", text_array(forms))}
     if paired:
         coords["source_site"] = names
-    tokens = [stack.source.tokens.select(slice(stack.kept)) for stack in stacks]
+    tokens = [
+        stack.source.tokens.select(slice(stack.stored_tokens)) for stack in stacks
+    ]
     stack_names = [str(stack.stack) for stack in stacks] if len(stacks) > 1 else []
     return {**coords, **token_coords(tokens, stack_names)}
 

@@ -70,7 +70,7 @@ def profile(
         "texts": stacks[0].tokens.count,
         "pooled": pooled,
         word: sum(len(stack.tokens) for stack in stacks),
-        f"{word}_kept": sum(stack.kept for stack in statistics),
+        f"{word}_kept": sum(stack.stored_tokens for stack in statistics),
         "computed_in": "float64",
         "final_norm": final_norm,
         "stacks": [profile_stack_facts(stack) for stack in statistics],

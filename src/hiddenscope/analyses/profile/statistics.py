@@ -104,7 +104,7 @@ class StackStatistics:
         return None if pooling is None else str(pooling)
 
     @property
-    def kept(self) -> int:
+    def stored_tokens(self) -> int:
         """Return the number of tokens whose statistics are stored one by one."""
         return len(self.by_site[0].per_state["norm"])
 

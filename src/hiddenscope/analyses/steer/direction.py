@@ -98,13 +98,12 @@ class Direction:
                 NO_DIFFERENCE, "both are the same", "Give texts that differ."
             )
         changed_sites = _with_sites_above(model.anatomy.sites, selected, upwards)
-        toward_states = model.capture(toward_inputs, changed_sites)
-        away_states = model.capture(away_inputs, changed_sites)
+        # The states of one side are let go before those of the other are captured.
+        toward_states = _pooled_states(model, toward_inputs, changed_sites, pool)
+        away_states = _pooled_states(model, away_inputs, changed_sites, pool)
         vectors = {}
         for site in changed_sites:
-            # [text, width]
-            ends = in_stack(toward_states, site).pool(pool, site).double().cpu()
-            starts = in_stack(away_states, site).pool(pool, site).double().cpu()
+            ends, starts = toward_states[site], away_states[site]
             vector = ends.mean(0) - starts.mean(0)
             mean_norm = torch.cat([ends, starts]).norm(dim=-1).mean()
             rounding = ROUNDING * torch.finfo(model.dtype).eps * float(mean_norm)
@@ -301,6 +300,17 @@ def _spread_layers(model: Model) -> tuple[Site, ...]:
     spread = np.linspace(1, depth, min(MOST_SITES, depth)).round()
     layers = dict.fromkeys(spread.astype(int).tolist())
     return tuple(Site(layer, "", name) for layer in layers)
+
+
+def _pooled_states(
+    model: Model, inputs: Inputs, sites: list[Site], pool: Pooling
+) -> dict[Site, Tensor]:
+    """Return the pooled states [text, width] at each site, in float64."""
+    states = model.capture(inputs, sites)
+    pooled = {}
+    for site in sites:
+        pooled[site] = in_stack(states, site).pool(pool, site).double().cpu()
+    return pooled
 
 
 def _vector(value: Any) -> Tensor:

@@ -17,6 +17,7 @@ from hiddenscope.results.dataset import (
     Variables,
     column_coords,
     site_names,
+    stack_column,
     text_array,
     to_dataset,
 )
@@ -92,23 +93,21 @@ def visibility_dataset(
 
 def _token_coords(stacks: Mapping[str | None, Tokens], prefix: str) -> Coordinates:
     """Label each place by the token that all texts have there, or by its position."""
-    positions, ids, strings = [], [], []
+    columns: list[tuple[int, int, str] | None] = []
     for tokens in stacks.values():
         length = int(tokens.lengths[0])
         texts = tokens.ids.reshape(-1, length)
         for place in range(length):
             same = bool((texts[:, place] == texts[0, place]).all())
-            positions.append(place)
-            ids.append(int(texts[0, place]) if same else -1)
-            strings.append(tokens.strings[place] if same else str(place))
+            if same:
+                columns.append((place, int(texts[0, place]), tokens.strings[place]))
+            else:
+                columns.append((place, -1, str(place)))
     dim = f"{prefix}token"
-    coords: Coordinates = {
-        **column_coords(positions, ids, strings, dim=dim, prefix=prefix)
-    }
+    coords: Coordinates = {**column_coords(columns, dim=dim, prefix=prefix)}
     if len(stacks) > 1:
-        lengths = [int(tokens.lengths[0]) for tokens in stacks.values()]
-        names = text_array([str(name) for name in stacks])
-        coords[f"{prefix}stack"] = dim, np.repeat(names, lengths)
+        counts = {str(name): int(tokens.lengths[0]) for name, tokens in stacks.items()}
+        coords[f"{prefix}stack"] = dim, stack_column(counts)
     return coords
 
 
