@@ -111,7 +111,7 @@ class Positioned(Port):
     mistakes = ("positions_off_by_one",)
 
     def forward(self, ids: Tensor) -> Tensor:
-        embed, positions, blocks, norm, head = self.parts()
+        embed, positions, blocks, norm, head = self.ordered_parts()
         x = embed(ids) + positions(_positions(ids, self.mistake))
         out: Tensor = head(norm(through(blocks, x)))
         return out
@@ -205,7 +205,9 @@ class PackedBlock(PreNormBlock):
 
     mistakes = ("mask_off_by_one", "mask_missing", *PreNormBlock.mistakes)
 
-    def mix(self, attention: nn.Module, normed: Tensor, *tables: Tensor) -> Tensor:
+    def call_attention(
+        self, attention: nn.Module, normed: Tensor, *tables: Tensor
+    ) -> Tensor:
         """Call attention on equal queries, keys and values, with a causal mask."""
         hidden = ~visible(normed.shape[1], self.mistake, normed.device)
         mixed: Tensor
@@ -286,7 +288,7 @@ class BertPort(Port):
     """A whole BERT of a stem, blocks, and a head in three steps."""
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        stem, blocks, transform, norm, head = self.parts()
+        stem, blocks, transform, norm, head = self.ordered_parts()
         padding = torch.zeros_like(ids, dtype=torch.bool)
         if mask is not None:
             padding = mask == 0

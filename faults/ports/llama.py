@@ -252,7 +252,7 @@ class MetaPort(Port):
     """A whole Llama in Meta's layout: one rotary table is passed to every block."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        embed, rope, blocks, norm, head = self.parts()
+        embed, rope, blocks, norm, head = self.ordered_parts()
         out: Tensor = head(norm(through(blocks, embed(ids), rope(ids))))
         return out
 

@@ -204,7 +204,7 @@ class Assembled(Part):
             self.add_module(name, part)
         self.roles = tuple(parts)
 
-    def parts(self) -> list[nn.Module]:
+    def ordered_parts(self) -> list[nn.Module]:
         """Return the parts in their order."""
         return [self.get_submodule(name) for name in self.roles]
 
@@ -219,16 +219,18 @@ class PreNormBlock(Assembled):
     mistakes = ("residual_misplaced", "residual_parallel", "norm_not_called")
 
     def forward(self, x: Tensor, *tables: Tensor) -> Tensor:
-        norm1, attention, norm2, mlp = self.parts()
+        norm1, attention, norm2, mlp = self.ordered_parts()
         normed = norm1(x)
         base = normed if self.mistake == "residual_misplaced" else x
-        middle = base + self.mix(attention, normed, *tables)
+        middle = base + self.call_attention(attention, normed, *tables)
         source = x if self.mistake == "residual_parallel" else middle
         entering = source if self.mistake == "norm_not_called" else norm2(source)
         out: Tensor = middle + mlp(entering)
         return out
 
-    def mix(self, attention: nn.Module, normed: Tensor, *tables: Tensor) -> Tensor:
+    def call_attention(
+        self, attention: nn.Module, normed: Tensor, *tables: Tensor
+    ) -> Tensor:
         """Call attention."""
         out: Tensor = attention(normed, *tables)
         return out
@@ -246,7 +248,7 @@ class Port(Assembled):
         raise LookupError("a port has a list of blocks")
 
     def forward(self, ids: Tensor) -> Tensor:
-        embed, blocks, norm, head = self.parts()
+        embed, blocks, norm, head = self.ordered_parts()
         out: Tensor = head(norm(through(blocks, embed(ids))))
         return out
 

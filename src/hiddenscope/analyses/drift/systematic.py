@@ -182,7 +182,7 @@ class _Whitened:
     """Rows in units of the rounding expected in each row and channel."""
 
     def __init__(self, rows: Tensor, channel_noise: Tensor, unit: float) -> None:
-        reference, candidate, exact = rows
+        reference, candidate, exact = rows.unbind()
         output = exact / channel_noise
         rounding = (reference - exact) / channel_noise
         difference = (candidate - reference) / channel_noise
@@ -209,7 +209,7 @@ def _channel_noise(rows: Tensor, unit: float) -> Tensor:
 
     Otherwise a channel of massive activations would decide.
     """
-    reference, _, exact = rows
+    reference, _, exact = rows.unbind()
     channel_size = exact.abs().mean(0).clamp_min(_TINY)
     # A token of massive activations would decide as well, so rows are scaled first.
     row_size = (exact / channel_size).square().mean(1, keepdim=True)
