@@ -1,4 +1,4 @@
-"""Recording: keep the states of passes that the user runs, in a loop or in `generate`."""
+"""Recording: keep the states of passes that the user runs."""
 
 from __future__ import annotations
 

@@ -247,9 +247,9 @@ def _run_batch(
     at: int,
     shortcuts: Shortcuts,
 ) -> Tensor:
-    """Run variants in one pass and return their logits [variant, vocabulary] at a token.
+    """Run variants in one pass and return their logits [variant, vocabulary].
 
-    The tokens before `start` are not computed.
+    They are those of the token `at`. The tokens before `start` are not computed.
     """
     stack = _stack_of(variants[0])
     answers = stack == _answer_stack(model)
@@ -514,7 +514,7 @@ def _try_shortcuts(model: PassModel) -> Shortcuts:
 
 
 def _trial_sites(model: PassModel) -> tuple[Site, ...]:
-    """Return the first, a middle and the last layer of each stack, and one attention."""
+    """Return three layers of each stack, and what its middle attention adds."""
     sites: list[Site] = []
     for stack in model.anatomy.stacks:
         name = stack.name if model.encoder_decoder else None
