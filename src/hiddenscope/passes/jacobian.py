@@ -28,13 +28,13 @@ from hiddenscope.sites import Site
 class State:
     """One state of a pass, with its graph.
 
-    `made` [token, width] is the state, and `leaf` what went on in its place: the
+    `value` [token, width] is the state, and `leaf` what went on in its place: the
     gradients of everything above end there. A state that is seen beside the stream has
     no leaf, and its gradient is met at `edge` instead. `read` turns a gradient into
     [vector, token, width].
     """
 
-    made: Tensor
+    value: Tensor
     leaf: Tensor | None
     edge: GradientEdge | None = None
     read: Callable[[Tensor], Tensor] | None = None
@@ -59,7 +59,7 @@ class Tape:
 
     def values(self, site: Site) -> Tensor:
         """Return the state itself, `[token, width]`."""
-        return self.states[site].made.detach()
+        return self.states[site].value.detach()
 
     def pull(
         self, seeds: Mapping[Site, Tensor], beyond: tuple[Tensor, Tensor] | None = None
@@ -88,12 +88,12 @@ class Tape:
                 _add(gradients, site, seed, before)
             if count == 0:
                 continue
-            gradient = _extended(gradients.pop(site, None), count, state.made)
+            gradient = _extended(gradients.pop(site, None), count, state.value)
             yield site, gradient
             if state.leaf is not None:
-                self._add_products(gradients, state.made, gradient, below, 0)
+                self._add_products(gradients, state.value, gradient, below, 0)
             elif seed is not None:
-                self._add_products(gradients, state.made, seed, below, before)
+                self._add_products(gradients, state.value, seed, below, before)
 
     def _add_products(
         self,
@@ -226,13 +226,13 @@ def _beside_stream(tap: Tap, tensor: Tensor, tokens: int) -> State:
     The tensor itself may be written over later.
     """
     live = tensor if tensor.requires_grad else tensor.requires_grad_()
-    made = tap.layout.states(live, tokens)[0].clone()
+    value = tap.layout.states(live, tokens)[0].clone()
 
     def read(gradient: Tensor) -> Tensor:
         rows = [tap.layout.states(vector, tokens)[0] for vector in gradient]
         return torch.stack(rows)
 
-    return State(made, None, get_gradient_edge(live), read)
+    return State(value, None, get_gradient_edge(live), read)
 
 
 def _is_in_stream(anatomy: Anatomy, site: Site) -> bool:
