@@ -465,7 +465,7 @@ def _narrow_head(model: PassModel, length: int, token: int) -> hooks.Watch:
     head = model.anatomy.head
     assert head is not None
 
-    def narrow(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def narrow(args: hooks.Args, kwargs: dict[str, Any]) -> Any:
         state = hooks.state_in(args, kwargs)
         if state is None or state.ndim != 3 or state.shape[1] != length:
             return None

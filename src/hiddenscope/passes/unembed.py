@@ -14,7 +14,6 @@ the model, and used where they give the logits of a true pass:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Literal
@@ -171,7 +170,7 @@ class Unembedding:
         head = _head(self.model)
         head_inputs: list[Tensor] = []
 
-        def keep(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        def keep(args: hooks.Args, kwargs: hooks.Kwargs) -> None:
             state = hooks.state_in(args, kwargs)
             if state is not None:
                 head_inputs.append(state)
