@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,11 +115,12 @@ class Tape:
 
 
 def products(
-    output: Tensor, ends: Sequence[Tensor | GradientEdge], vectors: Tensor
+    output: Tensor, ends: Sequence[Any], vectors: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Return the products of vectors [vector, ...] with the Jacobian of an output.
 
-    They are computed all at once where torch can do that.
+    `ends` are tensors or edges of the graph; torch takes a mixture of both, though its
+    types do not say so. The products are computed at once where torch can do that.
     """
     try:
         return torch.autograd.grad(

@@ -348,7 +348,7 @@ class TextEncoder:
             remedy = "Give lists of token ids, or load the model with a tokenizer."
             raise TextError(f"Cannot encode the text {texts[0][:40]!r}", reason, remedy)
         fast = bool(getattr(tokenizer, "is_fast", False))
-        options = {
+        options: dict[str, bool | int] = {
             "add_special_tokens": special,
             "return_offsets_mapping": fast,
             "return_attention_mask": False,
