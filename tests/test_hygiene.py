@@ -235,7 +235,8 @@ def test_a_lock_is_free_after_an_error(model: hs.Model, family: str) -> None:
 SLOW_DTYPES = """
 import torch
 import hiddenscope as hs
-from hiddenscope import products, progress
+from hiddenscope import progress
+from hiddenscope.modules import slow_dtypes
 from hiddenscope.testing import tiny_model
 
 progress.show(True)
@@ -243,7 +244,7 @@ for dtype in (torch.bfloat16, torch.float16):
     for family in ("gpt2", "llama", "bert"):
         hs.load((tiny_model(family).to(dtype), None)).capture([[5, 6, 7, 8] * 10])
     hs.drift(tiny_model("gpt2"), tiny_model("gpt2").to(dtype), [[5, 6, 7, 8] * 10])
-    print(products.slowdown(dtype) >= products.SLOW)
+    print(slow_dtypes.slowdown(dtype) >= slow_dtypes.SLOW)
 """
 
 

@@ -460,7 +460,8 @@ def _why_no_exit(
             continue
         if not any(same(step.out, end) for end in ends):
             continue
-        if any(same(stream, last) for stream in into.split(width, -1)):
+        streams = torch.split(into, width, -1)
+        if any(same(stream, last) for stream in streams):
             return (
                 f"its blocks carry two streams: {step.call.path} makes its last hidden"
                 f" state from layer.{depth}, which hidden_states show, and a second"

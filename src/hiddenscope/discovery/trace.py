@@ -157,7 +157,7 @@ def trace(module: nn.Module, inputs: Mapping[str, Any]) -> Trace:
     open_calls: list[Call] = []
 
     def watch(path: str, part: nn.Module) -> list[hooks.Watch]:
-        def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        def before(args: hooks.Args, kwargs: hooks.Kwargs) -> None:
             state = _copy(hooks.state_in(args, kwargs))
             call = Call(path, counts[path], next(clock), state)
             counts[path] += 1

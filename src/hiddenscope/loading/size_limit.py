@@ -31,7 +31,7 @@ class SizeLimit(TorchDispatchMode):  # type: ignore[no-untyped-call]
     >>> with SizeLimit(nn.Linear(2, 2), "x"):
     ...     _ = torch.zeros(10**6, 10**6, device="meta")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    hiddenscope.errors.TooLarge: Cannot run x: for a few tokens it makes a tensor of 4,000,000,000,000 bytes...
+    hiddenscope.errors.TooLarge: Cannot run x: for a few tokens it makes a tensor ...
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:

@@ -168,19 +168,19 @@ def _depths(states: States) -> list[int]:
     return depths
 
 
-def _rows(made: Pass) -> list[_Rows]:
+def _rows(result: Pass) -> list[_Rows]:
     """Return the states of each stack and the logits."""
-    rows = [_Rows(part.values, _depths(part)) for part in stacks_in(made.states)]
-    if made.logits is not None:
+    rows = [_Rows(part.values, _depths(part)) for part in stacks_in(result.states)]
+    if result.logits is not None:
         depth = sum(max(part.depths) for part in rows)
-        rows.append(_Rows(made.logits[None], [depth]))
+        rows.append(_Rows(result.logits[None], [depth]))
     return rows
 
 
-def _rows_of_text(made: Pass, inputs: Inputs, text: int) -> list[_Rows]:
+def _rows_of_text(result: Pass, inputs: Inputs, text: int) -> list[_Rows]:
     """Return the states and logits of one text of a batch."""
-    states = one_or_pair([part.of(text) for part in stacks_in(made.states)])
-    logits = made.logits
+    states = one_or_pair([part.of(text) for part in stacks_in(result.states)])
+    logits = result.logits
     if logits is not None:
         logits = torch.split(logits, inputs.of("decoder").lengths)[text]
     return _rows(Pass(states, logits))

@@ -142,12 +142,10 @@ def attention_windows(model: PassModel) -> set[int]:
         for name in WINDOW_SETTINGS:
             value = settings.get(name)
             values = value if isinstance(value, list | tuple) else [value]
-            windows.update(item for item in values if _is_window(item))
+            for item in values:
+                if isinstance(item, int) and not isinstance(item, bool) and item > 0:
+                    windows.add(item)
     return windows
-
-
-def _is_window(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _layer_configs(config: Any) -> list[Any]:

@@ -441,7 +441,7 @@ class Model:
                 f"it has {', '.join(map(repr, names))}",
                 "Name one of them.",
             )
-        found = self._anatomy.stack_named(stack)
+        selected = self._anatomy.stack_named(stack)
         fingerprint = self._fingerprint
         config: Any = getattr(self.module, "config", None)
         return Source(
@@ -453,10 +453,10 @@ class Model:
             attention=str(getattr(config, "_attn_implementation", None) or "none"),
             versions=_versions(),
             notes=(*self.notes, *_autocast_note(self.device)),
-            depth=found.depth,
-            final=found.proof.final is not None,
+            depth=selected.depth,
+            final=selected.proof.final is not None,
             cls=getattr(self.tokenizer, "cls_token_id", None),
-            reported=self._anatomy.reported_names(found),
+            reported=self._anatomy.reported_names(selected),
         )
 
 

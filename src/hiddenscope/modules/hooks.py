@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,8 +26,10 @@ from hiddenscope.modules import kernels
 from hiddenscope.modules.installation import Installation, Step, remove_later
 from hiddenscope.modules.weights import tensors_of
 
-Side = Literal["input", "output"]
-Forward = Callable[..., Any]
+Side: TypeAlias = Literal["input", "output"]
+Forward: TypeAlias = Callable[..., Any]
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -609,7 +611,7 @@ def first_tensor(value: Any) -> Tensor | None:
     return None
 
 
-def state_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+def state_in(args: Args, kwargs: Kwargs) -> Tensor | None:
     """Return the state that enters a block.
 
     It is the first floating tensor of args, else of `hidden_states`, else of kwargs.
@@ -642,8 +644,8 @@ def with_first_tensor(value: Any, tensor: Tensor) -> Any:
 
 
 def with_state_in(
-    args: tuple[Any, ...], kwargs: dict[str, Any], state: Tensor
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args: Args, kwargs: dict[str, Any], state: Tensor
+) -> tuple[Args, dict[str, Any]]:
     """Return the arguments of a block with its state replaced wherever it occurs.
 
     Funnel passes a block its state three times, as queries, keys and values.
@@ -653,7 +655,7 @@ def with_state_in(
     ((tensor([1.]), tensor([0.])), {'value': tensor([1.])})
     """
     before = state_in(args, kwargs)
-    changed: tuple[tuple[Any, ...], dict[str, Any]] = _map_leaves(
+    changed: tuple[Args, dict[str, Any]] = _map_leaves(
         (args, kwargs), lambda leaf: state if leaf is before else leaf
     )
     return changed

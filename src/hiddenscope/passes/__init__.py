@@ -2,17 +2,18 @@
 
 inputs        texts as a model takes them, encoded once, and their batches
 text_encoder  texts made into ids by a tokenizer, within the limits of the model
-protocol      what a pass needs of a model and of its module
+encodings     the output of a tokenizer as ids, and chats as text
+protocol      the protocol of a model that passes run, and the checks of its module
 buffers       the memory that holds the states of a pass
 record        run a model and keep states
-recording     keep the states of passes that somebody else runs
-changes       what may be done to a state, and at which tokens
-edit          run a model while states change, or change them in passes that somebody else runs
+recording     keep the states of passes that the user runs
+changes       what can be done to a state, and at which tokens
+edit          run a model while states change, or change them in the user's passes
 resume        enter the pass at a layer and run only the rest
 clean_run     unpatched passes, with all that a sweep starts from
 sweep         one text in many patched variants, each computed from its first patch on
 key_values    the key-value cache of a pass, and its first tokens
-jacobian      how the states of one text depend on those before them
+jacobian      products with the Jacobians between the states of one text
 unembed       the logits that a model makes of any rows of its last layer
 align         which tokens of two texts stand in one column
 answers       the single token that an answer is where it is read

@@ -1,6 +1,6 @@
 """Align: which tokens of two texts stand in one column."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from difflib import SequenceMatcher
 from typing import Any, TypeAlias
 
@@ -8,12 +8,11 @@ Columns: TypeAlias = list[tuple[int | None, int | None]]
 
 
 def in_columns(a: Sequence[Any], b: Sequence[Any], *, pair: bool = True) -> Columns:
-    """Columns by difflib, the same whichever side is first; None where one side has no
-    token.
+    """Align two texts by difflib; a side without a token in a column has None there.
 
-    Where some tokens take the place of others the last of each are paired: there a
-    causal model has read all of them. Without `pair` only what is equal stands in one
-    column.
+    The columns are the same whichever side comes first. Where some tokens take the
+    place of others the last of each are paired: there a causal model has read all of
+    them. Without `pair` only equal tokens stand in one column.
 
     >>> in_columns([5, 6, 7], [5, 9, 10, 7])
     [(0, 0), (None, 1), (1, 2), (2, 3)]
@@ -21,11 +20,15 @@ def in_columns(a: Sequence[Any], b: Sequence[Any], *, pair: bool = True) -> Colu
     if list(b) < list(a):
         return [(i, j) for j, i in in_columns(b, a, pair=pair)]
     columns: Columns = []
-    for tag, start, end, begin, stop in SequenceMatcher(
-        None, a, b, autojunk=False
-    ).get_opcodes():
-        both = min(end - start, stop - begin) if pair or tag == "equal" else 0
-        columns += [(row, None) for row in range(start, end - both)]
-        columns += [(None, row) for row in range(begin, stop - both)]
-        columns += zip(range(end - both, end), range(stop - both, stop), strict=True)
+    matcher: SequenceMatcher[Hashable] = SequenceMatcher(None, a, b, autojunk=False)
+    for tag, a_start, a_end, b_start, b_end in matcher.get_opcodes():
+        paired = 0
+        if pair or tag == "equal":
+            paired = min(a_end - a_start, b_end - b_start)
+        columns += [(row, None) for row in range(a_start, a_end - paired)]
+        columns += [(None, row) for row in range(b_start, b_end - paired)]
+        in_both = zip(
+            range(a_end - paired, a_end), range(b_end - paired, b_end), strict=True
+        )
+        columns += in_both
     return columns

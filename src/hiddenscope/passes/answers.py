@@ -12,38 +12,36 @@ from hiddenscope.passes.text_encoder import TextEncoder
 
 
 def text_before(inputs: Inputs, number: int, at: int) -> str | None:
-    """The text up to the end of the token at one position; None where it is not known."""
+    """Return the text up to the end of a token; None where it is not known."""
     if not inputs.texts:
         return None
+    text = inputs.texts[number]
     # A slow tokenizer does not say which characters a token stands for.
     if inputs.spans is None:
-        return inputs.texts[number] if at == len(inputs.ids[number]) - 1 else None
-    return inputs.texts[number][
-        : max(0, *(end for _, end in inputs.spans[number][: at + 1]))
-    ]
+        return text if at == len(inputs.ids[number]) - 1 else None
+    ends = [end for _, end in inputs.spans[number][: at + 1]]
+    return text[: max(0, *ends)]
 
 
 def token_after(
-    encoder: TextEncoder, answer: str | int, befores: Sequence[str | None]
+    encoder: TextEncoder, answer: str | int, texts: Sequence[str | None]
 ) -> int:
-    """The id of an answer that follows each of these texts; it must be the same after
-    all. None is an unknown text.
+    """Return the id of an answer that follows each of these texts.
+
+    It must be the same after all of them. None is an unknown text.
 
     >>> token_after(TextEncoder(None, window=8, vocabulary=100), 7, [None])
     7
     """
-    known = list(dict.fromkeys(before for before in befores if before is not None)) or [
-        ""
-    ]
-    ids = [encoder.single(answer, "answer", before=before) for before in known]
-    if len(set(ids)) > 1:
-        reason = " and ".join(
-            f"it is token {one} after {before[-40:]!r}"
-            for one, before in zip(ids, known, strict=True)
-        )
+    known = dict.fromkeys(text for text in texts if text is not None)
+    ids: dict[str, int] = {}
+    for text in known or [""]:
+        ids[text] = encoder.single(answer, "answer", before=text)
+    if len(set(ids.values())) > 1:
+        each = [f"it is token {id_} after {text[-40:]!r}" for text, id_ in ids.items()]
         raise TextError(
             f"Cannot use the answer {str(answer)[:40]!r}",
-            reason,
+            " and ".join(each),
             "Give the id of the token that you mean.",
         )
-    return ids[0]
+    return next(iter(ids.values()))

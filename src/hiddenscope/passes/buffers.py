@@ -409,7 +409,7 @@ def _require_memory(
 
 
 def free_memory() -> int:
-    """Return the bytes of host memory available on this machine or in this container."""
+    """Return the bytes of host memory that this machine or container has free."""
     import psutil
 
     available = int(psutil.virtual_memory().available)

@@ -348,8 +348,8 @@ class _PassFollower:
         self,
         root: nn.Module,
         stacks: Sequence[str | None],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        args: hooks.Args,
+        kwargs: hooks.Kwargs,
     ) -> None:
         if not self.editor.here:
             return

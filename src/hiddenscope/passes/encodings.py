@@ -1,19 +1,22 @@
-"""What a tokenizer returned (a BatchEncoding) as lists of ids, and chat messages as
-text.
+"""The output of a tokenizer (a BatchEncoding) as lists of ids, and chats as text.
 
->>> ids_of_encoding({"input_ids": [[5, 6, 0], [7, 8, 9]], "attention_mask": [[1, 1, 0], [1, 1, 1]]})
+>>> ids_of_encoding({"input_ids": [[5, 6, 0], [7, 8, 9]],
+...                  "attention_mask": [[1, 1, 0], [1, 1, 1]]})
 [[5, 6], [7, 8, 9]]
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from hiddenscope.errors import TextError
 
+Message: TypeAlias = Mapping[str, Any]
+
 USED = {"input_ids", "attention_mask"}
-SAYS_NOTHING = {
+# These change nothing in the states.
+IGNORED = {
     "special_tokens_mask",
     "offset_mapping",
     "length",
@@ -23,99 +26,112 @@ SAYS_NOTHING = {
 
 
 def ids_of_encoding(encoding: Mapping[str, Any]) -> list[list[int]]:
-    """The ids of every text that a tokenizer encoded, without the padding that its
-    attention mask leaves out.
+    """Return the ids of every encoded text, without padding.
 
     What would change the states and cannot be passed on (segments, positions, a
     decoder's ids) is refused.
     """
     problem = f"Cannot read the texts from a {type(encoding).__name__}"
     if "input_ids" not in encoding:
-        reason = (
-            "it has no input_ids, only"
-            f" {', '.join(map(str, encoding))[:80] or 'nothing'}"
-        )
+        names = ", ".join(map(str, encoding))[:80] or "nothing"
         raise TextError(
             problem,
-            reason,
+            f"it has no input_ids, only {names}",
             "Give strings, lists of ids, or what the tokenizer returned.",
         )
-    for name in set(encoding) - USED - SAYS_NOTHING:
-        if name != "token_type_ids" or any(map(any, _rows(encoding[name]))):
-            reason = f"{name} would be left out, and the states would be others"
-            remedy = (
-                "Give `targets=`."
-                if name.startswith(("decoder", "labels"))
-                else f"Leave {name} out."
-            )
-            raise TextError(problem, reason, remedy)
+    for name in set(encoding) - USED - IGNORED:
+        # Segments that are all zero change nothing.
+        if name == "token_type_ids" and not any(map(any, _rows(encoding[name]))):
+            continue
+        remedy = f"Leave {name} out."
+        if name.startswith(("decoder", "labels")):
+            remedy = "Give `targets=`."
+        raise TextError(
+            problem, f"{name} would be left out, and the states would be others", remedy
+        )
     rows = _rows(encoding["input_ids"])
-    masks = (
-        _rows(encoding["attention_mask"])
-        if "attention_mask" in encoding
-        else [[1] * len(row) for row in rows]
-    )
-    if [*map(len, rows)] != [*map(len, masks)]:
+    masks = [[1] * len(row) for row in rows]
+    if "attention_mask" in encoding:
+        masks = _rows(encoding["attention_mask"])
+    if [len(row) for row in rows] != [len(mask) for mask in masks]:
         raise TextError(
             problem,
             "its attention_mask is not of the shape of its input_ids",
             "Encode the texts again.",
         )
-    return [_kept(row, mask, problem) for row, mask in zip(rows, masks, strict=True)]
+    pairs = zip(rows, masks, strict=True)
+    return [_without_padding(row, mask, problem) for row, mask in pairs]
 
 
 def _rows(values: Any) -> list[list[int]]:
-    listed = values.tolist() if hasattr(values, "tolist") else list(values)
-    nested = [one.tolist() if hasattr(one, "tolist") else one for one in listed]
-    return nested if nested and isinstance(nested[0], list) else [nested]
+    """Return a tensor, an array or nested lists as rows."""
+    rows = _as_list(values)
+    rows = [_as_list(row) if hasattr(row, "tolist") else row for row in rows]
+    if rows and isinstance(rows[0], list):
+        return rows
+    return [rows]
 
 
-def _kept(row: list[int], mask: list[int], problem: str) -> list[int]:
-    seen = np.flatnonzero(mask)
-    if len(seen) and seen[-1] - seen[0] + 1 != len(seen):
-        reason = "its attention_mask hides tokens in the middle of a text"
+def _as_list(values: Any) -> list[Any]:
+    listed: list[Any] = values.tolist() if hasattr(values, "tolist") else list(values)
+    return listed
+
+
+def _without_padding(row: list[int], mask: list[int], problem: str) -> list[int]:
+    real = np.flatnonzero(mask)
+    if not len(real):
+        return []
+    first, last = real[0], real[-1]
+    if last - first + 1 != len(real):
         raise TextError(
-            problem, reason, "Padding may stand before or after a text only."
+            problem,
+            "its attention_mask hides tokens in the middle of a text",
+            "Padding may stand before or after a text only.",
         )
-    return row[seen[0] : seen[-1] + 1] if len(seen) else []
+    return row[first : last + 1]
 
 
-def conversations(given: Any) -> list[list[Any]] | None:
-    """One chat or several, each a list of messages with a role and a content; None
-    where it is something else.
+def conversations(texts: Any) -> list[list[Message]] | None:
+    """Return one chat or several, each a list of messages; None for anything else.
+
+    A message has a role and a content.
 
     >>> conversations([{"role": "user", "content": "Hello."}])
     [[{'role': 'user', 'content': 'Hello.'}]]
     """
-    if not isinstance(given, list | tuple) or not given:
+    if _is_chat(texts):
+        return [list(texts)]
+    if not isinstance(texts, list | tuple) or not texts:
         return None
-    if all(map(_is_message, given)):
-        return [list(given)]
-    nested = all(
-        isinstance(chat, list | tuple) and chat and all(map(_is_message, chat))
-        for chat in given
-    )
-    return [list(chat) for chat in given] if nested else None
+    if all(_is_chat(chat) for chat in texts):
+        return [list(chat) for chat in texts]
+    return None
 
 
-def _is_message(given: Any) -> bool:
-    return isinstance(given, Mapping) and "role" in given and "content" in given
+def _is_chat(value: object) -> bool:
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    for message in value:
+        if not isinstance(message, Mapping):
+            return False
+        if "role" not in message or "content" not in message:
+            return False
+    return True
 
 
-def rendered(tokenizer: Any, chats: list[list[Any]], name: str) -> tuple[str, ...]:
-    """Chats as the tokenizer's own template writes them, which transformers renders in
-    a sandbox.
+def rendered(
+    tokenizer: Any, chats: Sequence[list[Message]], name: str
+) -> tuple[str, ...]:
+    """Return chats as the tokenizer's own template writes them.
 
-    A chat that does not end with an answer is opened for one, as transformers' own
-    pipeline does.
+    transformers renders the template in a sandbox. A chat that does not end with an
+    answer is opened for one, as transformers' own pipeline does.
     """
     problem = f"Cannot write these chat messages for {name}"
     if not getattr(tokenizer, "chat_template", None):
-        reason = (
-            "it was loaded without a tokenizer"
-            if tokenizer is None
-            else "its tokenizer has no chat template"
-        )
+        reason = "its tokenizer has no chat template"
+        if tokenizer is None:
+            reason = "it was loaded without a tokenizer"
         raise TextError(
             problem,
             reason,
@@ -125,23 +141,16 @@ def rendered(tokenizer: Any, chats: list[list[Any]], name: str) -> tuple[str, ..
     for chat in chats:
         opened = chat[-1]["role"] != "assistant"
         try:
-            texts.append(
-                str(
-                    tokenizer.apply_chat_template(
-                        chat, tokenize=False, add_generation_prompt=opened
-                    )
-                )
+            text = tokenizer.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=opened
             )
-        except (
-            Exception
-            # A template may raise anything, and says so by an error of jinja's.
-        ) as error:
-            reason = (
-                f"its chat template refuses them ({type(error).__name__}: {error})"[
-                    :300
-                ]
-            )
+        except Exception as error:
+            # A template refuses messages by an error of jinja's, and may raise
+            # anything.
+            cause = f"{type(error).__name__}: {error}"
+            reason = f"its chat template refuses them ({cause})"[:300]
             raise TextError(
                 problem, reason, "Give messages that the template takes."
             ) from error
+        texts.append(str(text))
     return tuple(texts)

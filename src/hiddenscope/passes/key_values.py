@@ -13,7 +13,7 @@ PLAIN_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
 
 
 def why_not_reusable(cache: Any, blocks: int, tokens: int) -> str:
-    """Say why the cache of a pass over some tokens cannot be reused; empty if it can."""
+    """Say why a pass's cache cannot be reused; empty if it holds all its tokens."""
     if cache is None:
         return "it gave no keys and values"
     cache = getattr(cache, "self_attention_cache", cache)

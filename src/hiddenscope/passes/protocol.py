@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -105,7 +104,7 @@ def _problem(module: nn.Module) -> tuple[str, str] | None:
 
 
 def named_arguments(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    module: nn.Module, args: hooks.Args, kwargs: hooks.Kwargs
 ) -> dict[str, Any]:
     """Return the arguments of a call of a module by their names.
 

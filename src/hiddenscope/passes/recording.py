@@ -1,4 +1,4 @@
-"""Recording: keep the states of passes that the user runs, in a loop or in `generate`."""
+"""Recording: keep the states of passes that the user runs."""
 
 from __future__ import annotations
 
@@ -200,9 +200,7 @@ class _PassFollower:
             end.append(hooks.Watch(root, "output", partial(self._end, root)))
         return [*begin, *self.watcher.watches(self.module), *end]
 
-    def _begin(
-        self, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
+    def _begin(self, root: nn.Module, args: hooks.Args, kwargs: hooks.Kwargs) -> None:
         if not self.watcher.here:
             return
         # The encoder is called as a part of the whole module.

@@ -9,7 +9,7 @@ bit for bit the full pass, every block is run and the values still replace the s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -252,7 +252,7 @@ def _resumes_equal(
 def with_cache(module: nn.Module, cached: bool) -> hooks.Watch:
     """Return a hook that lets the module keep a cache, or changes nothing."""
 
-    def switch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def switch(args: hooks.Args, kwargs: hooks.Kwargs) -> Any:
         return (args, {**kwargs, "use_cache": True}) if cached else None
 
     return hooks.Watch(module, "input", switch)

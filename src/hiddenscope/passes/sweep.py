@@ -130,6 +130,7 @@ def sweep(
                 )
             rows.update(zip(numbers, read(logits), strict=True))
             length = len(clean.input_ids(_answer_stack(model))) - start
+            # A patched encoder is run again as well.
             if clean.targets is not None and _stack_of(batch[0]) == "encoder":
                 length += len(clean.ids)
             passes += 1
@@ -170,7 +171,7 @@ def _answering(model: PassModel) -> Stack:
 
 
 def _stack_of(variant: Variant) -> str | None:
-    """Return the stack that a variant patches; all its patches are in the same one."""
+    """Return the stack that a variant patches; its patches are all in one."""
     return variant[0].site.stack
 
 
@@ -247,29 +248,33 @@ def _run_batch(
     at: int,
     shortcuts: Shortcuts,
 ) -> Tensor:
-    """Run variants in one pass and return their logits [variant, vocabulary] at a token.
+    """Run variants in one pass and return their logits [variant, vocabulary].
 
-    The tokens before `start` are not computed.
+    They are those of the token `at`. The tokens before `start` are not computed.
     """
     stack = _stack_of(variants[0])
-    answers = stack == _answer_stack(model)
     length = len(clean.input_ids(_answer_stack(model))) - start
+    # Patches count tokens in the text of their own stack, and only that of the
+    # answering stack is cut at `start`.
+    first, tokens = 0, len(clean.ids)
+    if stack == _answer_stack(model):
+        first, tokens = start, length
     count = len(variants)
     rows = _batch_rows(count, (length, length + start, len(clean.ids)))
+    # Repeats of the last variant fill the batch; their logits are dropped at the end.
     variants = [*variants, *[variants[-1]] * (rows - count)]
     depth = model.anatomy.stack_named(stack).depth
     entries = [_entry_layer(variant, depth) for variant in variants]
-    joins = shortcuts.joins and _may_join(model, stack, variants)
     rows_per_block = [rows] * depth
     entering: AbstractContextManager[None] = nullcontext()
-    if joins:
-        rows_per_block = [_rows_below(entries, layer + 1) for layer in range(depth)]
-        entering = _joining(model, clean, stack, entries, start if answers else 0)
+    if shortcuts.joins and _may_join(model, stack, variants):
+        layers = range(1, depth + 1)
+        rows_per_block = [_rows_below(entries, layer) for layer in layers]
+        entering = _joining(model, clean, stack, entries, first)
     arguments = _arguments(model, clean, rows, start, rows_per_block)
     if shortcuts.encodes_once and stack != "encoder":
         arguments |= _encoder_outputs(model, clean, rows)
-    changes = _Changes(variants, start if answers else 0, model.device)
-    tokens = length if answers else len(clean.ids)
+    changes = _Changes(variants, first, model.device)
     editor = Editor(model.anatomy, changes.by_site, _every_token(tokens))
     watches = editor.watches(model.module)
     if shortcuts.narrows:
@@ -460,7 +465,7 @@ def _narrow_head(model: PassModel, length: int, token: int) -> hooks.Watch:
     head = model.anatomy.head
     assert head is not None
 
-    def narrow(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def narrow(args: hooks.Args, kwargs: dict[str, Any]) -> Any:
         state = hooks.state_in(args, kwargs)
         if state is None or state.ndim != 3 or state.shape[1] != length:
             return None
@@ -514,7 +519,7 @@ def _try_shortcuts(model: PassModel) -> Shortcuts:
 
 
 def _trial_sites(model: PassModel) -> tuple[Site, ...]:
-    """Return the first, a middle and the last layer of each stack, and one attention."""
+    """Return three layers of each stack, and what its middle attention adds."""
     sites: list[Site] = []
     for stack in model.anatomy.stacks:
         name = stack.name if model.encoder_decoder else None

@@ -1,6 +1,4 @@
-"""TextEncoder: texts made into ids by a model's tokenizer, within the limits of the
-model.
-"""
+"""TextEncoder: turns texts into ids, within the limits of the model."""
 
 from __future__ import annotations
 
@@ -25,8 +23,7 @@ OTHER_TOKENIZER = "Use a tokenizer that you trust, or give lists of token ids."
 
 @dataclass
 class TextEncoder:
-    """A tokenizer and the limits of its model: it makes Inputs of texts, and refuses
-    what the model cannot take.
+    """A tokenizer with the limits of its model; texts beyond them are refused.
 
     `window` is the longest text in tokens, `vocabulary` the number of ids, `start` the
     id that opens a decoder's text, `pad` the padding id, `target_window` the decoder's
@@ -47,78 +44,79 @@ class TextEncoder:
     )
 
     def encode(self, texts: Texts | Inputs, *, truncate: bool | int = False) -> Inputs:
-        """The ids of one text or many, given as strings or as lists of ids; of longer
-        ones perhaps the first alone.
+        """Encode texts, which are strings or lists of ids.
 
-        >>> TextEncoder(None, window=8, vocabulary=100).encode([[5, 6], [7]], truncate=1).lengths
+        `truncate` keeps the first tokens of longer ones.
+
+        >>> encoder = TextEncoder(None, window=8, vocabulary=100)
+        >>> encoder.encode([[5, 6], [7]], truncate=1).lengths
         [1, 1]
         """
         limit = self._limit(truncate)
-        if isinstance(texts, Inputs) and not len(texts):
+        if not isinstance(texts, Inputs):
+            inputs = self._encoded(texts, limit)
+        elif len(texts):
+            inputs = texts
+        else:
             raise TextError(
                 "No texts", "the inputs are empty", "Give at least one text."
             )
-        inputs = texts if isinstance(texts, Inputs) else self._encoded(texts, limit)
         if limit and max(inputs.lengths) > limit:
             inputs = _first(inputs, limit)
         self._check(inputs)
         return inputs
 
     def encode_whole(self, texts: Sequence[str]) -> Inputs:
-        """The ids of texts that may be longer than the model takes."""
+        """Encode texts that may be longer than the model takes."""
         inputs = self._tokenized(tuple(texts), None)
         self._check(inputs, whole=True)
         return inputs
 
     def windows(self, text: str, window: int, stride: int) -> Iterator[Inputs]:
-        """A text in windows of so many tokens, each of which begins `stride` tokens
-        after the one before.
+        """Yield windows of a text, each `stride` tokens after the one before.
 
-        Every window is framed by the special tokens that a text has. The tokenizer
-        holds the whole text (its library takes some 100 bytes a token); as Python's
-        numbers, which take several times as much, there is one at a time.
+        Every window has the special tokens that a text has.
         """
         _check_readable(0, text)
         tokenizer: Any = self.tokenizer
         overlap = window - tokenizer.num_special_tokens_to_add() - stride
-        if overlap < 0 or not getattr(tokenizer, "is_fast", False):
+        reason = ""
+        if overlap < 0:
             reason = (
                 f"windows of {window} tokens that begin every {stride} would leave"
                 " tokens out"
             )
-            reason = (
-                reason
-                if overlap < 0
-                else "its tokenizer is not a fast one, and cannot cut windows"
-            )
+        elif not getattr(tokenizer, "is_fast", False):
+            reason = "its tokenizer is not a fast one, and cannot cut windows"
+        if reason:
             raise TextError(
                 f"Cannot cut a text for {self.name}",
                 reason,
                 "Give a smaller stride, or shorter texts.",
             )
-        cut = {
-            "truncation": True,
-            "max_length": window,
-            "stride": overlap,
-            "return_overflowing_tokens": True,
-        }
         with without_panic(TextError, "Cannot encode the text", OTHER_TOKENIZER):
             encoding = tokenizer(
                 text,
                 return_attention_mask=False,
                 return_token_type_ids=False,
                 verbose=False,
-                **cut,
+                truncation=True,
+                max_length=window,
+                stride=overlap,
+                return_overflowing_tokens=True,
             )
+        # The library holds the whole text in some 100 bytes a token. Python's numbers
+        # take several times as much, so there is one window of them at a time.
         encodings = encoding.encodings
         del encoding
-        for one in encodings:
-            inputs = Inputs((tuple(one.ids),), None, (tuple(map(_span, one.offsets)),))
+        for encoded in encodings:
+            spans = tuple(map(_span, encoded.offsets))
+            inputs = Inputs((tuple(encoded.ids),), None, (spans,))
             self._check(inputs)
             yield inputs
 
     def _limit(self, truncate: bool | int) -> int | None:
-        """How many tokens of a text are kept; None for all."""
+        """Return how many tokens of a text are kept; None for all."""
         if isinstance(truncate, bool):
             return self.window if truncate else None
         if truncate < 1:
@@ -132,68 +130,62 @@ class TextEncoder:
     def encode_targets(
         self, texts: Texts | Inputs, count: int, *, truncate: bool | int = False
     ) -> Inputs:
-        """What the decoder of an encoder-decoder is given: its start token, then the
-        text; ids as they are.
+        """Encode the texts of a decoder: its start token, then the text.
+
+        Ids stay as they are.
         """
-        own = replace(self, window=self.target_window or self.window)
-        targets = own.encode(texts, truncate=truncate)
+        encoder = replace(self, window=self.target_window or self.window)
+        targets = encoder.encode(texts, truncate=truncate)
         if len(targets) != count:
-            problem = f"Cannot use {len(targets)} targets with {count} texts"
             raise TextError(
-                problem, "the numbers differ", "Give one target for each text."
+                f"Cannot use {len(targets)} targets with {count} texts",
+                "the numbers differ",
+                "Give one target for each text.",
             )
         if targets.texts is None or isinstance(texts, Inputs):
             return targets
         start = self.required_start()
         ids = tuple((start, *_without_end(self.tokenizer, row)) for row in targets.ids)
-        spans = (
-            tuple(((-1, -1), *row) for row in targets.spans) if targets.spans else None
-        )
-        spans = spans and tuple(
-            row[: len(own_ids)] for row, own_ids in zip(spans, ids, strict=True)
-        )
-        return own.encode(Inputs(ids, targets.texts, spans), truncate=truncate)
+        spans = None
+        if targets.spans:
+            pairs = zip(targets.spans, ids, strict=True)
+            spans = tuple(((-1, -1), *row)[: len(text)] for row, text in pairs)
+        return encoder.encode(Inputs(ids, targets.texts, spans), truncate=truncate)
 
     def start_tokens(self, count: int) -> Inputs | None:
-        """Targets that are the decoder's start token alone; None where the
-        configuration names none.
-        """
+        """Return targets of the start token alone; None where nothing names it."""
         return None if self.start is None else Inputs(((self.start,),) * count)
 
     def required_start(self) -> int:
-        """The id that opens a decoder's text, or a TextError where the configuration
-        names none.
-        """
+        """Return the id that opens a decoder's text; raise TextError without one."""
         if self.start is None:
-            reason = (
-                "its configuration names no decoder_start_token_id that is in its"
-                " vocabulary"
-            )
             raise TextError(
                 f"No targets for the decoder of {self.name}",
-                reason,
+                "its configuration names no decoder_start_token_id that is in its"
+                " vocabulary",
                 "Give `targets=` as lists of ids.",
             )
         return self.start
 
     def tokens(self, inputs: Inputs) -> Tokens:
-        """The tokens of encoded texts, one row each, text after text."""
-        kept = self._tokens.get(id(inputs))
-        if kept is not None and kept[0]() is inputs:
-            return kept[1]
-        lengths, flat = inputs.lengths, inputs.flat.tolist()
-        strings = tuple(self.strings(flat))
-        spans = [span for row in inputs.spans for span in row] if inputs.spans else []
+        """Return the tokens of encoded texts, one row each, text after text."""
+        known = self._tokens.get(id(inputs))
+        if known is not None and known[0]() is inputs:
+            return known[1]
+        lengths = inputs.lengths
+        spans: list[tuple[int, int]] = []
+        for row in inputs.spans or ():
+            spans += row
         tokens = Tokens(
             inputs.texts,
             text=np.repeat(np.arange(len(lengths)), lengths),
             positions=np.concatenate([np.arange(n) for n in lengths]),
             ids=inputs.flat,
-            strings=strings,
+            strings=tuple(self.strings(inputs.flat.tolist())),
             spans=np.array(spans, dtype=np.int64).reshape(-1, 2),
             count=len(lengths),
         )
-        # Of the last texts, which are often asked about again.
+        # The tokens of the last texts are often requested again.
         self._tokens = {id(inputs): (ref(inputs), tokens)}
         return tokens
 
@@ -207,20 +199,22 @@ class TextEncoder:
         return list(map(self._strings.__getitem__, tokens))
 
     def string(self, token: int) -> str:
-        """A token as a reader knows it: ` Paris`, not `ĠParis`; the id itself where the
-        tokenizer has no string.
+        """Return a token as a reader knows it: ` Paris`, not `ĠParis`.
+
+        Without a tokenizer it is the id itself.
         """
         if token not in self._strings:
-            known = self.tokenizer is not None and token >= 0
-            self._strings[token] = (
-                _string(self.tokenizer, token) if known else str(token)
-            )
+            string = str(token)
+            if self.tokenizer is not None and token >= 0:
+                string = _string(self.tokenizer, token)
+            self._strings[token] = string
         return self._strings[token]
 
     def single(
         self, token: str | int, name: str = "target", *, before: str = ""
     ) -> int:
-        """The id of what must be a single token, given as a string or as an id;
+        """Return the id of a single token, from a string or an id.
+
         `before` is the text that it follows.
 
         >>> TextEncoder(None, window=8, vocabulary=100).single(7)
@@ -234,49 +228,49 @@ class TextEncoder:
                 raise TextError(problem, reason, "Give one of these.")
             return token
         if not isinstance(token, str) or self.tokenizer is None:
-            reason = f"{self.name} was loaded without a tokenizer"
-            reason = (
-                reason if isinstance(token, str) else f"it is {type(token).__name__}"
-            )
+            reason = f"it is {type(token).__name__}"
+            if isinstance(token, str):
+                reason = f"{self.name} was loaded without a tokenizer"
             raise TextError(problem, reason, "Give the id of a token.")
         ids = self._following(token, before)
-        if len(ids) == 1 and ids[0] != getattr(self.tokenizer, "unk_token_id", None):
-            if not token.startswith(" ") and (known := self.string(ids[0])).startswith(
-                " "
-            ):
-                raise TextError(
-                    problem,
-                    f"for {self.name} that token begins with a space",
-                    f"Give {known!r}, or an id.",
-                )
-            return ids[0]
-        pieces = " ".join(repr(self.string(piece)) for piece in ids[:8])
-        reason = f"for {self.name} it is {len(ids)} tokens: {pieces}"
+        unknown = getattr(self.tokenizer, "unk_token_id", None)
+        if len(ids) != 1 or ids[0] == unknown:
+            raise self._not_single(problem, token, ids, before)
+        string = self.string(ids[0])
+        if string.startswith(" ") and not token.startswith(" "):
+            raise TextError(
+                problem,
+                f"for {self.name} that token begins with a space",
+                f"Give {string!r}, or an id.",
+            )
+        return ids[0]
+
+    def _not_single(
+        self, problem: str, token: str, ids: Sequence[int], before: str
+    ) -> TextError:
+        """Return the error for a string that is not a single token."""
         if len(ids) == 1:
             reason = f"it is not in the vocabulary of {self.name}"
-        elif not ids:
+        elif ids:
+            pieces = " ".join(repr(self.string(piece)) for piece in ids[:8])
+            reason = f"for {self.name} it is {len(ids)} tokens: {pieces}"
+        else:
             reason = "it merges with the text before it" if before else "it is empty"
-        spaced = (
-            ""
-            if token[:1].isspace() or not token
-            else f" Did you mean {' ' + token!r}?"
-        )
-        raise TextError(
-            problem,
-            reason,
-            "Give a single token, with the space before it where a word"
-            f" begins.{spaced}",
-        )
+        remedy = "Give a single token, with the space before it where a word begins."
+        if token and not token[:1].isspace():
+            remedy += f" Did you mean {' ' + token!r}?"
+        return TextError(problem, reason, remedy)
 
     def _encoded(self, texts: Any, limit: int | None) -> Inputs:
         if isinstance(texts, str):
             texts = [texts]
         if isinstance(texts, Mapping):
             texts = ids_of_encoding(texts)
-        if (chats := conversations(texts)) is not None:
-            return self._tokenized(
-                rendered(self.tokenizer, chats, self.name), limit, special=False
-            )
+        chats = conversations(texts)
+        if chats is not None:
+            # The template writes the special tokens itself.
+            written = rendered(self.tokenizer, chats, self.name)
+            return self._tokenized(written, limit, special=False)
         if getattr(texts, "is_meta", False):
             raise TextError(
                 "Cannot read the texts",
@@ -307,31 +301,31 @@ class TextEncoder:
                 f"got a {type(texts).__name__}, a table",
                 remedy,
             )
-        given = [
-            text if isinstance(text, str) else _as_list(text) for text in listed(texts)
-        ]
-        if given and all(isinstance(text, int) for text in given):
-            given = [given]
-        if not given:
+        items = [_as_list(text) for text in listed(texts)]
+        if not items:
             raise TextError("No texts", "the list is empty", "Give at least one text.")
-        if all(isinstance(text, str) for text in given):
-            return self._tokenized(tuple(map(str, given)), limit)
-        return Inputs(tuple(tuple(ids) for ids in _only_ids(given)))
+        if all(isinstance(item, int) for item in items):
+            items = [items]
+        if all(isinstance(item, str) for item in items):
+            return self._tokenized(tuple(map(str, items)), limit)
+        _require_ids(items)
+        return Inputs(tuple(tuple(ids) for ids in items))
 
     def _following(self, token: str, before: str) -> list[int]:
-        """The ids that a piece of text adds to the text before it; none where the
-        tokenizer merges the two.
+        """Return the ids that a piece of text adds to the text before it.
+
+        They are none where the tokenizer merges the two.
         """
-        context, whole = (
-            [] if not text else self._bare(text) for text in (before, before + token)
-        )
+        context = self._bare(before) if before else []
+        whole = self._bare(before + token) if before + token else []
         if whole[: len(context)] != context:
             return []
         ids = whole[len(context) :]
         # Some tokenizers put a space before every text.
         if not before and len(ids) != 1 and token.startswith(" "):
             bare = self._bare(token[1:])
-            ids = bare if len(bare) == 1 and self.string(bare[0]) == token else ids
+            if len(bare) == 1 and self.string(bare[0]) == token:
+                return bare
         return ids
 
     def _bare(self, text: str) -> list[int]:
@@ -340,12 +334,8 @@ class TextEncoder:
         with without_panic(
             TextError, f"Cannot encode the text {ascii(text)[:40]}", OTHER_TOKENIZER
         ):
-            return [
-                int(i)
-                for i in tokenizer(text, add_special_tokens=False, verbose=False)[
-                    "input_ids"
-                ]
-            ]
+            encoding = tokenizer(text, add_special_tokens=False, verbose=False)
+            return [int(token) for token in encoding["input_ids"]]
 
     def _tokenized(
         self, texts: tuple[str, ...], limit: int | None, *, special: bool = True
@@ -358,20 +348,20 @@ class TextEncoder:
             remedy = "Give lists of token ids, or load the model with a tokenizer."
             raise TextError(f"Cannot encode the text {texts[0][:40]!r}", reason, remedy)
         fast = bool(getattr(tokenizer, "is_fast", False))
-        cut = {"truncation": True, "max_length": limit} if limit else {}
-        options = {
+        options: dict[str, bool | int] = {
             "add_special_tokens": special,
             "return_offsets_mapping": fast,
             "return_attention_mask": False,
         }
+        if limit:
+            options |= {"truncation": True, "max_length": limit}
         with without_panic(TextError, "Cannot encode the texts", OTHER_TOKENIZER):
-            encoding = tokenizer(list(texts), verbose=False, **options, **cut)
-        spans = (
-            tuple(tuple(map(_span, row)) for row in encoding["offset_mapping"])
-            if fast
-            else None
-        )
-        return Inputs(tuple(tuple(ids) for ids in encoding["input_ids"]), texts, spans)
+            encoding = tokenizer(list(texts), verbose=False, **options)
+        ids = tuple(tuple(row) for row in encoding["input_ids"])
+        spans = None
+        if fast:
+            spans = tuple(tuple(map(_span, row)) for row in encoding["offset_mapping"])
+        return Inputs(ids, texts, spans)
 
     def _check(self, inputs: Inputs, *, whole: bool = False) -> None:
         for number, length in enumerate(inputs.lengths):
@@ -382,50 +372,48 @@ class TextEncoder:
                     "Leave it out, or give it at least one token.",
                 )
             if length < self.shortest:
-                reason = (
+                raise TextError(
+                    f"Text {number}",
                     f"it has {length} tokens and {self.name} takes no fewer than"
-                    f" {self.shortest}"
+                    f" {self.shortest}",
+                    "Give a longer one.",
                 )
-                raise TextError(f"Text {number}", reason, "Give a longer one.")
             if self.window and length > self.window and not whole:
-                reason = (
+                raise TextError(
+                    f"Text {number}",
                     f"it has {length:,} tokens and {self.name} takes at most"
-                    f" {self.window:,}"
+                    f" {self.window:,}",
+                    "Split it, or give truncate=True to keep the first tokens only.",
                 )
-                remedy = (
-                    "Split it, or give truncate=True to keep the first tokens only."
-                )
-                raise TextError(f"Text {number}", reason, remedy)
         try:
             outside = (inputs.flat < 0) | (inputs.flat >= self.vocabulary)
-            wrong = bool(outside.any())
-        except OverflowError:  # an id that no 64 bits hold
-            wrong = True
-        if wrong:
-            number, ids = next(
-                (k, ids) for k, ids in enumerate(inputs.ids) if self._outside(ids)
-            )
-            reason = (
-                f"id {self._outside(ids)[0]} is outside the vocabulary of {self.name},"
-                f" 0 to {self.vocabulary - 1:,}"
-            )
-            raise TextError(
-                f"Text {number}", reason, "Use the tokenizer that belongs to the model."
-            )
-
-    def _outside(self, ids: Sequence[int]) -> list[int]:
-        return [token for token in ids if not 0 <= token < self.vocabulary]
+            if not bool(outside.any()):
+                return
+        except OverflowError:
+            # An id does not fit into 64 bits.
+            pass
+        for number, ids in enumerate(inputs.ids):
+            for token in ids:
+                if not 0 <= token < self.vocabulary:
+                    raise TextError(
+                        f"Text {number}",
+                        f"id {token} is outside the vocabulary of {self.name}, 0 to"
+                        f" {self.vocabulary - 1:,}",
+                        "Use the tokenizer that belongs to the model.",
+                    )
 
 
-def _as_list(ids: Any) -> Any:
-    """A tensor, an array or a range of ids as a list; anything else as it is."""
-    if hasattr(ids, "tolist"):
-        return ids.tolist()
-    return listed(ids) if isinstance(ids, tuple | range) else ids
+def _as_list(text: Any) -> Any:
+    """Return a tensor, an array or a range of ids as a list; others as they are."""
+    if isinstance(text, str):
+        return text
+    if hasattr(text, "tolist"):
+        return text.tolist()
+    return listed(text) if isinstance(text, tuple | range) else text
 
 
-def _only_ids(given: list[Any]) -> list[list[int]]:
-    for number, ids in enumerate(given):
+def _require_ids(texts: Sequence[object]) -> None:
+    for number, ids in enumerate(texts):
         if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
             reason = f"text {number} is {type(ids).__name__}, not a list of integers"
             raise TextError(
@@ -433,7 +421,6 @@ def _only_ids(given: list[Any]) -> list[list[int]]:
                 reason,
                 "Give strings only, or lists of token ids only.",
             )
-    return given
 
 
 def _check_readable(number: int, text: str) -> None:
@@ -459,15 +446,15 @@ def _check_characters(problem: str, text: str) -> None:
 
 
 def _first(inputs: Inputs, window: int) -> Inputs:
+    ids = tuple(row[:window] for row in inputs.ids)
     spans = inputs.spans and tuple(row[:window] for row in inputs.spans)
-    return Inputs(
-        tuple(ids[:window] for ids in inputs.ids), inputs.texts, spans, inputs.targets
-    )
+    return Inputs(ids, inputs.texts, spans, inputs.targets)
 
 
 def _span(pair: tuple[int, int]) -> tuple[int, int]:
-    """A token that stands for no character has no span."""
-    return (-1, -1) if pair[0] == pair[1] else (int(pair[0]), int(pair[1]))
+    start, end = pair
+    # A token that stands for no character has no span.
+    return (-1, -1) if start == end else (int(start), int(end))
 
 
 def _without_end(tokenizer: Any, ids: Sequence[int]) -> Sequence[int]:
@@ -475,14 +462,10 @@ def _without_end(tokenizer: Any, ids: Sequence[int]) -> Sequence[int]:
 
 
 def _string(tokenizer: Any, token: int) -> str:
-    """One token decoded. Sentencepiece decoders drop the space of a text's first word,
-    so it is given back.
-    """
+    """Decode one token."""
     with without_panic(TextError, f"Cannot decode the token {token}", OTHER_TOKENIZER):
         text = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
     piece = tokenizer.convert_ids_to_tokens(token)
-    return (
-        " " + text
-        if isinstance(piece, str) and piece.startswith("▁") and not text.startswith(" ")
-        else text
-    )
+    # Sentencepiece decoders drop the space of a text's first word.
+    is_word = isinstance(piece, str) and piece.startswith("▁")
+    return f" {text}" if is_word and not text.startswith(" ") else text
