@@ -71,6 +71,8 @@ def _names(model: hs.Model, site: Site, token: int) -> dict[str, str]:
     """Return the state in the notations of other libraries."""
     source = model.source(site.stack)
     depth, final = source.depth, source.final
+    assert depth is not None, "a loaded model knows its depth"
+    assert final is not None, "a loaded model knows whether it has a final norm"
     names = {"hiddenscope": f'states["{site}"][{token}]'}
     alias = to_alias(site, "hidden_states", depth=depth, final=final)
     if alias:

@@ -64,6 +64,7 @@ def _convert(models: Models, source: Source, kind: Kind, value: Any) -> Any:
     if kind == "contrast":
         return hs.Contrast(**value)
     if kind == "direction":
+        assert isinstance(source, hs.Model), "stored states are not steered"
         options = dict(value)
         for name in ("toward", "away"):
             if isinstance(options.get(name), str):

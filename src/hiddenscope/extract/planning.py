@@ -352,7 +352,7 @@ class Planner:
             for index, (number, text) in enumerate(chunk):
                 ids = encoded.ids[index]
                 # Slow tokenizers do not say where in the text a token is.
-                spans: Sequence[tuple[int, int]] = ((-1, -1),) * len(ids)
+                spans: tuple[tuple[int, int], ...] = ((-1, -1),) * len(ids)
                 if encoded.spans is not None:
                     spans = encoded.spans[index]
                 if self.window is None or len(ids) <= self.window:
