@@ -296,9 +296,16 @@ def _read_json(path: Path) -> Contents:
         if variable["dtype"] == "str":
             arrays[name] = _object_array([_untag(value) for value in values])
         else:
-            numbers = [float(x) if isinstance(x, str) else x for x in values]
-            arrays[name] = np.array(numbers, dtype=_number_dtype(variable["dtype"]))
+            arrays[name] = np.array(
+                [_number(value) for value in values],
+                dtype=_number_dtype(variable["dtype"]),
+            )
     return _restore(header, arrays)
+
+
+def _number(value: float | str) -> float:
+    """Return a number, also one that JSON has as a word: NaN or an infinity."""
+    return float(value) if isinstance(value, str) else value
 
 
 # --- netCDF

@@ -63,4 +63,8 @@ def in_words(value: object) -> str:
 
 def printable(text: str) -> str:
     """Return the text with every character escaped that a terminal cannot print."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    return "".join(map(_printable_char, text))
+
+
+def _printable_char(char: str) -> str:
+    return char if char.isprintable() else ascii(char)[1:-1]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-Array: TypeAlias = NDArray[np.float64]
-Flags: TypeAlias = NDArray[np.bool_]
+_Array: TypeAlias = NDArray[np.float64]
+_Flags: TypeAlias = NDArray[np.bool_]
 
 # The width that a grid fills if the paper has none.
 PAGE = 470.0
@@ -199,7 +199,7 @@ def norm_of(measure: Measure) -> "Normalize":
     return Normalize(low, high, clip=True)
 
 
-def ends(values: Array, measure: Measure) -> tuple[float, float]:
+def ends(values: _Array, measure: Measure) -> tuple[float, float]:
     """Return the smallest and the largest value that colours can tell apart."""
     if measure.limits is not None:
         return measure.limits
@@ -216,7 +216,7 @@ def ends(values: Array, measure: Measure) -> tuple[float, float]:
     return min(0.0, low), max(0.0, high)
 
 
-def _values_to_colour(measure: Measure) -> Array:
+def _values_to_colour(measure: Measure) -> _Array:
     """Return the values; where each layer has its own scale, their places on it."""
     values = measure.numbers.astype(np.float64)
     if not measure.each_layer:
@@ -233,8 +233,8 @@ def _values_to_colour(measure: Measure) -> Array:
 def _draw_cells(
     axes: "Axes",
     grid: Grid,
-    colours: Array,
-    is_zero: Flags,
+    colours: _Array,
+    is_zero: _Flags,
     size: CellSize,
     lettering: Lettering,
 ) -> None:
@@ -260,7 +260,7 @@ def _draw_cells(
 
 def _mark(
     axes: "Axes",
-    cells: Flags,
+    cells: _Flags,
     marker: str | tuple[int, int, int],
     size: float,
     colour: str,
@@ -280,7 +280,7 @@ def _mark(
 
 
 def _write_words(
-    axes: "Axes", grid: Grid, colours: Array, wide: float, lettering: Lettering
+    axes: "Axes", grid: Grid, colours: _Array, wide: float, lettering: Lettering
 ) -> None:
     """Write the first word of every cell, in an ink that can be read on its colour;
     framed where it is settled.

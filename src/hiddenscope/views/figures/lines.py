@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-Array: TypeAlias = NDArray[np.float64]
+_Array: TypeAlias = NDArray[np.float64]
 
 WIDTH, HEIGHT = 440.0, 190.0
 # The numbers of the axis take so much room.
@@ -192,7 +192,7 @@ def _draw_series(axes: "Axes", lines: Lines) -> "list[Artist]":
     return [handles[place] for place in range(len(lines.series))]
 
 
-def _drawable(values: Floats, is_log: bool) -> Array:
+def _drawable(values: Floats, is_log: bool) -> _Array:
     """Return the values, and NaN where there is nothing to draw."""
     exact = values.astype(np.float64)
     has_place = np.isfinite(exact) & ((exact > 0) | (not is_log))
@@ -200,7 +200,7 @@ def _drawable(values: Floats, is_log: bool) -> Array:
 
 
 def _draw_line(
-    axes: "Axes", x: Array, y: Array, series: Series, colour: str
+    axes: "Axes", x: _Array, y: _Array, series: Series, colour: str
 ) -> "Artist":
     is_dashed = series.style == "dash"
     finite = np.isfinite(y)
@@ -224,7 +224,7 @@ def _draw_line(
 
 
 def _draw_bars(
-    axes: "Axes", x: Array, series: Series, thick: float, colour: str, is_log: bool
+    axes: "Axes", x: _Array, series: Series, thick: float, colour: str, is_log: bool
 ) -> "Artist":
     from matplotlib.patches import Patch
 

@@ -312,7 +312,10 @@ def _names(data: "xarray.Dataset") -> list[str]:
 
 def _strengths(data: "xarray.Dataset") -> tuple[str, ...]:
     strengths = data["strength"].to_numpy().tolist()
-    return tuple("0" if strength == 0 else f"{strength:+g}" for strength in strengths)
+    names = []
+    for strength in strengths:
+        names.append(f"{strength:+g}" if strength else "0")
+    return tuple(names)
 
 
 def _grid(result: Result, data: "xarray.Dataset") -> Grid:
