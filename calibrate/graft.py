@@ -11,7 +11,8 @@ import numpy as np
 from calibrate.trials import Claim, Experiment, Study, each
 from hiddenscope.analyses.graft.findings import sign_flip_p
 from hiddenscope.linear.intervals import wilson
-from hiddenscope.measures.grouped import Floats, Ints, effective_count
+from hiddenscope.measures.grouped import effective_count
+from hiddenscope.states.arrays import Floats, Ints
 
 TESTS, SHARES, TRUE = 4, 200, (0.3, 0.95)
 FOLLOWS = 0.8

@@ -11,7 +11,7 @@ import numpy as np
 
 from hiddenscope.errors import Error
 from hiddenscope.store import open as open_store
-from hiddenscope.store import resume, verify
+from hiddenscope.store import resume_store, verify
 from hiddenscope.testing import tiny_store
 
 
@@ -66,7 +66,7 @@ def readable(path: Path) -> bool:
     texts of every unit.
     """
     try:
-        store, writer = open_store(path), resume(path)
+        store, writer = open_store(path), resume_store(path)
         for site in store.sites:
             np.asarray(store[site])
         assert len(store.tokens) == len(store)

@@ -16,7 +16,7 @@ from faults.planted import HARMLESS, KINDS, UNNAMED, ModelParts, Planted
 from faults.planted.attention import Mistake, attend_plainly
 from faults.planted.fault import replace_forward
 from hiddenscope.analyses.drift.calls import ModuleCall, record_calls, tensors_in
-from hiddenscope.analyses.drift.hints import argument_hints, explain
+from hiddenscope.analyses.drift.hints import argument_hints, explain_fault
 from hiddenscope.analyses.drift.suspect import Suspect
 
 CPU = torch.device("cpu")
@@ -125,7 +125,7 @@ def suspect_beside(
 
 def faults_of(suspect: Suspect) -> set[str]:
     """The names of all hints; each is a sentence, and every hypothesis could be tried."""
-    hints, notes = explain(suspect)
+    hints, notes = explain_fault(suspect)
     assert notes == []
     assert all(hint["evidence"].endswith(".") for hint in hints)
     return {hint["fault"] for hint in hints}
@@ -204,7 +204,7 @@ def test_every_kind_of_fault_is_called_by_its_name_and_by_no_other(
     suspect = suspect_of(family, fault.path, fault.module)
     # Of a bias that is missing, GPT-2's Conv1D keeps zeros.
     assert faults_of(suspect) - {"zeroed_weight"} == SAID[kind] - {"zeroed_weight"}, (
-        explain(suspect)
+        explain_fault(suspect)
     )
 
 
@@ -310,7 +310,7 @@ SCALES = {
 def test_another_scale_of_the_scores(family: str) -> None:
     """Wherever a family keeps its scale, and whether its projections are fused."""
     for factor, words in ((2**0.5, "1.4142"), (0.99, "0.9"), (1.001, "1.00")):
-        (hint,), _ = explain(attending(family, SCALES[family], scale=factor))
+        (hint,), _ = explain_fault(attending(family, SCALES[family], scale=factor))
         assert (
             hint["fault"] == "attention_scale"
             and f"with scores {words}" in hint["evidence"]
@@ -319,7 +319,7 @@ def test_another_scale_of_the_scores(family: str) -> None:
         (4.0, "as without a scale of 1/sqrt(d)."),
         (0.25, "as with one more scale of 1/sqrt(d)."),
     ):
-        (hint,), _ = explain(attending(family, SCALES[family], scale=factor))
+        (hint,), _ = explain_fault(attending(family, SCALES[family], scale=factor))
         assert hint["evidence"].endswith(
             f"with scores {factor:g} times the reference's, {words}"
         )
@@ -501,7 +501,7 @@ def test_what_could_not_be_tried_is_said_once_and_a_refusal_is_an_answer() -> No
     broken = Failing(RuntimeError("the device is on fire"))
     candidate = nn.Linear(16, 16)
     candidate.weight.data, candidate.bias.data = broken.weight * 2, broken.bias * 2
-    hints, notes = explain(leaf_suspect(broken, candidate))
+    hints, notes = explain_fault(leaf_suspect(broken, candidate))
     assert [hint["fault"] for hint in hints] == ["scale"]
     assert all(note.endswith("RuntimeError: the device is on fire") for note in notes)
     assert len(notes) == len(set(notes)) and "Hints on weights of `part`" in notes[0]
@@ -525,8 +525,10 @@ def test_nothing_of_the_users_is_changed() -> None:
     }
     values = {path: dict(vars(part)) for path, part in module.named_modules()}
     kernel = module.config._attn_implementation
-    explain(attending("llama", "model.layers.1.self_attn", scale=3.0))
-    explain(suspect_of("llama", "model.layers.1", planted("llama", "clip").module))
+    explain_fault(attending("llama", "model.layers.1.self_attn", scale=3.0))
+    explain_fault(
+        suspect_of("llama", "model.layers.1", planted("llama", "clip").module)
+    )
     assert module.config._attn_implementation == kernel
     assert all(
         dict(vars(part)) == values[path] for path, part in module.named_modules()

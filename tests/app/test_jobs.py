@@ -30,7 +30,7 @@ from hiddenscope.app.cache import ResultCache, StoredResult
 from hiddenscope.app.process import ModelWorker
 from hiddenscope.app.schemas import ASKED
 from hiddenscope.app.settings import Settings
-from hiddenscope.app.worker import NO_MEMORY, explain
+from hiddenscope.app.worker import NO_MEMORY, explain_error
 from hiddenscope.views import unpack
 
 from .asking import QUESTIONS, SLOW, TEXT, named
@@ -376,7 +376,7 @@ def test_what_torch_raises_without_memory_is_explained() -> None:
     """On a CPU that is a plain RuntimeError; a GPU's has a class of its own."""
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**58)
-    assert explain(raised.value) == NO_MEMORY
+    assert explain_error(raised.value) == NO_MEMORY
 
 
 @linux

@@ -57,7 +57,7 @@ from hiddenscope.extract.compute import Pipeline
 from hiddenscope.extract.corpus import SeenTexts
 from hiddenscope.extract.planning import tokenizer_identity
 from hiddenscope.passes import buffers, inputs
-from hiddenscope.store import resume, verify, writer
+from hiddenscope.store import resume_store, verify, writer
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.vectors import vectors
 from hiddenscope.workers import WorkerProcess
@@ -79,14 +79,14 @@ def tmp_path() -> Iterator[Path]:
 
 
 def sequences_of(folder: Path) -> list[Any]:
-    store = resume(folder)
+    store = resume_store(folder)
     return [row for unit in store.plan.units for row in store.sequences(unit.name)]
 
 
 def states_of(folder: Path, site: str) -> torch.Tensor:
     """All rows of a site, read without the store."""
     parts = []
-    for unit in resume(folder).plan.units:
+    for unit in resume_store(folder).plan.units:
         record = json.loads((folder / "commits" / f"{unit.name}.json").read_bytes())
         parts.append(
             load_file(folder / "data" / f"{record['sha256']}.safetensors")[site]
@@ -109,7 +109,7 @@ def test_a_store_holds_what_capture_gives(
     captured = model.capture(TEXTS, sites)
     states = captured.encoder if isinstance(captured, hs.Pair) else captured
     rows = sequences_of(tmp_path / "store")
-    assert len(resume(tmp_path / "store").plan.units) > 3
+    assert len(resume_store(tmp_path / "store").plan.units) > 3
     assert [row.text for row in rows] == list(range(len(TEXTS))) and [
         row.string for row in rows
     ] == TEXTS
@@ -211,7 +211,7 @@ def test_copies_are_computed_once(gpt2: hs.Model, tmp_path: Path) -> None:
         {"text": 2, "same_as": 0},
         {"text": 4, "same_as": 1},
     ]
-    assert resume(tmp_path / "store").plan.corpus["duplicates"] == 2
+    assert resume_store(tmp_path / "store").plan.corpus["duplicates"] == 2
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
@@ -483,7 +483,7 @@ def test_broken_rows_are_named_or_counted(gpt2: hs.Model, tmp_path: Path) -> Non
         extract(gpt2, path, tmp_path / "store")
     assert not (tmp_path / "store" / "plan.json").exists()
     extract(gpt2, Corpus(path, skip_bad=True), tmp_path / "store")
-    corpus = resume(tmp_path / "store").plan.corpus
+    corpus = resume_store(tmp_path / "store").plan.corpus
     assert (corpus["count"], corpus["skipped"]) == (2, 2)
     assert [line.partition(":")[0] for line in corpus["skipped_rows"]] == [
         "Line 2 of corpus.jsonl",
@@ -508,7 +508,7 @@ def test_a_corpus_that_cannot_be_read_leaves_no_store(
     with pytest.raises((TextError, FileError), match=what):
         extract(gpt2, tmp_path / name, tmp_path / "store")
     with pytest.raises(StoreError, match=r"it has no plan\.json"):
-        resume(tmp_path / "store")
+        resume_store(tmp_path / "store")
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
 
 
@@ -524,7 +524,7 @@ def test_a_job_that_was_stopped_goes_on_and_another_is_refused(
 
     with pytest.raises(KeyboardInterrupt):
         begun.run(stop)
-    left = len(resume(tmp_path / "store").pending())
+    left = len(resume_store(tmp_path / "store").pending())
     assert 0 < left < len(begun.writer.plan.units)
     assert (
         f"{len(begun.writer.plan.units) - left} of {len(begun.writer.plan.units)} units"
@@ -589,7 +589,7 @@ def test_the_same_job_again_heals_whatever_file_is_damaged(
 
     again()
     sound = files_of(tmp_path / "store")
-    assert len(resume(tmp_path / "store").plan.units) > 1
+    assert len(resume_store(tmp_path / "store").plan.units) > 1
     for name in sound:
         damage(tmp_path / "store" / name, how)
         if name not in ("plan.json", "complete.json") or how != "deleted":
@@ -895,7 +895,11 @@ def test_a_full_disk_stops_a_job_and_it_goes_on_when_there_is_room(
             begun.run(fill)
     finally:
         setrlimit(RLIMIT_FSIZE, before)
-    assert 0 < len(resume(tmp_path / "store").pending()) < len(begun.writer.plan.units)
+    assert (
+        0
+        < len(resume_store(tmp_path / "store").pending())
+        < len(begun.writer.plan.units)
+    )
     extract(gpt2, TEXTS, tmp_path / "store", engine=SMALL)
     assert files_of(tmp_path / "store") == files_of(tmp_path / "whole")
 
@@ -1209,7 +1213,7 @@ def test_what_an_interrupted_command_kept_is_not_computed_again(
     message = process.communicate()[1]
     assert process.returncode == 130
     kept = len(list(commits.glob("0*.json")))
-    units = len(resume(tmp_path / "stopped").plan.units)
+    units = len(resume_store(tmp_path / "stopped").plan.units)
     assert 2 <= kept < units and f"{kept:,} of {units:,} units are kept" in message
     for folder in ("stopped", "whole"):
         subprocess.run(command(folder), check=True, capture_output=True)

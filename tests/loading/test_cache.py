@@ -14,8 +14,8 @@ from hiddenscope.loading.cache import (
     cache_folder,
     is_complete,
     size_of,
-    verify,
     verify_all,
+    verify_folder,
 )
 
 SLOW = """
@@ -176,24 +176,24 @@ def test_a_flipped_bit_is_found_and_what_was_compared_is_not_read_again(
     monkeypatch.setattr(
         cache, "_sha256", lambda path: read.append(path) or hashed(path)
     )
-    verify(place)
+    verify_folder(place)
     assert read == [], "it was compared when it was built"
     assert verify_all() == 1 and len(read) == 2
     for bit in (0, 7, 4001, 81_919):
         flip(place / "weights", bit)
         with pytest.raises(Damaged, match=r"the bytes of weights are not those"):
-            verify(place)
+            verify_folder(place)
         with pytest.raises(Damaged, match="Remove that folder"):
             verify_all()
         flip(place / "weights", bit)
         read.clear()
-        verify(place)  # the bytes are right again, and the times are new
+        verify_folder(place)  # the bytes are right again, and the times are new
         assert len(read) == 2
-        verify(place)
+        verify_folder(place)
         assert len(read) == 2
     (place / "generation_config.json").write_text("{}")
     with pytest.raises(Damaged, match=r"generation_config\.json"):
-        verify(place)
+        verify_folder(place)
 
 
 def test_rot_that_no_time_shows_is_found_on_request(own_cache: Path) -> None:
@@ -204,7 +204,7 @@ def test_rot_that_no_time_shows_is_found_on_request(own_cache: Path) -> None:
     record = next((own_cache / "verified").iterdir())
     (place / "x").write_bytes(b"abd")
     record.write_text(cache.identity([place / "x"]))  # as if the times had stayed
-    verify(place)
+    verify_folder(place)
     with pytest.raises(Damaged, match="the bytes of x"):
         verify_all()
 
@@ -215,10 +215,10 @@ def test_a_folder_of_an_older_version_gets_its_checksums(own_cache: Path) -> Non
         lambda part: (part / "x").write_bytes(b"abc") and None,
     )
     (place / "hiddenscope.json").write_text('{"files": {"x": 3}}')
-    verify(place)
+    verify_folder(place)
     flip(place / "x", 1)
     with pytest.raises(Damaged):
-        verify(place)
+        verify_folder(place)
 
 
 def test_a_folder_outside_the_cache_is_the_users_own(
@@ -228,5 +228,5 @@ def test_a_folder_outside_the_cache_is_the_users_own(
         tmp_path / "mine", lambda part: (part / "x").write_bytes(b"abc") and None
     )
     flip(place / "x", 1)
-    verify(place)
+    verify_folder(place)
     assert not own_cache.exists()

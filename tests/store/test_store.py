@@ -28,7 +28,7 @@ from hiddenscope.store import (
     StoreSequence,
     Writer,
     create,
-    resume,
+    resume_store,
     shard_reader,
     site_array,
     verify,
@@ -76,7 +76,7 @@ def test_the_same_corpus_gives_the_same_bytes_in_any_order(tmp_path: Path) -> No
     tiny_store(tmp_path / "a")
     writer = tiny_store(tmp_path / "b", units=[])
     for unit in reversed(writer.pending()):
-        assert resume(tmp_path / "b", digest=writer.digest).commit(
+        assert resume_store(tmp_path / "b", digest=writer.digest).commit(
             unit, tiny_values(writer, unit)
         )
     writer.complete()
@@ -127,7 +127,7 @@ def test_a_unit_is_committed_once(tmp_path: Path) -> None:
 def test_the_loser_of_a_race_discards_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer, other = tiny_store(tmp_path, units=[]), resume(tmp_path)
+    writer, other = tiny_store(tmp_path, units=[]), resume_store(tmp_path)
     theirs = {site: array + 1 for site, array in tiny_values(writer, "000000").items()}
     write = os.fsync
 

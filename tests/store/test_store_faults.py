@@ -32,7 +32,14 @@ from chaos.flips import flips, intact, readable
 from chaos.power import power_losses
 from hiddenscope.cli import main as cli
 from hiddenscope.errors import Damaged, Error, FileError, StoreError
-from hiddenscope.store import StorePlan, discard_damaged, gc, records, resume, verify
+from hiddenscope.store import (
+    StorePlan,
+    discard_damaged,
+    gc,
+    records,
+    resume_store,
+    verify,
+)
 from hiddenscope.store import writer as store_writer
 from hiddenscope.store.checksums import block_sums
 from hiddenscope.store.shard import layout_of
@@ -60,7 +67,7 @@ def reseal(path: Path, **changes: Any) -> None:
         for key, value in json.loads(path.read_text("utf-8")).items()
         if key != "seal"
     }
-    path.write_bytes(records.encode(fields | changes))
+    path.write_bytes(records.encode_record(fields | changes))
 
 
 def test_every_flipped_bit_is_found_by_verify_and_by_reading(tmp_path: Path) -> None:
@@ -196,7 +203,7 @@ def replan(path: Path, name: str, content: bytes) -> None:
     reseal(path / "plan.json", units=units, **({} if name in UNITS else {name: sha256}))
     for record in (path / "complete.json", *(path / "commits").iterdir()):
         record.unlink()
-    writer = resume(path)
+    writer = resume_store(path)
     for unit in writer.pending():
         writer.commit(unit, tiny_values(writer, unit))
     writer.complete()
@@ -887,7 +894,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.begun)
     @rule()
     def complete(self) -> None:
-        writer = resume(self.path)
+        writer = resume_store(self.path)
         if len(self.committed) == len(UNITS):
             writer.complete()
         else:
@@ -899,7 +906,7 @@ class StoreMachine(RuleBasedStateMachine):
         if self.begun:
             store = hs.open(self.path)
             assert set(store.units) == self.committed and verify(self.path).intact
-            writer = resume(self.path)
+            writer = resume_store(self.path)
             for unit in self.committed:
                 texts = {row.text for row in writer.sequences(unit)}
                 found = [store.of(text)["final"][:] for text in sorted(texts)]

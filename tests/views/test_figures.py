@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from hiddenscope.views import Grid, Lines, Measure, Panels, Series, View, Words
 from hiddenscope.views.figures.grid import ends, norm_of
-from hiddenscope.views.figures.pages import Format, _figure, _own_settings, image
+from hiddenscope.views.figures.pages import FigureFormat, _figure, _own_settings, image
 from hiddenscope.views.figures.style import (
     ACCENT,
     CLASSES,
@@ -40,7 +40,7 @@ from hiddenscope.views.figures.style import (
     width_of,
 )
 
-FORMATS: list[Format] = [".png", ".svg", ".pdf"]
+FORMATS: list[FigureFormat] = [".png", ".svg", ".pdf"]
 SVG = "{http://www.w3.org/2000/svg}"
 FRANCE = ("The", " capital", " of", " France", " is", " Paris", ".")
 HOSTILE = (
@@ -134,7 +134,7 @@ def texts(views: list[View]) -> list[str]:
 
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("name", VIEWS)
-def test_files_are_whole_and_of_a_sane_size(name: str, suffix: Format) -> None:
+def test_files_are_whole_and_of_a_sane_size(name: str, suffix: FigureFormat) -> None:
     made = image([VIEWS[name]], suffix)
     starts = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF-"}
     assert made.startswith(starts[suffix])

@@ -113,7 +113,7 @@ def test_a_frame_is_shut_in_and_holds_the_page_unchanged() -> None:
 
 
 def test_modules_are_joined_in_the_order_of_their_imports() -> None:
-    text = page.joined("main.js")
+    text = page.join_scripts("main.js")
     assert not re.search(r"^(import|export)\b", text, re.MULTILINE)
     assert (
         text.index("function element(")
@@ -143,7 +143,7 @@ def test_what_cannot_be_joined_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
         "e.js": "has that name too",
     }.items():
         with pytest.raises(StatesError, match=says):
-            page.joined(entry)
+            page.join_scripts(entry)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

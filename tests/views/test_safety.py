@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from playwright.sync_api import Browser
 
 from hiddenscope.views import pack
-from hiddenscope.views.page import document, frame, joined, policy
+from hiddenscope.views.page import document, frame, join_scripts, policy
 from tests.views.looking import PATIENCE, Opener
 from tests.views.scenes import HOSTILE, hostile, norms, panels, visibility
 
@@ -155,5 +155,5 @@ def test_a_damaged_payload_says_so(chromium: Browser, tmp_path: Path) -> None:
 
 
 def test_the_policy_is_of_this_script_only() -> None:
-    script = joined("main.js")
+    script = join_scripts("main.js")
     assert policy(script, "") != policy(script + " ", "")

@@ -27,6 +27,6 @@ The server imports no torch.
 """
 
 from hiddenscope.app.application import SHIPPED as SHIPPED
-from hiddenscope.app.application import create as create
+from hiddenscope.app.application import create_app as create_app
 from hiddenscope.app.application import server as server
 from hiddenscope.app.settings import Settings as Settings

@@ -36,7 +36,7 @@ MAX_PROBLEMS = 5
 assert render
 
 
-def create(settings: Settings) -> Guard:
+def create_app(settings: Settings) -> Guard:
     """Return the whole application, behind its guard."""
     # Texts and results are private to the user who started the server.
     with contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ def server(settings: Settings) -> "uvicorn.Server":
         import uvicorn
 
         config = uvicorn.Config(
-            create(settings),
+            create_app(settings),
             host=settings.host,
             port=settings.port,
             http=Connections(limit, settings.request_seconds),  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from hiddenscope.analyses.steer.continuations import (
 )
 from hiddenscope.analyses.steer.reads import masked_model
 from hiddenscope.app.models import Models
-from hiddenscope.app.stores import plain
+from hiddenscope.app.stores import encodable
 from hiddenscope.errors import Error, SiteError, TextError, TooLarge
 from hiddenscope.passes import Change
 from hiddenscope.sites import Site, to_alias
@@ -189,13 +189,13 @@ def continue_text(models: Models, request: Header) -> Header:
     check_new_tokens(model, inputs, new_tokens)
     with progress.status("Writing on"):
         before = continue_prompts(model, inputs, new_tokens, None)[0][0]
-        continuation = {"before": plain(before)}
+        continuation = {"before": encodable(before)}
         change = arguments.get("change")
         if change is not None:
             edit, _ = _build_change(models, model, site, token, change)
             with hs.editing(model, {site: edit}):
                 after = continue_prompts(model, inputs, new_tokens, None)[0][0]
-            continuation["after"] = plain(after)
+            continuation["after"] = encodable(after)
     return continuation
 
 

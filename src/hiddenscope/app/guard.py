@@ -36,9 +36,9 @@ from hiddenscope.app.process import ModelWorker
 from hiddenscope.app.settings import Settings
 
 Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
+AsgiMessage: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[AsgiMessage]]
+Send: TypeAlias = Callable[[AsgiMessage], Awaitable[None]]
 Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 RawHeaders: TypeAlias = Iterable[tuple[bytes, bytes]]
 
@@ -270,7 +270,7 @@ class Guard:
         max_bytes = self._max_bytes(scope)
         received = 0
 
-        async def limited() -> Message:
+        async def limited() -> AsgiMessage:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
@@ -367,7 +367,7 @@ async def _send_reply(send: Send, reply: Reply) -> None:
 def _add_headers(send: Send) -> Send:
     """Add our headers to those of the application, which come first."""
 
-    async def send_with_headers(message: Message) -> None:
+    async def send_with_headers(message: AsgiMessage) -> None:
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", ()))
             names = {name.lower() for name, _ in headers}

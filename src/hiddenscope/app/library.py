@@ -22,7 +22,7 @@ from hiddenscope.app.schemas import (
     StoreAnswer,
 )
 from hiddenscope.app.settings import Settings
-from hiddenscope.app.stores import describe, is_states
+from hiddenscope.app.stores import describe_states, is_states
 from hiddenscope.app.uploads import UPLOAD_NAME, Upload, Uploads
 from hiddenscope.errors import TextError, UnknownModel
 from hiddenscope.files import identity
@@ -129,7 +129,7 @@ class Library:
         """List the states that are stored below the root, in files and in stores."""
         stores = []
         for name, path in self._search(is_states, "store"):
-            described = describe(name, self._label(path), path)
+            described = describe_states(name, self._label(path), path)
             if described is not None:
                 stores.append(described)
         return stores

@@ -19,13 +19,13 @@ from hiddenscope.app.stored import find_states, find_texts, norms_of, show_store
 from hiddenscope.app.uploads import labelled_from
 from hiddenscope.catalog import ANALYSIS, Parameter
 from hiddenscope.interface.code import never_a_path
-from hiddenscope.interface.values import build
+from hiddenscope.interface.values import build_value
 from hiddenscope.results import Result
 from hiddenscope.vectors.dataset import labels_of_states
 from hiddenscope.workers import Header
 
 Preview: TypeAlias = Callable[[AnswerBytes], None]
-Source: TypeAlias = hs.Model | StoredStates
+StateSource: TypeAlias = hs.Model | StoredStates
 
 
 def answer(request: Header, models: Models, preview: Preview) -> AnswerBytes:
@@ -41,7 +41,7 @@ def answer(request: Header, models: Models, preview: Preview) -> AnswerBytes:
 def _analyse(models: Models, request: Header, preview: Preview) -> Result:
     """Run an analysis on a model, or on stored states."""
     word = request["analysis"]
-    source: Source
+    source: StateSource
     if "store" in request:
         source = models.stored_states(request["store"])
     else:
@@ -61,12 +61,14 @@ def _analyse(models: Models, request: Header, preview: Preview) -> Result:
     return result
 
 
-def _convert(models: Models, source: Source, question: Parameter, value: Any) -> Any:
+def _convert(
+    models: Models, source: StateSource, question: Parameter, value: Any
+) -> Any:
     """Turn an argument of a request into what an analysis takes."""
     if question.kind == "model":
         return models.get(value)
     if question.fields:
-        return build(question, source, value)
+        return build_value(question, source, value)
     if question.kind == "data":
         # A shipped dataset has a name. An upload comes with its texts.
         data = hs.read(value) if isinstance(value, str) else labelled_from(value)
@@ -76,7 +78,7 @@ def _convert(models: Models, source: Source, question: Parameter, value: Any) ->
     return never_a_path(question.kind, value)
 
 
-def _prepare_project(source: Source, arguments: Header, preview: Preview) -> None:
+def _prepare_project(source: StateSource, arguments: Header, preview: Preview) -> None:
     method = arguments.get("method", "umap")
     # PCA is drawn at once. The others show PCA while they are computed.
     if method != "pca":
@@ -86,12 +88,12 @@ def _prepare_project(source: Source, arguments: Header, preview: Preview) -> Non
 
 
 # What some analyses take besides the fields of their form.
-PREPARATIONS: dict[str, Callable[[Source, Header, Preview], None]] = {
+PREPARATIONS: dict[str, Callable[[StateSource, Header, Preview], None]] = {
     "project": _prepare_project,
 }
 
 
-def _embed(model: Source, arguments: Header) -> Result:
+def _embed(model: StateSource, arguments: Header) -> Result:
     """Return the vectors of `hs.embed`, which are a bare array, as a result."""
     assert isinstance(model, hs.Model), "stored states are not embedded"
     texts = arguments["texts"]

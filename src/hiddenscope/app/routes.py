@@ -37,7 +37,7 @@ from hiddenscope.app.schemas import (
     analyses,
 )
 from hiddenscope.app.stores import read_texts
-from hiddenscope.app.tables import first_rows
+from hiddenscope.app.tables import preview_table
 from hiddenscope.errors import Error
 from hiddenscope.results import Result
 
@@ -175,7 +175,7 @@ def _add_lists(router: APIRouter, desk: Desk) -> None:
     async def read_table(request: Request, file: FileName) -> TableAnswer:
         """Read the columns and the first rows of a file; nothing is kept."""
         content = await request.body()
-        return await asyncio.to_thread(first_rows, file, content)
+        return await asyncio.to_thread(preview_table, file, content)
 
 
 def _add_stores(router: APIRouter, desk: Desk) -> None:

@@ -42,7 +42,7 @@ SitesName: TypeAlias = Annotated[str, Field(pattern=SITES)]
 Word: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 Number: TypeAlias = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 Integer: TypeAlias = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
-Pooling: TypeAlias = Literal[POOLING_NAMES] | Integer  # type: ignore[valid-type]
+PoolingChoice: TypeAlias = Literal[POOLING_NAMES] | Integer  # type: ignore[valid-type]
 StoreName: TypeAlias = Annotated[str, Field(pattern=STORE_NAME)]
 TextNumber: TypeAlias = Annotated[int, Field(ge=0, le=10**12)]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
@@ -147,7 +147,7 @@ TYPES: dict[Kind, Any] = {
     "integer": Integer,
     "flag": bool,
     "word": Word,
-    "pooling": Pooling,
+    "pooling": PoolingChoice,
 }
 Numbers: TypeAlias = (
     Number | Annotated[list[Number], Field(min_length=1, max_length=50)]

@@ -11,7 +11,7 @@ import xarray
 import hiddenscope as hs
 from hiddenscope.app.answers import AnswerBytes, pack_result
 from hiddenscope.app.models import Models, StoredStates
-from hiddenscope.app.stores import plain
+from hiddenscope.app.stores import encodable
 from hiddenscope.errors import SiteError, TextError
 from hiddenscope.results import Result
 from hiddenscope.states import Pair, States
@@ -122,7 +122,7 @@ def _pack_search(
         # A store may lack texts of its corpus, and counts those that it has.
         number = int(stored.texts[text]) if isinstance(stored, hs.Store) else text
         if (number, token) != query_state:
-            shown = plain(string[:MAX_CHARACTERS])
+            shown = encodable(string[:MAX_CHARACTERS])
             rows.append(
                 {"text": number, "token": token, "string": shown, "score": score}
             )

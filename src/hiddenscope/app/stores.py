@@ -64,7 +64,7 @@ def store_identity(path: Path) -> str:
     return identity([path / "plan.json", *commits])
 
 
-def describe(name: str, label: str, path: Path) -> StoreAnswer | None:
+def describe_states(name: str, label: str, path: Path) -> StoreAnswer | None:
     """Return what a store or a file of states holds, or None where it is damaged."""
     try:
         if path.is_dir():
@@ -102,18 +102,18 @@ def _read_store_texts(path: Path, first: int, count: int) -> StoreTextsAnswer:
 def _text_row(number: int, text: str, tokens: int) -> StoreText:
     return StoreText(
         number=number,
-        text=plain(text[:MAX_CHARACTERS]),
+        text=encodable(text[:MAX_CHARACTERS]),
         cut=len(text) > MAX_CHARACTERS,
         tokens=tokens,
     )
 
 
-def plain(text: str) -> str:
+def encodable(text: str) -> str:
     """Return a text that UTF-8 can encode.
 
     Half a surrogate pair, which a tokenizer may leave, is replaced.
 
-    >>> plain("half a pair: " + chr(0xD83D))
+    >>> encodable("half a pair: " + chr(0xD83D))
     'half a pair: ?'
     """
     return text.encode("utf-8", "replace").decode("utf-8")
@@ -128,7 +128,7 @@ def _describe_store(name: str, label: str, path: Path) -> StoreAnswer:
             sites=[str(site) for site in store.sites][:MAX_SITES],
             tokens=len(store),
             texts=len(store.texts),
-            model=plain(str(store.source.model)[:200]),
+            model=encodable(str(store.source.model)[:200]),
             dtype=store.dtype,
             width=max(store.plan.widths.values()),
             complete=store.complete,
@@ -152,7 +152,7 @@ def _describe_file(name: str, label: str, path: Path) -> StoreAnswer | None:
         sites=sites[:MAX_SITES],
         tokens=tokens,
         texts=int(first["count"]),
-        model=plain(str(first["source"].get("model", ""))[:200]),
+        model=encodable(str(first["source"].get("model", ""))[:200]),
         dtype=DTYPES.get(first["dtype"], str(first["dtype"])[:20]),
         width=int(first["shape"][2]),
         complete=True,

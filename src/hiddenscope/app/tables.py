@@ -4,7 +4,7 @@ The page shows them, so that a reader can say what each column is. Only the begi
 looked at, and faults in it are passed over: `Uploads.add` reads the whole file,
 strictly.
 
->>> table = first_rows("reviews.csv", b"review,sentiment\\nFine.,good\\n")
+>>> table = preview_table("reviews.csv", b"review,sentiment\\nFine.,good\\n")
 >>> table.columns, table.certain, table.likely.text, table.likely.label
 (['review', 'sentiment'], False, 'review', 'sentiment')
 """
@@ -48,7 +48,7 @@ def upload_format(file: str) -> str:
     )
 
 
-def first_rows(file: str, content: bytes) -> TableAnswer:
+def preview_table(file: str, content: bytes) -> TableAnswer:
     """Read the columns and the first rows of a table; a file of lines has none."""
     suffix = upload_format(file)
     rows: list[dict[str, str]] = []

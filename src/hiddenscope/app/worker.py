@@ -149,7 +149,7 @@ def _answer_question(request: Header, models: Models, server: _Server) -> None:
         if _was_interrupted(error):
             _cancel(server, leaving=True)
         else:
-            server.send_error(error, explain(error))
+            server.send_error(error, explain_error(error))
 
 
 def _cancel(server: _Server, *, leaving: bool) -> None:
@@ -159,7 +159,7 @@ def _cancel(server: _Server, *, leaving: bool) -> None:
         os._exit(0)
 
 
-def explain(error: Exception) -> str:
+def explain_error(error: Exception) -> str:
     """Return what went wrong, in a sentence for the page."""
     if is_out_of_memory(error):
         return NO_MEMORY

@@ -20,7 +20,7 @@ from hiddenscope.cli.states import labels_of, read_saved
 from hiddenscope.cli.terminal import echo, table, visible
 from hiddenscope.interface.commands import COLUMNS, options_of
 from hiddenscope.interface.descriptions import describe
-from hiddenscope.interface.values import build
+from hiddenscope.interface.values import build_value
 from hiddenscope.results import TABLES
 
 
@@ -28,7 +28,7 @@ def generated(word: str) -> Function:
     """Return the command of an analysis that only asks."""
 
     def run(shared: Shared, arguments: Arguments) -> None:
-        show(ask(word, shared, arguments), shared)
+        show_result(ask(word, shared, arguments), shared)
 
     return asks(word)(run)
 
@@ -71,7 +71,7 @@ def ask(word: str, shared: Shared, arguments: Arguments) -> "hs.Result":
         arguments["data"] = dataset(arguments["data"], *columns)
     source = source_of(shared, arguments)
     result: hs.Result = getattr(hs, word)(
-        source, **values_of(word, shared, arguments, source)
+        source, **argument_values(word, shared, arguments, source)
     )
     return result
 
@@ -84,7 +84,7 @@ def source_of(shared: Shared, arguments: Arguments) -> Any:
     return shared.load()
 
 
-def values_of(
+def argument_values(
     word: str, shared: Shared, arguments: Arguments, source: Any
 ) -> dict[str, Any]:
     """Return what an analysis takes for the arguments that are there."""
@@ -95,7 +95,7 @@ def values_of(
             continue
         value = arguments.get(parameter.name)
         if parameter.fields:
-            value = build(parameter, source, arguments)
+            value = build_value(parameter, source, arguments)
         elif value is None:
             continue
         elif parameter.kind == "model":
@@ -119,7 +119,7 @@ def _saved_path(arguments: Arguments) -> Path | None:
     return None
 
 
-def show(result: "hs.Result", shared: Shared) -> None:
+def show_result(result: "hs.Result", shared: Shared) -> None:
     """Save a result with --out, and print it: as JSON, or its findings and tables.
 
     A result that cannot be saved is printed all the same: it may have taken long.

@@ -3,7 +3,7 @@
 import hiddenscope as hs
 from hiddenscope.catalog import Parameter
 from hiddenscope.cli.arguments import check_place
-from hiddenscope.cli.asking import asks, show
+from hiddenscope.cli.asking import asks, show_result
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.errors import TextError
@@ -43,16 +43,16 @@ def compare(shared: Shared, arguments: Arguments) -> None:
             other_text = model.encode(
                 other_text, targets=other_target, truncate=arguments["truncate"]
             )
-        show(hs.compare(model, text, other_text, **options), shared)
+        show_result(hs.compare(model, text, other_text, **options), shared)
         return
     other_model = shared.load_other(other or None, device=device, dtype=dtype)
     if other_target is None:
-        show(hs.compare(model, text, other=other_model, **options), shared)
+        show_result(hs.compare(model, text, other=other_model, **options), shared)
         return
     # `hs.compare` gives both models the same targets, so each is captured by itself.
     states = model.capture(text, **options)
     other_states = other_model.capture(text, **options | {"targets": other_target})
-    show(hs.compare(states, other_states), shared)
+    show_result(hs.compare(states, other_states), shared)
 
 
 def _check_sides(other_text: str | None, other: str | None) -> None:

@@ -9,7 +9,7 @@ import typer
 import hiddenscope as hs
 from hiddenscope.catalog import Parameter
 from hiddenscope.cli.arguments import check_place
-from hiddenscope.cli.asking import asks, show
+from hiddenscope.cli.asking import asks, show_result
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.states import is_store
@@ -49,7 +49,7 @@ def drift(shared: Shared, arguments: Arguments) -> None:
         baseline=arguments["baseline"],
         low_memory=arguments["low_memory"],
     )
-    show(result, shared)
+    show_result(result, shared)
     if result.facts["drifted"]:
         raise typer.Exit(1)
 

@@ -107,7 +107,7 @@ def extract(shared: Shared, arguments: Arguments) -> None:
     report = _Report(shared.json)
     report.cost(job)
     try:
-        with interrupt.explained(job.how_to_resume):
+        with interrupt.explaining_resume(job.how_to_resume):
             job.run(report.progress, every_batch=True)
     except errors.FileError as error:
         remedy = f"{error.remedy} {job.how_to_resume()}"

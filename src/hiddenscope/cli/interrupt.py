@@ -59,7 +59,7 @@ def guarded() -> Iterator[None]:
 
 
 @contextmanager
-def explained(how_to_resume: Callable[[], str]) -> Iterator[None]:
+def explaining_resume(how_to_resume: Callable[[], str]) -> Iterator[None]:
     """Say how to resume when Ctrl-C stops the body, even if the process ends first."""
     _state.how_to_resume = how_to_resume
     try:

@@ -5,7 +5,7 @@ from typing import Any
 import hiddenscope as hs
 from hiddenscope import errors
 from hiddenscope.catalog import Parameter
-from hiddenscope.cli.asking import ask, asks, show
+from hiddenscope.cli.asking import ask, asks, show_result
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import RESULTS, Shared
 from hiddenscope.cli.terminal import echo, print_json, visible
@@ -20,7 +20,7 @@ def lens(shared: Shared, arguments: Arguments) -> None:
     """Ask the lens, or fit one."""
     kind = arguments["fit"]
     if kind is None:
-        show(ask("lens", shared, arguments), shared)
+        show_result(ask("lens", shared, arguments), shared)
     else:
         _fit(shared, arguments["text"], kind)
 

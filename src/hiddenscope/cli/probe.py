@@ -4,7 +4,7 @@ from typing import Any
 
 import hiddenscope as hs
 from hiddenscope.cli.arguments import dataset
-from hiddenscope.cli.asking import asks, show, source_of, values_of
+from hiddenscope.cli.asking import argument_values, asks, show_result, source_of
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.states import labels_of
@@ -41,7 +41,7 @@ def probe(shared: Shared, arguments: Arguments) -> None:
     source = source_of(shared, arguments)
     if of_states and not isinstance(labels, str):
         labels = labels_of(source, labels)
-    values = values_of("probe", shared, arguments, source)
+    values = argument_values("probe", shared, arguments, source)
     if arguments["each_token"]:
         source = hs.each_token(source)
-    show(hs.probe(source, labels, **values), shared)
+    show_result(hs.probe(source, labels, **values), shared)

@@ -6,7 +6,7 @@ import hiddenscope as hs
 from hiddenscope import progress
 from hiddenscope.catalog import Parameter
 from hiddenscope.cli.arguments import dataset
-from hiddenscope.cli.asking import asks, show, values_of
+from hiddenscope.cli.asking import argument_values, asks, show_result
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.states import labels_of, read_states
@@ -63,12 +63,12 @@ def project(shared: Shared, arguments: Arguments) -> None:
             result.save(shared.out, **shared.look)
             progress.note(f"{shared.out} shows them by PCA; {method} follows.")
 
-    values = values_of("project", shared, arguments, source)
+    values = argument_values("project", shared, arguments, source)
     if arguments["each_token"]:
         source = hs.each_token(source)
     pictures = hs.Pictures(method, arguments["neighbours"], preview)
     result = hs.project(source, data, method=pictures, **values)
-    show(result, shared)
+    show_result(result, shared)
 
 
 def _models(shared: Shared, arguments: Arguments) -> Any:

@@ -8,7 +8,7 @@ from hiddenscope import errors
 from hiddenscope.catalog import Parameter
 from hiddenscope.catalog.parameters import TEXTS_HELP, TRUNCATE
 from hiddenscope.cli.arguments import VECTORS, dataset, texts_in
-from hiddenscope.cli.asking import asks, show, values_of
+from hiddenscope.cli.asking import argument_values, asks, show_result
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.states import read_saved
@@ -65,8 +65,10 @@ def search(shared: Shared, arguments: Arguments) -> None:
         texts = model.encode(texts, truncate=True)
     query = model.encode(queries, truncate=truncate)
     collection = model if saved is None else saved
-    values = values_of("search", shared, arguments, collection)
-    show(hs.search(collection, (model, query), **values | {"texts": texts}), shared)
+    values = argument_values("search", shared, arguments, collection)
+    show_result(
+        hs.search(collection, (model, query), **values | {"texts": texts}), shared
+    )
 
 
 def _model_name(saved: Any, name: str | None, path: Path) -> str | None:

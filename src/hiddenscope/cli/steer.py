@@ -2,7 +2,7 @@
 
 from hiddenscope.catalog import Parameter
 from hiddenscope.cli.arguments import dataset, texts_in
-from hiddenscope.cli.asking import ask, asks, show
+from hiddenscope.cli.asking import ask, asks, show_result
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.errors import TextError
@@ -45,7 +45,7 @@ def steer(shared: Shared, arguments: Arguments) -> None:
         arguments["quality"] = list(dataset("plain").texts[:FEW])
     else:
         arguments["quality"] = list(dataset(arguments["quality"]).texts)
-    show(ask("steer", shared, arguments), shared)
+    show_result(ask("steer", shared, arguments), shared)
 
 
 def _texts(data: str | None, words: list[str]) -> list[str]:

@@ -305,5 +305,5 @@ def state_at(
         watches.append(disturbed.watch(module, disturb))
     with autograd.restored(), torch.no_grad(), hooks.watching(watches):
         # Where a state lives does not depend on its numbers.
-        hooks.run(module, inputs, finite=False)
+        hooks.call_module(module, inputs, finite=False)
     return states[0]

@@ -18,7 +18,7 @@ from hiddenscope.errors import NotFinite
 from hiddenscope.extract.planning import ExtractSpec
 from hiddenscope.loading import parse_dtype
 from hiddenscope.model import Model
-from hiddenscope.passes import HostMemory, Inputs, buffers_for, recordable, run
+from hiddenscope.passes import HostMemory, Inputs, buffers_for, recordable, run_pass
 from hiddenscope.passes.buffers import Buffers
 from hiddenscope.sites import Site
 from hiddenscope.states.pool import Pool, as_vectors, check_cls
@@ -92,7 +92,7 @@ class Unit:
         )
         for indices in _batches(self.sequences):
             batch = inputs.some(indices)
-            run(model, batch.pad(model), indices, buffers)
+            run_pass(model, batch.pad(model), indices, buffers)
             self._batch_done(len(batch.flat))
         return buffers
 
@@ -112,7 +112,7 @@ class Unit:
         for indices in _batches(self.sequences):
             batch = inputs.some(indices)
             buffers = buffers_for(model, self.spec.sites, batch, memory=self._memory)
-            run(model, batch.pad(model), range(len(batch)), buffers)
+            run_pass(model, batch.pad(model), range(len(batch)), buffers)
             (stack_buffer,) = buffers.values()
             vectors = as_vectors(pool_batch(stack_buffer.buffer.finish(), indices))
             pooled[:, indices] = vectors.to(self.spec.dtype)
@@ -221,7 +221,7 @@ def run_bare(
     for indices in batches:
         batch = inputs.some(indices)
         buffers = buffers_for(model, spec.sites[-1:], batch, keep="device")
-        run(model, batch.pad(model), range(len(batch)), buffers)
+        run_pass(model, batch.pad(model), range(len(batch)), buffers)
         for stack_buffer in buffers.values():
             stack_buffer.buffer.finish()
     # A GPU works on after the call has returned.

@@ -49,7 +49,7 @@ from hiddenscope.store import (
     damaged_texts,
     discard_damaged,
     recover_plan,
-    resume,
+    resume_store,
 )
 
 
@@ -211,7 +211,7 @@ class ExtractJob:
             return
         with recipe_of(self.model) as recipe:
             if engine.kind == "local":
-                local.run(
+                local.run_locally(
                     recipe,
                     writer,
                     pending,
@@ -413,7 +413,7 @@ def _open_writer(
         duplicates = stored.corpus.get("duplicates")
         described = read_corpus(model, corpus) | {"duplicates": duplicates}
         check_same_plan(stored, replace(plan, corpus=described))
-    writer = resume(path)
+    writer = resume_store(path)
     # Reading every shard of a large store takes hours, so it is done only where nothing
     # else is left to do.
     bad_units = discard_damaged(path, read_shards=not writer.pending())

@@ -20,7 +20,7 @@ from hiddenscope.extract.compute import Done, Pipeline
 from hiddenscope.extract.recipe import ModelRecipe
 from hiddenscope.extract.schedule import Schedule
 from hiddenscope.modules import hooks
-from hiddenscope.store import Writer, resume
+from hiddenscope.store import Writer, resume_store
 from hiddenscope.workers import Channel, Header, WorkerProcess, parent_channel
 
 # A worker holds the unit that it computes, and the next.
@@ -31,7 +31,7 @@ END_SECONDS = 2.0
 SEND_ERRORS = (OSError, ValueError)
 
 
-def run(
+def run_locally(
     recipe: ModelRecipe,
     writer: Writer,
     units: Sequence[str],
@@ -223,7 +223,7 @@ def _compute_units(channel: Channel, fail: Callable[[BaseException], None]) -> N
     if frame is None:
         return
     order = frame.header
-    writer = resume(order["store"], digest=order["digest"])
+    writer = resume_store(order["store"], digest=order["digest"])
     recipe = ModelRecipe.from_json(order["recipe"])
     # Sums over another number of threads have other last bits.
     with hooks.threads(writer.plan.environment["threads"]):

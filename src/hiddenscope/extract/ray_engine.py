@@ -15,7 +15,7 @@ from hiddenscope.extract.compute import Done, Pipeline
 from hiddenscope.extract.recipe import ModelRecipe
 from hiddenscope.extract.schedule import Schedule
 from hiddenscope.modules import hooks
-from hiddenscope.store import Writer, resume
+from hiddenscope.store import Writer, resume_store
 
 # An actor holds the unit that it computes, and the next.
 UNITS_IN_HAND = 2
@@ -29,7 +29,7 @@ class RayWorker:
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         progress.show(False)
-        self._writer = resume(order["store"], digest=order["digest"])
+        self._writer = resume_store(order["store"], digest=order["digest"])
         plan = self._writer.plan
         # Held for as long as the actor lives.
         self._threads = hooks.threads(plan.environment["threads"])

@@ -8,7 +8,9 @@ from typing import Any
 from hiddenscope.catalog import PUBLIC, Parameter
 
 
-def build(parameter: Parameter, model: object, values: Mapping[str, Any]) -> object:
+def build_value(
+    parameter: Parameter, model: object, values: Mapping[str, Any]
+) -> object:
     """Call the constructor of a parameter with the fields that have a value."""
     fields = {}
     for field in parameter.fields:

@@ -9,14 +9,11 @@ bootstrap_numbers  meaningless numbers, drawn from the sample with replacement
 plant_signal       numbers that follow a prediction more and more closely
 """
 
-from typing import TypeAlias
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Ints: TypeAlias = NDArray[np.int64]
+from hiddenscope.states.arrays import Ints
 
 # Correlations of planted numbers with the prediction that they follow.
 STRENGTHS = (0.0, 0.25, 0.45, 0.65, 0.85, 0.98)

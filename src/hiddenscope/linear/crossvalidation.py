@@ -7,16 +7,14 @@ selected without it.
 import hashlib
 from collections.abc import Sequence
 from itertools import combinations
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.linear.problems import Fitted, Learner, Problems
-
-Ints: TypeAlias = NDArray[np.int64]
+from hiddenscope.states.arrays import Ints
 
 PENALTIES = (1.0, 10.0, 100.0, 1_000.0, 10_000.0)
 # The penalty where there are too few folds to select one.

@@ -33,18 +33,15 @@ arrays hold many labellings at once.
 """
 
 from statistics import NormalDist
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.linear.logistic import predicted_classes
 from hiddenscope.measures.grouped import effective_count
-
-Floats: TypeAlias = NDArray[np.float64]
-Ints: TypeAlias = NDArray[np.int64]
+from hiddenscope.states.arrays import Floats, Ints
 
 LEVEL = 0.95
 # Standard deviations from a normal estimate to either end of its 95% interval: 1.96.

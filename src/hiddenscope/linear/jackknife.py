@@ -7,16 +7,14 @@ from the fit with them in closed form, as in PRESS (Allen 1974). The penalty and
 standardisation of each fold stay fixed.
 """
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.linear.problems import CONSTANT, gram
-
-Ints: TypeAlias = NDArray[np.int64]
+from hiddenscope.states.arrays import Ints
 
 # Added to the diagonal of a Gram matrix of rows, as a share of its trace. Where rows
 # are dependent, the matrix is singular and would have no Cholesky factor.

@@ -18,14 +18,13 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.linear.crossvalidation import DEFAULT_PENALTY, PENALTIES
 from hiddenscope.linear.problems import Learner, gram
+from hiddenscope.states.arrays import Ints
 
-Ints: TypeAlias = NDArray[np.int64]
-Measure: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
+ScoreMeasure: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 """Reduce scores to one or more tensors whose first dimension is the labelling.
 
 It takes scores and the intercepts in them `[row, output, labelling]`, and targets
@@ -42,7 +41,11 @@ SMALLEST_SHARE = 1e-6
 
 
 def cross_validate_labellings(
-    states: Tensor, labellings: Tensor, folds: Ints, learner: Learner, measure: Measure
+    states: Tensor,
+    labellings: Tensor,
+    folds: Ints,
+    learner: Learner,
+    measure: ScoreMeasure,
 ) -> tuple[Tensor, ...]:
     """Measure the held-out scores of standardised states `[row, width]`.
 

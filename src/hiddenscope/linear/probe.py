@@ -16,9 +16,8 @@ from hiddenscope.linear.logistic import logistic
 from hiddenscope.linear.problems import Problems, ridge, standardised
 from hiddenscope.results import Result
 from hiddenscope.sites import Site
+from hiddenscope.states.arrays import Floats, Labels
 
-Floats: TypeAlias = NDArray[np.float64]
-Labels: TypeAlias = NDArray[Any]
 Task: TypeAlias = Literal["classify", "regress"]
 
 TASKS = ("classify", "regress")

@@ -56,7 +56,7 @@ def is_complete(folder: Path) -> bool:
     return True
 
 
-def verify(folder: Path, *, again: bool = False) -> None:
+def verify_folder(folder: Path, *, again: bool = False) -> None:
     """Raise Damaged unless every file of a cached folder holds its original bytes.
 
     The bytes are read if the files are not those that were last compared, or if
@@ -88,7 +88,7 @@ def verify_all() -> int:
     with progress.track("Verifying", len(folders)) as advance:
         for folder in folders:
             try:
-                verify(folder, again=True)
+                verify_folder(folder, again=True)
             except Damaged as error:
                 wrong.append(error)
             advance(1)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hiddenscope.errors import Damaged
-from hiddenscope.modules.registration import Kind, registering
+from hiddenscope.modules.registration import PartKind, registering
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -102,7 +102,10 @@ def building(
     parts = _PartCounts(held)
 
     def added(
-        kind: Kind, module: nn.Module, part_name: str, part: nn.Module | Tensor | None
+        kind: PartKind,
+        module: nn.Module,
+        part_name: str,
+        part: nn.Module | Tensor | None,
     ) -> None:
         parts.add(kind, module, part_name, part)
         if parts.totals[kind] > parts.limits[kind]:
@@ -124,15 +127,15 @@ class _PartCounts:
 
     def __init__(self, held: WeightTotals) -> None:
         self.held = held
-        self.sizes: dict[tuple[Kind, int, str], int] = {}
-        self.totals: dict[Kind, int] = {"module": 0, "parameter": 0, "buffer": 0}
-        self.limits: dict[Kind, int] = {
+        self.sizes: dict[tuple[PartKind, int, str], int] = {}
+        self.totals: dict[PartKind, int] = {"module": 0, "parameter": 0, "buffer": 0}
+        self.limits: dict[PartKind, int] = {
             "module": MODULES + MODULES_PER_TENSOR * held.tensors,
             "parameter": PARAMETERS + PARAMETERS_PER_BYTE * held.bytes,
             "buffer": BUFFERS + BUFFERS_PER_BYTE * held.bytes,
         }
 
-    def add(self, kind: Kind, module: nn.Module, name: str, part: Any) -> None:
+    def add(self, kind: PartKind, module: nn.Module, name: str, part: Any) -> None:
         """Count one part; this is called for every part of a model."""
         if part is None:
             return

@@ -24,7 +24,7 @@ from hiddenscope.loading.cache import (
     cache_folder,
     is_complete,
     make_parent,
-    verify,
+    verify_folder,
 )
 from hiddenscope.loading.checkpoint import (
     Loaded,
@@ -99,7 +99,7 @@ def open_source(
 def _load(
     path: Path, name: str, revision: str | None, how: LoadOptions, note: str = ""
 ) -> Loaded:
-    verify(path)
+    verify_folder(path)
     folder = check_folder(path)
     module, notes = load_folder(folder, how)
     if note:

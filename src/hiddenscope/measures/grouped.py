@@ -5,19 +5,16 @@ independent texts. Groups are what was sampled, so an error is measured over gro
 """
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints: TypeAlias = NDArray[np.int64]
-Floats: TypeAlias = NDArray[np.float64]
+from hiddenscope.states.arrays import Floats, Ints
 
 
-def joined(*keys: Sequence[Hashable] | None) -> Ints:
+def number_groups(*keys: Sequence[Hashable] | None) -> Ints:
     """Number the groups of rows that share any key, in the order of their first row.
 
-    >>> joined(["a", "b", "a", "c"], [1, 2, 3, 3]).tolist()
+    >>> number_groups(["a", "b", "a", "c"], [1, 2, 3, 3]).tolist()
     [0, 1, 0, 0]
     """
     present = [key for key in keys if key is not None]

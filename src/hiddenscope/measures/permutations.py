@@ -27,8 +27,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-Ints: TypeAlias = NDArray[np.int64]
-Labels: TypeAlias = NDArray[Any]
+from hiddenscope.states.arrays import Ints, Labels
 
 # Each round of draws misses a given order with probability 1/e, so that 30 rounds miss
 # it with 1e-13.

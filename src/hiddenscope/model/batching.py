@@ -24,7 +24,7 @@ from hiddenscope.passes import (
     Pass,
     PassModel,
     buffers_for,
-    run,
+    run_pass,
     states_in,
     token_logits,
 )
@@ -191,7 +191,7 @@ def _run_batch(model: PassModel, inputs: Inputs) -> Pass:
     batch = inputs.pad(model)
     has_logits = model.anatomy.makes_logits
     buffers = buffers_for(model, model.anatomy.select("layer.*"), inputs)
-    output = run(model, batch, range(len(inputs)), buffers, logits=has_logits)
+    output = run_pass(model, batch, range(len(inputs)), buffers, logits=has_logits)
     return Pass(states_in(buffers), _logits(output, batch, model))
 
 

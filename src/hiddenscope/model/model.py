@@ -51,7 +51,7 @@ from hiddenscope.passes import (
     buffers_for,
     check_targets,
     recordable,
-    run,
+    run_pass,
     states_in,
 )
 from hiddenscope.sites import SitePatterns
@@ -391,7 +391,7 @@ class Model:
         costs = inputs.costs
         with self.lock, progress.track("Capturing", total=sum(costs)) as advance:
             for indices, batch in inputs.batches(self, batch_tokens=batch_tokens):
-                run(self, batch.pad(self), indices, buffers)
+                run_pass(self, batch.pad(self), indices, buffers)
                 advance(sum(costs[index] for index in indices))
         return states_in(buffers)
 

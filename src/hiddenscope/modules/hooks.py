@@ -259,7 +259,9 @@ def _joined(forward: Forward, joins: Mapping[int, Join], thread: int) -> Forward
     return call
 
 
-def run(module: nn.Module, inputs: Mapping[str, Any], *, finite: bool = True) -> Any:
+def call_module(
+    module: nn.Module, inputs: Mapping[str, Any], *, finite: bool = True
+) -> Any:
     """Call the module and return its output, or None if a watcher stopped the pass.
 
     With `finite`, raise NotFinite where an attention kernel would silently turn a NaN

@@ -15,9 +15,9 @@ from hiddenscope.modules.installation import Installation
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Kind: TypeAlias = Literal["module", "parameter", "buffer"]
+PartKind: TypeAlias = Literal["module", "parameter", "buffer"]
 Callback: TypeAlias = (
-    "Callable[[Kind, nn.Module, str, nn.Module | Tensor | None], None]"
+    "Callable[[PartKind, nn.Module, str, nn.Module | Tensor | None], None]"
 )
 """Called with the kind of a part, the module that gets it, its name, and the part."""
 
@@ -25,7 +25,7 @@ Callback: TypeAlias = (
 class _RegistrationHook:
     """A global registration hook of torch that acts in one thread."""
 
-    def __init__(self, kind: Kind, callback: Callback) -> None:
+    def __init__(self, kind: PartKind, callback: Callback) -> None:
         self.kind = kind
         self.callback = callback
         self.thread = threading.get_ident()
@@ -53,7 +53,7 @@ class _RegistrationHook:
     def remove(self) -> None:
         from torch.nn.modules import module
 
-        tables: Mapping[Kind, MutableMapping[int, Callable[..., object]]] = {
+        tables: Mapping[PartKind, MutableMapping[int, Callable[..., object]]] = {
             "module": module._global_module_registration_hooks,
             "parameter": module._global_parameter_registration_hooks,
             "buffer": module._global_buffer_registration_hooks,

@@ -20,7 +20,7 @@ answers       the single token that an answer is where it is read
 """
 
 from hiddenscope.discovery import EVERYTHING
-from hiddenscope.passes.align import Columns, in_columns
+from hiddenscope.passes.align import TokenColumns, in_columns
 from hiddenscope.passes.buffers import (
     HostMemory,
     Keep,
@@ -32,7 +32,13 @@ from hiddenscope.passes.changes import Add, Change, Project, Replace, Scale
 from hiddenscope.passes.edit import edit, editing
 from hiddenscope.passes.inputs import Batching, Inputs, PaddedBatch, Texts
 from hiddenscope.passes.protocol import PassModel, recordable
-from hiddenscope.passes.record import Pass, check_targets, record, run, token_logits
+from hiddenscope.passes.record import (
+    Pass,
+    check_targets,
+    record,
+    run_pass,
+    token_logits,
+)
 from hiddenscope.passes.recording import Recording, recording
 from hiddenscope.passes.resume import SkipTrial, resume, try_skipping
 from hiddenscope.passes.text_encoder import TextEncoder
@@ -42,7 +48,6 @@ __all__ = [
     "Add",
     "Batching",
     "Change",
-    "Columns",
     "HostMemory",
     "Inputs",
     "Keep",
@@ -57,6 +62,7 @@ __all__ = [
     "StackBuffer",
     "TextEncoder",
     "Texts",
+    "TokenColumns",
     "buffers_for",
     "check_targets",
     "edit",
@@ -66,7 +72,7 @@ __all__ = [
     "recordable",
     "recording",
     "resume",
-    "run",
+    "run_pass",
     "states_in",
     "token_logits",
     "try_skipping",

@@ -4,10 +4,12 @@ from collections.abc import Hashable, Sequence
 from difflib import SequenceMatcher
 from typing import Any, TypeAlias
 
-Columns: TypeAlias = list[tuple[int | None, int | None]]
+TokenColumns: TypeAlias = list[tuple[int | None, int | None]]
 
 
-def in_columns(a: Sequence[Any], b: Sequence[Any], *, pair: bool = True) -> Columns:
+def in_columns(
+    a: Sequence[Any], b: Sequence[Any], *, pair: bool = True
+) -> TokenColumns:
     """Align two texts by difflib; a side without a token in a column has None there.
 
     The columns are the same whichever side comes first. Where some tokens take the
@@ -19,7 +21,7 @@ def in_columns(a: Sequence[Any], b: Sequence[Any], *, pair: bool = True) -> Colu
     """
     if list(b) < list(a):
         return [(i, j) for j, i in in_columns(b, a, pair=pair)]
-    columns: Columns = []
+    columns: TokenColumns = []
     matcher: SequenceMatcher[Hashable] = SequenceMatcher(None, a, b, autojunk=False)
     for tag, a_start, a_end, b_start, b_end in matcher.get_opcodes():
         paired = 0

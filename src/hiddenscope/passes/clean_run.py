@@ -15,7 +15,7 @@ from hiddenscope.modules import autograd, hooks, trials
 from hiddenscope.passes.buffers import buffers_for
 from hiddenscope.passes.inputs import Inputs, Texts
 from hiddenscope.passes.protocol import PassModel, recordable
-from hiddenscope.passes.record import check_targets, run
+from hiddenscope.passes.record import check_targets, run_pass
 from hiddenscope.passes.resume import with_cache
 from hiddenscope.sites import Site
 
@@ -151,7 +151,7 @@ def _run_batch(
         torch.no_grad(),
         hooks.watching([with_cache(model.module, cached)]),
     ):
-        output = run(model, batch, range(len(inputs)), buffers, logits=True)
+        output = run_pass(model, batch, range(len(inputs)), buffers, logits=True)
     states = {stack: buffer.states() for stack, buffer in buffers.items()}
     answering = batch.of_stack("decoder")
     logits = getattr(output, "logits", None)

@@ -202,7 +202,7 @@ def tape(
         torch.enable_grad(),
         hooks.watching(watches),
     ):
-        output = hooks.run(model.module, arguments)
+        output = hooks.call_module(model.module, arguments)
     if missing:
         raise not_reached(model.anatomy, min(missing))
     return Tape(states, token_logits(output, batch, model) if logits else None)

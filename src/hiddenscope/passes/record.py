@@ -97,7 +97,7 @@ def make_pass(
     live: dict[Site, Tensor] | None = {} if grad else None
     texts = range(len(inputs))
     with model.lock, autograd.restored(inference=False), torch.set_grad_enabled(grad):
-        output = run(model, batch, texts, buffers, logits=logits, live=live)
+        output = run_pass(model, batch, texts, buffers, logits=logits, live=live)
         return Pass(
             states_in(buffers) if buffers else None,
             token_logits(output, batch, model) if logits else None,
@@ -105,7 +105,7 @@ def make_pass(
         )
 
 
-def run(
+def run_pass(
     model: PassModel,
     batch: PaddedBatch,
     texts: Sequence[int],
@@ -146,7 +146,7 @@ def run(
     ):
         arguments = batch.arguments(model.module, masked=model.batching.needs_mask)
         try:
-            output = hooks.run(model.module, arguments)
+            output = hooks.call_module(model.module, arguments)
         except NotFinite:
             # An attention kernel lost a NaN. If a state shows one too, it is named by
             # its site when the states are put together.

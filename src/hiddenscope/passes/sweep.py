@@ -285,7 +285,7 @@ def _run_batch(
         entering,
         hooks.watching(watches),
     ):
-        logits: Tensor = hooks.run(model.module, arguments).logits
+        logits: Tensor = hooks.call_module(model.module, arguments).logits
     changes.require_all_made(model)
     # A narrowed head has made the logits of the requested token alone.
     token = 0 if logits.shape[1] == 1 else at - start

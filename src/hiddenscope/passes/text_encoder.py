@@ -13,7 +13,7 @@ from hiddenscope.errors import TextError, without_panic
 from hiddenscope.passes.encodings import conversations, ids_of_encoding, rendered
 from hiddenscope.passes.inputs import Inputs, Texts
 from hiddenscope.states import Tokens
-from hiddenscope.texts import listed
+from hiddenscope.texts import as_list
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -301,7 +301,7 @@ class TextEncoder:
                 f"got a {type(texts).__name__}, a table",
                 remedy,
             )
-        items = [_as_list(text) for text in listed(texts)]
+        items = [_as_list(text) for text in as_list(texts)]
         if not items:
             raise TextError("No texts", "the list is empty", "Give at least one text.")
         if all(isinstance(item, int) for item in items):
@@ -409,7 +409,7 @@ def _as_list(text: Any) -> Any:
         return text
     if hasattr(text, "tolist"):
         return text.tolist()
-    return listed(text) if isinstance(text, tuple | range) else text
+    return as_list(text) if isinstance(text, tuple | range) else text
 
 
 def _require_ids(texts: Sequence[object]) -> None:

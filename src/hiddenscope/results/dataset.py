@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.sites import Site
+from hiddenscope.states.arrays import AnyArray
 
 if TYPE_CHECKING:
     import xarray
 
     from hiddenscope.states import Tokens
 
-AnyArray: TypeAlias = NDArray[Any]
 Dims: TypeAlias = str | tuple[str, ...]
 
 

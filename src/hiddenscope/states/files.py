@@ -85,7 +85,7 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, StackParts]) -> None
     write_tensors(path, tensors, {"format": _FORMAT, "states": json.dumps(stacks)})
 
 
-def read(path: str | os.PathLike[str]) -> dict[str, StackParts]:
+def read_file(path: str | os.PathLike[str]) -> dict[str, StackParts]:
     """Read the stacks that `write` wrote, by their prefixes."""
     tensors, header = read_tensors(path, "states", _FORMAT)
     try:

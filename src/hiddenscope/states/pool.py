@@ -13,8 +13,9 @@ from torch import Tensor
 
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.sites import Site
+from hiddenscope.states.arrays import Ints
 from hiddenscope.states.pooling import POOLINGS, Pooling, position_of
-from hiddenscope.states.tokens import Ints, Source, plain
+from hiddenscope.states.tokens import Source, terminal_safe
 
 Indices: TypeAlias = slice | list[int]
 """Some of the texts, by number."""
@@ -163,7 +164,7 @@ def check_cls(
     if cls is None:
         owner = ""
         if isinstance(source, Source):
-            owner = f" of {plain(source.model)}"
+            owner = f" of {terminal_safe(source.model)}"
         reason = f"the tokenizer{owner} has no such token"
         raise StatesError(problem, reason, remedy)
     others = np.flatnonzero(np.asarray(ids) != cls)

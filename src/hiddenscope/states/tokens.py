@@ -3,16 +3,15 @@
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
 from hiddenscope.sites import Site, SitePatterns, select
-
-Ints: TypeAlias = NDArray[np.int64]
+from hiddenscope.states.arrays import Ints
 
 
 @checked
@@ -73,7 +72,7 @@ class Tokens:
         return len(self.strings)
 
     def __repr__(self) -> str:
-        return f"Tokens({len(self)} of {self.count} texts: {shown(self.strings)})"
+        return f"Tokens({len(self)} of {self.count} texts: {show_tokens(self.strings)})"
 
     @property
     def lengths(self) -> Ints:
@@ -224,14 +223,14 @@ def coordinates(sites: Sequence[Site], tokens: Tokens) -> dict[str, Any]:
     }
 
 
-def plain(text: str) -> str:
+def terminal_safe(text: str) -> str:
     """Return a name that is safe and short on a terminal."""
     if text.isprintable() and len(text) <= 100:
         return text
     return ascii(text[:100])
 
 
-def shown(strings: Sequence[str], most: int = 8) -> str:
+def show_tokens(strings: Sequence[str], most: int = 8) -> str:
     """Show a few tokens, quoted and escaped, each of them and all together short."""
     if not strings:
         return "none"

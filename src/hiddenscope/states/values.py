@@ -15,17 +15,17 @@ from numpy.typing import ArrayLike, NDArray
 from hiddenscope.arguments import checked
 from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError
 from hiddenscope.sites import Site, SitePatterns, named_layer, summarise
-from hiddenscope.states.files import StackParts, read, write
+from hiddenscope.states.arrays import Ints
+from hiddenscope.states.files import StackParts, read_file, write
 from hiddenscope.states.pool import Pool, check_cls, check_lengths, wide
 from hiddenscope.states.pooling import Pooling, parse_pooling
 from hiddenscope.states.tokens import (
-    Ints,
     Source,
     Tokens,
     coordinates,
-    plain,
     row_indices,
-    shown,
+    show_tokens,
+    terminal_safe,
 )
 
 if TYPE_CHECKING:
@@ -101,12 +101,12 @@ class States:
         sites = _counted(len(self.sites), "site")
         tokens = _counted(len(self.tokens), "token")
         texts = _counted(self.tokens.count, "text")
-        model = plain(self.source.model)
+        model = terminal_safe(self.source.model)
         return "\n".join(
             [
                 f"States of {model}, {dtype}: {sites} x {tokens} x {self.width}",
                 f"  sites   {summarise(self.sites)}",
-                f"  tokens  {shown(self.tokens.strings)} ({texts})",
+                f"  tokens  {show_tokens(self.tokens.strings)} ({texts})",
             ]
         )
 
@@ -239,11 +239,11 @@ class States:
         row = int(infinite.any(1).nonzero()[0])
         what = "a NaN" if bool(values[row].isnan().any()) else "an infinity"
         tokens = self.tokens
-        token = shown(tokens.strings[row : row + 1])
+        token = show_tokens(tokens.strings[row : row + 1])
         place = f"text {tokens.text[row]}, position {tokens.positions[row]}"
         count = f"{int(infinite.sum()):,} of its {infinite.numel():,} values"
         return NotFinite(
-            f"The states of {plain(self.source.model)} are not finite",
+            f"The states of {terminal_safe(self.source.model)} are not finite",
             f"{what} at {site}, token {token} ({place}): {count} are not finite",
             "Look at the weights of the block that computes it, or load the model in a"
             " wider dtype.",
@@ -340,7 +340,7 @@ class States:
         return StackParts(self.sites, self.values, self.tokens, self.source)
 
     def _select(self, patterns: SitePatterns) -> tuple[Site, ...]:
-        owner = f"these states of {plain(self.source.model)}"
+        owner = f"these states of {terminal_safe(self.source.model)}"
         return self.source.select_sites(patterns, self.sites, owner)
 
     def _index(self, site: str | Site) -> int:
@@ -488,7 +488,7 @@ def load_states(path: str | os.PathLike[str]) -> States | Pair:
     torch.Size([1, 2])
     """
     try:
-        stacks = {prefix: States(*part) for prefix, part in read(path).items()}
+        stacks = {prefix: States(*part) for prefix, part in read_file(path).items()}
         if "" in stacks:
             return stacks[""]
         return Pair(stacks["encoder."], stacks["decoder."])

@@ -24,7 +24,7 @@ The format is in docs/store-format.md. Nothing here imports torch.
 from hiddenscope.store.plan import StorePlan, StoreSequence, UnitDigest
 from hiddenscope.store.store import Store, open  # noqa: A004
 from hiddenscope.store.verify import damaged_texts, discard_damaged, gc, verify
-from hiddenscope.store.writer import Writer, create, recover_plan, resume
+from hiddenscope.store.writer import Writer, create, recover_plan, resume_store
 
 __all__ = [
     "Store",
@@ -38,6 +38,6 @@ __all__ = [
     "gc",
     "open",
     "recover_plan",
-    "resume",
+    "resume_store",
     "verify",
 ]

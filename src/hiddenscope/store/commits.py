@@ -29,7 +29,7 @@ class Commit:
 
     def encode(self) -> bytes:
         """Return the bytes of commits/<unit>.json."""
-        return records.encode({"format": COMMIT, **asdict(self)})
+        return records.encode_record({"format": COMMIT, **asdict(self)})
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Complete:
     def encode(self) -> bytes:
         """Return the bytes of complete.json."""
         fields = {"format": COMPLETE, "plan": self.plan, "units": dict(self.units)}
-        return records.encode(fields)
+        return records.encode_record(fields)
 
 
 def committed(folder: StoreFolder, plan: StorePlan, unit: str) -> Commit:

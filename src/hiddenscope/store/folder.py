@@ -57,7 +57,7 @@ class StoreFolder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.shown = shown(self.path)
+        self.shown = safe_path(self.path)
 
     def __repr__(self) -> str:
         return f"StoreFolder({self.shown})"
@@ -260,7 +260,7 @@ class StoreFolder:
         return [path.name for path in self.temporaries() if remove_unheld(path)]
 
 
-def shown(path: os.PathLike[str]) -> str:
+def safe_path(path: os.PathLike[str]) -> str:
     """Return a path that is safe on a terminal."""
     parts = []
     for char in os.fspath(path)[:200]:

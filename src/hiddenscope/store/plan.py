@@ -231,7 +231,7 @@ class StorePlan:
             del record["every"]
             for unit in units:
                 del unit["kept"]
-        return records.encode({**record, "units": units})
+        return records.encode_record({**record, "units": units})
 
     @classmethod
     def decode(cls, content: bytes, problem: str) -> "StorePlan":

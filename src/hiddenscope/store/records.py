@@ -5,7 +5,7 @@ SHA-256 of the file with zeros in the place of the digits. A record is otherwise
 line of JSON with sorted keys, so that the same content is the same bytes, and two
 records of the same content are the same file.
 
->>> content = encode({"b": 1, "a": "x"})
+>>> content = encode_record({"b": 1, "a": "x"})
 >>> content[:27], decode(content, "Cannot read it")
 (b'{"a":"x","b":1,"seal":"hidd', {'a': 'x', 'b': 1})
 >>> decode(content.replace(b"x", b"y"), "Cannot read it")
@@ -52,7 +52,7 @@ def from_json(line: bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def encode(fields: Mapping[str, Any]) -> bytes:
+def encode_record(fields: Mapping[str, Any]) -> bytes:
     """Return the bytes of a record with its seal."""
     content = plain_json(dict(fields))[:-1]
     if fields:

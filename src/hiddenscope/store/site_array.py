@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from hiddenscope.errors import StatesError
 from hiddenscope.sites import Site
+from hiddenscope.states.arrays import Ints
 from hiddenscope.states.tokens import Source, Tokens, coordinates
 from hiddenscope.store.plan import DTYPES
 from hiddenscope.store.shard_reader import ShardReader
-from hiddenscope.store.text_index import Ints, TextIndex
+from hiddenscope.store.text_index import TextIndex
 
 if TYPE_CHECKING:
     import xarray

@@ -19,7 +19,8 @@ from hiddenscope import states
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, SiteError, StatesError, StoreError
 from hiddenscope.sites import Site, SitePatterns, named_layer, summarise
-from hiddenscope.states.tokens import Source, Tokens, plain
+from hiddenscope.states.arrays import Ints
+from hiddenscope.states.tokens import Source, Tokens, terminal_safe
 from hiddenscope.store import records
 from hiddenscope.store.commits import Commit, committed, completed
 from hiddenscope.store.folder import StoreFolder
@@ -28,7 +29,6 @@ from hiddenscope.store.shard import layout_of
 from hiddenscope.store.shard_reader import ShardReader
 from hiddenscope.store.site_array import FEW, SiteArray, as_xarray
 from hiddenscope.store.text_index import (
-    Ints,
     PlannedSequences,
     TextIndex,
     index_texts,
@@ -245,7 +245,7 @@ class Store:
         else:
             done = f"{len(self._shards.units):,} of {len(self.plan.units):,}"
             parts.append(f"{done} units are committed")
-        title = f"Store of {plain(self.source.model)}, {', '.join(parts)}"
+        title = f"Store of {terminal_safe(self.source.model)}, {', '.join(parts)}"
         return f"{title}\n  sites   {summarise(self.sites)}"
 
     @property
@@ -441,7 +441,7 @@ class Store:
         return as_xarray(arrays, selected, self.tokens, self.source)
 
     def _select(self, patterns: SitePatterns) -> tuple[Site, ...]:
-        owner = f"this store of {plain(self.source.model)}"
+        owner = f"this store of {terminal_safe(self.source.model)}"
         return self.source.select_sites(patterns, self.sites, owner)
 
 

@@ -7,12 +7,10 @@ the corpus, so that a store reads like the states of its texts.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints: TypeAlias = NDArray[np.int64]
+from hiddenscope.states.arrays import Ints
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from hiddenscope.errors import Damaged, FileError, StoreError
 from hiddenscope.files import to_disk
 from hiddenscope.store import records
 from hiddenscope.store.commits import Commit, Complete, committed
-from hiddenscope.store.folder import FOLDERS, StoreFolder, shown
+from hiddenscope.store.folder import FOLDERS, StoreFolder, safe_path
 from hiddenscope.store.plan import (
     LARGEST,
     StorePlan,
@@ -79,11 +79,13 @@ def create(
             whole_plan = _write_texts(fresh, plan, units, duplicates, strings, every)
             with folder.locked():
                 _publish_plan(folder, fresh, whole_plan)
-    return resume(path, digest=whole_plan.digest)
+    return resume_store(path, digest=whole_plan.digest)
 
 
 @checked
-def resume(path: str | os.PathLike[str], *, digest: str | None = None) -> "Writer":
+def resume_store(
+    path: str | os.PathLike[str], *, digest: str | None = None
+) -> "Writer":
     """Continue an existing store; with `digest`, only if its plan has that digest."""
     folder = StoreFolder(path)
     folder.check()
@@ -324,7 +326,7 @@ def _refuse_others(folder: StoreFolder) -> None:
     if others:
         raise StoreError(
             f"Cannot make a store in {folder.shown}",
-            f"the folder holds other things, such as {shown(Path(others[0]))}",
+            f"the folder holds other things, such as {safe_path(Path(others[0]))}",
             "Give an empty folder, or a new one.",
         )
 

@@ -15,7 +15,7 @@ from hiddenscope.texts.columns import COLUMNS
 from hiddenscope.texts.copies import copy_groups, copy_key
 from hiddenscope.texts.files import COMPRESSIONS, FORMATS, is_file, names_a_file
 from hiddenscope.texts.groups import Belonging, belonging
-from hiddenscope.texts.objects import listed
+from hiddenscope.texts.objects import as_list
 from hiddenscope.texts.reader import UNNAMED, read, rows, shipped
 from hiddenscope.texts.row import Labelled, Row
 
@@ -27,11 +27,11 @@ __all__ = [
     "Belonging",
     "Labelled",
     "Row",
+    "as_list",
     "belonging",
     "copy_groups",
     "copy_key",
     "is_file",
-    "listed",
     "names_a_file",
     "read",
     "rows",

@@ -8,7 +8,7 @@ from itertools import repeat, starmap
 from typing import Any, NamedTuple
 
 from hiddenscope.errors import TextError
-from hiddenscope.texts.row import Origin, RawRow, quoted
+from hiddenscope.texts.row import Origin, RawRow, quote_names
 
 TEXT_NAMES = ("text", "sentence", "prompt", "content")
 LABEL_NAMES = ("label", "class", "target")
@@ -90,7 +90,7 @@ def select_columns(
             remedy = f"Did you mean {near[0]!r}?" if near else "Name one of these."
             raise TextError(
                 f"No column {column!r} in {origin.name}",
-                f"it has {quoted(names)}",
+                f"it has {quote_names(names)}",
                 remedy,
             )
     label = columns.label or _obvious(names, LABEL_NAMES, problem, "label")
@@ -98,7 +98,7 @@ def select_columns(
     if text is None:
         others = [name for name in strings if name not in (label, columns.group)]
         if len(others) != 1 or (by_header and not re.fullmatch(r"[\w.-]+", others[0])):
-            reason = f"they are {quoted(names)}, and none is plainly the text"
+            reason = f"they are {quote_names(names)}, and none is plainly the text"
             raise TextError(
                 problem, reason, 'Name the one that is: text="..." (and label="...").'
             )
@@ -132,6 +132,6 @@ def _obvious(
     matches = [name for name in names if name.lower() in known]
     matches.sort(key=lambda name: known.index(name.lower()))
     if len(matches) > 1 and matches[0].lower() != known[0]:
-        reason = f"{quoted(matches)} could each be the {what}"
+        reason = f"{quote_names(matches)} could each be the {what}"
         raise TextError(problem, reason, f'Name the one that is: {what}="...".')
     return matches[0] if matches else None

@@ -18,7 +18,7 @@ from hiddenscope.texts.columns import (
     select_columns,
 )
 from hiddenscope.texts.compressed import check_growth, column_values, decompressed
-from hiddenscope.texts.row import Origin, RawRow, kind_of, quoted
+from hiddenscope.texts.row import Origin, RawRow, kind_of, quote_names
 
 FORMATS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 COMPRESSIONS = (".gz", ".zst")
@@ -143,7 +143,7 @@ def read_records(
         required = (selected.text, columns.label, columns.group)
         missing = [name for name in required if name is not None and name not in record]
         if missing:
-            reason = f"it has no {missing[0]!r}, only {quoted(list(record))}"
+            reason = f"it has no {missing[0]!r}, only {quote_names(list(record))}"
             origin.refuse(number, reason, remedy)
             continue
         yield selected.row(number, record)

@@ -8,7 +8,7 @@ from typing import Any
 from hiddenscope.errors import TextError
 from hiddenscope.texts.columns import Columns, check_unnamed, select_columns
 from hiddenscope.texts.files import read_records
-from hiddenscope.texts.row import Labelled, Origin, RawRow, kind_of, quoted
+from hiddenscope.texts.row import Labelled, Origin, RawRow, kind_of, quote_names
 
 # Items of a range, which takes no memory itself, that are made a list.
 LONGEST_RANGE = 2**22
@@ -16,12 +16,12 @@ LONGEST_RANGE = 2**22
 LONGEST_LIST = 2**32
 
 
-def listed(texts: Iterable[Any]) -> list[Any]:
+def as_list(texts: Iterable[Any]) -> list[Any]:
     """Return the texts, or the ids of a text, as a list that memory can hold.
 
-    >>> listed(range(3))
+    >>> as_list(range(3))
     [0, 1, 2]
-    >>> listed(range(10**12))
+    >>> as_list(range(10**12))
     Traceback (most recent call last):
     hiddenscope.errors.TextError: Cannot read the texts: a range has more than 4,194,304 items. Give a list of texts.
     """  # noqa: E501
@@ -179,14 +179,14 @@ def _is_pair(item: object) -> bool:
 
 def _is_mapping(source: Mapping[str, object]) -> TextError:
     """Return the error for a mapping, which may be a dataset with several splits."""
-    reason = f"it is a mapping with {quoted(list(source))}"
+    reason = f"it is a mapping with {quote_names(list(source))}"
     remedy = "Give (texts, labels), or a list of rows."
     splits = []
     for name, part in source.items():
         if hasattr(part, "column_names"):
             splits.append(str(name))
     if splits:
-        reason = f"it has the splits {quoted(splits)}"
+        reason = f"it has the splits {quote_names(splits)}"
         remedy = f"Give one of them: data[{splits[0]!r}]."
     return TextError("Cannot read texts from a mapping", reason, remedy)
 

@@ -116,10 +116,10 @@ def kind_of(value: object) -> str:
     return "missing" if value is None else f"of type {type(value).__name__}"
 
 
-def quoted(names: Sequence[object]) -> str:
+def quote_names(names: Sequence[object]) -> str:
     """List names in quotes, of many the first few.
 
-    >>> quoted(["a", "b"]), quoted([])
+    >>> quoted(["a", "b"]), quote_names([])
     ("'a', 'b'", 'none')
     """
     if not names:

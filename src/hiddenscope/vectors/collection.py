@@ -6,11 +6,10 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope import progress
@@ -22,12 +21,11 @@ from hiddenscope.passes import Inputs
 from hiddenscope.passes.encodings import conversations
 from hiddenscope.sites import Site, select
 from hiddenscope.states import Pair, Pooling, Readable, Source, Tokens
+from hiddenscope.states.arrays import Ints
 from hiddenscope.vectors.dataset import texts_of
 from hiddenscope.vectors.rows import EachToken, check_unpooled
 from hiddenscope.vectors.stored import pooled_as
 from hiddenscope.vectors.vectors import blocks, single_site, vectors
-
-Ints: TypeAlias = NDArray[np.int64]
 
 # At most so much of an array is read at a time.
 MOST_ROWS = 32_768
@@ -136,7 +134,7 @@ def as_trained(
         pool = trained.pool
     if isinstance(texts, Inputs | bytes | Mapping) or not isinstance(texts, Iterable):
         return texts, pool, truncate
-    strings = [texts] if isinstance(texts, str) else reader.listed(texts)
+    strings = [texts] if isinstance(texts, str) else reader.as_list(texts)
     if not all(isinstance(text, str) for text in strings):
         return strings, pool, truncate
     if trained.prompts:
@@ -170,7 +168,7 @@ def _texts_for(model: Model, texts: Any, truncate: bool) -> list[Any] | Inputs:
     if not isinstance(texts, Iterable) or isinstance(texts, bytes) or is_scalar:
         remedy = "Give a list of strings, a file or a frame."
         raise TextError(problem, f"texts are {shown(texts)}", remedy)
-    return reader.listed(texts)
+    return reader.as_list(texts)
 
 
 def _of_model(
@@ -241,7 +239,7 @@ def _of_array(
     strings = None
     if texts is not None:
         several = [texts] if isinstance(texts, str) else texts
-        strings = reader.listed(texts_of(several))
+        strings = reader.as_list(texts_of(several))
         if len(strings) != len(values):
             reason = f"there are {len(values):,} vectors and {len(strings):,} texts"
             raise TextError(

@@ -21,7 +21,7 @@ from hiddenscope.passes import (
     Texts,
     buffers_for,
     check_targets,
-    run,
+    run_pass,
 )
 from hiddenscope.sites import Site
 from hiddenscope.states import Pooling
@@ -166,7 +166,7 @@ def _states(
     buffers = buffers_for(model, sites, inputs)
     for start, end in pairwise(accumulate(sizes, initial=0)):
         numbers = range(start, end)
-        run(model, inputs.some(numbers).pad(model), numbers, buffers)
+        run_pass(model, inputs.some(numbers).pad(model), numbers, buffers)
     (states,) = buffers.values()
     states.buffer.finish()
     return states

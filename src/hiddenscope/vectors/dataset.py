@@ -36,7 +36,7 @@ def dataset_of(data: Any) -> Dataset:
         if isinstance(texts, Inputs):
             return Dataset(texts, labels, "the texts")
         if isinstance(texts, range) or (len(texts) and not isinstance(texts[0], str)):
-            return Dataset(reader.listed(texts), labels, "the texts")
+            return Dataset(reader.as_list(texts), labels, "the texts")
     labelled = data if isinstance(data, Labelled) else reader.read(data)
     return Dataset(
         list(labelled.texts), labelled.labels, labelled.name, labelled.groups

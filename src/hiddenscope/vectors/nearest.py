@@ -22,14 +22,12 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.errors import NotFinite, StatesError
+from hiddenscope.states.arrays import Floats, Ints
 
 Nearness: TypeAlias = Literal["cosine", "dot", "l2"]
-Floats: TypeAlias = NDArray[np.float64]
-Ints: TypeAlias = NDArray[np.int64]
 
 NEARNESSES = ("cosine", "dot", "l2")
 # Of float32.

@@ -15,6 +15,7 @@ from hiddenscope.errors import NotFinite, StatesError, TextError, TooLarge
 from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
 from hiddenscope.sites import Site
 from hiddenscope.states import Pooling, Readable, Tokens
+from hiddenscope.states.arrays import Ints
 from hiddenscope.states.pool import (
     Pool,
     as_vectors,
@@ -23,7 +24,6 @@ from hiddenscope.states.pool import (
     not_whole,
 )
 from hiddenscope.states.pooling import meaning_of, parse_pooling, position_of
-from hiddenscope.states.tokens import Ints
 
 
 def read_all(source: Readable, sites: tuple[Site, ...], pool: Pooling | None) -> Tensor:
@@ -33,7 +33,7 @@ def read_all(source: Readable, sites: tuple[Site, ...], pool: Pooling | None) ->
     values: Tensor | None = None
     for number, site in enumerate(sites):
         done = 0
-        for block in read(source, site, pool):
+        for block in read_vectors(source, site, pool):
             if values is None:
                 values = allocate(len(sites), count, block)
             values[number, done : done + len(block)] = block
@@ -42,7 +42,9 @@ def read_all(source: Readable, sites: tuple[Site, ...], pool: Pooling | None) ->
     return values
 
 
-def read(source: Readable, site: Site, pool: Pooling | None) -> Iterator[Tensor]:
+def read_vectors(
+    source: Readable, site: Site, pool: Pooling | None
+) -> Iterator[Tensor]:
     """Yield the vectors of one site, block by block; of each token if not pooled."""
     tokens = source.tokens
     if pool is None:

@@ -13,9 +13,9 @@ from hiddenscope.passes import Inputs, Texts, recordable
 from hiddenscope.sites import STACKS, Site, SitePatterns, select
 from hiddenscope.states import Pair, Pooling, Readable, Source, States, Tokens
 from hiddenscope.states.pooling import parse_pooling
-from hiddenscope.texts import listed
+from hiddenscope.texts import as_list
 from hiddenscope.vectors.computed import compute, count
-from hiddenscope.vectors.stored import allocate, pooled_as, read, read_all
+from hiddenscope.vectors.stored import allocate, pooled_as, read_all, read_vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +120,7 @@ def blocks(
     else:
         readable = _readable(source, texts, targets, site)
         selected = _sites_of_states(readable, site)
-    return read(readable, single_site(site, selected), pool)
+    return read_vectors(readable, single_site(site, selected), pool)
 
 
 def default_pool(
@@ -182,7 +182,7 @@ def _check_texts(model: Model, texts: Any) -> Any:
     # A column of a frame has `tolist` too.
     column = hasattr(texts, "tolist") and not isinstance(texts, np.ndarray | Tensor)
     if column or isinstance(texts, Iterator | Set | range):
-        return listed(texts)
+        return as_list(texts)
     return texts
 
 

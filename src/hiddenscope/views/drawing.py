@@ -46,7 +46,7 @@ def grid_of(result: Result, names: Sequence[Hashable], title: str = "") -> Grid 
     tokens = labels(data, "token")
     if "string" in data.coords:
         tokens = tuple(data["string"].to_numpy().tolist())
-    texts, text_of = texts_of(data)
+    texts, text_of = shown_texts(data)
     note = ""
     total = result.data.sizes["token"]
     if len(tokens) < total:
@@ -88,7 +88,7 @@ def words_of(data: "xarray.Dataset") -> Words | None:
     return Words.of(strings[0].to_numpy(), numbers[0] if numbers else None)
 
 
-def texts_of(data: "xarray.Dataset") -> tuple[tuple[str, ...], tuple[int, ...]]:
+def shown_texts(data: "xarray.Dataset") -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the texts that stand side by side, and the text that each token belongs
     to.
     """

@@ -3,7 +3,7 @@ plausible.
 """
 
 from hiddenscope.results import Facts
-from hiddenscope.views.sentences import quoted, shortened
+from hiddenscope.views.sentences import quote, shortened
 
 # From this share of texts that nearly repeat another on, a finding says so.
 MANY = 0.1
@@ -38,7 +38,7 @@ def independence(facts: Facts, of: str = "") -> str:
     near = facts.get("near_duplicates")
     if near is None or near["texts"] < MANY * near["of"]:
         return sentence
-    text, other = (quoted(shortened(text, SHOWN)) for text in near["example"])
+    text, other = (quote(shortened(text, SHOWN)) for text in near["example"])
     repeated = "a text of another group" if groups_given else "another"
     return (
         f"{sentence} That is doubtful: {near['texts']:,} of {near['of']:,} texts"

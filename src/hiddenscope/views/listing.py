@@ -2,7 +2,8 @@
 
 >>> from hiddenscope.views.values import Listing
 >>> rows = ((0.5, "A kitten."), (0.25, "<b>"))
->>> html = listed([Listing("Nearest to “cat”", ("score", "text"), rows, bar="score")])
+>>> nearest = Listing("Nearest to “cat”", ("score", "text"), rows, bar="score")
+>>> html = html_lists([nearest])
 >>> "<td>A kitten.</td>" in html, '<rect width="50"' in html, "&lt;b&gt;" in html
 (True, True, True)
 """
@@ -10,7 +11,7 @@
 import math
 from collections.abc import Sequence
 
-from hiddenscope.views.page import plain
+from hiddenscope.views.page import html_text
 from hiddenscope.views.sentences import shortened
 from hiddenscope.views.values import Listing
 
@@ -19,7 +20,7 @@ LONGEST = 600
 MOST_ROWS = 100
 
 
-def listed(listings: Sequence[Listing]) -> str:
+def html_lists(listings: Sequence[Listing]) -> str:
     """Return the lists, side by side where there is room."""
     if not listings:
         return ""
@@ -116,7 +117,7 @@ def _class(cell: str | float) -> str:
 
 def _cell(cell: str | float, decimals: int = 0) -> str:
     if isinstance(cell, str):
-        return plain(shortened(cell, LONGEST))
+        return html_text(shortened(cell, LONGEST))
     # A count or a rank is exact, and has no decimals.
     if isinstance(cell, int):
         return f"{cell:,}"

@@ -69,7 +69,7 @@ def assembled(views: Sequence[View], title: str, body: str, contents: str = "") 
     """Return a page of trusted markup, with the script that draws the views and the
     numbers that they hold.
     """
-    script, style = joined("main.js"), _static("style.css")
+    script, style = join_scripts("main.js"), _static("style.css")
     name = title
     if not name and views:
         name = views[0].title
@@ -81,10 +81,10 @@ def assembled(views: Sequence[View], title: str, body: str, contents: str = "") 
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
             '<meta name="color-scheme" content="light dark">\n',
             '<link rel="icon" href="data:,">\n',
-            f"<title>{plain(name)}</title>\n",
+            f"<title>{html_text(name)}</title>\n",
             f"<style>{style}</style>\n</head>\n",
             f"<body>\n{contents}<main>\n",
-            f"<h1>{plain(title)}</h1>\n" if title else "",
+            f"<h1>{html_text(title)}</h1>\n" if title else "",
             body,
             "<noscript><p>The pictures here are drawn by JavaScript,",
             " which is off.</p></noscript>\n</main>\n",
@@ -140,7 +140,7 @@ def digest(text: str) -> str:
 
 
 @cache
-def joined(entry: str) -> str:
+def join_scripts(entry: str) -> str:
     """Join the ES modules that an entry needs, in the order of their imports, to one
     script.
 
@@ -201,10 +201,10 @@ def paragraphs(text: str) -> str:
     """Return prose as markup: paragraphs, headings, lists and code."""
     if not text.strip():
         return ""
-    return f'<div class="prose">\n{"".join(blocks(text))}</div>\n'
+    return f'<div class="prose">\n{"".join(prose_markup(text))}</div>\n'
 
 
-def blocks(text: str) -> Iterator[str]:
+def prose_markup(text: str) -> Iterator[str]:
     """Yield the pieces of prose as markup."""
     for paragraph in re.split(r"\n\s*\n", text.strip()):
         for prefix, lines in groupby(paragraph.splitlines(), key=_prefix):
@@ -223,14 +223,14 @@ def _prefix(line: str) -> str:
 
 def inline(text: str) -> str:
     """Return one line of prose as markup."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", plain(text))
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html_text(text))
 
 
-def plain(text: str) -> str:
+def html_text(text: str) -> str:
     """Return text for HTML: no markup, no invisible characters, and none that change
     the direction of the line.
 
-    >>> plain("<b>" + chr(0x202E))
+    >>> html_text("<b>" + chr(0x202E))
     '&lt;b&gt;‹U+202E›'
     """
     visible = _UNSEEN.sub(_marked, _BIDI.sub(_marked, text))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hiddenscope.errors import StatesError
 from hiddenscope.results import Look, Result
 from hiddenscope.views.drawing import long_name
-from hiddenscope.views.figures.pages import Format, figure, image
+from hiddenscope.views.figures.pages import FigureFormat, figure, image
 from hiddenscope.views.kinds.registry import views_of
 from hiddenscope.views.values import Grid, View
 
@@ -24,7 +24,7 @@ WIDTHS: dict[str, float | None] = {"": None, "column": 3.3, "page": 6.9}  # inch
 class FigurePainter:
     """Draws the views of a result for print, in one format."""
 
-    suffix: Format
+    suffix: FigureFormat
 
     def titles(self, result: Result) -> dict[str, str]:
         """Return the names of the views, each with its title."""

@@ -27,7 +27,7 @@ from hiddenscope.results import (
     Result,
     in_words,
 )
-from hiddenscope.views.figures.pages import Format, image
+from hiddenscope.views.figures.pages import FigureFormat, image
 from hiddenscope.views.kinds.registry import KINDS, sections_of, views_of
 from hiddenscope.views.page import frame
 from hiddenscope.views.painter import FigurePainter
@@ -199,7 +199,7 @@ def _encoded_figure(result: Result) -> str:
 
 
 RENDERERS[".html"] = _save_page
-for _suffix in get_args(Format):
+for _suffix in get_args(FigureFormat):
     PAINTERS[_suffix] = FigurePainter(_suffix)
 DISPLAYS["text/html"] = _framed_page
 DISPLAYS["image/png"] = _encoded_figure

@@ -11,11 +11,11 @@ UNTESTED = "These numbers describe these texts; other texts were not tested."
 DIFFERING = ("dtype", "device", "attention", "revision")
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Quote a text within a sentence: on one line, and with nothing in it that would be
     taken for code.
 
-    >>> quoted("`a`" + chr(10) + "- b")
+    >>> quote("`a`" + chr(10) + "- b")
     '“’a’\\\\n- b”'
     """
     # Prose takes words between backticks for code.
@@ -28,7 +28,7 @@ def quoted_token(token: str) -> str:
     >>> quoted_token(" Paris"), quoted_token(" ")
     ('“Paris”', '“ ”')
     """
-    return quoted(token.strip() or token)
+    return quote(token.strip() or token)
 
 
 def shortened(text: str, most: int) -> str:

@@ -14,9 +14,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from hiddenscope.views.listing import listed
-from hiddenscope.views.page import assembled, blocks, inline, paragraphs, placed, plain
-from hiddenscope.views.terms import explained, words_on
+from hiddenscope.views.listing import html_lists
+from hiddenscope.views.page import (
+    assembled,
+    html_text,
+    inline,
+    paragraphs,
+    placed,
+    prose_markup,
+)
+from hiddenscope.views.terms import new_terms, words_on
 from hiddenscope.views.values import Section, View
 
 
@@ -57,7 +64,7 @@ def _parts(sections: Sequence[Section]) -> list[list[Section]]:
 
 def _contents(parts: Sequence[Sequence[Section]]) -> str:
     lines = [
-        f'<li><a href="#part-{number}">{plain(part[0].title)}</a></li>\n'
+        f'<li><a href="#part-{number}">{html_text(part[0].title)}</a></li>\n'
         for number, part in enumerate(parts, 1)
     ]
     return (
@@ -106,7 +113,7 @@ class _Page:
         """
         lead, others = _claim(replace(section, title=""))
         words = _block("prose", f"{lead}{others}{self.reading(section)}")
-        summary = f"<summary>More: {plain(section.title)}</summary>\n"
+        summary = f"<summary>More: {html_text(section.title)}</summary>\n"
         pictures = "".join(self.pictures(section))
         return f'<details class="fold">\n{summary}{words}{pictures}</details>\n'
 
@@ -116,7 +123,7 @@ class _Page:
         """
         reading = ""
         if section.reading:
-            reading = _block("reading", "".join(blocks(section.reading)))
+            reading = _block("reading", "".join(prose_markup(section.reading)))
         texts = [before, section.title, section.prose, section.reading]
         texts += map(words_on, section.views)
         return f"{reading}{_terms(' '.join(texts), self.known)}"
@@ -130,8 +137,8 @@ class _Page:
         name = f"docs/{section.docs}.md"
         shown = f"<code>{name}</code>"
         if self.docs:
-            link = plain(f"{self.docs}/{section.docs}.md")
-            shown = f'<a href="{link}">{plain(name)}</a>'
+            link = html_text(f"{self.docs}/{section.docs}.md")
+            shown = f'<a href="{link}">{html_text(name)}</a>'
         return f'<p class="docs">How it is measured: {shown}</p>\n'
 
     def pictures(self, section: Section) -> list[str]:
@@ -141,7 +148,7 @@ class _Page:
             pictures.append(placed(view, len(self.views)))
             self.views.append(view)
         if section.tables:
-            pictures.append(listed(section.tables))
+            pictures.append(html_lists(section.tables))
         return pictures
 
 
@@ -153,15 +160,15 @@ def _claim(section: Section) -> tuple[str, str]:
     """Return what stands above the picture, the heading and the first paragraph, and
     the paragraphs that follow it.
     """
-    heading = f"<h2>{plain(section.title)}</h2>\n" if section.title else ""
+    heading = f"<h2>{html_text(section.title)}</h2>\n" if section.title else ""
     lead, *others = re.split(r"\n\s*\n", section.prose.strip(), maxsplit=1)
-    return heading + "".join(blocks(lead)), "".join(blocks("".join(others)))
+    return heading + "".join(prose_markup(lead)), "".join(prose_markup("".join(others)))
 
 
 def _terms(text: str, known: set[str]) -> str:
     lines = [
-        f"<dt>{plain(term)}</dt><dd>{inline(meaning)}.</dd>\n"
-        for term, meaning in explained(text, known)
+        f"<dt>{html_text(term)}</dt><dd>{inline(meaning)}.</dd>\n"
+        for term, meaning in new_terms(text, known)
     ]
     return f'<dl class="terms">\n{"".join(lines)}</dl>\n' if lines else ""
 

@@ -1,6 +1,6 @@
 """Terms of the field, each explained in one sentence where a page first uses it.
 
->>> [term for term, _ in explained("The logit of Paris rises.", set())]
+>>> [term for term, _ in new_terms("The logit of Paris rises.", set())]
 ['logit']
 """
 
@@ -81,7 +81,7 @@ _SPELLINGS = {
 }
 
 
-def explained(text: str, known: set[str]) -> Iterator[tuple[str, str]]:
+def new_terms(text: str, known: set[str]) -> Iterator[tuple[str, str]]:
     """Yield the terms of a text that are not known yet, in the order of the text, and
     add them to `known`.
 
@@ -95,7 +95,7 @@ def explained(text: str, known: set[str]) -> Iterator[tuple[str, str]]:
     known.update(starts)
     for term in sorted(starts, key=starts.__getitem__):
         yield term, TERMS[term]
-        yield from explained(TERMS[term], known)
+        yield from new_terms(TERMS[term], known)
 
 
 def _pattern(term: str) -> str:

@@ -20,9 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 from hiddenscope.errors import StatesError
 from hiddenscope.views.depths import by_order, shown_first
 
-Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
+PackedFloats: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 Meaning: TypeAlias = Literal["sequential", "diverging"]
-Scale: TypeAlias = Literal["linear", "log"]
+ColourScale: TypeAlias = Literal["linear", "log"]
 Style: TypeAlias = Literal["line", "dash", "bar"]
 TokenLabel: TypeAlias = str | None
 
@@ -44,18 +44,18 @@ class Measure:
     """
 
     name: str
-    values: Floats | None = None
+    values: PackedFloats | None = None
     unit: str = ""
     meaning: Meaning = "sequential"
-    scale: Scale = "linear"
+    scale: ColourScale = "linear"
     each_layer: bool = False
     limits: tuple[float, float] | None = None
-    influence: Floats | None = None
+    influence: PackedFloats | None = None
     title: str = ""
 
     def __post_init__(self) -> None:
         _check_choice(self, "meaning", Meaning)
-        _check_choice(self, "scale", Scale)
+        _check_choice(self, "scale", ColourScale)
         values: ArrayLike | None = self.values
         if self.influence is not None:
             influence = floats(self.influence, f"{self.name}.influence", 4)
@@ -75,7 +75,7 @@ class Measure:
             _set(self, limits=(float(low), float(high)))
 
     @property
-    def numbers(self) -> Floats:
+    def numbers(self) -> PackedFloats:
         """Return the values `[site, token]`, which every finished measure has."""
         assert self.values is not None
         return self.values
@@ -96,7 +96,7 @@ class Words:
 
     words: tuple[str, ...]
     chosen: NDArray[np.int32]
-    probabilities: Floats | None = None
+    probabilities: PackedFloats | None = None
     framed: bool = False
 
     def __post_init__(self) -> None:
@@ -222,7 +222,7 @@ class Panels:
 
     title: str
     sites: tuple[str, ...]
-    points: Floats
+    points: PackedFloats
     labels: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     captions: tuple[str, ...] = ()
@@ -272,9 +272,9 @@ class Series:
     """
 
     name: str
-    y: Floats
-    low: Floats | None = None
-    high: Floats | None = None
+    y: PackedFloats
+    low: PackedFloats | None = None
+    high: PackedFloats | None = None
     band: str = ""
     style: Style = "line"
 
@@ -307,13 +307,13 @@ class Lines:
     x_name: str = "site"
     y_name: str = ""
     unit: str = ""
-    scale: Scale = "linear"
+    scale: ColourScale = "linear"
     note: str = ""
 
     def __post_init__(self) -> None:
         _set_tuples(self, "series")
         _set(self, x=tuple(map(str, self.x)))
-        _check_choice(self, "scale", Scale)
+        _check_choice(self, "scale", ColourScale)
         if not self.series or not self.x:
             raise StatesError(
                 f"Cannot draw the lines {self.title!r}",
@@ -399,7 +399,7 @@ class Section:
     tables: tuple[Listing, ...] = ()
 
 
-def floats(numbers: ArrayLike, name: str, dims: int) -> Floats:
+def floats(numbers: ArrayLike, name: str, dims: int) -> PackedFloats:
     """Return the numbers as a payload holds them, read-only: float16 stays, anything
     else becomes float32.
     """
@@ -410,7 +410,7 @@ def floats(numbers: ArrayLike, name: str, dims: int) -> Floats:
             f"{name} is {array.dtype} {list(array.shape)}",
             f"Give numbers in {dims} dimensions.",
         )
-    packed: Floats
+    packed: PackedFloats
     if array.dtype == np.float16:
         packed = np.ascontiguousarray(array, dtype=np.float16)
     else:

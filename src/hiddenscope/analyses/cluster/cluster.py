@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from hiddenscope import progress
 from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import NotFinite, StatesError, TextError
-from hiddenscope.measures.grouped import joined, numbered
+from hiddenscope.measures.grouped import number_groups, numbered
 from hiddenscope.model import ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts, Result
@@ -24,6 +24,7 @@ from hiddenscope.results.dataset import (
 )
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, Pooling, Readable
+from hiddenscope.states.arrays import AnyArray, Ints
 from hiddenscope.texts import copy_key
 from hiddenscope.vectors import EachToken
 from hiddenscope.vectors.collection import Collection, collection_of
@@ -31,8 +32,6 @@ from hiddenscope.vectors.collection import Collection, collection_of
 if TYPE_CHECKING:
     import xarray
 
-Array: TypeAlias = NDArray[Any]
-Ints: TypeAlias = NDArray[np.int64]
 
 # The cost of HDBSCAN grows with the square of the rows.
 MAX_ROWS = 10_000
@@ -54,7 +53,7 @@ SEED = 0
 
 @checked
 def cluster(
-    source: ModelLike | Readable | Pair | EachToken | Array | Tensor,
+    source: ModelLike | Readable | Pair | EachToken | AnyArray | Tensor,
     texts: Texts | Inputs | Any = None,
     *,
     site: str | Site | None = None,
@@ -150,7 +149,7 @@ def _directions(values: Tensor) -> Tensor:
     return torch.where(norms > threshold, centred / norms.clamp_min(threshold), 0)
 
 
-def _principal_coordinates(directions: Tensor) -> Array:
+def _principal_coordinates(directions: Tensor) -> AnyArray:
     """Return the coordinates of each row along the principal directions."""
     centred = (directions - directions.mean(0)).numpy()
     rows, width = centred.shape
@@ -166,11 +165,11 @@ def _principal_coordinates(directions: Tensor) -> Array:
     # An axis is defined up to its sign. Its largest entry is made positive, or the
     # picture could come out mirrored.
     signs = np.sign(np.take_along_axis(axes, np.abs(axes).argmax(0)[None], 0))
-    coordinates: Array = places * signs
+    coordinates: AnyArray = places * signs
     return coordinates
 
 
-def _largest_eigenpairs(square: Array, count: int) -> tuple[Array, Array]:
+def _largest_eigenpairs(square: AnyArray, count: int) -> tuple[AnyArray, AnyArray]:
     """Return the largest eigenvalues of a symmetric matrix, and their vectors."""
     from scipy.linalg import eigh
 
@@ -180,7 +179,7 @@ def _largest_eigenpairs(square: Array, count: int) -> tuple[Array, Array]:
     return values[::-1], vectors[:, ::-1]
 
 
-def _run_hdbscan(places: Array, smallest: int) -> tuple[Ints, Array]:
+def _run_hdbscan(places: AnyArray, smallest: int) -> tuple[Ints, AnyArray]:
     """Return the cluster of each row, and how firmly the row belongs to it.
 
     Clusters are numbered by size, the largest first; -1 is none.
@@ -229,8 +228,8 @@ def _units(collection: Collection, rows: Ints, groups: Sequence[Any] | None) -> 
     if collection.strings is not None:
         keys = [copy_key(collection.strings[row]) for row in rows]
     if groups is None:
-        return joined(keys)
-    return joined(keys, [groups[row] for row in rows])
+        return number_groups(keys)
+    return number_groups(keys, [groups[row] for row in rows])
 
 
 def _stability(values: Tensor, labels: Ints, smallest: int, units: Ints) -> list[float]:
@@ -276,8 +275,8 @@ def _best_overlap(members: NDArray[np.bool_], again: Ints) -> float:
 def _table(
     collection: Collection,
     rows: Ints,
-    places: Array,
-    clustered: tuple[Ints, Array],
+    places: AnyArray,
+    clustered: tuple[Ints, AnyArray],
     clusters: Sequence[_Cluster],
 ) -> "xarray.Dataset":
     unit = collection.unit

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hiddenscope.analyses.compare.sides import UNKNOWN, ComparedStates, align_tokens
 from hiddenscope.errors import SiteError, StatesError
-from hiddenscope.passes import Columns
+from hiddenscope.passes import TokenColumns
 from hiddenscope.results.dataset import Attributes
 from hiddenscope.sites import Site, SitePatterns, summarise
 from hiddenscope.states import Pair, Source, States, Tokens
@@ -46,7 +46,7 @@ class Comparison:
     every: tuple[tuple[Site, ...], tuple[Site, ...]]
     source: tuple[Source, Source]
     sites: tuple[Site, ...]
-    columns: Columns
+    columns: TokenColumns
     measures: dict[str, NDArray[np.float32]] | None
 
     @property
@@ -113,7 +113,7 @@ def largest_relative(first: ComparedStates, second: ComparedStates) -> float:
     """Return the largest relative difference of one text's states computed twice."""
     largest = 0.0
     for a, b in zip(stacks_of(first), stacks_of(second), strict=True):
-        columns: Columns = [(row, row) for row in range(len(a.tokens))]
+        columns: TokenColumns = [(row, row) for row in range(len(a.tokens))]
         # The second run may hold two copies of the text.
         relative = measured(a, b.of(0), a.sites, columns)["relative"]
         largest = max(largest, float(relative.max()))
@@ -128,7 +128,7 @@ def stacks_of(side: ComparedStates) -> list[States]:
 
 
 def measured(
-    a: States, b: States, sites: tuple[Site, ...], columns: Columns
+    a: States, b: States, sites: tuple[Site, ...], columns: TokenColumns
 ) -> dict[str, NDArray[np.float32]]:
     """Return every measure, `[site, column]`, NaN in gaps.
 

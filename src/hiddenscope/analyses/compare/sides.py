@@ -10,7 +10,14 @@ import torch
 
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.model import Model
-from hiddenscope.passes import Columns, Inputs, Texts, in_columns, record, recordable
+from hiddenscope.passes import (
+    Inputs,
+    Texts,
+    TokenColumns,
+    in_columns,
+    record,
+    recordable,
+)
 from hiddenscope.passes.resume import trial_texts
 from hiddenscope.sites import Site, SitePatterns, select
 from hiddenscope.states import Pair, Readable, Source, States, Tokens
@@ -261,7 +268,7 @@ def _of_text(side: ComparedStates, number: int) -> ComparedStates:
     return side.of(number)
 
 
-def align_tokens(a: Tokens, b: Tokens, *, by_spans: bool) -> Columns:
+def align_tokens(a: Tokens, b: Tokens, *, by_spans: bool) -> TokenColumns:
     """Pair tokens in columns by their ids, or by where in the text they end.
 
     The latter is for one text in two tokenizers.

@@ -17,7 +17,7 @@ from hiddenscope.analyses.drift.baseline import read_baseline, write_baseline
 from hiddenscope.analyses.drift.dtypes import name_of
 from hiddenscope.analyses.drift.errors import Errors, divergence
 from hiddenscope.analyses.drift.facts import PairFacts, PairingFacts, Restored
-from hiddenscope.analyses.drift.hints import describe
+from hiddenscope.analyses.drift.hints import describe_hint
 from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel
 from hiddenscope.analyses.drift.observe import ObservedState, observe
 from hiddenscope.analyses.drift.parts import (
@@ -30,8 +30,8 @@ from hiddenscope.analyses.drift.port_search import PortSearch
 from hiddenscope.analyses.drift.program import Program
 from hiddenscope.analyses.drift.result import (
     DriftComparison,
-    dataset_of,
-    facts_of,
+    drift_dataset,
+    drift_facts,
 )
 from hiddenscope.analyses.drift.saved import (
     SavedRun,
@@ -130,8 +130,8 @@ def drift(
             count = len(levels)
         baseline_facts = {"file": path, "written": levels is None, "sites": count}
     source = {**comparison.sources[0], "candidate": comparison.sources[1]}
-    dataset = dataset_of(comparison, sites)
-    return Result("drift", dataset, facts_of(comparison, baseline_facts), source)
+    dataset = drift_dataset(comparison, sites)
+    return Result("drift", dataset, drift_facts(comparison, baseline_facts), source)
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ def _search(comparison: DriftComparison, sides: ComparedSides, inputs: Inputs) -
         search = PortSearch(reference, candidate, batch, _other_texts(inputs, batch))
     comparison.fault = search.find(first, errors.beyond_with_systematic(), relative)
     if comparison.fault is not None:
-        comparison.hints, notes = describe(search, comparison.fault)
+        comparison.hints, notes = describe_hint(search, comparison.fault)
         errors.notes += notes
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,8 +16,8 @@ from hiddenscope.analyses.drift.systematic import Finding, SystematicTest
 from hiddenscope.errors import NotFinite
 from hiddenscope.passes import Inputs, TextEncoder
 from hiddenscope.sites import Site
+from hiddenscope.states.arrays import Floats
 
-Array: TypeAlias = NDArray[np.float64]
 Where = Callable[[str, int], str]
 """Describes the token of a row at a site."""
 
@@ -74,7 +73,7 @@ class Errors:
     """
 
     tokens: dict[str | None, int]
-    cells: dict[str, dict[str, Array]] = field(default_factory=dict)
+    cells: dict[str, dict[str, Floats]] = field(default_factory=dict)
     verdicts: dict[str, SiteVerdict] = field(default_factory=dict)
     noise_sources: list[str] = field(default_factory=list)
     observing_changed_nothing: bool | None = None
@@ -82,7 +81,7 @@ class Errors:
     notes: list[str] = field(default_factory=list)
     systematic: dict[str, SystematicTest] = field(default_factory=dict)
     findings: dict[str, Finding] = field(default_factory=dict)
-    kl: list[Array] = field(default_factory=list)
+    kl: list[Floats] = field(default_factory=list)
     top1_changed: list[NDArray[np.bool_]] = field(default_factory=list)
 
     @classmethod

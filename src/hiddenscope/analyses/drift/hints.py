@@ -27,7 +27,7 @@ from hiddenscope.modules import hooks
 # much of the error.
 AS_NEAR = 3.0
 # These read the modules themselves, and need no error that can be measured.
-FROM_MODULES = (hypotheses.weights, hypotheses.attributes)
+FROM_MODULES = (hypotheses.weight_hypotheses, hypotheses.attributes)
 HYPOTHESES = (
     *FROM_MODULES,
     hypotheses.effects,
@@ -40,7 +40,7 @@ HYPOTHESES = (
 )
 
 
-def describe(search: Search, fault: FaultyModule) -> tuple[list[Hint], list[str]]:
+def describe_hint(search: Search, fault: FaultyModule) -> tuple[list[Hint], list[str]]:
     """Return what a fault looks like, most certain first, and notes on failed tests."""
     hints: list[Hint] = []
     notes: list[str] = []
@@ -53,7 +53,7 @@ def describe(search: Search, fault: FaultyModule) -> tuple[list[Hint], list[str]
         candidate = _block_arguments(search, search.candidate, call.path)
         hints += argument_hints(reference, candidate)
     elif fault.output is not None:
-        explained, notes = explain(_suspect(search, fault, fault.output))
+        explained, notes = explain_fault(_suspect(search, fault, fault.output))
         hints += explained
     return [*hints, *fault.hints], notes
 
@@ -85,7 +85,7 @@ def _suspect(search: Search, fault: FaultyModule, output: Tensor) -> Suspect:
     )
 
 
-def explain(suspect: Suspect) -> tuple[list[Hint], list[str]]:
+def explain_fault(suspect: Suspect) -> tuple[list[Hint], list[str]]:
     """Return the hypotheses that explain a fault, and notes on those that failed.
 
     Each kind of fault is named at most once.

@@ -71,7 +71,9 @@ class LiveModel:
                 return run_program(self.module, batch)
             # A NaN that an attention kernel loses is tolerated: it may be in padding,
             # and what it does elsewhere shows in the comparison.
-            return hooks.run(self.module, batch.arguments(self.module), finite=False)
+            return hooks.call_module(
+                self.module, batch.arguments(self.module), finite=False
+            )
 
 
 def _block_paths(anatomy: Anatomy) -> dict[Site, str]:

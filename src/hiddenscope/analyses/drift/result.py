@@ -58,7 +58,9 @@ class DriftComparison:
     changed_weights: Sequence[tuple[str, float]] = ()
 
 
-def facts_of(comparison: DriftComparison, baseline: Facts | None) -> dict[str, object]:
+def drift_facts(
+    comparison: DriftComparison, baseline: Facts | None
+) -> dict[str, object]:
     """Return the findings of a comparison."""
     errors, fault = comparison.errors, comparison.fault
     verdicts, drifting = errors.verdicts, errors.drifting
@@ -191,7 +193,9 @@ def _consequences(comparison: DriftComparison) -> dict[str, object] | None:
     }
 
 
-def dataset_of(comparison: DriftComparison, patterns: SitePatterns) -> xarray.Dataset:
+def drift_dataset(
+    comparison: DriftComparison, patterns: SitePatterns
+) -> xarray.Dataset:
     """Lay out errors by site and token, and along the selected sites."""
     import xarray
 

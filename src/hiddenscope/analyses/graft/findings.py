@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hiddenscope.analyses.graft.runs import Window
 from hiddenscope.linear.intervals import wilson
-from hiddenscope.measures.grouped import Floats, Ints, effective_count, group_sums
+from hiddenscope.measures.grouped import effective_count, group_sums
 from hiddenscope.results import Facts
 from hiddenscope.results.dataset import (
     Attributes,
@@ -20,6 +20,7 @@ from hiddenscope.results.dataset import (
     to_dataset,
 )
 from hiddenscope.sites import Site
+from hiddenscope.states.arrays import Floats, Ints
 
 if TYPE_CHECKING:
     import xarray

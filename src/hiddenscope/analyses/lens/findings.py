@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.analyses.lens.reading import LensSites, Reading
-from hiddenscope.measures.grouped import Ints
 from hiddenscope.results import Facts
 from hiddenscope.results.dataset import (
     Attributes,
@@ -22,11 +21,11 @@ from hiddenscope.results.dataset import (
 )
 from hiddenscope.sites import Site
 from hiddenscope.states import Tokens
+from hiddenscope.states.arrays import Bools, Ints
 
 if TYPE_CHECKING:
     import xarray
 
-Bools: TypeAlias = NDArray[np.bool_]
 _Columns: TypeAlias = dict[str, tuple[Dims, NDArray[Any]]]
 
 CELLS = ("site", "token")

@@ -17,7 +17,7 @@ from hiddenscope.analyses.lens.reading import LensSites
 from hiddenscope.analyses.lens.tuned import fit_tuned
 from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
-from hiddenscope.measures.grouped import joined
+from hiddenscope.measures.grouped import number_groups
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.passes.unembed import Unembedding
@@ -89,7 +89,7 @@ class Lens:
         if kind == "tuned":
             # Copies of a text, and texts that the data say belong together.
             copies = copy_groups(inputs.texts or inputs.ids)
-            groups = joined(copies, getattr(texts, "groups", None))
+            groups = number_groups(copies, getattr(texts, "groups", None))
             maps, facts = fit_tuned(model, inputs, sites, groups.tolist())
         else:
             maps, facts = fit_jacobian(model, inputs, sites, partial)

@@ -19,13 +19,13 @@ from hiddenscope.analyses.lens.maps import mapped
 from hiddenscope.analyses.lens.reading import LensSites, Part, Reading, read_predictions
 from hiddenscope.arguments import checked
 from hiddenscope.errors import PassError, TextError
-from hiddenscope.measures.grouped import Ints
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, record
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.results import Result
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Source, States, Tokens
+from hiddenscope.states.arrays import Ints
 
 NEXT = "next"
 # Tokens whose states are held at a time.

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.errors import NotFinite, SiteError
-from hiddenscope.measures.grouped import Ints
 from hiddenscope.model import Model
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site, SitePatterns
+from hiddenscope.states.arrays import Ints
 
 Part: TypeAlias = tuple[Unembedding, Tensor]
 """States [site, token, width], and the unembedding that reads them."""

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from hiddenscope.analyses.patch.contrast import EncodedContrast
 from hiddenscope.errors import PassError, TextError
-from hiddenscope.measures.grouped import Floats
 from hiddenscope.model import Model
 from hiddenscope.passes import record
 from hiddenscope.passes.clean_run import CleanRun, logits_tolerance, run_clean
@@ -28,6 +27,7 @@ from hiddenscope.passes.sweep import (
     sweep,
 )
 from hiddenscope.sites import Site
+from hiddenscope.states.arrays import Floats
 
 Into: TypeAlias = Literal["corrupt", "clean"]
 PositionPairs: TypeAlias = list[tuple[int, int]]

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, cast
 from hiddenscope.arguments import checked
 from hiddenscope.errors import TextError
 from hiddenscope.model import Model
-from hiddenscope.passes import Columns, Inputs, in_columns
+from hiddenscope.passes import Inputs, TokenColumns, in_columns
 from hiddenscope.passes.answers import text_before, token_after
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -116,7 +116,7 @@ class EncodedContrast:
     """
 
     inputs: Inputs
-    columns: dict[str | None, Columns]
+    columns: dict[str | None, TokenColumns]
     at: tuple[int, int]
     answer: int
     other: int
@@ -266,5 +266,5 @@ def _check_same_form(contrasts: Sequence[EncodedContrast]) -> None:
             raise TextError(problem, reason, remedy)
 
 
-def _gaps(columns: Columns) -> list[bool]:
+def _gaps(columns: TokenColumns) -> list[bool]:
     return [None in column for column in columns]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from hiddenscope.analyses.patch.cells import Effects, Plan
 from hiddenscope.analyses.patch.contrast import EncodedContrast
 from hiddenscope.analyses.patch.facts import AgreementFacts, LayerWindowsFacts
-from hiddenscope.measures.grouped import Floats, Ints, standard_error
+from hiddenscope.measures.grouped import standard_error
 from hiddenscope.model import Model
 from hiddenscope.results import Facts
 from hiddenscope.results.dataset import (
@@ -22,6 +22,7 @@ from hiddenscope.results.dataset import (
     stack_column,
     to_dataset,
 )
+from hiddenscope.states.arrays import Floats, Ints
 
 if TYPE_CHECKING:
     import xarray

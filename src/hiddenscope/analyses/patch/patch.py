@@ -16,11 +16,12 @@ from hiddenscope.analyses.patch.contrast import (
 from hiddenscope.analyses.patch.findings import patch_dataset, patch_facts
 from hiddenscope.arguments import checked
 from hiddenscope.errors import PassError, SiteError, TextError
-from hiddenscope.measures.grouped import Ints, joined
+from hiddenscope.measures.grouped import number_groups
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes.edit import plan as changeable
 from hiddenscope.results import Result
 from hiddenscope.sites import Site, SitePatterns, summarise
+from hiddenscope.states.arrays import Ints
 
 PatchMethod: TypeAlias = Literal["exact", "attribution", "both"]
 
@@ -120,7 +121,7 @@ def _groups(contrasts: Sequence[EncodedContrast]) -> Ints:
             names.append(("contrast", number))
         else:
             names.append(("group", contrast.group))
-    return joined([contrast.prompts for contrast in contrasts], names)
+    return number_groups([contrast.prompts for contrast in contrasts], names)
 
 
 def _listed(contrasts: Contrast | Sequence[Contrast]) -> list[Contrast]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hiddenscope.analyses.probe.labels import Ints, Labels, Rows, control
+from hiddenscope.analyses.probe.labels import Rows, control
 from hiddenscope.errors import StatesError
 from hiddenscope.linear import Learner, assign_folds, logistic, ridge
 from hiddenscope.linear.bootstrap import (
@@ -17,6 +17,7 @@ from hiddenscope.linear.intervals import MIN_GROUPS
 from hiddenscope.linear.probe import Task
 from hiddenscope.measures.grouped import effective_count
 from hiddenscope.measures.permutations import permuted
+from hiddenscope.states.arrays import Ints, Labels
 
 FOLDS = 5
 # The score on one set of control labels is uncertain where rows are few, so several are

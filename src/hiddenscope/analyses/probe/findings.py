@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from hiddenscope.analyses.probe.design import Design, ProbeTarget
-from hiddenscope.analyses.probe.labels import Labels, Rows
+from hiddenscope.analyses.probe.labels import Rows
 from hiddenscope.linear.crossvalidation import DEFAULT_PENALTY
 from hiddenscope.linear.intervals import Interval
 from hiddenscope.results import Facts
@@ -22,11 +22,11 @@ from hiddenscope.results.dataset import (
 )
 from hiddenscope.sites import Site
 from hiddenscope.states import Pooling
+from hiddenscope.states.arrays import Floats, Labels
 
 if TYPE_CHECKING:
     import xarray
 
-Floats: TypeAlias = NDArray[np.float64]
 
 # Classes that the facts list.
 LISTED = 20
@@ -120,7 +120,7 @@ class Scored:
         return COVERAGE_OF_SEVERAL
 
 
-def table(scored: Scored) -> "xarray.Dataset":
+def probe_dataset(scored: Scored) -> "xarray.Dataset":
     """Tabulate scores, controls, penalties and coefficients by site."""
     score, name = scored.score, scored.long_name
     intervals = [column.interval for column in scored.columns]
@@ -226,7 +226,7 @@ def _mix_variables(scored: Scored, mix: Mix) -> Variables:
     return variables
 
 
-def facts_of(scored: Scored, pool: Pooling | None) -> Facts:
+def probe_facts(scored: Scored, pool: Pooling | None) -> Facts:
     """Return what was probed, the best site, the sites above chance, and the mix."""
     rows, score, sites = scored.rows, scored.score, scored.rows.vectors.sites
     facts: dict[str, Any] = {

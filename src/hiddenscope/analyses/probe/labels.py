@@ -10,7 +10,6 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.linear.crossvalidation import stable_hash
@@ -18,12 +17,11 @@ from hiddenscope.measures.permutations import permuted, same_labelling
 from hiddenscope.model import Model
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Pooling, Readable, Tokens
-from hiddenscope.texts import Belonging, Labelled, belonging, listed, read
+from hiddenscope.states.arrays import Ints
+from hiddenscope.texts import Belonging, Labelled, as_list, belonging, read
 from hiddenscope.vectors import Vectors, vectors
 from hiddenscope.vectors.dataset import Dataset, dataset_of, strings_of
 
-Ints: TypeAlias = NDArray[np.int64]
-Labels: TypeAlias = NDArray[Any]
 ReadyLabel: TypeAlias = str | float | None
 T = TypeVar("T", int, int | None)
 
@@ -175,7 +173,7 @@ def _token_dataset(data: object) -> Dataset:
     if isinstance(texts, Labelled):
         name = f"{name} of {texts.name}"
         return Dataset(list(texts.texts), labels, name, texts.groups)
-    rows = listed(texts)
+    rows = as_list(texts)
     if rows and isinstance(rows[0], str):
         rows = list(read(rows).texts)
     return Dataset(rows, labels, name)
@@ -234,7 +232,7 @@ def _flatten(lists: list[Any], tokens: Tokens) -> list[Any]:
 
 
 def _listed(labels: Any) -> list[Any]:
-    return listed(labels.tolist() if hasattr(labels, "tolist") else labels)
+    return as_list(labels.tolist() if hasattr(labels, "tolist") else labels)
 
 
 def _checked_labels(labels: object, rows: int, unit: str) -> list[Any]:

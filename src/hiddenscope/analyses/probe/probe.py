@@ -13,8 +13,8 @@ from hiddenscope.analyses.probe.findings import (
     Column,
     Mix,
     Scored,
-    facts_of,
-    table,
+    probe_dataset,
+    probe_facts,
 )
 from hiddenscope.analyses.probe.labels import Rows, labelled_rows
 from hiddenscope.analyses.probe.significance import (
@@ -90,8 +90,8 @@ def probe(
     rows = labelled_rows(opened, data, task, sites, pooling, truncate)
     target = target_of(rows, task)
     scored = _score_sites(rows, target, design_of(rows, target, seed))
-    facts = facts_of(scored, pooling)
-    return Result("probe", table(scored), facts, rows.vectors.source)
+    facts = probe_facts(scored, pooling)
+    return Result("probe", probe_dataset(scored), facts, rows.vectors.source)
 
 
 @dataclass(frozen=True, eq=False)

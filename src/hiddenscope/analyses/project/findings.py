@@ -48,7 +48,7 @@ CORRECTED = "silhouette_p_corrected"
 OF_PICTURE = ("distinct", "trust", "spread", "shown")
 
 
-def table(
+def project_dataset(
     parts: Sequence[Points], panels: Sequence[Sequence[Panel]], method: Method
 ) -> "xarray.Dataset":
     """Tabulate everything by model, dataset and site.
@@ -204,7 +204,7 @@ class Beside(NamedTuple):
     tested: bool
 
 
-def facts_of(part: Points, panels: Sequence[Panel], beside: Beside) -> Facts:
+def project_facts(part: Points, panels: Sequence[Panel], beside: Beside) -> Facts:
     """Return the facts of one dataset in one model."""
     facts: dict[str, Any] = {
         "model": part.model,

@@ -15,13 +15,13 @@ from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import StatesError
 from hiddenscope.measures.distances import Distances, trustworthiness
 from hiddenscope.measures.separation import Score
+from hiddenscope.states.arrays import Ints
 
 if TYPE_CHECKING:
     from hiddenscope.results import Result
 
 Method: TypeAlias = Literal["umap", "pca", "pacmap", "tsne"]
 Picture: TypeAlias = NDArray[np.float32]
-Ints: TypeAlias = NDArray[np.int64]
 
 METHODS = ("umap", "pca", "pacmap", "tsne")
 FEWEST = {"umap": 4, "pca": 2, "pacmap": 8, "tsne": 4}

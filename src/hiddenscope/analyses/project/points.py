@@ -13,7 +13,7 @@ from hiddenscope.model import Model
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, Pooling, Readable, Source, Tokens
-from hiddenscope.texts import Belonging, Labelled, belonging, listed
+from hiddenscope.texts import Belonging, Labelled, as_list, belonging
 from hiddenscope.vectors import Vectors, vectors
 from hiddenscope.vectors.dataset import Dataset, dataset_of, strings_of
 
@@ -174,7 +174,7 @@ def _listed(labels: Any) -> list[Any]:
             reason,
             "Give a list with one label for each text or token.",
         )
-    return listed(labels)
+    return as_list(labels)
 
 
 def _points(rows: Vectors, names: tuple[str, str], dataset: Dataset) -> Points:

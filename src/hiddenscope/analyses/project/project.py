@@ -5,7 +5,12 @@ from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 from hiddenscope import progress
-from hiddenscope.analyses.project.findings import Beside, facts_of, table, tightness
+from hiddenscope.analyses.project.findings import (
+    Beside,
+    project_dataset,
+    project_facts,
+    tightness,
+)
 from hiddenscope.analyses.project.pictures import (
     Method,
     Panel,
@@ -261,14 +266,16 @@ def _result(
 ) -> Result:
     part_facts = []
     for part, row, of_part in zip(parts, panels, beside, strict=True):
-        part_facts.append(facts_of(part, row, of_part))
+        part_facts.append(project_facts(part, row, of_part))
     facts: Facts = {
         "method": how.method,
         **options,
         "parts": part_facts,
         **tightness(parts, panels),
     }
-    return Result("project", table(parts, panels, how.method), facts, _source(parts))
+    return Result(
+        "project", project_dataset(parts, panels, how.method), facts, _source(parts)
+    )
 
 
 def _source(parts: Sequence[Points]) -> dict[str, Any]:

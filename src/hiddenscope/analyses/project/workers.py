@@ -19,21 +19,21 @@ from numpy.typing import NDArray
 
 from hiddenscope.workers import WorkerProcess, available_cores, parent_channel
 
-Floats: TypeAlias = NDArray[np.float32]
+Floats32: TypeAlias = NDArray[np.float32]
 
-# Points over all pictures: with fewer, a process takes longer to start than it saves.
+# Floats32 over all pictures: with fewer, a process takes longer to start than it saves.
 WORTH_A_PROCESS = 30_000
 
 
 class Job(NamedTuple):
     """A picture to compute: initial positions, and the neighbours of each point."""
 
-    start: Floats
+    start: Floats32
     neighbours: NDArray[np.int64]
-    distances: Floats
+    distances: Floats32
     seed: int
 
-    def compute(self) -> Floats:
+    def compute(self) -> Floats32:
         """Return the picture that umap-learn computes."""
         neighbours = self.neighbours.astype(np.int32)
         with warnings.catch_warnings():
@@ -105,13 +105,13 @@ class UmapPool:
 
     def compute(
         self, jobs: Sequence[Job], advance: Callable[[float], None]
-    ) -> list[Floats]:
+    ) -> list[Floats32]:
         """Return the picture of each job; `advance` is told how many more are done."""
         self._compiled.result()
         waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in range(len(jobs)):
             waiting.put(number)
-        pictures: dict[int, Floats] = {}
+        pictures: dict[int, Floats32] = {}
         reported = 0
         serving: set[Future[None]] = set()
         starting = dict(zip(self._ready, self._processes, strict=True))
@@ -164,7 +164,7 @@ def _serve(
     process: WorkerProcess,
     jobs: Sequence[Job],
     waiting: "queue.SimpleQueue[int]",
-    pictures: dict[int, Floats],
+    pictures: dict[int, Floats32],
 ) -> None:
     """Hand job after job to a process; put the job of one that ended back."""
     while (number := _take(waiting)) is not None:

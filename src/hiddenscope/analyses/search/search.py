@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope import progress
@@ -21,6 +20,7 @@ from hiddenscope.results.dataset import (
 )
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, Pooling, Readable
+from hiddenscope.states.arrays import AnyArray
 from hiddenscope.vectors import EachToken, vectors
 from hiddenscope.vectors.collection import (
     Collection,
@@ -33,8 +33,7 @@ from hiddenscope.vectors.nearest import NEARNESSES, Nearest, Nearness
 if TYPE_CHECKING:
     import xarray
 
-Array: TypeAlias = NDArray[Any]
-Query: TypeAlias = Texts | Inputs | Array | Tensor
+Query: TypeAlias = Texts | Inputs | AnyArray | Tensor
 
 LOOKS: dict[str, Attributes] = {
     "cosine": {"long_name": "cosine", "meaning": "diverging"},
@@ -48,7 +47,7 @@ SHORT = 100
 
 @checked
 def search(
-    source: ModelLike | Readable | Pair | EachToken | Array | Tensor,
+    source: ModelLike | Readable | Pair | EachToken | AnyArray | Tensor,
     query: Query | tuple[Model, Texts | Inputs],
     k: int = 10,
     *,

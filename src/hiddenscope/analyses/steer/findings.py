@@ -11,7 +11,6 @@ from hiddenscope.analyses.steer.facts import SettingFacts
 from hiddenscope.analyses.steer.logprobs import LogProbs
 from hiddenscope.analyses.steer.reads import MASKED, Reads, masked_model
 from hiddenscope.analyses.steer.sweep import Measured, Sweep
-from hiddenscope.measures.grouped import Floats
 from hiddenscope.results import Facts
 from hiddenscope.results.dataset import (
     Attributes,
@@ -22,6 +21,7 @@ from hiddenscope.results.dataset import (
     to_dataset,
 )
 from hiddenscope.states import Pair, States
+from hiddenscope.states.arrays import Floats
 
 if TYPE_CHECKING:
     import xarray

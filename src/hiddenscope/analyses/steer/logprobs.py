@@ -12,12 +12,12 @@ from hiddenscope.analyses.steer.direction import in_stack
 from hiddenscope.analyses.steer.intervention import Intervention
 from hiddenscope.analyses.steer.reads import Reads
 from hiddenscope.errors import NotFinite, PassError
-from hiddenscope.measures.grouped import Floats
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Pass, edit, editing, record, resume
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, States
+from hiddenscope.states.arrays import Floats
 
 LogProbs: TypeAlias = list[Floats]
 """For each text [position, token]."""

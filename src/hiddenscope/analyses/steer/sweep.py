@@ -14,10 +14,10 @@ from hiddenscope.analyses.steer.logprobs import (
     steered_log_probs,
 )
 from hiddenscope.analyses.steer.reads import Reads
-from hiddenscope.measures.grouped import Floats
 from hiddenscope.model import Model
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, States
+from hiddenscope.states.arrays import Floats
 
 T = TypeVar("T")
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hiddenscope.analyses.visibility.maps import Axes, InfluenceMeasure
-from hiddenscope.measures.grouped import Floats
 from hiddenscope.results.dataset import (
     Attributes,
     Coordinates,
@@ -22,6 +21,7 @@ from hiddenscope.results.dataset import (
     to_dataset,
 )
 from hiddenscope.states import Tokens
+from hiddenscope.states.arrays import Floats
 
 if TYPE_CHECKING:
     import xarray

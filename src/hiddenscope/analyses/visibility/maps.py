@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.errors import NotFinite, StatesError
-from hiddenscope.measures.grouped import Floats
 from hiddenscope.model import Model
 from hiddenscope.modules import autograd
 from hiddenscope.passes import Inputs
 from hiddenscope.passes.jacobian import Tape, tape
 from hiddenscope.sites import Site
+from hiddenscope.states.arrays import Floats
 
 MeasureName: TypeAlias = Literal["l1", "frobenius", "relative", "logit"]
 

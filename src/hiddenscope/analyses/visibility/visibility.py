@@ -17,13 +17,13 @@ from hiddenscope.analyses.visibility.maps import (
 )
 from hiddenscope.arguments import checked
 from hiddenscope.errors import PassError, TextError, TooLarge
-from hiddenscope.measures.grouped import Floats
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import autograd
 from hiddenscope.passes import Inputs, Texts, record
 from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site, SitePatterns, summarise
+from hiddenscope.states.arrays import Floats
 
 
 @checked

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hiddenscope.views.figures import style
 from hiddenscope.views.figures.sheet import Box, Sheet
 from hiddenscope.views.figures.style import Lettering, number, width_of
-from hiddenscope.views.values import Floats, Lines, Series
+from hiddenscope.views.values import Lines, PackedFloats, Series
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -192,7 +192,7 @@ def _draw_series(axes: "Axes", lines: Lines) -> "list[Artist]":
     return [handles[place] for place in range(len(lines.series))]
 
 
-def _drawable(values: Floats, is_log: bool) -> _Array:
+def _drawable(values: PackedFloats, is_log: bool) -> _Array:
     """Return the values, and NaN where there is nothing to draw."""
     exact = values.astype(np.float64)
     has_place = np.isfinite(exact) & ((exact > 0) | (not is_log))

@@ -28,7 +28,7 @@ from hiddenscope.views.values import Grid, Panels, View
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Format: TypeAlias = Literal[".png", ".svg", ".pdf"]
+FigureFormat: TypeAlias = Literal[".png", ".svg", ".pdf"]
 
 # On the longer side of a PNG.
 MOST_PIXELS = 30_000
@@ -45,7 +45,7 @@ _SETTINGS_LOCK = threading.RLock()
 
 def image(
     views: Sequence[View],
-    suffix: Format,
+    suffix: FigureFormat,
     *,
     dpi: float = 220,
     width: float | None = None,

@@ -165,7 +165,7 @@ def settings() -> dict[Any, Any]:
         "svg.fonttype": "none",
         "svg.hashsalt": "hiddenscope",
         "pdf.fonttype": 42,
-        "font.family": [*families(), "sans-serif"],
+        "font.family": [*font_families(), "sans-serif"],
         "font.size": LABEL,
         # A token may hold a dollar sign.
         "text.parse_math": False,
@@ -236,7 +236,7 @@ def log_ticks(low: float, high: float, most: int) -> "Locator":
 
 
 @cache
-def families() -> list[str]:
+def font_families() -> list[str]:
     """Return the font of all figures, and those that help it out on this machine."""
     from matplotlib.font_manager import fontManager
 
@@ -250,7 +250,7 @@ def _characters(bold: bool) -> frozenset[int]:
 
     weight = "bold" if bold else "normal"
     characters: set[int] = set()
-    for name in families():
+    for name in font_families():
         path = findfont(FontProperties(family=name, weight=weight))
         characters.update(get_font(path).get_charmap())
     return frozenset(characters)
@@ -277,7 +277,7 @@ def _width(text: str, bold: bool) -> float:
     # Glyphs are placed on whole pixels, so a text is measured at a large size.
     size = 40.0
     font = FontProperties(
-        family=[*families(), "sans-serif"],
+        family=[*font_families(), "sans-serif"],
         size=size,
         weight="bold" if bold else "normal",
     )

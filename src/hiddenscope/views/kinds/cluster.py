@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from hiddenscope.results import Result, Table
-from hiddenscope.views.sentences import as_prose, quoted, shortened
+from hiddenscope.views.sentences import as_prose, quote, shortened
 from hiddenscope.views.standing import standing
 from hiddenscope.views.values import Lines, Listing, Panels, Section, Series, View
 
@@ -125,7 +125,7 @@ def findings(result: Result) -> Iterator[str]:
     for cluster in facts["clusters"][:NAMED]:
         typical = ""
         if cluster.get("typical"):
-            typical = f", such as {quoted(cluster['typical'][0])}"
+            typical = f", such as {quote(cluster['typical'][0])}"
         yield (
             f"Cluster {cluster['cluster']} has {cluster['size']:,} {unit}s{typical};"
             f" {cluster['stability']:.0%} of it comes back when a fifth is left out."

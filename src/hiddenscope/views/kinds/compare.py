@@ -18,7 +18,7 @@ from hiddenscope.views.sentences import (
     UNTESTED,
     as_prose,
     model_name,
-    quoted,
+    quote,
     quoted_token,
     side_names,
 )
@@ -236,7 +236,7 @@ def _compared(result: Result) -> str:
     if len(texts) != 1 or len(other_texts) != 1:
         return "pairs of texts"
     first, second = _row_names(result)
-    return f"{quoted(texts[0])} ({first}) and {quoted(other_texts[0])} ({second})"
+    return f"{quote(texts[0])} ({first}) and {quote(other_texts[0])} ({second})"
 
 
 def _first(stack: "CompareStackFacts", sides: str) -> Iterator[str]:

@@ -9,8 +9,8 @@ import numpy as np
 
 from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import grid_of, labels, of_type
-from hiddenscope.views.sentences import as_prose, quoted, side_names
-from hiddenscope.views.values import Floats, Grid, Lines, Section, Series, View
+from hiddenscope.views.sentences import as_prose, quote, side_names
+from hiddenscope.views.values import Grid, Lines, PackedFloats, Section, Series, View
 
 if TYPE_CHECKING:
     from hiddenscope.analyses.drift.facts import (
@@ -66,7 +66,7 @@ def views(result: Result) -> Iterator[View]:
     )
 
 
-def _log_line(result: Result, key: str) -> Floats:
+def _log_line(result: Result, key: str) -> PackedFloats:
     """Return a variable for a log scale, on which no error at all is a gap."""
     values = result.data[key].to_numpy()
     return np.where(values > 0, values, np.nan).astype(np.float32)
@@ -154,7 +154,7 @@ def _verdict(facts: "DriftFacts") -> str:
     token = facts["first_token"]
     if token:
         drift += (
-            f" (largest at {quoted(token['token'])}, position {token['position']} of"
+            f" (largest at {quote(token['token'])}, position {token['position']} of"
             f" text {token['text']})"
         )
     return f"{drift}, by {_times(facts['beyond'])} the noise envelope."

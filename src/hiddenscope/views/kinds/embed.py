@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.results import Result
-from hiddenscope.views.sentences import distinct, quoted
+from hiddenscope.views.sentences import distinct, quote
 from hiddenscope.views.values import Grid, Lines, Measure, Series, View
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def findings(result: Result) -> Iterator[str]:
         first, second = divmod(int(cosines.argmax()), len(cosines))
         strings = result.data["string"].to_numpy()
         yield (
-            f"Nearest are {quoted(strings[first])} and {quoted(strings[second])}, with"
+            f"Nearest are {quote(strings[first])} and {quote(strings[second])}, with"
             f" cosine {cosines.max():.2f}."
         )
 

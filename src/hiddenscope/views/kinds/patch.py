@@ -11,7 +11,7 @@ from hiddenscope.views.drawing import grid_of, labels, long_name, tokens_with_ga
 from hiddenscope.views.sentences import (
     as_prose,
     model_name,
-    quoted,
+    quote,
     quoted_token,
     ranges,
 )
@@ -163,7 +163,7 @@ def _answer(facts: "PatchFacts", name: Literal["answer", "other"]) -> str:
     strings = [pair[name].strip() or pair[name] for pair in facts["answers"]]
     distinct = list(dict.fromkeys(strings))
     others = " and others" if len(distinct) > MOST_ANSWERS else ""
-    return " / ".join(map(quoted, distinct[:MOST_ANSWERS])) + others
+    return " / ".join(map(quote, distinct[:MOST_ANSWERS])) + others
 
 
 def _runs(result: Result) -> str:
@@ -175,9 +175,9 @@ def _runs(result: Result) -> str:
     other_texts = result.data.attrs.get("other_texts", [])
     if len(texts) == len(other_texts) == 1:
         return (
-            f"After the clean prompt {quoted(texts[0])} the logit of {answer} is"
+            f"After the clean prompt {quote(texts[0])} the logit of {answer} is"
             f" {clean} that of {other}; after the corrupted prompt"
-            f" {quoted(other_texts[0])} it is {corrupt}."
+            f" {quote(other_texts[0])} it is {corrupt}."
         )
     average = "The"
     if facts["contrasts"] > 1:

@@ -10,7 +10,7 @@ from hiddenscope.views.sentences import (
     as_prose,
     in_series,
     plural,
-    quoted,
+    quote,
     site_list,
 )
 from hiddenscope.views.standing import standing
@@ -262,7 +262,7 @@ def _predicted(facts: "ProbeFacts") -> str:
     unit = "token" if facts["token"] == "each" else "text"
     if "classes" not in facts:
         return f"the number that each {unit} is labelled with"
-    names = [quoted(str(record["label"])) for record in facts["classes"]]
+    names = [quote(str(record["label"])) for record in facts["classes"]]
     if len(names) > FEW_LABELS or facts["class_count"] > len(names):
         return f"which of {facts['class_count']:,} labels each {unit} has"
     return f"the label of each {unit}, {in_series(names, 'or')}"

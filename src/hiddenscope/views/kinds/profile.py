@@ -22,10 +22,18 @@ from hiddenscope.views.sentences import (
     model_name,
     of_model,
     plural,
-    quoted,
+    quote,
     quoted_token,
 )
-from hiddenscope.views.values import Grid, Lines, Measure, Scale, Section, Series, View
+from hiddenscope.views.values import (
+    ColourScale,
+    Grid,
+    Lines,
+    Measure,
+    Section,
+    Series,
+    View,
+)
 
 if TYPE_CHECKING:
     from hiddenscope.analyses.profile.facts import (
@@ -166,7 +174,7 @@ def _lines(
     result has none of them.
     """
     series: list[Series] = []
-    scale: Scale = "linear"
+    scale: ColourScale = "linear"
     for name, words in names.items():
         if name not in result.data:
             continue
@@ -186,7 +194,7 @@ def _drawn(
     y_name: str,
     *,
     unit: str = "",
-    scale: Scale = "linear",
+    scale: ColourScale = "linear",
     note: str = "",
 ) -> Iterator[Lines]:
     finite = [line for line in series if np.isfinite(line.y).any()]
@@ -307,7 +315,7 @@ def _cell(result: Result) -> str:
             f" {facts['pooled']}): texts"
         )
     texts = result.data.attrs.get("texts", [])
-    text = quoted(texts[0]) if len(texts) == 1 else f"{facts['texts']} texts"
+    text = quote(texts[0]) if len(texts) == 1 else f"{facts['texts']} texts"
     return f"one hidden state of {text}: tokens"
 
 

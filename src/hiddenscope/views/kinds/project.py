@@ -16,7 +16,7 @@ from hiddenscope.views.sentences import (
     as_prose,
     model_name,
     plural,
-    quoted,
+    quote,
     shortened,
     site_list,
 )
@@ -255,7 +255,7 @@ def _named_parts(result: Result) -> Iterator[tuple[str, "ProjectPartFacts"]]:
 
 
 def _of(name: str) -> str:
-    return f" of {quoted(name)}" if name else ""
+    return f" of {quote(name)}" if name else ""
 
 
 def _note(result: Result) -> str:
@@ -404,7 +404,7 @@ def _limits(of: str, part: "ProjectPartFacts") -> Iterator[str]:
 def _tightness(comparison: "TightnessFacts") -> str:
     medians, counts = [], []
     for side in comparison["datasets"]:
-        name = quoted(side["dataset"])
+        name = quote(side["dataset"])
         medians.append(f"{side['median_within']:.2f} for {name}")
         counts.append(f"for {name} at {len(side['tighter_at'])} sites")
     return (
@@ -462,7 +462,7 @@ def _reading(result: Result) -> str:
 def _class_names(result: Result) -> str:
     """Return the classes in brackets, where they are few."""
     classes = dict.fromkeys(_classes(result.data))
-    names = [quoted(name) for name in classes if name]
+    names = [quote(name) for name in classes if name]
     return f" ({', '.join(names)})" if 0 < len(names) <= MOST_CLASSES else ""
 
 
@@ -482,6 +482,6 @@ def _examples(result: Result) -> str:
         return ""
     examples = []
     for dataset, text in sorted(first_texts.items()):
-        name = f"{quoted(dataset)}, " if dataset else ""
-        examples.append(f"{name}{quoted(shortened(text, EXAMPLE))}")
+        name = f"{quote(dataset)}, " if dataset else ""
+        examples.append(f"{name}{quote(shortened(text, EXAMPLE))}")
     return f"A text, for example: {'; '.join(examples)}. "

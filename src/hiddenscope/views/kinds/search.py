@@ -7,7 +7,7 @@ import numpy as np
 
 from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import labels, long_name, of_type
-from hiddenscope.views.sentences import as_prose, distinct, quoted, shortened
+from hiddenscope.views.sentences import as_prose, distinct, quote, shortened
 from hiddenscope.views.standing import standing
 from hiddenscope.views.values import (
     Grid,
@@ -151,9 +151,9 @@ def findings(result: Result) -> Iterator[str]:
     for nearest in facts["nearest"]:
         name = f"{unit} {nearest['number']}"
         if "string" in nearest:
-            name = quoted(nearest["string"])
+            name = quote(nearest["string"])
         yield (
-            f"Nearest to {quoted(nearest['query'])} is {name}, with"
+            f"Nearest to {quote(nearest['query'])} is {name}, with"
             f" {SCORES.get(nearness, nearness)} {nearest['score']:.2f}."
         )
     how = "dot product" if nearness == "dot" else nearness

@@ -11,15 +11,15 @@ from hiddenscope.views.sentences import (
     as_prose,
     model_name,
     plural,
-    quoted,
+    quote,
     quoted_token,
 )
 from hiddenscope.views.values import (
+    ColourScale,
     Grid,
     Lines,
     Listing,
     Measure,
-    Scale,
     Section,
     Series,
     View,
@@ -307,7 +307,7 @@ def _names(data: "xarray.Dataset") -> list[str]:
     stripped = [quoted_token(answer) for answer in answers]
     if len(set(stripped)) == len(stripped):
         return stripped
-    return [quoted(answer) for answer in answers]
+    return [quote(answer) for answer in answers]
 
 
 def _strengths(data: "xarray.Dataset") -> tuple[str, ...]:
@@ -366,7 +366,7 @@ def _lines(
         level("before", before, count),
         level("5% more than before", 1.05 * before, count),
     )
-    scale: Scale = "linear"
+    scale: ColourScale = "linear"
     if float(data["perplexity"].max()) > LARGE * before:
         scale = "log"
     title = f"Perplexity {where}"

@@ -12,7 +12,7 @@ from hiddenscope.views.sentences import (
     as_prose,
     in_series,
     model_name,
-    quoted,
+    quote,
     quoted_token,
 )
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
@@ -140,7 +140,7 @@ def _state_map(result: Result) -> Grid:
     sites, tokens = influence.shape[:2]
     flat = influence.reshape(sites * tokens, sites * tokens)
     np.fill_diagonal(flat, np.nan)
-    last_token = quoted(str(data["string"].values[-1]))
+    last_token = quote(str(data["string"].values[-1]))
     measure = Measure(
         f"influence on {labels(data, 'site')[-1]} at {last_token}",
         influence[-1, -1].copy(),
