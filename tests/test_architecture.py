@@ -48,6 +48,8 @@ ROOF = ROWS[0] | ROWS[1] | ROWS[2]
 ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
 NAMELESS = {"utils", "util", "helpers", "helper", "core", "common", "misc"}
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+# Forwards are hooked in one, the registration of parts in the other.
+HOOKING = {"modules.hooks", "modules.registration"}
 SETTERS = {"setattr", "delattr"}
 HOOK = re.compile(r"register_\w*hook")
 MODES = {"no_grad", "enable_grad", "set_grad_enabled", "inference_mode"}
@@ -166,8 +168,8 @@ def in_one_module(module: Module) -> Iterator[str]:
                 yield f"the body of {node.name} has {length} lines, more than 80"
             for inner, _ in module.imports(node):
                 yield f"line {inner.lineno} imports a module of ours inside a function"
-        if module.name != "modules.hooks" and touches_a_forward(node):
-            yield f"line {node.lineno} hooks or replaces a forward: only modules/hooks.py may"
+        if module.name not in HOOKING and touches_a_forward(node):
+            yield f"line {node.lineno} hooks or replaces a forward: only modules/ may"
         if what := runs_foreign_code(node):
             yield f"line {node.lineno} uses {what}"
         if what := folded(node):
@@ -240,6 +242,8 @@ def hides_a_hook(node: ast.AST) -> bool:
 def touches_a_forward(node: ast.AST) -> bool:
     if hides_a_hook(node):
         return True
+    if isinstance(node, ast.ImportFrom):
+        return any(HOOK.fullmatch(alias.name) for alias in node.names)
     if isinstance(node, ast.Attribute):
         return bool(HOOK.fullmatch(node.attr)) or (
             node.attr == "forward" and isinstance(node.ctx, ast.Store | ast.Del)
@@ -440,6 +444,11 @@ def test_a_package_exports_and_nothing_else() -> None:
             "passes",
             "def f(m, kind):\n    getattr(m, f'register_{kind}_hook')(f)",
             "line 2 hooks or replaces a forward",
+        ),
+        (
+            "passes",
+            "from torch.nn.modules.module import register_module_forward_hook",
+            "line 1 hooks or replaces a forward",
         ),
         (
             "passes",

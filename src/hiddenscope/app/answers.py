@@ -74,5 +74,8 @@ def _columns(result: Result, coordinate: str) -> list[int | None]:
     positions = result.data.coords.get(coordinate)
     if positions is None or positions.dims != ("token",):
         return []
-    columns = positions.to_numpy()[:MOST_TOKENS].tolist()
-    return [None if column == NO_TOKEN else column for column in columns]
+    columns: list[int | None] = []
+    for position in positions.to_numpy()[:MOST_TOKENS].tolist():
+        is_gap = position == NO_TOKEN
+        columns.append(None if is_gap else position)
+    return columns

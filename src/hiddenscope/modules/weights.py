@@ -109,11 +109,14 @@ class WeightVersions:
 
 def _versions(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
     """Return the address of each tensor and how often it was written to."""
-    # torch counts no writes to tensors that were created in inference mode.
-    return [
-        (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
-        for tensor in tensors
-    ]
+    versions = []
+    for tensor in tensors:
+        writes = 0
+        # torch counts no writes to tensors that were created in inference mode.
+        if not tensor.is_inference():
+            writes = tensor._version
+        versions.append((tensor.data_ptr(), writes))
+    return versions
 
 
 _FINITE: WeakKeyDictionary[nn.Module, WeightVersions] = WeakKeyDictionary()

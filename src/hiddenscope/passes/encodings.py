@@ -65,8 +65,12 @@ def ids_of_encoding(encoding: Mapping[str, Any]) -> list[list[int]]:
 
 def _rows(values: Any) -> list[list[int]]:
     """Return a tensor, an array or nested lists as rows."""
-    rows = _as_list(values)
-    rows = [_as_list(row) if hasattr(row, "tolist") else row for row in rows]
+    rows = []
+    for row in _as_list(values):
+        # A list of tensors or arrays: each of them is a row.
+        if hasattr(row, "tolist"):
+            row = _as_list(row)
+        rows.append(row)
     if rows and isinstance(rows[0], list):
         return rows
     return [rows]

@@ -181,7 +181,10 @@ class Source:
         """Return the sites that patterns select, of those that were stored."""
         reported = None
         if self.reported and sites:
-            entries = [Site.parse(name) if name else None for name in self.reported]
+            entries: list[Site | None] = []
+            for name in self.reported:
+                site = Site.parse(name) if name else None
+                entries.append(site)
             reported = {sites[0].stack: entries}
         return select(
             patterns,

@@ -331,7 +331,12 @@ def _unit(record: Mapping[str, Any], version: int) -> UnitDigest:
 
 def _renamed(fields: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
     """Return the fields of a unit, one of them under another name."""
-    return {new if name == old else name: value for name, value in fields.items()}
+    renamed = {}
+    for name, value in fields.items():
+        if name == old:
+            name = new
+        renamed[name] = value
+    return renamed
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,7 +6,7 @@ they have filled some memory.
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -124,7 +124,7 @@ def _vectors_of(
     values: Tensor | None = None
     with model.lock, progress.track("Capturing", total=sum(costs)) as advance:
         for batches in _batch_groups(model, inputs, sites):
-            numbers = [number for batch in batches for number in batch]
+            numbers = list(chain.from_iterable(batches))
             sizes = [len(batch) for batch in batches]
             states = _states(model, inputs.some(numbers), sizes, sites)
             _check_finite(states, [number + first for number in numbers])
