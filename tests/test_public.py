@@ -79,7 +79,7 @@ def test_type_checkers_see_the_same_names() -> None:
         for module, name in sorted(listed - seen)
     ]
     assert not missing, "add to hiddenscope/__init__.py:\n" + "\n".join(missing)
-    assert not seen - listed, f"not in catalog.py: {sorted(seen - listed)}"
+    assert not seen - listed, f"not in the catalog: {sorted(seen - listed)}"
 
 
 def by_word(analysis: Analysis) -> str:
