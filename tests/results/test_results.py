@@ -554,6 +554,25 @@ def test_data_is_numbers_flags_and_text() -> None:
         Result("any", stacked, {}, {})
 
 
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (xarray.Dataset({"x": ("site", [1.0], {"k": object()})}), "x.attrs.k holds"),
+        (xarray.Dataset({"x": ("site", [1.0])}, attrs={"k": 1j}), "attrs.k holds"),
+        (xarray.Dataset({"x": ("site", [1.0])}, attrs={1: "k"}), "attrs holds"),
+        (xarray.Dataset({1: ("site", [1.0])}), "1 is not a string"),
+        (xarray.Dataset({"x": (("a", 2), [[1.0]])}), "2 is not a string"),
+        (xarray.Dataset({"hiddenscope_notes": ("site", [1.0])}), "reserved"),
+        (xarray.Dataset({"x": ("hiddenscope_notes", [1.0])}), "reserved"),
+    ],
+)
+def test_data_that_cannot_be_saved_is_refused(
+    data: xarray.Dataset, reason: str
+) -> None:
+    with pytest.raises(StatesError, match=reason):
+        Result("any", data, {}, {})
+
+
 def test_equality_sees_everything() -> None:
     data = xarray.Dataset(
         {"x": ("site", np.array([1.0, math.nan]))}, {"site": ["a", "b"]}

@@ -156,10 +156,37 @@ def _untag(value: Json) -> Json:
 # --- Labelled arrays
 
 
+def check_data(data: "xarray.Dataset") -> None:
+    """Raise StatesError unless files can hold the data."""
+    for name in {**data.sizes, **data.variables}:
+        if not isinstance(name, str):
+            raise StatesError(
+                "Cannot keep this data in a result",
+                f"the name {printable(repr(name))} is not a string",
+                "Name variables and dimensions by strings.",
+            )
+    if _HEADER in data.variables or _HEADER in data.sizes:
+        raise StatesError(
+            "Cannot keep this data in a result",
+            f"the name {_HEADER} is reserved for files",
+            "Give it another name.",
+        )
+    dtype_names(data)
+    for name, variable in data.variables.items():
+        to_plain(variable.attrs, f"{name}.attrs")
+    to_plain(data.attrs, "attrs")
+    if any(index.nlevels > 1 for index in data.indexes.values()):
+        raise StatesError(
+            "Cannot use this data",
+            "an index has several levels",
+            "Call .reset_index() on it first.",
+        )
+
+
 def dtype_names(data: "xarray.Dataset") -> dict[str, str]:
     """Return the dtype of every variable; `str` for every way of holding text.
 
-    Raises StatesError if a variable cannot be kept in a file.
+    Raises StatesError if a file can hold neither numbers nor text of this dtype.
     """
     names = {}
     for name, variable in data.variables.items():

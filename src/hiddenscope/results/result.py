@@ -38,6 +38,7 @@ from hiddenscope.results.export import (
     READERS,
     WRITERS,
     Contents,
+    check_data,
     dtype_names,
     tag,
     to_plain,
@@ -139,13 +140,7 @@ class Result:
         object.__setattr__(self, "facts", to_plain(facts, "facts"))
         object.__setattr__(self, "source", to_plain(source, "source"))
         # Data that no file can hold is refused now, not when it is saved.
-        dtype_names(data)
-        if any(index.nlevels > 1 for index in data.indexes.values()):
-            raise StatesError(
-                "Cannot use this data",
-                "an index has several levels",
-                "Call .reset_index() on it first.",
-            )
+        check_data(data)
 
     def __repr__(self) -> str:
         variables = []
