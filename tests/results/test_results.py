@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import hiddenscope as hs
 from hiddenscope.errors import FileError, StatesError
 from hiddenscope.files import UNSEALED, seal
-from hiddenscope.results import FINDINGS, RENDERERS, Result
+from hiddenscope.results import FINDINGS, RENDERERS, Result, in_words
 from hiddenscope.sites import Site
 from hiddenscope.states import Source
 from hiddenscope.testing import tiny_model, tiny_tokenizer
@@ -617,6 +617,11 @@ def test_the_summary_is_readable_and_safe() -> None:
     assert repr(result) == "Result(sizes of toy: x[site 1], 5 facts)"
     lines = hostile_result().summary().split("\n")
     assert all(line.isprintable() and len(line) < 1_000 for line in lines)
+
+
+def test_escapes_do_not_make_a_fact_long() -> None:
+    assert in_words("\x1b" * 100 + "x" * 100).isprintable()
+    assert len(in_words("\U000e0001" * 150)) == len(in_words("x" * 300)) == 200
 
 
 def test_the_summary_is_the_findings_where_the_kind_has_some(
