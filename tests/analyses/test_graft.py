@@ -377,5 +377,5 @@ def test_the_interval_of_the_lowest_window_allows_for_choosing_it(tiny: Tiny) ->
     ).facts
     share = facts["lowest"]["accuracy"]
     assert (facts["lowest"]["low"], facts["lowest"]["high"]) == pytest.approx(
-        wilson(share, 6, shares=3)
+        wilson(share, 6, comparisons=3)
     )

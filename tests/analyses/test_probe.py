@@ -603,9 +603,7 @@ def interval_of(
         torch.from_numpy(np.where(right, -1.0, 1.0)).view(-1, 1, 1),
         torch.zeros(len(right), 1).long(),
     )
-    return accuracy_interval(
-        accuracy(scores, targets, groups), len(right), groups, factors, test
-    )
+    return accuracy_interval(accuracy(scores, targets, groups), groups, factors, test)
 
 
 def test_the_interval_of_independent_rows_is_wilsons() -> None:
@@ -726,7 +724,7 @@ def test_the_part_of_the_variance_that_class_sizes_bring_has_a_factor_of_its_own
         measured = accuracy(scores, targets, np.arange(50))
         plain, other = (
             accuracy_interval(
-                measured, 50, np.arange(50), VarianceFactors(1.0, factor), ALONE
+                measured, np.arange(50), VarianceFactors(1.0, factor), ALONE
             )
             for factor in (1.0, 2.0)
         )

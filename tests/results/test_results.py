@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import hiddenscope as hs
 from hiddenscope.errors import FileError, StatesError
 from hiddenscope.files import UNSEALED, seal
-from hiddenscope.results import FINDINGS, RENDERERS, Result
+from hiddenscope.results import FINDINGS, RENDERERS, Result, in_words
 from hiddenscope.sites import Site
 from hiddenscope.states import Source
 from hiddenscope.testing import tiny_model, tiny_tokenizer
@@ -554,6 +554,25 @@ def test_data_is_numbers_flags_and_text() -> None:
         Result("any", stacked, {}, {})
 
 
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (xarray.Dataset({"x": ("site", [1.0], {"k": object()})}), "x.attrs.k holds"),
+        (xarray.Dataset({"x": ("site", [1.0])}, attrs={"k": 1j}), "attrs.k holds"),
+        (xarray.Dataset({"x": ("site", [1.0])}, attrs={1: "k"}), "attrs holds"),
+        (xarray.Dataset({1: ("site", [1.0])}), "1 is not a string"),
+        (xarray.Dataset({"x": (("a", 2), [[1.0]])}), "2 is not a string"),
+        (xarray.Dataset({"hiddenscope_notes": ("site", [1.0])}), "reserved"),
+        (xarray.Dataset({"x": ("hiddenscope_notes", [1.0])}), "reserved"),
+    ],
+)
+def test_data_that_cannot_be_saved_is_refused(
+    data: xarray.Dataset, reason: str
+) -> None:
+    with pytest.raises(StatesError, match=reason):
+        Result("any", data, {}, {})
+
+
 def test_equality_sees_everything() -> None:
     data = xarray.Dataset(
         {"x": ("site", np.array([1.0, math.nan]))}, {"site": ["a", "b"]}
@@ -598,6 +617,11 @@ def test_the_summary_is_readable_and_safe() -> None:
     assert repr(result) == "Result(sizes of toy: x[site 1], 5 facts)"
     lines = hostile_result().summary().split("\n")
     assert all(line.isprintable() and len(line) < 1_000 for line in lines)
+
+
+def test_escapes_do_not_make_a_fact_long() -> None:
+    assert in_words("\x1b" * 100 + "x" * 100).isprintable()
+    assert len(in_words("\U000e0001" * 150)) == len(in_words("x" * 300)) == 200
 
 
 def test_the_summary_is_the_findings_where_the_kind_has_some(

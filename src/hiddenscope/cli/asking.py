@@ -144,4 +144,4 @@ def _print(result: "hs.Result", as_json: bool) -> None:
         return
     for printed in TABLES[result.kind](result):
         echo(f"\n{visible(printed.title)}" if printed.title else "")
-        table(printed.columns, printed.rows, text=printed.text)
+        table(printed.columns, printed.rows, text=printed.text_columns)

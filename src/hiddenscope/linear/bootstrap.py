@@ -15,7 +15,8 @@ from torch import Tensor
 
 from hiddenscope.states.arrays import Ints
 
-# Correlations of planted numbers with the prediction that they follow.
+# Correlations of planted numbers with the prediction that they follow. Their squares
+# are the shares of signal in the variance: 0, 0.06, 0.2, 0.42, 0.72 and 0.96.
 STRENGTHS = (0.0, 0.25, 0.45, 0.65, 0.85, 0.98)
 
 
@@ -40,21 +41,21 @@ def bootstrap_classes(
     if (class_of_group[groups] != classes).any():
         return None
     fold_of_group = folds[first_row]
-    number = len(class_of_group)
-    shares = np.bincount(class_of_group) / number
+    group_count = len(class_of_group)
+    shares = np.bincount(class_of_group) / group_count
     fold_sizes = np.bincount(fold_of_group)
     fold_starts = np.cumsum(fold_sizes) - fold_sizes
-    labellings = np.empty((count, number), dtype=np.int64)
+    labellings = np.empty((count, group_count), dtype=np.int64)
     for labels in labellings:
         # Shuffle the groups of each fold, then line up all groups by their relative
         # rank in their fold: any run of this line takes evenly from every fold. The
         # random offset decides which folds get the groups that do not divide evenly.
-        order = np.lexsort((generator.random(number), fold_of_group))
+        order = np.lexsort((generator.random(group_count), fold_of_group))
         fold = fold_of_group[order]
-        rank = np.arange(number) - fold_starts[fold]
+        rank = np.arange(group_count) - fold_starts[fold]
         offset = generator.random(len(fold_sizes))[fold]
         line = order[np.argsort((rank + offset) / fold_sizes[fold])]
-        class_sizes = generator.multinomial(number, shares)
+        class_sizes = generator.multinomial(group_count, shares)
         labels[line] = np.repeat(np.arange(len(class_sizes)), class_sizes)
     return torch.from_numpy(labellings[:, groups])
 
@@ -64,7 +65,7 @@ def bootstrap_numbers(numbers: Tensor, count: int, seed: int, groups: Ints) -> T
 
     Where all rows of a group have one number, each group gets the number of a drawn
     group. Otherwise the numbers of the drawn groups are laid over the rows, one group
-    after another.
+    after another. The numbers must not all be equal: drawing them would never end.
 
     >>> numbers, groups = torch.tensor([1.0, 1, 2, 2]), np.array([0, 0, 1, 1])
     >>> bootstrap_numbers(numbers, 50, 0, groups).unique(dim=0).tolist()
@@ -96,8 +97,8 @@ def bootstrap_numbers(numbers: Tensor, count: int, seed: int, groups: Ints) -> T
 def plant_signal(noise: Tensor, predicted: Tensor) -> Tensor:
     """Mix noise `[..., labelling, row]` with a prediction `[..., row]`.
 
-    The labellings are split evenly over `STRENGTHS`, in that order. Noise of variance 1
-    keeps its variance.
+    The labellings are split evenly over `STRENGTHS`, in that order, so their number
+    must be a multiple of six. Noise of variance 1 keeps its variance.
 
     >>> planted = plant_signal(torch.ones(6, 2), torch.tensor([3.0, 5.0]))
     >>> planted[:2].tolist()

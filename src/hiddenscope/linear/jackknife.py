@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiddenscope.linear.problems import CONSTANT, gram
+from hiddenscope.linear.problems import gram, without_constants
 from hiddenscope.states.arrays import Ints
 
 # Added to the diagonal of a Gram matrix of rows, as a share of its trace. Where rows
@@ -53,9 +53,9 @@ def jackknife_deviation(
     """
     states, targets = states.double(), targets.double()
     group_of = torch.from_numpy(groups).to(states.device)
-    number = int(groups.max()) + 1
+    group_count = int(groups.max()) + 1
     # The sum of squared test errors of the whole cross-validation without each group.
-    errors = torch.zeros(number, dtype=torch.float64, device=states.device)
+    errors = torch.zeros(group_count, dtype=torch.float64, device=states.device)
     for fold in range(int(folds.max()) + 1):
         train = np.flatnonzero(folds != fold)
         test = np.flatnonzero(folds == fold)
@@ -63,7 +63,7 @@ def jackknife_deviation(
         residuals = fit.residuals[test]
         squared = residuals.square()
         # A group of test rows takes its errors with it.
-        errors += squared.sum() - _sum_by_group(squared, group_of[test], number)
+        errors += squared.sum() - _sum_by_group(squared, group_of[test], group_count)
         # Without a group of training rows that adds c to the coefficients, the
         # residuals r of the test rows X become r + X c: the sum of their squares grows
         # by 2 cᵀXᵀr + cᵀXᵀX c.
@@ -72,7 +72,7 @@ def jackknife_deviation(
         linear = 2 * changes @ (tested.T @ residuals)
         quadratic = ((changes @ gram(tested)) * changes).sum(1)
         errors.index_add_(0, trained_groups, linear + quadratic)
-    spread = _squared_deviations_without(targets, group_of, number)
+    spread = _squared_deviations_without(targets, group_of, group_count)
     # Rounding may leave a sum of squares that should be zero below zero.
     errors = errors.clamp_min(max(TINY, ROUNDING * float(errors.max())))
     # Where all targets but those of one group are equal, there is no R² without that
@@ -83,21 +83,21 @@ def jackknife_deviation(
     return float(((len(away) - 1) * away.square().mean()).sqrt())
 
 
-def _sum_by_group(values: Tensor, group_of: Tensor, number: int) -> Tensor:
+def _sum_by_group(values: Tensor, group_of: Tensor, group_count: int) -> Tensor:
     """Add up the values of the rows of each group."""
-    sums = torch.zeros(number, dtype=torch.float64, device=values.device)
+    sums = torch.zeros(group_count, dtype=torch.float64, device=values.device)
     return sums.index_add_(0, group_of, values)
 
 
 def _squared_deviations_without(
-    targets: Tensor, group_of: Tensor, number: int
+    targets: Tensor, group_of: Tensor, group_count: int
 ) -> Tensor:
     """Return the squared deviations of all targets but those of each group, summed."""
     # Centred first: the difference of the two sums below would cancel otherwise.
     centred = targets - targets.mean()
 
     def without(values: Tensor) -> Tensor:
-        return values.sum() - _sum_by_group(values, group_of, number)
+        return values.sum() - _sum_by_group(values, group_of, group_count)
 
     counts = without(torch.ones_like(centred))
     sums = without(centred)
@@ -109,7 +109,7 @@ def _fit(states: Tensor, targets: Tensor, train: Ints, penalty: float) -> _Fit:
     """Fit one fold like `problems.ridge`, standardised on its training rows."""
     mean = states[train].mean(0)
     variance = states[train].var(0, correction=0)
-    deviation = torch.where(variance <= CONSTANT, 1.0, variance).sqrt()
+    deviation = without_constants(variance).sqrt()
     features = _in_row_space((states - mean) / deviation)
     features = torch.cat([features, torch.ones_like(features[:, :1])], 1)
     inner = gram(features[train])
@@ -131,6 +131,8 @@ def _in_row_space(states: Tensor) -> Tensor:
     if width <= rows:
         return states
     products = gram(states.T)
+    # The trace is 0 where all states are equal, and the diagonal must be positive even
+    # there. TINY**0.5 is the smallest number whose square is a normal number.
     products.diagonal().add_(JITTER * products.trace() + TINY**0.5)
     factor: Tensor = torch.linalg.cholesky(products)
     return factor
@@ -141,7 +143,8 @@ def _coefficient_changes(fit: _Fit, train: Ints, groups: Ints) -> tuple[Tensor, 
 
     With A = XᵀX + penalty, features Z of the group and its residuals e, that is
     A⁻¹Zᵀ (I - Z A⁻¹Zᵀ)⁻¹ e (Sherman, Morrison and Woodbury 1950). For a single row
-    z with leverage h = zᵀA⁻¹z it is A⁻¹z e / (1 - h).
+    z with leverage h = zᵀA⁻¹z it is A⁻¹z e / (1 - h). The leverage is below 1 if the
+    penalty is positive and another group is trained on.
     """
     features = fit.features[train]
     residuals = fit.residuals[train]

@@ -129,11 +129,11 @@ def moments(states: Tensor, problems: Problems) -> tuple[Tensor, Tensor]:
     weights = (sets / sets.sum(1, keepdim=True)).double()
     mean = (weights @ wide).T
     variance = (weights @ wide.square_()).T - mean.square()
-    deviation = _without_constants(variance).sqrt()
+    deviation = without_constants(variance).sqrt()
     return mean.to(states)[:, which], deviation.to(states)[:, which]
 
 
-def _without_constants(variance: Tensor) -> Tensor:
+def without_constants(variance: Tensor) -> Tensor:
     """Replace the variance of constant channels by 1, which leaves them as they are."""
     return torch.where(variance <= CONSTANT, torch.ones_like(variance), variance)
 
@@ -255,7 +255,7 @@ class _PartSums(NamedTuple):
         # The penalty is on the coefficients of standardised states. Their squared norm
         # is that of plain coefficients times the variance, so the penalty is scaled
         # here, and not the states.
-        scale = _without_constants(centred_gram.diagonal() / count)
+        scale = without_constants(centred_gram.diagonal() / count)
         products = self.products[inside].sum(0)[:, members]
         centred_products = products - count * torch.outer(mean, level)
         return _solve(centred_gram, centred_products, penalty, scale), mean
@@ -266,7 +266,7 @@ def _solve_dual(
 ) -> tuple[Tensor, Tensor]:
     """Return the same for fewer rows than channels, from the products between rows."""
     mean = states.mean(0)
-    deviation = _without_constants(states.var(0, correction=0)).sqrt()
+    deviation = without_constants(states.var(0, correction=0)).sqrt()
     scaled = (states - mean) / deviation
     ones = torch.ones(len(states), dtype=states.dtype)
     weights = _solve(gram(scaled.T), goals, penalty, ones)

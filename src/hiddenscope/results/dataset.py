@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from hiddenscope.results.export import object_array
 from hiddenscope.sites import Site
 from hiddenscope.states.arrays import AnyArray
 
@@ -84,9 +85,7 @@ def text_array(strings: Sequence[str]) -> NDArray[np.object_]:
     >>> text_array(["a", "longer"]).dtype
     dtype('O')
     """
-    array = np.empty(len(strings), dtype=object)
-    array[:] = strings
-    return array
+    return object_array(strings)
 
 
 def token_coords(

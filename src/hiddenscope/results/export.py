@@ -9,7 +9,7 @@ import base64
 import io
 import json
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import (
@@ -45,6 +45,7 @@ _ESCAPED = re.compile(r"\\(\\|0|u[0-9a-f]{4})")
 _FORMULA = re.compile(r"\s*[=+\-@＝＋－＠\t\r\n]|.*;\s*[=+\-@＝＋－＠]", re.DOTALL)
 # The scalar variable of a netCDF file that holds what netCDF cannot.
 _HEADER = "hiddenscope_notes"
+# Characters of an attribute that are repeated for other programs.
 _LONGEST_ATTRIBUTE = 1_000
 _NUMBERS = {"bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"}
 _NUMBERS |= {"uint8", "uint16", "uint32", "uint64"}
@@ -156,10 +157,37 @@ def _untag(value: Json) -> Json:
 # --- Labelled arrays
 
 
+def check_data(data: "xarray.Dataset") -> None:
+    """Raise StatesError unless files can hold the data."""
+    for name in {**data.sizes, **data.variables}:
+        if not isinstance(name, str):
+            raise StatesError(
+                "Cannot keep this data in a result",
+                f"the name {printable(repr(name))} is not a string",
+                "Name variables and dimensions by strings.",
+            )
+    if _HEADER in data.variables or _HEADER in data.sizes:
+        raise StatesError(
+            "Cannot keep this data in a result",
+            f"the name {_HEADER} is reserved for files",
+            "Give it another name.",
+        )
+    dtype_names(data)
+    for name, variable in data.variables.items():
+        to_plain(variable.attrs, f"{name}.attrs")
+    to_plain(data.attrs, "attrs")
+    if any(index.nlevels > 1 for index in data.indexes.values()):
+        raise StatesError(
+            "Cannot use this data",
+            "an index has several levels",
+            "Call .reset_index() on it first.",
+        )
+
+
 def dtype_names(data: "xarray.Dataset") -> dict[str, str]:
     """Return the dtype of every variable; `str` for every way of holding text.
 
-    Raises StatesError if a variable cannot be kept in a file.
+    Raises StatesError if a file can hold neither numbers nor text of this dtype.
     """
     names = {}
     for name, variable in data.variables.items():
@@ -194,8 +222,8 @@ def _number_dtype(name: str) -> str:
     return name
 
 
-def _object_array(values: list[Any]) -> "Array":
-    """Return an array of Python objects; `np.array` would take lists apart."""
+def object_array(values: Sequence[Any]) -> "Array":
+    """Return values as an array of Python objects with one dimension."""
     import numpy as np
 
     array = np.empty(len(values), dtype=object)
@@ -253,19 +281,26 @@ def _write_json(contents: Contents, path: Path) -> None:
     for name, variable in header["variables"].items():
         array = contents.data[name].to_numpy()
         variable["values"] = _nested_lists(array, variable["dtype"])
+    # The seal is a checksum of the file. It takes the place of UNSEALED once the rest
+    # is written.
     text = json.dumps({"seal": UNSEALED, **header}, indent=1, allow_nan=False)
     path.write_text(text, "ascii")
     seal(path)
 
 
 def _nested_lists(array: "Array", dtype: str) -> Json:
+    """Return the values of a variable as JSON's lists.
+
+    Among numbers, the word "NaN" can only be a number. In facts it may also be text, so
+    `tag` wraps it there.
+    """
     if dtype == "str":
         flat = [tag(value) for value in array.flat]
     elif array.dtype.kind == "f":
         flat = _shortest_floats(array)
     else:
         return array.tolist()
-    return _object_array(flat).reshape(array.shape).tolist()
+    return object_array(flat).reshape(array.shape).tolist()
 
 
 def _shortest_floats(array: "Array") -> list[float | str]:
@@ -277,6 +312,8 @@ def _shortest_floats(array: "Array") -> list[float | str]:
 
     short = np.array([float(str(value)) for value in array.flat])
     exact = array.astype(np.float64).ravel()
+    # A short number is rounded twice, to float64 and then to the dtype, which seldom
+    # ends at a neighbour (7.038531e-26 of float32). NaN is not equal to itself.
     comes_back = short.astype(array.dtype) == array.ravel()
     values = np.where(comes_back, short, exact).tolist()
     return [_NOT_FINITE.get(str(value), value) for value in values]
@@ -294,7 +331,7 @@ def _read_json(path: Path) -> Contents:
         for _ in variable["shape"][1:]:
             values = list(chain.from_iterable(values))
         if variable["dtype"] == "str":
-            arrays[name] = _object_array([_untag(value) for value in values])
+            arrays[name] = object_array([_untag(value) for value in values])
         else:
             arrays[name] = np.array(
                 [_number(value) for value in values],
@@ -319,7 +356,7 @@ def _write_netcdf(contents: Contents, path: Path) -> None:
         array = data[name].to_numpy()
         dtype = variable["dtype"]
         if dtype == "str":
-            escaped = _object_array([_escape(value) for value in array.flat])
+            escaped = object_array([_escape(value) for value in array.flat])
             array = escaped.reshape(array.shape)
         elif dtype in _STORED_AS:
             array = array.astype(_STORED_AS[dtype])
@@ -347,14 +384,17 @@ def _read_netcdf(path: Path) -> Contents:
         for name, variable in header["variables"].items():
             array = file.read(name)
             if variable["dtype"] == "str":
-                arrays[name] = _object_array([_unescape(text) for text in array.flat])
+                arrays[name] = object_array([_unescape(text) for text in array.flat])
             else:
                 arrays[name] = array.astype(_number_dtype(variable["dtype"]))
     return _restore(header, arrays)
 
 
 def _escape(text: str) -> str:
-    """Return text that netCDF can hold: it ends at a NUL and has no lone surrogates."""
+    """Escape what netCDF text cannot hold.
+
+    It is cut at a NUL, and lone surrogates are not valid UTF-8.
+    """
     text = text.replace("\\", r"\\").replace("\0", r"\0")
     return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
@@ -409,7 +449,7 @@ def _label_cells(
 
 
 def _cell(value: Any) -> Any:
-    """Return a cell that a spreadsheet takes for text, and does not end at a NUL."""
+    """Return a cell that no spreadsheet runs as a formula or cuts at a NUL."""
     if not isinstance(value, str):
         return value
     text = value.replace("\0", r"\x00")

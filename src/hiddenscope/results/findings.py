@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from hiddenscope.results.facts import Facts
 
+# Items of a list, and characters of a text, that one line shows.
 MOST_ITEMS = 12
 LONGEST_TEXT = 200
 
@@ -21,12 +22,12 @@ LONGEST_TEXT = 200
 class Table(NamedTuple):
     """Rows of strings that a terminal prints beneath the findings.
 
-    The columns at the indices in `text` hold text, the others hold numbers.
+    The columns at the indices in `text_columns` hold text, the others hold numbers.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    text: Collection[int] = (0,)
+    text_columns: Collection[int] = (0,)
     title: str = ""
 
 
@@ -56,9 +57,11 @@ def in_words(value: object) -> str:
             f"{printable(key)} {in_words(inner)}" for key, inner in value.items()
         )
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    # Escaped before it is cut, since an escape may take ten characters.
+    text = printable(text)
     if len(text) > LONGEST_TEXT:
         text = text[: LONGEST_TEXT - 1] + "…"
-    return printable(text)
+    return text
 
 
 def printable(text: str) -> str:

@@ -1,7 +1,7 @@
 """Result: what every analysis returns.
 
-A result knows no view. When the views are imported, they fill the five tables below
-with the functions that write, draw, display and describe a result.
+A result knows no view. When the views are imported, they fill the five registries
+below with the functions that write, draw, display and describe a result.
 
 >>> import xarray
 >>> norms = xarray.Dataset({"norm": ("site", [1.0, 2.5])})
@@ -38,6 +38,7 @@ from hiddenscope.results.export import (
     READERS,
     WRITERS,
     Contents,
+    check_data,
     dtype_names,
     tag,
     to_plain,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Width: TypeAlias = Literal["", "column", "page"]
+"""The width of a figure: that of a column or page of a paper, or "" for its own."""
 
 RENDERERS: dict[str, Callable[["Result", Path], None]] = {}
 """How to write a result to a file, by suffix; the views put `.html` here."""
@@ -127,7 +129,7 @@ class Result:
         facts: Facts,
         source: Mapping[str, Any] | HasJson,
     ) -> None:
-        # Known by its attributes, so that importing this room does not import xarray.
+        # Known by its attributes: importing this package must not import xarray.
         if not hasattr(data, "data_vars") or not hasattr(data, "indexes"):
             raise ArgumentError(
                 "Cannot make a result",
@@ -139,13 +141,7 @@ class Result:
         object.__setattr__(self, "facts", to_plain(facts, "facts"))
         object.__setattr__(self, "source", to_plain(source, "source"))
         # Data that no file can hold is refused now, not when it is saved.
-        dtype_names(data)
-        if any(index.nlevels > 1 for index in data.indexes.values()):
-            raise StatesError(
-                "Cannot use this data",
-                "an index has several levels",
-                "Call .reset_index() on it first.",
-            )
+        check_data(data)
 
     def __repr__(self) -> str:
         variables = []
@@ -170,7 +166,7 @@ class Result:
         model = self.source.get("model")
         if isinstance(model, str):
             return f"{heading} {printable(model)}"
-        # Without a model, the "of" at the end of the heading goes too.
+        # Without a model, drop the preposition that ends the heading, if any.
         return heading.rsplit(" ", 1)[0]
 
     def summary(self) -> str:
@@ -214,7 +210,7 @@ class Result:
     def _token_strings(self, dim: str) -> "np.ndarray[Any, Any] | None":
         """Return the strings of the tokens along a dimension, if the data has them.
 
-        `source_token` may have strings of its own; otherwise it has those of `token`.
+        A `source_token` without strings takes those of `token` if the lengths agree.
         """
         if not dim.endswith("token"):
             return None
@@ -231,11 +227,10 @@ class Result:
         return name in self.data
 
     def to_pandas(self, name: str = "") -> "pandas.DataFrame":
-        """Return a variable as a table, sites down and tokens across; or without a
-        name, all that belong to the same things.
+        """Return one variable as a table (two dimensions: rows by columns).
 
-        Without a name there is a row for each site and token (or whatever the first
-        variable runs over), and a column for each variable that runs over the same.
+        Without a name, return every variable with the dimensions of the first as a
+        column, in long form.
 
         >>> import xarray
         >>> strings = {"site": ["layer.0"], "string": ("token", ["The", " cat"])}
@@ -437,4 +432,5 @@ def _painter() -> Painter:
             "no view is imported",
             "Import hiddenscope.views.render first.",
         )
+    # Any painter will do: they differ only in the format that they write.
     return PAINTERS[".pdf"]

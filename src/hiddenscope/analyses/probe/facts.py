@@ -64,7 +64,7 @@ class ProbeFacts(GroupFacts):
     chance: float
     above_chance_at: list[str]
     permutations: int
-    smallest_p: float
+    smallest_p: float | None
     mix: NotRequired[MixFacts]
     control: ControlFacts
     calibrated: NotRequired[bool]

@@ -143,5 +143,4 @@ def score_interval(
         assert isinstance(variability, PlantedSpread)
         return r2_interval(estimate, design.groups, variability, test, jackknife)
     assert isinstance(variability, VarianceFactors)
-    rows = len(design.folds)
-    return accuracy_interval(estimate, rows, design.groups, variability, test)
+    return accuracy_interval(estimate, design.groups, variability, test)

@@ -75,7 +75,7 @@ class ProjectPartFacts(GroupFacts):
     class_count: NotRequired[int]
     alone_in_class: NotRequired[list[str]]
     labels_predicted: NotRequired[int]
-    smallest_p: NotRequired[float]
+    smallest_p: NotRequired[float | None]
     all_equal_at: NotRequired[list[str]]
     separation: NotRequired[SeparationFacts]
     picture: NotRequired[PictureFacts]

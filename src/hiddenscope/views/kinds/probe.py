@@ -152,8 +152,8 @@ def _against_chance(result: Result) -> Iterator[str]:
             f"Permuted labels seldom do as well as the best site (p = {p:.2g}), but its"
             f" interval holds {chance}, so that is not counted as better."
         )
-    smallest = facts.get("smallest_p", 0.0)
-    if smallest > NOTED:
+    smallest = facts.get("smallest_p")
+    if smallest is not None and smallest > NOTED:
         ways = f"{facts['permutations'] + 1:,}" if facts["permutations"] else "1"
         cannot = ", so nothing can be shown" if smallest > LEVEL else ""
         yield (
