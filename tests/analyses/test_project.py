@@ -366,7 +366,7 @@ def test_classes_of_one_and_one_class() -> None:
         ({"seed": -1}, "seed must be an integer >= 0, got -1"),
         ({"pool": "second"}, "No pooling 'second'"),
         ({"token": "last"}, "token is now called pool"),
-        ({"source": 5}, "source must be a Model"),
+        ({"source": 5}, "Give a model, a list of models, or states"),
         ({"source": []}, "Give a model, a list of models, or states"),
         ({"sites": "layer.9"}, "layer.9"),
     ],

@@ -144,12 +144,16 @@ def test_probe(store: hs.Store, states: hs.States, texts: list[str]) -> None:
 
 
 def test_search(store: hs.Store, states: hs.States, model: hs.Model) -> None:
-    queries = {"mean": (model, ["old river"]), "each": states["final"][3].numpy()}
-    for pool, query in queries.items():
-        found, wanted = (
-            hs.search(source, query, 5, pool=pool) for source in (store, states)
-        )
-        same(found, wanted)
+    query = (model, ["old river"])
+    same(
+        hs.search(store, query, 5, pool="mean"),
+        hs.search(states, query, 5, pool="mean"),
+    )
+    row = states["final"][3].numpy()
+    same(
+        hs.search(hs.each_token(store), row, 5),
+        hs.search(hs.each_token(states), row, 5),
+    )
 
 
 def test_cluster(store: hs.Store, states: hs.States) -> None:
@@ -248,11 +252,11 @@ def test_a_position_in_overlapping_windows_is_that_of_the_text(
         hs.errors.TextError,
         match=rf"text 1 is at {shortest - 1}. Choose a position that every text",
     ):
-        vectors(windowed, sites="layer.2", token=shortest)
+        vectors(windowed, sites="layer.2", pool=shortest)
     long, place = windowed.of(2), lengths[2] - 3
     assert place > 40
     row = int(np.flatnonzero(long.tokens.positions == place)[0])
-    found = vectors(long, sites="layer.2", token=place).values[0]
+    found = vectors(long, sites="layer.2", pool=place).values[0]
     torch.testing.assert_close(found[0], long.to_states()["layer.2"][row].float())
 
 
@@ -343,7 +347,7 @@ def test_a_text_is_found_among_pooled_states(
         hs.errors.StatesError,
         match="Cannot take the last token of pooled states: the store keeps the m",
     ):
-        hs.probe(pooled["mean"], ["a", "b"] * 20, token="last")
+        hs.probe(pooled["mean"], ["a", "b"] * 20, pool="last")
     assert hs.probe(pooled["mean"], ["a", "b"] * 20).facts["token"] == "mean"
     assert hs.cluster(pooled[-1]).facts["token"] == -1
 
@@ -364,7 +368,7 @@ def test_pooled_texts_without_strings_are_no_copies_of_one_another(
     writer.commit("000000", {"layer.0": values})
     writer.complete()
     found = hs.probe(
-        hs.open(tmp_path / "store"), [text % 2 for text in range(24)], token="mean"
+        hs.open(tmp_path / "store"), [text % 2 for text in range(24)], pool="mean"
     )
     assert (found.facts["rows"], found.facts["texts"]) == (24, 24)
 
@@ -499,7 +503,7 @@ def test_drift_reads_a_store_on_the_command_line(written: Path) -> None:
             "Cannot use --other with --states",
         ),
         (["project"], "No dataset"),
-        (["search"], "No texts"),
+        (["search"], "No source to search"),
         (["search", "--states", "{store}"], "No texts"),
     ],
 )

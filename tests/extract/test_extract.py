@@ -173,7 +173,7 @@ def test_a_token_that_a_text_lacks_is_said_before_the_first_pass(
             tmp_path / "store",
             pool=15,
         )
-    with pytest.raises(StatesError, match='No token "cls"'):
+    with pytest.raises(StatesError, match='Cannot pool by cls'):
         ExtractJob.plan(gpt2, texts, tmp_path / "store", pool="cls")
     assert not (tmp_path / "store" / "plan.json").exists()
 
@@ -290,7 +290,7 @@ def test_every_nth_token_is_kept_with_its_true_position(
                 store.of(text).tokens.positions.tolist()
                 == whole.tokens.positions[own].tolist()
             )
-        assert store.to_xarray().equals(whole.to_xarray().isel(pool=kept))
+        assert store.to_xarray().equals(whole.to_xarray().isel(token=kept))
         assert (
             verify(folder).intact
             and json.loads((folder / "plan.json").read_bytes())["version"] == 2

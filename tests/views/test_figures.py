@@ -445,8 +445,8 @@ def test_the_users_own_settings_neither_help_nor_harm() -> None:
 
 def test_no_window_system_is_touched() -> None:
     program = (
-        "import sys, hiddenscope.views as v; from hiddenscope.views.figures import"
-        " image; image([v.Lines('a', ('b',), (v.Series('c', [1.0]),))], '.png');"
+        "import sys, hiddenscope.views as v; from hiddenscope.views.figures.pages"
+        " import image; image([v.Lines('a', ('b',), (v.Series('c', [1.0]),))], '.png');"
         " print('matplotlib.pyplot' in sys.modules)"
     )
     done = subprocess.run(
