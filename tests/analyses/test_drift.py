@@ -23,7 +23,7 @@ import hiddenscope as hs
 from faults.ports import PORTS
 from hiddenscope.analyses.drift.baseline import FORMAT, read_baseline, write_baseline
 from hiddenscope.analyses.drift.dtypes import stored_dtype
-from hiddenscope.analyses.drift.noise import gap
+from hiddenscope.analyses.drift.noise import Gap, Noise, gap
 from hiddenscope.cli.main import app
 from hiddenscope.errors import FileError, ModuleError, NotFinite, StatesError, TextError
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
@@ -723,6 +723,31 @@ def test_a_nan_on_one_side_is_named_by_site_and_token() -> None:
         match=r"the candidate has a NaN at layer\.2, token '8' \(text 2, position 2\)",
     ):
         hs.drift(reference("llama"), candidate, TEXTS)
+
+
+def test_a_nan_of_a_live_model_is_named_beside_saved_states() -> None:
+    saved = reference("llama").capture(TEXTS)
+    model = hs.load((port("llama"), None))
+    with torch.no_grad():
+        model.module.get_submodule("model.embed_tokens").weight[30] = torch.nan
+    where = r"has a NaN at layer\.0, token '30' \(text 0, position 4\)"
+    with pytest.raises(NotFinite, match=f"the reference {where}"):
+        hs.drift(model, saved, TEXTS)
+    with pytest.raises(NotFinite, match=f"the candidate {where}"):
+        hs.drift(saved, model, TEXTS)
+
+
+def test_an_infinite_error_is_drift_in_any_noise() -> None:
+    noise = Noise(torch.tensor([torch.inf, 1.0], dtype=torch.float64), torch.inf)
+    error = Gap(torch.tensor([torch.inf, 0.0], dtype=torch.float64), torch.inf)
+    assert noise.times_over(error) == torch.inf
+
+
+def test_tokens_that_both_sides_exclude_agree() -> None:
+    logits = torch.tensor([[3.0, -torch.inf, 4.0]])
+    difference = torch.tensor([[0.0, 0.0, 0.5]])
+    assert gap(logits, logits + difference).rows.tolist() == [0.1]
+    assert gap(logits, torch.tensor([[3.0, 0.0, 4.0]])).worst == torch.inf
 
 
 def test_a_gap_by_hand() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -42,7 +43,7 @@ class Gap(NamedTuple):
         return float(self.rows.max()) if len(self.rows) else 0.0
 
 
-INFINITE = Gap(torch.full((1,), torch.inf, dtype=torch.float64), torch.inf)
+INFINITE = Gap(torch.full((1,), inf, dtype=torch.float64), inf)
 
 
 def gap(reference: Tensor, other: Tensor) -> Gap:
@@ -63,7 +64,14 @@ def gap_of_blocks(pairs: Iterable[tuple[Tensor, Tensor]]) -> Gap:
     largest_difference = largest_value = torch.zeros((), dtype=torch.float64)
     for reference, other in pairs:
         expected = reference.detach().cpu().double()
-        difference = other.detach().cpu().double() - expected
+        actual = other.detach().cpu().double()
+        # Heads and masks exclude tokens by minus infinity. Where both sides do so they
+        # agree, but their difference would be a NaN.
+        if bool(expected.isinf().any()):
+            excluded = expected.isinf() & (expected == actual)
+            expected = expected.masked_fill(excluded, 0.0)
+            actual = actual.masked_fill(excluded, 0.0)
+        difference = actual - expected
         differences.append(difference.norm(dim=-1))
         sizes.append(expected.norm(dim=-1))
         if expected.numel():
@@ -81,7 +89,7 @@ def _ratio(difference: Tensor, size: Tensor) -> Tensor:
     """Divide. A zero difference stays zero at any size, and a NaN becomes infinite."""
     divided = difference / size.clamp_min(torch.finfo(torch.float64).tiny)
     ratio = torch.where(difference == 0, 0.0, divided)
-    return ratio.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return ratio.nan_to_num(nan=inf, posinf=inf)
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ class Noise:
         rows = torch.stack([measured.rows for measured in gaps]).amax(0)
         lower_bound = max(torch.finfo(dtype).eps, float(rows.median()) / 2)
         # Channels are not judged: their largest value may be at a token of large noise.
-        return cls(rows.clamp_min(lower_bound), torch.inf)
+        return cls(rows.clamp_min(lower_bound), inf)
 
     def joined(self, gaps: Iterable[Gap]) -> Noise:
         """Return the worse of this noise and further measurements, row by row."""
@@ -136,7 +144,12 @@ class Noise:
         The row or channel where the ratio is largest decides.
         """
         rows = error.rows / (MARGIN * self.rows)
+        # An infinite error in infinite noise gives a NaN, which is not larger than 1.
+        rows = rows.nan_to_num(nan=inf, posinf=inf)
         worst_row = float(rows.max()) if len(rows) else 0.0
+        # Infinite noise of channels means that they are not judged.
+        if self.channel == inf:
+            return worst_row
         return max(worst_row, error.channel / (MARGIN * self.channel))
 
 
