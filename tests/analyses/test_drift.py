@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 import hiddenscope as hs
 from faults.ports import PORTS
 from hiddenscope.analyses.drift.baseline import FORMAT, read_baseline, write_baseline
+from hiddenscope.analyses.drift.calls import ModuleCall
 from hiddenscope.analyses.drift.dtypes import stored_dtype
 from hiddenscope.analyses.drift.noise import Gap, Noise, gap
 from hiddenscope.cli.main import app
@@ -748,6 +749,34 @@ def test_tokens_that_both_sides_exclude_agree() -> None:
     difference = torch.tensor([[0.0, 0.0, 0.5]])
     assert gap(logits, logits + difference).rows.tolist() == [0.1]
     assert gap(logits, torch.tensor([[3.0, 0.0, 4.0]])).worst == torch.inf
+
+
+def test_memory_that_runs_out_blames_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidate = port("llama")
+    scaled(f"{B}.mlp.up_proj")(candidate)
+    parts = set(candidate.modules())
+    repeat = ModuleCall.repeat
+
+    def fail(call: ModuleCall, module: nn.Module, device: torch.device) -> object:
+        if module in parts:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return repeat(call, module, device)
+
+    monkeypatch.setattr(ModuleCall, "repeat", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        hs.drift(reference("llama"), candidate, TEXTS)
+
+
+@pytest.mark.parametrize("run", ["run_exactly", "run_in_float64"])
+def test_memory_that_runs_out_in_float64_is_an_error(
+    run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: you tried to allocate 9 bytes.")
+
+    monkeypatch.setattr(f"hiddenscope.analyses.drift.observe.{run}", fail)
+    with pytest.raises(RuntimeError, match="tried to allocate"):
+        hs.drift(reference("llama"), port("llama"), TEXTS)
 
 
 def test_a_gap_by_hand() -> None:

@@ -24,6 +24,7 @@ from hiddenscope.analyses.drift.calls import (
     ModuleCall,
     clone,
     parts_inside,
+    raise_if_out_of_memory,
     record_calls,
     run_in_float64,
     structure_of,
@@ -165,8 +166,8 @@ class Search:
         try:
             returned = call.repeat(self.candidate.part(path), self.candidate.device)
             output = hooks.first_tensor(returned)
-        except CALL_ERRORS:
-            pass
+        except CALL_ERRORS as error:
+            raise_if_out_of_memory(error)
         if output is not None:
             output = output.to(self.reference.device)
         return FaultyModule(
@@ -221,13 +222,15 @@ class Search:
             return RIGHT
         try:
             output = call.repeat(part, self.candidate.device)
-        except CALL_ERRORS:
+        except CALL_ERRORS as error:
+            raise_if_out_of_memory(error)
             # It does not even take the arguments of the reference's module.
             return INCOMPARABLE
         try:
             exact_output = run_in_float64(reference_part, call.args, call.kwargs)
             exact = list(tensors_in(exact_output))
-        except FLOAT64_ERRORS:
+        except FLOAT64_ERRORS as error:
+            raise_if_out_of_memory(error)
             exact = []
         verdicts = [RIGHT]
         is_measured = len(exact) == len(call.outputs)
@@ -362,7 +365,8 @@ class Search:
             try:
                 with hooks.watching([watch]):
                     call.repeat(model.part(call.path), model.device)
-            except CALL_ERRORS:
+            except CALL_ERRORS as error:
+                raise_if_out_of_memory(error)
                 return True
             if len(states) != before + 1:
                 return True

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from hiddenscope.analyses.drift.calls import raise_if_out_of_memory
 from hiddenscope.analyses.drift.errors import (
     Errors,
     Where,
@@ -163,6 +164,7 @@ def _null_passes(
         try:
             observed = run()
         except (RuntimeError, ValueError, TypeError, PassError) as error:
+            raise_if_out_of_memory(error)
             reason = str(error).partition("\n")[0]
             errors.notes.append(
                 f"The noise of `{name}` could not be measured: {reason}"
