@@ -25,6 +25,8 @@ from hiddenscope.analyses.drift.baseline import FORMAT, read_baseline, write_bas
 from hiddenscope.analyses.drift.calls import ModuleCall
 from hiddenscope.analyses.drift.dtypes import stored_dtype
 from hiddenscope.analyses.drift.noise import Gap, Noise, gap
+from hiddenscope.analyses.drift.search import Search
+from hiddenscope.analyses.drift.sides import as_live, encode
 from hiddenscope.cli.main import app
 from hiddenscope.errors import FileError, ModuleError, NotFinite, StatesError, TextError
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
@@ -777,6 +779,39 @@ def test_memory_that_runs_out_in_float64_is_an_error(
     monkeypatch.setattr(f"hiddenscope.analyses.drift.observe.{run}", fail)
     with pytest.raises(RuntimeError, match="tried to allocate"):
         hs.drift(reference("llama"), port("llama"), TEXTS)
+
+
+@cache
+def llama_search() -> Search:
+    model = as_live(reference("llama"))
+    return Search(model, model, encode(reference("llama"), TEXTS[:1]))
+
+
+def test_complex_tensors_are_compared_by_their_noise() -> None:
+    search = llama_search()
+    angles = torch.arange(7 * 8, dtype=torch.float64).reshape(1, 7, 8)
+    exact = torch.polar(torch.ones_like(angles), angles)
+    table = exact.to(torch.complex64)
+    rounded = table * (1 + 1e-7)
+    for truth in (exact, None):
+        assert not search.judge(table, rounded, truth).wrong
+        assert not search.judge(table.conj(), rounded.conj(), None).wrong
+        assert search.judge(table, table.conj(), truth).wrong
+        assert search.judge(table, table.real, truth).wrong
+
+
+def test_integers_are_compared_by_value_and_masks_are_not() -> None:
+    judge = llama_search().judge
+    experts = torch.tensor([[2, 0, 5]])
+    assert not judge(experts, experts.double(), None).wrong
+    assert not judge(experts, experts.int(), None).wrong
+    assert judge(experts, experts + 1.0, None).wrong
+    assert judge(experts, experts + 1, None).wrong
+    mask = torch.tensor([[True, True, False]])
+    added = torch.tensor([[0.0, 0.0, -torch.inf]])
+    assert not judge(mask, added, None).wrong
+    assert not judge(mask.long(), added, None).wrong
+    assert judge(mask, ~mask, None).wrong
 
 
 def test_a_gap_by_hand() -> None:

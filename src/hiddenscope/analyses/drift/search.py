@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hiddenscope.analyses.drift.calls import (
@@ -246,9 +247,16 @@ class Search:
         """
         if expected.shape != other.shape:
             return INCOMPARABLE
+        if expected.is_complex() or other.is_complex():
+            if exact is not None:
+                exact = _real_and_imaginary(exact)
+            return self.judge(
+                _real_and_imaginary(expected), _real_and_imaginary(other), exact
+            )
         if not expected.is_floating_point():
-            is_same = other.is_floating_point() or equal(expected, other)
-            return RIGHT if is_same else INCOMPARABLE
+            if other.is_floating_point() and _may_be_mask(expected):
+                return RIGHT
+            return RIGHT if equal(expected, other) else INCOMPARABLE
         error = self.gap(expected, other)
         if exact is not None and exact.shape == expected.shape:
             rounding = self.gap(exact, expected)
@@ -409,6 +417,24 @@ def _paired_outputs(
     # An attention kernel may omit the weights that another returns.
     elif call.outputs and others:
         yield call.outputs[0], others[0]
+
+
+def _real_and_imaginary(tensor: Tensor) -> Tensor:
+    """Return a tensor with the real and imaginary parts of each number side by side."""
+    if not tensor.is_complex():
+        tensor = tensor + 0j
+    # Still one row for each token: the last axis becomes twice as long.
+    pairs = torch.view_as_real(tensor.resolve_conj())
+    return pairs.reshape(*tensor.shape[:-1], -1)
+
+
+def _may_be_mask(tensor: Tensor) -> bool:
+    """Check whether a tensor of integers or truth values holds only zeros and ones.
+
+    Another program may return the same mask as numbers that are added to the scores:
+    0 for the tokens that are seen. Such values cannot be compared with these.
+    """
+    return bool(((tensor == 0) | (tensor == 1)).all())
 
 
 def _holds(path: str, inner: str) -> bool:
