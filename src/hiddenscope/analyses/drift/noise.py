@@ -19,7 +19,8 @@ from hiddenscope.modules import trials
 
 # Two correct programs are each about equally far from the exact result, and the worst
 # of a few tokens varies by a small factor. Trials allow the same factor between two
-# runs of the same texts.
+# runs of the same texts. Correct pairs came to at most 1.3 times the measured noise
+# (docs/log.md), so that the factor leaves room.
 MARGIN = trials.NOISE_FACTOR
 # Rows and channels below this share of the typical size are measured by that size: a
 # sum that cancels to nearly zero still has the rounding errors of its terms.
@@ -58,7 +59,10 @@ def gap(reference: Tensor, other: Tensor) -> Gap:
 
 
 def gap_of_blocks(pairs: Iterable[tuple[Tensor, Tensor]]) -> Gap:
-    """Measure the gap of rows that arrive in blocks, as if they were one tensor."""
+    """Measure the gap of rows that arrive in blocks, as if they were one tensor.
+
+    Each pair holds the reference's rows [row, width] and the other run's.
+    """
     differences = [torch.empty(0, dtype=torch.float64)]
     sizes = [torch.empty(0, dtype=torch.float64)]
     largest_difference = largest_value = torch.zeros((), dtype=torch.float64)
@@ -110,7 +114,10 @@ class Noise:
 
     @classmethod
     def assumed(cls, dtype: torch.dtype, depth: int = 0) -> Noise:
-        """Return the tolerance that trials use, where the noise cannot be measured."""
+        """Return the noise whose envelope is the tolerance that trials use.
+
+        It stands for noise that cannot be measured.
+        """
         allowed = trials.tolerance(dtype, depth) / MARGIN
         return cls(torch.tensor(allowed, dtype=torch.float64), allowed)
 
@@ -121,6 +128,8 @@ class Noise:
         Over a whole pass noise grows very differently from token to token.
         """
         rows = torch.stack([measured.rows for measured in gaps]).amax(0)
+        # Where the passes happen to agree at a token, its noise is not zero: it is at
+        # least half of the typical token's.
         lower_bound = max(torch.finfo(dtype).eps, float(rows.median()) / 2)
         # Channels are not judged: their largest value may be at a token of large noise.
         return cls(rows.clamp_min(lower_bound), inf)
@@ -135,13 +144,18 @@ class Noise:
 
     @property
     def envelope(self) -> float:
-        """Return the largest relative difference of a row that rounding explains."""
+        """Return the largest relative difference of any row that rounding explains.
+
+        It is the maximum over rows, for people to read. A verdict compares each row
+        with the noise of that row.
+        """
         return MARGIN * float(self.rows.max())
 
     def times_over(self, error: Gap) -> float:
-        """Return how many times an error exceeds the envelope; over 1 is drift.
+        """Return how many times an error exceeds its noise envelope; over 1 is drift.
 
-        The row or channel where the ratio is largest decides.
+        Each row is compared with the noise of that row. The row or channel where the
+        ratio is largest decides.
         """
         rows = error.rows / (MARGIN * self.rows)
         # An infinite error in infinite noise gives a NaN, which is not larger than 1.

@@ -43,7 +43,7 @@ from hiddenscope.sites import Site
 
 # A faulty container called by itself must show this share of the error of a whole pass.
 SHARE_OF_ERROR = 0.1
-# What a module may raise that has other parameters than the reference's.
+# Errors of a module whose forward takes other arguments.
 CALL_ERRORS = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
 
 
@@ -51,9 +51,14 @@ CALL_ERRORS = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
 class FaultyModule:
     """The module at fault: its path in the candidate and the evidence.
 
-    `beyond` is how far it is over the noise on equal input. With `own_code` its parts
-    and weights agree, so the fault is in its own code. `call` is the call of the
-    reference's module, and `output` what the candidate's returned on the same input.
+    `beyond` is how many times its error on equal input exceeds the noise. It is
+    infinite if the outputs cannot be compared, or if the module is blamed because
+    nothing inside it is at fault. `relative` is the relative error of a token, on equal
+    input where that was measured, and else in a whole pass.
+
+    With `own_code` its parts and weights agree, so the fault is in its own code. `call`
+    is the call of the reference's module, and `output` what the candidate's returned on
+    the same input. `hints` are what the search itself learned about the fault.
     """
 
     path: str
@@ -102,11 +107,13 @@ class Search:
         """
         site = None if first == LOGITS else Site.parse(first)
         layers = [name for name in beyond if name != LOGITS and "final" not in name]
-        # Nothing agrees, so the blocks differ in what all of them are given.
+        # Nothing agrees, so the blocks differ in what all of them are given. One or two
+        # layers that differ would be too few to say so.
         if len(layers) > 2 and all(beyond[name] > 1 for name in layers):
             path = self._container(Site.parse(first))
             return FaultyModule(path, beyond[first], relative)
         call = None
+        # No block makes layer.0: those are the embeddings.
         if site is not None and site.layer:
             call = self.block_call(site)
         fault = None if call is None else self._blame(call)
@@ -164,6 +171,7 @@ class Search:
     ) -> FaultyModule:
         path = self._path_in_candidate(call.path)
         output = None
+        # Verdicts hold no outputs, and the hints need that of the module at fault.
         try:
             returned = call.repeat(self.candidate.part(path), self.candidate.device)
             output = hooks.first_tensor(returned)
@@ -189,7 +197,7 @@ class Search:
             if verdict is None or verdict.wrong:
                 return False
             compared.add(self._path_in_candidate(inner.path))
-        # A part that only one of the two calls leaves it open.
+        # If only one of the two models calls a part, that part stays a suspect.
         for inner_path, inner_part in parts_inside(part, path).items():
             is_part = inner_part is not part and bool(inner_part._parameters)
             if is_part and inner_path not in compared:
@@ -269,7 +277,10 @@ class Search:
         return Verdict(noise.times_over(error), error.worst)
 
     def _systematic(self, expected: Tensor, other: Tensor, exact: Tensor) -> float:
-        """Return how far a difference shared by all tokens exceeds sound programs'."""
+        """Return how many times a shared difference exceeds what correct programs show.
+
+        A shared difference has the same pattern at all tokens.
+        """
         rows = [real_rows(tensor, self.masks) for tensor in (expected, other, exact)]
         test = SystematicTest(rows[0].shape[-1])
         test.add(*rows)
@@ -305,9 +316,9 @@ class Search:
         for call in calls:
             if call.path == making_block:
                 break
-            fault = None
-            if not self.holds_blocks(call.path):
-                fault = self._blame(call)
+            if self.is_or_holds_block(call.path):
+                continue
+            fault = self._blame(call)
             if fault is not None:
                 return fault
         return self._blame_container(whole, site, relative)
@@ -329,7 +340,7 @@ class Search:
         )
         return calls[0]
 
-    def holds_blocks(self, path: str) -> bool:
+    def is_or_holds_block(self, path: str) -> bool:
         """Check whether a module of the reference is a block or holds one."""
         for block in self.reference.blocks.values():
             if block == path or _holds(path, block):
@@ -348,12 +359,15 @@ class Search:
     def _blame_container(
         self, whole: ModuleCall, site: Site | None, relative: float
     ) -> FaultyModule:
-        """Name the innermost module around a site that shows the error by itself."""
+        """Name the innermost module around a site that shows the error by itself.
+
+        All modules inside it agree, so there is no ratio to its noise: it is infinite.
+        """
         holders = []
         if site is not None:
             path = self.reference.taps[site].path
             for call in whole.walk():
-                if _holds(call.path, path) and self.holds_blocks(call.path):
+                if _holds(call.path, path) and self.is_or_holds_block(call.path):
                     holders.append(call)
             holders.sort(key=lambda call: -len(call.path))
         for call in holders:
@@ -413,7 +427,7 @@ def _paired_outputs(
     """Yield the tensors of two outputs in pairs."""
     others = list(tensors_in(output))
     if structure_of(output) == call.structure or len(call.outputs) == len(others):
-        yield from zip(call.outputs, others, strict=False)
+        yield from zip(call.outputs, others, strict=True)
     # An attention kernel may omit the weights that another returns.
     elif call.outputs and others:
         yield call.outputs[0], others[0]
