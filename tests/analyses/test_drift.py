@@ -22,8 +22,11 @@ from typer.testing import CliRunner
 import hiddenscope as hs
 from faults.ports import PORTS
 from hiddenscope.analyses.drift.baseline import FORMAT, read_baseline, write_baseline
+from hiddenscope.analyses.drift.calls import ModuleCall
 from hiddenscope.analyses.drift.dtypes import stored_dtype
-from hiddenscope.analyses.drift.noise import gap
+from hiddenscope.analyses.drift.noise import Gap, Noise, gap
+from hiddenscope.analyses.drift.search import Search
+from hiddenscope.analyses.drift.sides import as_live, encode
 from hiddenscope.cli.main import app
 from hiddenscope.errors import FileError, ModuleError, NotFinite, StatesError, TextError
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
@@ -723,6 +726,92 @@ def test_a_nan_on_one_side_is_named_by_site_and_token() -> None:
         match=r"the candidate has a NaN at layer\.2, token '8' \(text 2, position 2\)",
     ):
         hs.drift(reference("llama"), candidate, TEXTS)
+
+
+def test_a_nan_of_a_live_model_is_named_beside_saved_states() -> None:
+    saved = reference("llama").capture(TEXTS)
+    model = hs.load((port("llama"), None))
+    with torch.no_grad():
+        model.module.get_submodule("model.embed_tokens").weight[30] = torch.nan
+    where = r"has a NaN at layer\.0, token '30' \(text 0, position 4\)"
+    with pytest.raises(NotFinite, match=f"the reference {where}"):
+        hs.drift(model, saved, TEXTS)
+    with pytest.raises(NotFinite, match=f"the candidate {where}"):
+        hs.drift(saved, model, TEXTS)
+
+
+def test_an_infinite_error_is_drift_in_any_noise() -> None:
+    noise = Noise(torch.tensor([torch.inf, 1.0], dtype=torch.float64), torch.inf)
+    error = Gap(torch.tensor([torch.inf, 0.0], dtype=torch.float64), torch.inf)
+    assert noise.times_over(error) == torch.inf
+
+
+def test_tokens_that_both_sides_exclude_agree() -> None:
+    logits = torch.tensor([[3.0, -torch.inf, 4.0]])
+    difference = torch.tensor([[0.0, 0.0, 0.5]])
+    assert gap(logits, logits + difference).rows.tolist() == [0.1]
+    assert gap(logits, torch.tensor([[3.0, 0.0, 4.0]])).worst == torch.inf
+
+
+def test_memory_that_runs_out_blames_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidate = port("llama")
+    scaled(f"{B}.mlp.up_proj")(candidate)
+    parts = set(candidate.modules())
+    repeat = ModuleCall.repeat
+
+    def fail(call: ModuleCall, module: nn.Module, device: torch.device) -> object:
+        if module in parts:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return repeat(call, module, device)
+
+    monkeypatch.setattr(ModuleCall, "repeat", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        hs.drift(reference("llama"), candidate, TEXTS)
+
+
+@pytest.mark.parametrize("run", ["run_exactly", "run_in_float64"])
+def test_memory_that_runs_out_in_float64_is_an_error(
+    run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: you tried to allocate 9 bytes.")
+
+    monkeypatch.setattr(f"hiddenscope.analyses.drift.observe.{run}", fail)
+    with pytest.raises(RuntimeError, match="tried to allocate"):
+        hs.drift(reference("llama"), port("llama"), TEXTS)
+
+
+@cache
+def llama_search() -> Search:
+    model = as_live(reference("llama"))
+    return Search(model, model, encode(reference("llama"), TEXTS[:1]))
+
+
+def test_complex_tensors_are_compared_by_their_noise() -> None:
+    search = llama_search()
+    angles = torch.arange(7 * 8, dtype=torch.float64).reshape(1, 7, 8)
+    exact = torch.polar(torch.ones_like(angles), angles)
+    table = exact.to(torch.complex64)
+    rounded = table * (1 + 1e-7)
+    for truth in (exact, None):
+        assert not search.judge(table, rounded, truth).wrong
+        assert not search.judge(table.conj(), rounded.conj(), None).wrong
+        assert search.judge(table, table.conj(), truth).wrong
+        assert search.judge(table, table.real, truth).wrong
+
+
+def test_integers_are_compared_by_value_and_masks_are_not() -> None:
+    judge = llama_search().judge
+    experts = torch.tensor([[2, 0, 5]])
+    assert not judge(experts, experts.double(), None).wrong
+    assert not judge(experts, experts.int(), None).wrong
+    assert judge(experts, experts + 1.0, None).wrong
+    assert judge(experts, experts + 1, None).wrong
+    mask = torch.tensor([[True, True, False]])
+    added = torch.tensor([[0.0, 0.0, -torch.inf]])
+    assert not judge(mask, added, None).wrong
+    assert not judge(mask.long(), added, None).wrong
+    assert judge(mask, ~mask, None).wrong
 
 
 def test_a_gap_by_hand() -> None:

@@ -432,6 +432,10 @@ def test_of_some_layers_no_more_is_said_than_is_known(tiny: Tiny) -> None:
     whole = hs.lens(model, TWO)
     settled, answer = whole.data["settled"].values, whole.facts["last_token"]["answer"]
     assert {2, 3} <= set(settled.tolist())
+    grid = views_of(whole)[0]
+    assert isinstance(grid, Grid) and grid.words is not None and grid.words.framed
+    outlined = grid.words.settled_rows()
+    assert outlined == np.where(settled < 3, settled, -1).tolist()
     assert whole.data["word"].sel(site="layer.1").values[-1, 0] != answer
     for sites in (
         "layer.0",
@@ -455,6 +459,11 @@ def test_of_some_layers_no_more_is_said_than_is_known(tiny: Tiny) -> None:
             assert "settled_share" not in found.data
             assert last["settled_from"] is None
         assert len(sections_of(found)) == 2
+        grid = views_of(found)[0]
+        assert isinstance(grid, Grid) and grid.words is not None
+        # The others leave out layers above, or between their rows.
+        assert grid.words.framed == (sites in ("layer.2,final", "final"))
+        assert grid.words.framed or "outline" not in grid.note
     two = hs.lens(model, TWO, sites="layer.2,final").data
     assert two["settled"].values.tolist() == np.maximum(settled, 2).tolist()
     assert two["settled_share"].values.tolist() == [

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hiddenscope.errors import is_out_of_memory
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.module_copy import float64_copy
 
@@ -142,6 +143,16 @@ def run_exactly(
     with autograd.restored(), torch.no_grad():
         output: object = module(*args, **kwargs)
     return output
+
+
+def raise_if_out_of_memory(error: Exception) -> None:
+    """Raise an error again if it says that memory ran out.
+
+    torch raises a RuntimeError for it too, which would pass for a module that does not
+    take its arguments, or that cannot run in float64.
+    """
+    if is_out_of_memory(error):
+        raise error
 
 
 def clone(tensor: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def describe_hint(search: Search, fault: FaultyModule) -> tuple[list[Hint], list
     if call is None:
         return [*fault.hints], notes
     blocks = search.reference.blocks.values()
-    if search.holds_blocks(call.path) and call.path not in blocks:
+    if search.is_or_holds_block(call.path) and call.path not in blocks:
         reference = _block_arguments(search, search.reference, call.path)
         candidate = _block_arguments(search, search.candidate, call.path)
         hints += argument_hints(reference, candidate)

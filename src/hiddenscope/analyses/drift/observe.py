@@ -20,7 +20,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.analyses.drift.calls import run_exactly, run_in_float64
+from hiddenscope.analyses.drift.calls import (
+    raise_if_out_of_memory,
+    run_exactly,
+    run_in_float64,
+)
 from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel
 from hiddenscope.analyses.drift.noise import Noise, gap
 from hiddenscope.modules import hooks
@@ -229,6 +233,7 @@ class _ExactParts:
                 with hooks.watching(self._watches_inside(exact, path, layer)):
                     run_exactly(exact, args, kwargs)
             except FLOAT64_ERRORS as error:
+                raise_if_out_of_memory(error)
                 reason = str(error).partition("\n")[0]
                 self.observation.notes.append(
                     "The noise of a block is the tolerance of its dtype where float64"
@@ -265,7 +270,8 @@ class _ExactParts:
             nonlocal exact
             try:
                 exact = hooks.first_tensor(run_in_float64(part, args, kwargs))
-            except FLOAT64_ERRORS:
+            except FLOAT64_ERRORS as error:
+                raise_if_out_of_memory(error)
                 exact = None
 
         def after(output: object) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hiddenscope.analyses.drift.calls import (
     ModuleCall,
     parts_inside,
+    raise_if_out_of_memory,
     record_calls,
     run_exactly,
     run_in_float64,
@@ -196,7 +197,8 @@ class PortSearch(Search):
                 parts_inside(exact, call.path),
                 lambda: run_exactly(exact, call.args, call.kwargs),
             )
-        except FLOAT64_ERRORS:
+        except FLOAT64_ERRORS as error:
+            raise_if_out_of_memory(error)
             return None
         return calls[0]
 
@@ -445,7 +447,8 @@ class PortSearch(Search):
             exact = run_in_float64(
                 self.reference.part(call.path), call.args, call.kwargs
             )
-        except CALL_ERRORS:
+        except CALL_ERRORS as error:
+            raise_if_out_of_memory(error)
             return None
         output = hooks.first_tensor(returned)
         if output is None or output.shape != call.output.shape:

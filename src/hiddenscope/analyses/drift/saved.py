@@ -166,8 +166,11 @@ def compare_model_with_saved(
         _check_widths(site, live.anatomy.width(site), saved.width(site))
     readers = {str(site): partial(saved.rows, site) for site in sites}
     dtype = saved.computed_in(model.module)
+    roles = ("reference", "candidate")
+    if saved_is_reference:
+        roles = ("candidate", "reference")
     with model.lock:
-        errors = compare_passes(live, model, readers, dtype, inputs)
+        errors = compare_passes(live, model, readers, dtype, inputs, roles=roles)
     tokens = tokens_of(model, inputs)
     if saved.windows() is not None:
         # The store knows the places of its windows in the whole texts.

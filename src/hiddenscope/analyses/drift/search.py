@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hiddenscope.analyses.drift.calls import (
     ModuleCall,
     clone,
     parts_inside,
+    raise_if_out_of_memory,
     record_calls,
     run_in_float64,
     structure_of,
@@ -41,7 +43,7 @@ from hiddenscope.sites import Site
 
 # A faulty container called by itself must show this share of the error of a whole pass.
 SHARE_OF_ERROR = 0.1
-# What a module may raise that has other parameters than the reference's.
+# Errors of a module whose forward takes other arguments.
 CALL_ERRORS = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
 
 
@@ -49,9 +51,14 @@ CALL_ERRORS = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
 class FaultyModule:
     """The module at fault: its path in the candidate and the evidence.
 
-    `beyond` is how far it is over the noise on equal input. With `own_code` its parts
-    and weights agree, so the fault is in its own code. `call` is the call of the
-    reference's module, and `output` what the candidate's returned on the same input.
+    `beyond` is how many times its error on equal input exceeds the noise. It is
+    infinite if the outputs cannot be compared, or if the module is blamed because
+    nothing inside it is at fault. `relative` is the relative error of a token, on equal
+    input where that was measured, and else in a whole pass.
+
+    With `own_code` its parts and weights agree, so the fault is in its own code. `call`
+    is the call of the reference's module, and `output` what the candidate's returned on
+    the same input. `hints` are what the search itself learned about the fault.
     """
 
     path: str
@@ -100,11 +107,13 @@ class Search:
         """
         site = None if first == LOGITS else Site.parse(first)
         layers = [name for name in beyond if name != LOGITS and "final" not in name]
-        # Nothing agrees, so the blocks differ in what all of them are given.
+        # Nothing agrees, so the blocks differ in what all of them are given. One or two
+        # layers that differ would be too few to say so.
         if len(layers) > 2 and all(beyond[name] > 1 for name in layers):
             path = self._container(Site.parse(first))
             return FaultyModule(path, beyond[first], relative)
         call = None
+        # No block makes layer.0: those are the embeddings.
         if site is not None and site.layer:
             call = self.block_call(site)
         fault = None if call is None else self._blame(call)
@@ -162,11 +171,12 @@ class Search:
     ) -> FaultyModule:
         path = self._path_in_candidate(call.path)
         output = None
+        # Verdicts hold no outputs, and the hints need that of the module at fault.
         try:
             returned = call.repeat(self.candidate.part(path), self.candidate.device)
             output = hooks.first_tensor(returned)
-        except CALL_ERRORS:
-            pass
+        except CALL_ERRORS as error:
+            raise_if_out_of_memory(error)
         if output is not None:
             output = output.to(self.reference.device)
         return FaultyModule(
@@ -187,7 +197,7 @@ class Search:
             if verdict is None or verdict.wrong:
                 return False
             compared.add(self._path_in_candidate(inner.path))
-        # A part that only one of the two calls leaves it open.
+        # If only one of the two models calls a part, that part stays a suspect.
         for inner_path, inner_part in parts_inside(part, path).items():
             is_part = inner_part is not part and bool(inner_part._parameters)
             if is_part and inner_path not in compared:
@@ -221,13 +231,15 @@ class Search:
             return RIGHT
         try:
             output = call.repeat(part, self.candidate.device)
-        except CALL_ERRORS:
+        except CALL_ERRORS as error:
+            raise_if_out_of_memory(error)
             # It does not even take the arguments of the reference's module.
             return INCOMPARABLE
         try:
             exact_output = run_in_float64(reference_part, call.args, call.kwargs)
             exact = list(tensors_in(exact_output))
-        except FLOAT64_ERRORS:
+        except FLOAT64_ERRORS as error:
+            raise_if_out_of_memory(error)
             exact = []
         verdicts = [RIGHT]
         is_measured = len(exact) == len(call.outputs)
@@ -243,9 +255,16 @@ class Search:
         """
         if expected.shape != other.shape:
             return INCOMPARABLE
+        if expected.is_complex() or other.is_complex():
+            if exact is not None:
+                exact = _real_and_imaginary(exact)
+            return self.judge(
+                _real_and_imaginary(expected), _real_and_imaginary(other), exact
+            )
         if not expected.is_floating_point():
-            is_same = other.is_floating_point() or equal(expected, other)
-            return RIGHT if is_same else INCOMPARABLE
+            if other.is_floating_point() and _may_be_mask(expected):
+                return RIGHT
+            return RIGHT if equal(expected, other) else INCOMPARABLE
         error = self.gap(expected, other)
         if exact is not None and exact.shape == expected.shape:
             rounding = self.gap(exact, expected)
@@ -258,7 +277,10 @@ class Search:
         return Verdict(noise.times_over(error), error.worst)
 
     def _systematic(self, expected: Tensor, other: Tensor, exact: Tensor) -> float:
-        """Return how far a difference shared by all tokens exceeds sound programs'."""
+        """Return how many times a shared difference exceeds what correct programs show.
+
+        A shared difference has the same pattern at all tokens.
+        """
         rows = [real_rows(tensor, self.masks) for tensor in (expected, other, exact)]
         test = SystematicTest(rows[0].shape[-1])
         test.add(*rows)
@@ -294,9 +316,9 @@ class Search:
         for call in calls:
             if call.path == making_block:
                 break
-            fault = None
-            if not self.holds_blocks(call.path):
-                fault = self._blame(call)
+            if self.is_or_holds_block(call.path):
+                continue
+            fault = self._blame(call)
             if fault is not None:
                 return fault
         return self._blame_container(whole, site, relative)
@@ -318,7 +340,7 @@ class Search:
         )
         return calls[0]
 
-    def holds_blocks(self, path: str) -> bool:
+    def is_or_holds_block(self, path: str) -> bool:
         """Check whether a module of the reference is a block or holds one."""
         for block in self.reference.blocks.values():
             if block == path or _holds(path, block):
@@ -337,12 +359,15 @@ class Search:
     def _blame_container(
         self, whole: ModuleCall, site: Site | None, relative: float
     ) -> FaultyModule:
-        """Name the innermost module around a site that shows the error by itself."""
+        """Name the innermost module around a site that shows the error by itself.
+
+        All modules inside it agree, so there is no ratio to its noise: it is infinite.
+        """
         holders = []
         if site is not None:
             path = self.reference.taps[site].path
             for call in whole.walk():
-                if _holds(call.path, path) and self.holds_blocks(call.path):
+                if _holds(call.path, path) and self.is_or_holds_block(call.path):
                     holders.append(call)
             holders.sort(key=lambda call: -len(call.path))
         for call in holders:
@@ -362,7 +387,8 @@ class Search:
             try:
                 with hooks.watching([watch]):
                     call.repeat(model.part(call.path), model.device)
-            except CALL_ERRORS:
+            except CALL_ERRORS as error:
+                raise_if_out_of_memory(error)
                 return True
             if len(states) != before + 1:
                 return True
@@ -401,10 +427,28 @@ def _paired_outputs(
     """Yield the tensors of two outputs in pairs."""
     others = list(tensors_in(output))
     if structure_of(output) == call.structure or len(call.outputs) == len(others):
-        yield from zip(call.outputs, others, strict=False)
+        yield from zip(call.outputs, others, strict=True)
     # An attention kernel may omit the weights that another returns.
     elif call.outputs and others:
         yield call.outputs[0], others[0]
+
+
+def _real_and_imaginary(tensor: Tensor) -> Tensor:
+    """Return a tensor with the real and imaginary parts of each number side by side."""
+    if not tensor.is_complex():
+        tensor = tensor + 0j
+    # Still one row for each token: the last axis becomes twice as long.
+    pairs = torch.view_as_real(tensor.resolve_conj())
+    return pairs.reshape(*tensor.shape[:-1], -1)
+
+
+def _may_be_mask(tensor: Tensor) -> bool:
+    """Check whether a tensor of integers or truth values holds only zeros and ones.
+
+    Another program may return the same mask as numbers that are added to the scores:
+    0 for the tokens that are seen. Such values cannot be compared with these.
+    """
+    return bool(((tensor == 0) | (tensor == 1)).all())
 
 
 def _holds(path: str, inner: str) -> bool:

@@ -16,12 +16,14 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from hiddenscope.analyses.drift.calls import raise_if_out_of_memory
 from hiddenscope.analyses.drift.errors import (
     Errors,
     Where,
     places_of,
     refuse_not_finite,
     stack_of,
+    token_finder,
 )
 from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel
 from hiddenscope.analyses.drift.noise import Noise, coarsest, gap, gap_of_blocks
@@ -44,10 +46,13 @@ def compare_passes(
     other: Mapping[str, RowReader],
     dtype: torch.dtype,
     inputs: Inputs,
+    *,
+    roles: tuple[str, str] = ("reference", "candidate"),
 ) -> Errors:
     """Compare a live reference with the rows of another run, site by site.
 
-    `dtype` is the one that the other run was computed in.
+    `dtype` is the one that the other run was computed in. `roles` are what a message
+    about a NaN calls the live model and the other run.
     """
     errors = Errors.for_texts(inputs, reference)
     sites = [site for site in reference.sites if str(site) in other]
@@ -56,13 +61,15 @@ def compare_passes(
         observed = observe(reference, batch, sites)
         null_passes = list(_null_passes(errors, reference, batch, sites, dtype))
         places = places_of(inputs, texts, errors.tokens)
+        where = token_finder(inputs, texts, model.text_encoder, errors.tokens)
         for name in [*map(str, sites), LOGITS]:
             if name not in other or name not in observed.states:
                 continue
             row_numbers = places[stack_of(name, errors.tokens)]
             rows = other[name](row_numbers)
-            refuse_not_finite("candidate", name, rows, _rows_from(0))
             expected = observed.rows(name)
+            refuse_not_finite(roles[0], name, expected, where)
+            refuse_not_finite(roles[1], name, rows, where)
             coarse = coarsest([expected.dtype, rows.dtype])
             gaps = [gap(expected, null.rows(name)) for null in null_passes]
             noise = _assumed_noise(name, coarse)
@@ -157,6 +164,7 @@ def _null_passes(
         try:
             observed = run()
         except (RuntimeError, ValueError, TypeError, PassError) as error:
+            raise_if_out_of_memory(error)
             reason = str(error).partition("\n")[0]
             errors.notes.append(
                 f"The noise of `{name}` could not be measured: {reason}"

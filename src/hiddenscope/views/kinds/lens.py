@@ -88,15 +88,27 @@ def _with_outlines(result: Result, grid: Grid) -> Grid:
     """Return the grid coloured by the probability of the top token, with an outline
     where a prediction is settled.
     """
+    # Grids show at most MOST_TOKENS. Rank 0 is the top token.
     probability = result.data["probability"].to_numpy()[:, : len(grid.tokens), 0]
     top = Measure("probability of the top token", probability, limits=(0, 1))
     words, note = grid.words, grid.note
-    if words is not None:
+    if words is not None and _shows_settled(result, grid):
         words = replace(words, framed=True)
         # A note about outlines would only confuse where no prediction is settled.
         if any(row >= 0 for row in words.settled_rows()):
             note = f"{note} {OUTLINE}".strip()
     return replace(grid, measures=(top, *grid.measures), words=words, note=note)
+
+
+def _shows_settled(result: Result, grid: Grid) -> bool:
+    """Check that the rows of a grid tell where predictions are settled.
+
+    A grid compares its rows with the top one. That must be the model's own prediction,
+    and no layer above the lowest row may be left out.
+    """
+    known_from = cast("LensFacts", result.facts)["settled_known_from"]
+    top_agreement = result.data["agreement"].to_numpy()[-1]
+    return known_from == grid.sites[0] and bool(top_agreement == 1)
 
 
 def findings(result: Result) -> Iterator[str]:
@@ -133,23 +145,23 @@ def sections(result: Result) -> Iterator[Section]:
         as_prose([*_answers(facts), *_target(facts), UNTESTED]),
         of_type(shown, Grid),
         f"{LENSES[facts['lens']]} A cell shows the token that this layer would predict"
-        f" {where}, and its colour at first the probability of that token. Other"
-        " measures, such as the entropy, can be chosen above the grid.",
+        f" {where}, coloured first by the probability of that token. Other measures,"
+        " such as the entropy, can be chosen above the grid.",
     )
-    shares = ["is the model's own prediction"]
+    shares = ["how often the top token of a layer is the model's own prediction"]
     if "settled_share" in result.data:
-        shares.append("is so and stays so in all layers above (settled)")
+        shares.append("how often it is so and stays so in all layers above (settled)")
     if "accuracy" in result.data:
-        shares.append("is the true next token")
+        shares.append("how often it is the true next token")
     lines = of_type(shown, Lines)
     rank = " The last shows the rank of the target." if len(lines) > 2 else ""
     yield Section(
         "How predictions form along the layers",
         "",
         lines,
-        "The first picture shows for how many tokens the top token of a layer"
-        f" {in_series(shares)}. The next shows the KL divergence of each layer's"
-        f" prediction from the model's own, which is 0 at the last layer.{rank}",
+        f"The first picture shows {in_series(shares)}. The next shows the KL divergence"
+        " of each layer's prediction from the model's own, which is 0 at the last"
+        f" layer.{rank}",
         folded=True,
     )
 
@@ -165,7 +177,7 @@ def tables(result: Result) -> Iterator[Table]:
         words = zip(here["word"].values, here["probability"].values, strict=True)
         top = "  ".join(f"{word!r} {probability:.2f}" for word, probability in words)
         rows.append([site, f"{here['entropy']:.2f}", f"{here['kl']:.2f}", top])
-    yield Table(["site", "entropy", "KL", "top tokens"], rows, (0, 3))
+    yield Table(["site", "entropy", "KL", "top tokens"], rows, text=(0, 3))
 
 
 def _is_causal(facts: "LensFacts") -> bool:
@@ -222,7 +234,8 @@ def _target(facts: "LensFacts") -> Iterator[str]:
         )
         return
     if target["id"] is not None:
-        # A word of the vocabulary is in quotation marks already.
+        # The fact is the token's repr, also in results that were saved earlier: its
+        # quotation marks are exchanged for typographic ones.
         name = quoted_token(name[1:-1])
     yield (
         f"At {target['site']}, {name} has rank {target['rank']:,} and probability"

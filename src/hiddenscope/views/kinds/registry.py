@@ -1,6 +1,7 @@
 """Kinds of results: `kinds/<word>.py` describes the findings of one analysis, once.
 
-It has these functions of a result, of which only `views` is required:
+This module imports it by its word and finds these functions of a result by their
+names. Only `views` is required:
 
 views      the views of a result, the main one first
 findings   what a person should read, as plain sentences
