@@ -241,7 +241,7 @@ def test_a_position_in_overlapping_windows_is_that_of_the_text(
     )
     shortest = min(lengths)
     for token in (0, shortest - 1, -1, -2, -shortest):
-        found = vectors(windowed, sites="layer.2", token=token).values[0]
+        found = vectors(windowed, sites="layer.2", pool=token).values[0]
         for text in range(3):
             place = token if token >= 0 else lengths[text] + token
             rows = np.flatnonzero(
@@ -291,12 +291,12 @@ def test_pooled_states_are_taken_for_what_they_are(
             if token not in (way, *same_as.get(way, ())):
                 with pytest.raises(
                     hs.errors.StatesError,
-                    match=r"of pooled states: the store keeps .*. Give ",
+                    match=r"from pooled states: the store keeps .*. Give ",
                 ):
-                    vectors(store, sites="layer.2", token=token)
+                    vectors(store, sites="layer.2", pool=token)
             elif way != "mean":  # which is the mean of the windows' means
                 found, wanted = (
-                    vectors(one, sites="layer.2", token=token).values
+                    vectors(one, sites="layer.2", pool=token).values
                     for one in (store, whole)
                 )
                 torch.testing.assert_close(found, wanted)
@@ -345,7 +345,7 @@ def test_a_text_is_found_among_pooled_states(
         assert strings[int(found.data["number"].values[0, 0])] == query
     with pytest.raises(
         hs.errors.StatesError,
-        match="Cannot take the last token of pooled states: the store keeps the m",
+        match="Cannot take the last token of each text from pooled states",
     ):
         hs.probe(pooled["mean"], ["a", "b"] * 20, pool="last")
     assert hs.probe(pooled["mean"], ["a", "b"] * 20).facts["token"] == "mean"

@@ -169,10 +169,12 @@ def test_the_fits_of_many_draws_at_once_are_those_of_the_probe(
     ):
         drawn = draw(seed, rows, share)
         task = "regress" if drawn.targets.is_floating_point() else "classify"
-        token = "each" if drawn.as_tokens else "last"
-        result = hs.probe(
-            states_of(drawn, seed), labels_of(drawn), task=task, token=token, seed=seed
-        )
+        states, labels = states_of(drawn, seed), labels_of(drawn)
+        if drawn.as_tokens:
+            rows_of_tokens = hs.each_token(states)
+            result = hs.probe(rows_of_tokens, labels, task=task, seed=seed)
+        else:
+            result = hs.probe(states, labels, task=task, pool="last", seed=seed)
         facts, name = result.facts, result.facts["score"]
         ends = [result.data[f"{name}{end}"].to_numpy() for end in ("", "_low", "_high")]
         # A row whose score is nearly 0 may be of either class.
