@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hiddenscope.discovery import trial_ids
-from hiddenscope.errors import Error, PassError, TextError
+from hiddenscope.errors import Error, PassError, TextError, is_out_of_memory
 from hiddenscope.model.batching import states_disagreement
 from hiddenscope.modules import autograd
 from hiddenscope.modules.trials import config_values
@@ -174,9 +174,11 @@ def _try_generation(model: PassModel, prompt_length: int) -> str:
         texts = [part.tokens.ids.tolist() for part in generated]
         targets = [texts[1]] if len(texts) > 1 else None
         whole = stacks_in(record(model, [texts[0]], "layer.*", targets=targets).states)
-    except Error as error:
-        return str(error)
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        if isinstance(error, Error):
+            return str(error)
         return f"its generate stopped with {type(error).__name__}: {error}"
     pairs = zip(whole, generated, strict=True)
     worst = max(states_disagreement(full, part) for full, part in pairs)
@@ -211,7 +213,7 @@ def _write(
     except Exception as error:
         # An option may end in anything: offloaded caches assert that there is CUDA,
         # quantized ones import a package.
-        if isinstance(error, Error) or not options:
+        if isinstance(error, Error) or is_out_of_memory(error) or not options:
             raise
         raise PassError(
             f"Cannot generate with {', '.join(options)}",

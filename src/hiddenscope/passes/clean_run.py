@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hiddenscope.discovery import accepts, trial_ids
-from hiddenscope.errors import PassError
+from hiddenscope.errors import PassError, is_out_of_memory
 from hiddenscope.modules import autograd, hooks, trials
 from hiddenscope.passes.buffers import buffers_for
 from hiddenscope.passes.inputs import Inputs, Texts
@@ -127,10 +127,10 @@ def _try_cache(model: PassModel) -> bool:
     try:
         plain = list(_run_batch(model, inputs, (), cached=False))
         cached = list(_run_batch(model, inputs, (), cached=True))
-    except PassError:
-        raise
-    except Exception:
+    except Exception as error:
         # The model's own code may raise anything.
+        if isinstance(error, PassError) or is_out_of_memory(error):
+            raise
         return False
     tolerance = logits_tolerance(model)
     for a, b in zip(plain, cached, strict=True):

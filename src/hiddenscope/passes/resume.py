@@ -19,7 +19,12 @@ from torch import nn
 
 from hiddenscope.arguments import checked
 from hiddenscope.discovery import EVERYTHING, Stack, accepts, trial_ids
-from hiddenscope.errors import PassError, SiteError, StatesError
+from hiddenscope.errors import (
+    PassError,
+    SiteError,
+    StatesError,
+    is_out_of_memory,
+)
 from hiddenscope.modules import hooks
 from hiddenscope.passes.changes import Positions, Replace, check
 from hiddenscope.passes.edit import Editor, plan
@@ -228,6 +233,8 @@ def _try_skipping(model: PassModel, name: str | None, padded: bool) -> SkipTrial
                         " a cache, changed what the rest gave"
                     )
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             return SkipTrial(
                 refused=f"skipping blocks stopped with {type(error).__name__}: {error}"
             )

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.discovery import Stack, Tap, accepts
-from hiddenscope.errors import NotFinite, PassError
+from hiddenscope.errors import NotFinite, PassError, is_out_of_memory
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.passes.changes import Change, Positions, Replace
 from hiddenscope.passes.clean_run import (
@@ -602,6 +602,8 @@ def _failure(
         difference = (result.values.double() - expected).norm(dim=-1)
         share = float((difference / expected.norm(dim=-1)).max())
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         return f"it stopped with {type(error).__name__}: {str(error)[:120]}"
     excess = share / logits_tolerance(model)
     if excess <= 1:
