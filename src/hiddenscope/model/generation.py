@@ -18,7 +18,14 @@ from hiddenscope.errors import Error, PassError, TextError, is_out_of_memory
 from hiddenscope.model.batching import states_disagreement
 from hiddenscope.modules import autograd
 from hiddenscope.modules.trials import config_values
-from hiddenscope.passes import Inputs, PassModel, Recording, record, recording
+from hiddenscope.passes import (
+    Inputs,
+    PassModel,
+    Recording,
+    load_with_head,
+    record,
+    recording,
+)
 from hiddenscope.passes.buffers import one_or_pair, stacks_in
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, States
@@ -193,10 +200,13 @@ def _write(
     """Return the prompt with the ids that the model writes after it."""
     write: Any = getattr(model.module, "generate", None)
     if write is None or not getattr(model.module, "can_generate", lambda: True)():
+        remedy = "Load it with task='causal-lm'."
+        if model.encoder_decoder:
+            remedy = load_with_head(model)
         raise PassError(
             f"Cannot generate with {model.anatomy.name}",
             "it has no language-model head to generate with",
-            "Load it with task='causal-lm'.",
+            remedy,
         )
     settings = {
         "pad_token_id": model.text_encoder.pad,

@@ -35,6 +35,7 @@ from hiddenscope.passes.protocol import PassModel, recordable
 from hiddenscope.passes.record import (
     Pass,
     check_targets,
+    load_with_head,
     record,
     run_pass,
     token_logits,
@@ -68,6 +69,7 @@ __all__ = [
     "edit",
     "editing",
     "in_columns",
+    "load_with_head",
     "record",
     "recordable",
     "recording",

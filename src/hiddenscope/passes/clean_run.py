@@ -15,13 +15,17 @@ from hiddenscope.modules import autograd, hooks, trials
 from hiddenscope.passes.buffers import buffers_for
 from hiddenscope.passes.inputs import Inputs, Texts
 from hiddenscope.passes.protocol import PassModel, recordable
-from hiddenscope.passes.record import check_targets, run_pass
+from hiddenscope.passes.record import (
+    OTHER_HEAD,
+    check_targets,
+    load_with_head,
+    run_pass,
+)
 from hiddenscope.passes.resume import with_cache
 from hiddenscope.sites import Site
 
 TRIAL_TOKENS = 7
 TRIAL_TARGETS = 5
-NO_HEAD = "Load it with task='causal-lm' or 'masked-lm'."
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +78,7 @@ def run_clean(
         raise PassError(
             f"No logits of {model.anatomy.name}",
             "it has no language-model head",
-            NO_HEAD,
+            load_with_head(model),
         )
     check_targets(model, inputs, (), logits=True)
     recorded = tuple(sorted({*model.anatomy.select("layer.*"), *sites}))
@@ -157,9 +161,11 @@ def _run_batch(
     logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.shape[:-1] != answering.ids.shape:
         reason = "it has no head"
+        remedy = load_with_head(model)
         if isinstance(logits, Tensor):
             reason = "its head does not give one row per token"
-        raise PassError(f"No logits of {model.anatomy.name}", reason, NO_HEAD)
+            remedy = OTHER_HEAD
+        raise PassError(f"No logits of {model.anatomy.name}", reason, remedy)
     encoded = getattr(output, "encoder_last_hidden_state", None)
     for row in range(len(inputs)):
         encoder_output = None
