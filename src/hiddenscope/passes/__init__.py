@@ -31,7 +31,7 @@ from hiddenscope.passes.buffers import (
 from hiddenscope.passes.changes import Add, Change, Project, Replace, Scale
 from hiddenscope.passes.edit import edit, editing
 from hiddenscope.passes.inputs import Batching, Inputs, PaddedBatch, Texts
-from hiddenscope.passes.protocol import PassModel, recordable
+from hiddenscope.passes.protocol import PassModel, require_recordable
 from hiddenscope.passes.record import (
     Pass,
     check_targets,
@@ -71,8 +71,8 @@ __all__ = [
     "in_columns",
     "load_with_head",
     "record",
-    "recordable",
     "recording",
+    "require_recordable",
     "resume",
     "run_pass",
     "states_in",

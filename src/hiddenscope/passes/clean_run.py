@@ -14,7 +14,7 @@ from hiddenscope.errors import PassError, is_out_of_memory
 from hiddenscope.modules import autograd, hooks, trials
 from hiddenscope.passes.buffers import buffers_for
 from hiddenscope.passes.inputs import Inputs, Texts
-from hiddenscope.passes.protocol import PassModel, recordable
+from hiddenscope.passes.protocol import PassModel, require_recordable
 from hiddenscope.passes.record import (
     OTHER_HEAD,
     check_targets,
@@ -72,7 +72,7 @@ def run_clean(
     Every layer is kept beside the requested sites, because a variant joins the batch
     with the clean state of the layer below its first patch.
     """
-    recordable(model.module)
+    require_recordable(model.module)
     inputs = model.encode(texts, targets=targets)
     if not model.anatomy.makes_logits:
         raise PassError(

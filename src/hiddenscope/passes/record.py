@@ -21,7 +21,7 @@ from hiddenscope.errors import NotFinite, PassError
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.passes.buffers import Buffers, Keep, buffers_for, states_in
 from hiddenscope.passes.inputs import Inputs, PaddedBatch, Texts
-from hiddenscope.passes.protocol import PassModel, recordable
+from hiddenscope.passes.protocol import PassModel, require_recordable
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, States
 
@@ -77,7 +77,7 @@ def record(
     >>> record(model, [[5, 6, 7]], "layer.1").states.values.shape
     torch.Size([1, 3, 64])
     """
-    recordable(model.module)
+    require_recordable(model.module)
     selected = model.anatomy.select(sites)
     encoded = model.encode(inputs, targets=targets)
     return make_pass(model, encoded, selected, logits=logits, grad=grad, keep=keep)

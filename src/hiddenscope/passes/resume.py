@@ -29,7 +29,7 @@ from hiddenscope.modules import hooks
 from hiddenscope.passes.changes import Positions, Replace, check
 from hiddenscope.passes.edit import Editor, plan
 from hiddenscope.passes.inputs import Inputs, Texts
-from hiddenscope.passes.protocol import PassModel, recordable
+from hiddenscope.passes.protocol import PassModel, require_recordable
 from hiddenscope.passes.record import Pass, make_pass
 from hiddenscope.sites import Site, SitePatterns
 
@@ -77,7 +77,7 @@ def resume(
     >>> bool((rest.logits == full.logits).all())
     True
     """
-    recordable(model.module)
+    require_recordable(model.module)
     change = Replace(values)
     (entry,) = plan(model.anatomy, {_whole_layer(model, site): change})
     selected = _select_above(model, entry, sites)
