@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,9 @@ from hiddenscope.passes.key_values import first_tokens, why_not_reusable
 from hiddenscope.passes.protocol import PassModel
 from hiddenscope.passes.resume import try_skipping
 from hiddenscope.sites import Site
+
+if TYPE_CHECKING:
+    from transformers.modeling_outputs import BaseModelOutput
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +133,7 @@ def sweep(
                 )
             rows.update(zip(numbers, read(logits), strict=True))
             length = len(clean.input_ids(_answer_stack(model))) - start
-            # A patched encoder is run again as well.
-            if clean.targets is not None and _stack_of(batch[0]) == "encoder":
+            if _runs_encoder(model, clean, batch, shortcuts):
                 length += len(clean.ids)
             passes += 1
             tokens += len(batch) * length
@@ -272,8 +274,8 @@ def _run_batch(
         rows_per_block = [_rows_below(entries, layer) for layer in layers]
         entering = _joining(model, clean, stack, entries, first)
     arguments = _arguments(model, clean, rows, start, rows_per_block)
-    if shortcuts.encodes_once and stack != "encoder":
-        arguments |= _encoder_outputs(model, clean, rows)
+    if model.encoder_decoder and not _runs_encoder(model, clean, variants, shortcuts):
+        arguments["encoder_outputs"] = _encoder_outputs(clean, rows)
     changes = _Changes(variants, first, model.device)
     editor = Editor(model.anatomy, changes.by_site, _every_token(tokens))
     watches = editor.watches(model.module)
@@ -386,14 +388,24 @@ def _arguments(
     return arguments
 
 
-def _encoder_outputs(model: PassModel, clean: CleanRun, rows: int) -> dict[str, Any]:
+def _runs_encoder(
+    model: PassModel, clean: CleanRun, batch: Sequence[Variant], shortcuts: Shortcuts
+) -> bool:
+    """Tell whether a batch runs the encoder of an encoder-decoder again."""
+    if not model.encoder_decoder:
+        return False
+    if _stack_of(batch[0]) == "encoder" or not shortcuts.encodes_once:
+        return True
+    return bool(_why_not_encoded_once(model, clean))
+
+
+def _encoder_outputs(clean: CleanRun, rows: int) -> BaseModelOutput:
     """Return the argument that spares the module a run of its encoder."""
-    if clean.encoder_output is None or "encoder_outputs" not in accepts(model.module):
-        return {}
     from transformers.modeling_outputs import BaseModelOutput
 
+    assert clean.encoder_output is not None
     state: Any = clean.encoder_output.expand(rows, -1, -1)
-    return {"encoder_outputs": BaseModelOutput(last_hidden_state=state)}
+    return BaseModelOutput(last_hidden_state=state)
 
 
 class _Changes:
@@ -502,11 +514,21 @@ def _try_shortcuts(model: PassModel) -> Shortcuts:
     not_reused = _why_not_reused(model, clean)
     if not_reused:
         notes.append(f"Keys and values were computed anew, because {not_reused}.")
+    not_encoded_once = _why_not_encoded_once(model, clean)
+    if model.encoder_decoder and not_encoded_once:
+        notes.append(
+            f"The encoder was run for every variant, because {not_encoded_once}."
+        )
     # A batch that holds a variant of the first token reuses nothing, so variants of
     # later tokens are tried by themselves as well.
     later = [k for k, (patch,) in enumerate(variants) if patch.tokens[0]]
     later_variants = [variants[k] for k in later]
-    for shortcuts in _candidates(model, joins=not not_joined, reuses=not not_reused):
+    for shortcuts in _candidates(
+        joins=not not_joined,
+        reuses=not not_reused,
+        narrows=model.anatomy.head is not None,
+        encodes_once=model.encoder_decoder and not not_encoded_once,
+    ):
         failure = _failure(model, clean, variants, expected, at, shortcuts)
         if shortcuts.reuses and not failure:
             failure = _failure(
@@ -514,7 +536,7 @@ def _try_shortcuts(model: PassModel) -> Shortcuts:
             )
         if not failure:
             return replace(shortcuts, notes=tuple(notes))
-        notes.append(f"{_describe(shortcuts)} was left out: {failure}.")
+        notes.append(f"{_describe(shortcuts)}: {failure}.")
     return Shortcuts(batched=False, notes=tuple(notes))
 
 
@@ -565,6 +587,15 @@ def _why_not_reused(model: PassModel, clean: CleanRun) -> str:
     return why_not_reusable(clean.cache, _answering(model).depth, clean.padded_length)
 
 
+def _why_not_encoded_once(model: PassModel, clean: CleanRun) -> str:
+    """Say why an encoder must be run for every variant; empty if it need not be."""
+    if "encoder_outputs" not in accepts(model.module):
+        return "its forward takes no encoder_outputs"
+    if clean.encoder_output is None:
+        return "its output does not hold the encoder's last state"
+    return ""
+
+
 def _without_useless_cache(
     model: PassModel, clean: CleanRun, shortcuts: Shortcuts
 ) -> Shortcuts:
@@ -577,15 +608,19 @@ def _without_useless_cache(
     return replace(shortcuts, reuses=False, notes=(*shortcuts.notes, note))
 
 
-def _candidates(model: PassModel, *, joins: bool, reuses: bool) -> Iterator[Shortcuts]:
-    """Yield the shortcuts to try, in order; those of an encoder come first."""
-    head = model.anatomy.head is not None
-    for encodes_once in (True, False) if model.encoder_decoder else (False,):
+def _candidates(
+    *, joins: bool, reuses: bool, narrows: bool, encodes_once: bool
+) -> Iterator[Shortcuts]:
+    """Yield the possible shortcuts in the order of trial, the most frugal ones first.
+
+    All that leave an encoder out come before any that runs it again.
+    """
+    for once in (True, False) if encodes_once else (False,):
         for join in (True, False) if joins else (False,):
             for reuse in (True, False) if reuses else (False,):
-                yield Shortcuts(join, reuse, narrows=head, encodes_once=encodes_once)
-        if head:
-            yield Shortcuts(narrows=False, encodes_once=encodes_once)
+                yield Shortcuts(join, reuse, narrows, once)
+        if narrows:
+            yield Shortcuts(narrows=False, encodes_once=once)
 
 
 def _failure(
@@ -612,6 +647,7 @@ def _failure(
 
 
 def _describe(shortcuts: Shortcuts) -> str:
+    """Name the shortcuts that were tried together and left out."""
     names = []
     if shortcuts.joins:
         names.append("joining at a layer")
@@ -619,6 +655,11 @@ def _describe(shortcuts: Shortcuts) -> str:
         names.append("reuse of keys and values")
     if shortcuts.encodes_once:
         names.append("one run of the encoder")
-    names.append("a batch")
-    description = " with ".join(names)
-    return description[0].upper() + description[1:]
+    if shortcuts.narrows:
+        names.append("a head on one token")
+    if shortcuts.batched:
+        names.append("a batch")
+    *others, last = names
+    if not others:
+        return f"Tried and left out: {last}"
+    return f"Tried together and left out: {', '.join(others)} and {last}"
