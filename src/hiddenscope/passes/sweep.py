@@ -6,6 +6,19 @@ the tokens before the patch come from the clean run. An encoder that is not patc
 run once. None of these shortcuts is assumed: on first use each is tried on the model
 against variants that are run one at a time without shortcuts. One that fails is left
 out and noted.
+
+What holds throughout, of the caller's arguments first:
+
+- A variant has at least one patch, and each patch at least one token.
+- All patches of a variant lie in one stack, at most one of them at a site.
+- Tokens and `at` count from the start of a text, from 0 up, never from its end. Those
+  of a patch are in the text of its stack, `at` in the text that makes the logits.
+- The variants of a batch patch the same stack, and start at the same token: none has a
+  patch before it, and it is not beyond `at`.
+- Only the stack that makes the logits starts later than at token 0.
+- The rows of a batch are sorted by the layer at which they join it, because a
+  hooks.Join runs a block on the first rows and appends those that join above it. The
+  order of sites is the order of the pass, so sorting by the lowest site does that.
 """
 
 from __future__ import annotations
@@ -20,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.discovery import Stack, Tap, accepts
+from hiddenscope.discovery.taps import PLAIN
 from hiddenscope.errors import NotFinite, PassError, is_out_of_memory
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.passes.changes import Change, Positions, Replace
@@ -103,8 +117,8 @@ def sweep(
     """Run patched variants of a clean run and read the logits of the token `at`.
 
     `read` reduces the logits [variant, vocabulary] of each batch to what is kept, so
-    that they are never in memory all at once. `advance` is told how many variants are
-    done.
+    that they are never in memory all at once. `advance` is called after each batch with
+    the number of its variants.
 
     >>> from hiddenscope.testing import tiny_model
     >>> from hiddenscope.model import load
@@ -216,26 +230,26 @@ def _batches(
 
 
 def _merged(
-    starts: Mapping[tuple[str | None, int], list[int]], overhead: int
+    starts: Mapping[tuple[str | None, int], list[int]], overhead_tokens: int
 ) -> Iterator[tuple[int, list[int]]]:
     """Merge variants of one stack that start at different tokens.
 
     Variants that start at the same token share the keys and values before it. Those
-    that start later join them where that computes fewer extra tokens than a pass of
-    their own would cost.
+    that start later join them as long as the group computes no more tokens in vain, all
+    of its variants together, than the overhead of a pass.
     """
     for stack in dict.fromkeys(stack for stack, _ in starts):
         group: list[int] = []
-        group_start = extra = 0
+        group_start = extra_tokens = 0
         for start in sorted(first for name, first in starts if name == stack):
             numbers = starts[stack, start]
-            extra += (start - group_start) * len(numbers)
-            if group and extra <= overhead:
+            extra_tokens += (start - group_start) * len(numbers)
+            if group and extra_tokens <= overhead_tokens:
                 group += numbers
                 continue
             if group:
                 yield group_start, group
-            group, group_start, extra = list(numbers), start, 0
+            group, group_start, extra_tokens = list(numbers), start, 0
         yield group_start, group
 
 
@@ -252,7 +266,9 @@ def _run_batch(
 ) -> Tensor:
     """Run variants in one pass and return their logits [variant, vocabulary].
 
-    They are those of the token `at`. The tokens before `start` are not computed.
+    They are those of the token `at`. The tokens before `start` are not computed. The
+    variants are a batch of `_batches`: not empty, of one stack, sorted by lowest site,
+    and without a patch before `start`.
     """
     stack = _stack_of(variants[0])
     length = len(clean.input_ids(_answer_stack(model))) - start
@@ -282,6 +298,7 @@ def _run_batch(
     if shortcuts.narrows:
         watches.append(_narrow_head(model, length, at - start))
     with (
+        # Logits that are made in inference mode could not be trained on.
         autograd.restored(inference=False),
         torch.no_grad(),
         entering,
@@ -295,10 +312,11 @@ def _run_batch(
 
 
 def _batch_rows(count: int, lengths: Sequence[int]) -> int:
-    """Return the batch size for some variants.
+    """Return the batch size for some variants, which is none of these lengths.
 
-    It is larger than their number where a tensor with as many tokens as the batch has
-    rows could be mistaken for a batch.
+    hooks.joining cuts every tensor of two or more axes whose first is as long as the
+    batch. A mask or a table of positions with as many tokens would be cut too. A single
+    row needs no such care: a block runs it whole or is skipped.
     """
     rows = count
     while rows > 1 and rows in lengths:
@@ -329,8 +347,9 @@ def _may_join(model: PassModel, stack: str | None, variants: Sequence[Variant]) 
     for variant in variants:
         for patch in variant:
             site = patch.site
-            # `mid` is the sum of what entered the block and what attention adds, which
-            # must have equally many rows.
+            # To change `mid`, the editor adds the stream that it saw below the block to
+            # attention's output inside. Below the first block that stream is the whole
+            # batch, and inside it there are only the rows that have joined.
             if site.part == "mid":
                 return False
             # The parts of a block that is called repeatedly are told apart by counting
@@ -380,7 +399,7 @@ def _arguments(
         arguments[name] = arguments[name][:, start:]
         # A cache layer without any row reports no tokens, and transformers takes masks
         # and positions from that.
-        cached_rows = [max(1, rows) for rows in rows_per_block]
+        cached_rows = [max(1, count) for count in rows_per_block]
         arguments["past_key_values"] = first_tokens(
             clean.cache, clean.row, start, cached_rows, len(clean.ids)
         )
@@ -464,6 +483,8 @@ def _every_token(length: int) -> Callable[[str | None, Tensor, Tap], Positions]:
             rows = tensor.shape[0] // length
         else:
             rows = tensor.shape[tap.layout.text]
+        # A change by a function is made at every position that is not -1, padding: only
+        # that and the shape matter here, not which positions they are.
         return Positions(torch.zeros(rows, length, dtype=torch.long), None)
 
     return where
@@ -571,10 +592,9 @@ def _why_not_joined(model: PassModel) -> str:
     trial = try_skipping(model, stack)
     if trial.refused:
         return trial.refused
-    plain = Tap("", 0, "output").layout
     taps = model.anatomy.stack_named(stack).proof.taps
-    if any(tap.layout != plain for tap in taps):
-        return "its states do not lie text by text"
+    if any(tap.layout != PLAIN for tap in taps):
+        return "its states are not [text, token, width]"
     return ""
 
 
@@ -643,7 +663,7 @@ def _failure(
     excess = share / logits_tolerance(model)
     if excess <= 1:
         return ""
-    return f"its logits were off by {excess:,.0f} times the rounding tolerance"
+    return f"its logits were off by {excess:,.1f} times the rounding tolerance"
 
 
 def _describe(shortcuts: Shortcuts) -> str:
