@@ -15,6 +15,7 @@ import hiddenscope as hs
 from hiddenscope.errors import Error, NotFinite, PassError, SiteError, TextError
 from hiddenscope.modules.hooks import finite_attention
 from hiddenscope.modules.weights import check_finite
+from hiddenscope.passes.clean_run import run_clean
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 Tiny = Callable[..., hs.Model]
@@ -183,6 +184,19 @@ def test_logits_of_a_model_without_a_head(tiny: Tiny, hanging: Any) -> None:
     refused(work, PassError, RuntimeError, *words, model=model, hanging=hanging)
 
 
+def test_logits_of_an_encoder_decoder_without_a_head(tiny: Tiny) -> None:
+    model = tiny("bart", "base")
+    contrast = hs.Contrast([5, 6], [5, 9], answer=11, other=12, targets=[5])
+    for work in (
+        lambda: hs.record(model, [TEXT], targets=[[5]], logits=True),
+        lambda: run_clean(model, [TEXT], [], targets=[[5]]),
+        lambda: hs.patch(model, contrast),
+        lambda: model.capture_generation([TEXT]),
+    ):
+        with pytest.raises(PassError, match="Load it with task='seq2seq-lm'."):
+            work()
+
+
 def test_logits_that_are_no_row_a_token(hanging: Any) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -203,7 +217,7 @@ def test_logits_that_are_no_row_a_token(hanging: Any) -> None:
         work,
         PassError,
         RuntimeError,
-        "[2, 2], not one row per token",
+        "[2, 2], not one row per token. Use a model with a language-model head.",
         model=model,
         hanging=hanging,
     )

@@ -11,16 +11,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import hiddenscope as hs
 from fuzz import folders
-from hiddenscope.discovery import find
+from hiddenscope.discovery import find, vocabulary
 from hiddenscope.discovery import find as find_states
-from hiddenscope.errors import LoadError
+from hiddenscope.errors import LoadError, TooLarge
 from hiddenscope.loading import sources
 from hiddenscope.model import generation
 from hiddenscope.modules import trials
+from hiddenscope.passes import try_skipping
+from hiddenscope.passes.clean_run import run_clean
+from hiddenscope.passes.sweep import shortcuts_of
+from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
 
 TEXT = [[5, 6, 7, 8]]
@@ -347,3 +351,55 @@ def test_the_outcome_of_a_module_with_a_hook_is_kept_nowhere(folder: Path) -> No
     assert not model.batching.padding_safe
     assert memory_of(folder).read_text() == stored
     assert hs.load(folder).batching.padding_safe
+
+
+Trial = Callable[[hs.Model], object]
+# What is tried on a model, and the calls of its module that run out of memory.
+TRIALS: dict[str, tuple[Trial, Callable[[dict[str, Any]], bool]]] = {
+    "anatomy": (lambda model: find(model.module), lambda inputs: True),
+    "batching": (lambda model: model.batching, lambda inputs: True),
+    "skip blocks": (try_skipping, lambda inputs: True),
+    "keep cache": (
+        lambda model: run_clean(model, TEXT, []),
+        lambda inputs: bool(inputs.get("use_cache")),
+    ),
+    "generation": (lambda model: generation.refusal(model, 5), lambda inputs: True),
+    "sweep": (shortcuts_of, lambda inputs: len(inputs["input_ids"]) > 2),
+}
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_memory_that_runs_out_is_no_outcome(name: str) -> None:
+    attempt, runs_out = TRIALS[name]
+    model = hs.load((tiny_model("llama"), None))
+
+    def run_out(module: nn.Module, args: Any, inputs: dict[str, Any]) -> None:
+        if runs_out(inputs):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    # Inside the model, where the arguments are those that our own hooks have set.
+    inner: Any = model.module.get_submodule("model")
+    inner.register_forward_pre_hook(run_out, with_kwargs=True)
+    with pytest.raises((torch.OutOfMemoryError, TooLarge)):
+        attempt(model)
+
+
+def test_memory_that_runs_out_is_no_fault_of_a_recipe_for_logits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run_out(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(Unembedding, "_through_modules", run_out)
+    model = hs.load((tiny_model("llama"), None))
+    with pytest.raises(torch.OutOfMemoryError):
+        Unembedding(model, hs.Site(3))
+
+
+def test_memory_that_runs_out_does_not_tell_a_vocabulary() -> None:
+    class Starved(nn.Module):
+        def forward(self, input_ids: Tensor) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        vocabulary(Starved())

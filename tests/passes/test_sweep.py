@@ -284,6 +284,77 @@ def test_the_encoder_is_run_once(tiny: Tiny) -> None:
     assert calls == []
 
 
+def test_an_encoder_that_is_run_again_is_counted(tiny: Tiny) -> None:
+    model = tiny("bart")
+    sites = [hs.Site(1, "", "decoder")]
+    base, other, at = prepared(model, sites)
+    variants = every(base, other, sites)
+    once = sweep(model, base, variants, at, shortcuts=Shortcuts(encodes_once=True))
+    again = sweep(model, base, variants, at, shortcuts=Shortcuts())
+    assert once.tokens == len(variants) * len(TARGETS[0])
+    assert again.tokens == len(variants) * (len(TEXTS[0]) + len(TARGETS[0]))
+
+
+def test_an_encoder_whose_output_cannot_be_passed_in() -> None:
+    module: Any = tiny_model("bart")
+
+    class WithoutEncoderOutputs(type(module)):  # type: ignore[misc]
+        def forward(
+            self,
+            input_ids: Any = None,
+            attention_mask: Any = None,
+            decoder_input_ids: Any = None,
+            decoder_attention_mask: Any = None,
+            past_key_values: Any = None,
+            use_cache: Any = None,
+            output_hidden_states: Any = None,
+            return_dict: Any = None,
+        ) -> Any:
+            return super().forward(
+                input_ids,
+                attention_mask,
+                decoder_input_ids,
+                decoder_attention_mask,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                output_hidden_states=output_hidden_states,
+                return_dict=return_dict,
+            )
+
+    module.__class__ = WithoutEncoderOutputs
+    model = hs.load((module, None))
+    assert not shortcuts_of(model).encodes_once
+    (note,) = shortcuts_of(model).notes
+    assert note == (
+        "The encoder was run for every variant, because its forward takes no"
+        " encoder_outputs."
+    )
+    sites = [hs.Site(1, "", "decoder")]
+    base, other, at = prepared(model, sites)
+    (first, *_) = every(base, other, sites)
+    result = sweep(model, base, [first], at, shortcuts=Shortcuts(encodes_once=True))
+    assert result.tokens == len(TEXTS[0]) + len(TARGETS[0])
+
+
+def test_a_head_that_cannot_run_on_one_token_is_named() -> None:
+    class CountsTokens(nn.Linear):
+        def forward(self, states: Tensor) -> Tensor:
+            logits = super().forward(states)
+            return 2 * logits if states.shape[1] == 1 else logits
+
+    module: Any = tiny_model("llama")
+    module.lm_head.__class__ = CountsTokens
+    shortcuts = shortcuts_of(hs.load((module, None)))
+    assert shortcuts.batched and not shortcuts.narrows
+    assert shortcuts.notes[0].startswith(
+        "Tried together and left out: joining at a layer, reuse of keys and values, a"
+        " head on one token and a batch: its logits were off by "
+    )
+    assert shortcuts.notes[-1].startswith(
+        "Tried together and left out: a head on one token and a batch: "
+    )
+
+
 def test_a_window_of_attention_that_forgets_tokens_is_not_reused() -> None:
     module = tiny_model("gemma3_text")
     module.config.sliding_window = 4  # type: ignore[union-attr]

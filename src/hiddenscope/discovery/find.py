@@ -36,7 +36,7 @@ from hiddenscope.discovery.trace import (
     trace,
     trial_ids,
 )
-from hiddenscope.errors import AnatomyError, NotFinite
+from hiddenscope.errors import AnatomyError, NotFinite, TooLarge, is_out_of_memory
 from hiddenscope.modules import hooks
 
 
@@ -168,16 +168,20 @@ def _trace(
     if "decoder_input_ids" in accepts(module):
         targets = trial_ids(module, shape.texts, shape.targets, seed=1).to(device)
     inputs = arguments(module, ids, targets=targets)
+    trial = f"a trial pass over {shape.texts} texts of {shape.tokens} tokens"
     try:
         return inputs, trace(module, inputs)
     except Exception as error:
+        if is_out_of_memory(error):
+            raise TooLarge(
+                f"Cannot read the states of {name}",
+                f"memory ran out in {trial}",
+                "Free some memory, or load it in a smaller dtype.",
+            ) from error
         missing = _missing_parameters(module)
         if missing:
             raise _not_like_transformers(module, name, missing) from error
-        reason = (
-            f"a trial pass over {shape.texts} texts of {shape.tokens} tokens stopped"
-            f" with {type(error).__name__}: {error}"
-        )
+        reason = f"{trial} stopped with {type(error).__name__}: {error}"
         raise _refusal(name, reason) from error
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hiddenscope.discovery.trace import arguments, declared_vocabulary, trial_ids
+from hiddenscope.errors import is_out_of_memory
 from hiddenscope.modules import autograd, hooks
 
 LOOKUPS = ("aten::embedding", "aten::index_select", "aten::index.Tensor")
@@ -67,7 +68,9 @@ def _vocabulary_by_lookup(module: nn.Module) -> int:
     second = trial_ids(module, 1, TOKENS, seed=1)
     try:
         before, after = _lookups(module, first), _lookups(module, second)
-    except Exception:
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
         # Nothing tells the vocabulary of a module that cannot be run like this: its own
         # pass will refuse an id.
         return CHARACTERS

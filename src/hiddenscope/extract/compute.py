@@ -18,7 +18,13 @@ from hiddenscope.errors import NotFinite
 from hiddenscope.extract.planning import ExtractSpec
 from hiddenscope.loading import parse_dtype
 from hiddenscope.model import Model
-from hiddenscope.passes import HostMemory, Inputs, buffers_for, recordable, run_pass
+from hiddenscope.passes import (
+    HostMemory,
+    Inputs,
+    buffers_for,
+    require_recordable,
+    run_pass,
+)
 from hiddenscope.passes.buffers import Buffers
 from hiddenscope.sites import Site
 from hiddenscope.states.pool import Pool, as_vectors, check_cls
@@ -270,7 +276,7 @@ class Pipeline:
         failed: Callable[[BaseException], None] = lambda error: None,
         batch_done: Callable[[int], None] = lambda tokens: None,
     ) -> None:
-        recordable(model.module)
+        require_recordable(model.module)
         self.model = model
         self.writer = writer
         self.report = report

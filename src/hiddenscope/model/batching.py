@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hiddenscope.discovery import state_at, trial_ids
-from hiddenscope.errors import PassError
+from hiddenscope.errors import PassError, is_out_of_memory
 from hiddenscope.modules import trials
 from hiddenscope.passes import (
     Batching,
@@ -50,6 +50,8 @@ def try_batching(model: PassModel) -> Batching:
             for text in range(len(inputs))
         )
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         reason = f"a padded batch stopped with {type(error).__name__}: {error}"
         return Batching(False, math.inf, reason)
     needs_mask = not _same_without_mask(model)

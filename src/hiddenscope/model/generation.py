@@ -14,11 +14,18 @@ import torch
 from torch import Tensor
 
 from hiddenscope.discovery import trial_ids
-from hiddenscope.errors import Error, PassError, TextError
+from hiddenscope.errors import Error, PassError, TextError, is_out_of_memory
 from hiddenscope.model.batching import states_disagreement
 from hiddenscope.modules import autograd
 from hiddenscope.modules.trials import config_values
-from hiddenscope.passes import Inputs, PassModel, Recording, record, recording
+from hiddenscope.passes import (
+    Inputs,
+    PassModel,
+    Recording,
+    load_with_head,
+    record,
+    recording,
+)
 from hiddenscope.passes.buffers import one_or_pair, stacks_in
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, States
@@ -174,9 +181,11 @@ def _try_generation(model: PassModel, prompt_length: int) -> str:
         texts = [part.tokens.ids.tolist() for part in generated]
         targets = [texts[1]] if len(texts) > 1 else None
         whole = stacks_in(record(model, [texts[0]], "layer.*", targets=targets).states)
-    except Error as error:
-        return str(error)
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        if isinstance(error, Error):
+            return str(error)
         return f"its generate stopped with {type(error).__name__}: {error}"
     pairs = zip(whole, generated, strict=True)
     worst = max(states_disagreement(full, part) for full, part in pairs)
@@ -191,10 +200,13 @@ def _write(
     """Return the prompt with the ids that the model writes after it."""
     write: Any = getattr(model.module, "generate", None)
     if write is None or not getattr(model.module, "can_generate", lambda: True)():
+        remedy = "Load it with task='causal-lm'."
+        if model.encoder_decoder:
+            remedy = load_with_head(model)
         raise PassError(
             f"Cannot generate with {model.anatomy.name}",
             "it has no language-model head to generate with",
-            "Load it with task='causal-lm'.",
+            remedy,
         )
     settings = {
         "pad_token_id": model.text_encoder.pad,
@@ -211,7 +223,7 @@ def _write(
     except Exception as error:
         # An option may end in anything: offloaded caches assert that there is CUDA,
         # quantized ones import a package.
-        if isinstance(error, Error) or not options:
+        if isinstance(error, Error) or is_out_of_memory(error) or not options:
             raise
         raise PassError(
             f"Cannot generate with {', '.join(options)}",

@@ -50,7 +50,7 @@ from hiddenscope.passes import (
     Texts,
     buffers_for,
     check_targets,
-    recordable,
+    require_recordable,
     run_pass,
     states_in,
 )
@@ -180,7 +180,7 @@ class Model:
             trust_finite(loaded.module)
         elif loaded.folder is not None:
             _first_pass(loaded)
-        self.module: nn.Module = recordable(loaded.module)
+        self.module: nn.Module = require_recordable(loaded.module)
         self._loaded = loaded
         self._text_encoder: TextEncoder | None = None
         self.name = loaded.name
@@ -370,7 +370,7 @@ class Model:
         >>> model.capture([[5, 6], [7, 8, 9]], "layer.-1").tokens.lengths.tolist()
         [2, 3]
         """
-        recordable(self.module)
+        require_recordable(self.module)
         selected = self.anatomy.select(sites)
         if not selected:
             raise PassError(
@@ -409,7 +409,7 @@ class Model:
         `generate`, such as `do_sample=True`. An end-of-text token is never read by the
         model and has no state.
         """
-        recordable(self.module)
+        require_recordable(self.module)
         require(max_new_tokens, int, "max_new_tokens", "capture_generation")
         with self.lock:
             inputs = self.text_encoder.encode(prompt)

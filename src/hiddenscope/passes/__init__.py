@@ -31,10 +31,11 @@ from hiddenscope.passes.buffers import (
 from hiddenscope.passes.changes import Add, Change, Project, Replace, Scale
 from hiddenscope.passes.edit import edit, editing
 from hiddenscope.passes.inputs import Batching, Inputs, PaddedBatch, Texts
-from hiddenscope.passes.protocol import PassModel, recordable
+from hiddenscope.passes.protocol import PassModel, require_recordable
 from hiddenscope.passes.record import (
     Pass,
     check_targets,
+    load_with_head,
     record,
     run_pass,
     token_logits,
@@ -68,9 +69,10 @@ __all__ = [
     "edit",
     "editing",
     "in_columns",
+    "load_with_head",
     "record",
-    "recordable",
     "recording",
+    "require_recordable",
     "resume",
     "run_pass",
     "states_in",

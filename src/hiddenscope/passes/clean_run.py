@@ -6,22 +6,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hiddenscope.discovery import accepts, trial_ids
-from hiddenscope.errors import PassError
-from hiddenscope.modules import autograd, hooks, trials
+from hiddenscope.errors import PassError, is_out_of_memory
+from hiddenscope.modules import hooks, trials
 from hiddenscope.passes.buffers import buffers_for
 from hiddenscope.passes.inputs import Inputs, Texts
-from hiddenscope.passes.protocol import PassModel, recordable
-from hiddenscope.passes.record import check_targets, run_pass
+from hiddenscope.passes.protocol import PassModel, require_recordable
+from hiddenscope.passes.record import (
+    OTHER_HEAD,
+    check_targets,
+    load_with_head,
+    run_pass,
+)
 from hiddenscope.passes.resume import with_cache
 from hiddenscope.sites import Site
 
+# Enough for a first token, a middle one and some after it, which the trials of a sweep
+# patch and read. Encoder and decoder differ in length, so that a mix-up shows.
 TRIAL_TOKENS = 7
 TRIAL_TARGETS = 5
-NO_HEAD = "Load it with task='causal-lm' or 'masked-lm'."
+# Any number does: each trial has its own, and draws the same texts each time.
+TRIAL_SEED = 9
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +36,9 @@ class CleanRun:
     """The unpatched pass of one text: its states, and its logits [token, vocabulary].
 
     `row` is its number in the batch that it was run in, and `padded_length` the length
-    of that batch. `cache` holds the keys and values of the whole batch, and
-    `encoder_output` the encoder's last state of this text alone.
+    of that batch, in an encoder-decoder that of the targets. `cache` holds the keys and
+    values of the whole batch, and `encoder_output` the encoder's last state of this
+    text alone.
     """
 
     inputs: Inputs
@@ -65,16 +73,17 @@ def run_clean(
 ) -> list[CleanRun]:
     """Run some texts unpatched, in one batch where that is safe.
 
-    Every layer is kept beside the requested sites, because a variant joins the batch
-    with the clean state of the layer below its first patch.
+    Every layer is kept besides the requested sites, because a variant joins the batch
+    with the clean state of the last layer before its first patch, or of the patched
+    layer.
     """
-    recordable(model.module)
+    require_recordable(model.module)
     inputs = model.encode(texts, targets=targets)
     if not model.anatomy.makes_logits:
         raise PassError(
             f"No logits of {model.anatomy.name}",
             "it has no language-model head",
-            NO_HEAD,
+            load_with_head(model),
         )
     check_targets(model, inputs, (), logits=True)
     recorded = tuple(sorted({*model.anatomy.select("layer.*"), *sites}))
@@ -96,7 +105,7 @@ def logits_tolerance(model: PassModel) -> float:
 def trial_inputs(model: PassModel) -> Inputs:
     """Return two short texts for a trial, with targets for a decoder."""
     length = min(TRIAL_TOKENS, model.text_encoder.window or TRIAL_TOKENS)
-    ids = trial_ids(model.module, 4, length, seed=9).tolist()
+    ids = trial_ids(model.module, 4, length, seed=TRIAL_SEED).tolist()
     texts = tuple(tuple(row) for row in ids[:2])
     if not model.encoder_decoder:
         return Inputs(texts)
@@ -107,7 +116,8 @@ def trial_inputs(model: PassModel) -> Inputs:
 def _may_share_batch(model: PassModel, inputs: Inputs) -> bool:
     if inputs.pad(model).has_padding and not model.batching.padding_safe:
         return False
-    # With LongRoPE, a text beyond the switch changes the positions of its whole batch.
+    # With LongRoPE, a text beyond the switch changes the rotary frequencies of its
+    # whole batch.
     switch = model.batching.rope_switch
     return switch is None or not min(inputs.lengths) <= switch < max(inputs.lengths)
 
@@ -127,14 +137,16 @@ def _try_cache(model: PassModel) -> bool:
     try:
         plain = list(_run_batch(model, inputs, (), cached=False))
         cached = list(_run_batch(model, inputs, (), cached=True))
-    except PassError:
-        raise
-    except Exception:
+    except Exception as error:
         # The model's own code may raise anything.
+        if isinstance(error, PassError) or is_out_of_memory(error):
+            raise
         return False
     tolerance = logits_tolerance(model)
     for a, b in zip(plain, cached, strict=True):
-        if not (a.logits - b.logits).norm() <= tolerance * a.logits.norm():
+        difference = (a.logits - b.logits).norm()
+        # `not <=` refuses a NaN as well, which `>` would let through.
+        if not difference <= tolerance * a.logits.norm():
             return False
     return True
 
@@ -145,22 +157,20 @@ def _run_batch(
     """Run some texts as one batch; their states stay on the device."""
     batch = inputs.pad(model)
     buffers = buffers_for(model, sites, inputs, keep="device")
-    with (
-        model.lock,
-        autograd.restored(),
-        torch.no_grad(),
-        hooks.watching([with_cache(model.module, cached)]),
-    ):
+    with model.lock, hooks.watching([with_cache(model.module, cached)]):
         output = run_pass(model, batch, range(len(inputs)), buffers, logits=True)
     states = {stack: buffer.states() for stack, buffer in buffers.items()}
     answering = batch.of_stack("decoder")
     logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.shape[:-1] != answering.ids.shape:
         reason = "it has no head"
+        remedy = load_with_head(model)
         if isinstance(logits, Tensor):
             reason = "its head does not give one row per token"
-        raise PassError(f"No logits of {model.anatomy.name}", reason, NO_HEAD)
+            remedy = OTHER_HEAD
+        raise PassError(f"No logits of {model.anatomy.name}", reason, remedy)
     encoded = getattr(output, "encoder_last_hidden_state", None)
+    # Texts are padded on the right, so that the first rows are those of their tokens.
     for row in range(len(inputs)):
         encoder_output = None
         if encoded is not None:

@@ -33,7 +33,7 @@ from hiddenscope.passes.changes import (
     check,
 )
 from hiddenscope.passes.inputs import Inputs, Texts
-from hiddenscope.passes.protocol import PassModel, named_arguments, recordable
+from hiddenscope.passes.protocol import PassModel, named_arguments, require_recordable
 from hiddenscope.passes.record import Pass, make_pass
 from hiddenscope.sites import Site, SitePatterns
 
@@ -66,7 +66,7 @@ def edit(
     >>> edited.states["layer.1"][1].abs().sum()
     tensor(0.)
     """
-    recordable(model.module)
+    require_recordable(model.module)
     planned = plan(model.anatomy, changes)
     selected = model.anatomy.select(sites)
     encoded = model.encode(inputs, targets=targets)

@@ -20,7 +20,7 @@ from hiddenscope.discovery import Anatomy, Tap
 from hiddenscope.errors import PassError
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.passes.inputs import Inputs, Texts
-from hiddenscope.passes.protocol import PassModel, recordable
+from hiddenscope.passes.protocol import PassModel, require_recordable
 from hiddenscope.passes.record import not_reached, token_logits
 from hiddenscope.sites import Site
 
@@ -164,7 +164,7 @@ def tape(
     >>> [str(site) for site in gradients], gradients[Site(0)].shape
     (['layer.2', 'layer.1', 'layer.0'], torch.Size([1, 3, 64]))
     """
-    recordable(model.module)
+    require_recordable(model.module)
     batch = model.encode(inputs).pad(model)
     if len(batch.lengths) != 1:
         raise PassError(

@@ -45,7 +45,7 @@ class PassModel(BatchModel, Protocol):
     def source(self, stack: str | None, *, checked: bool = False) -> Source: ...  # noqa: D102
 
 
-def recordable(module: nn.Module) -> nn.Module:
+def require_recordable(module: nn.Module) -> nn.Module:
     """Return the module whose parts are really called.
 
     A ModuleError says why its states cannot be recorded, and a NotFinite names a weight
@@ -53,7 +53,7 @@ def recordable(module: nn.Module) -> nn.Module:
     inside is recorded, and runs uncompiled. Parts in train() mode are refused if their
     code reads `training`.
 
-    >>> recordable(nn.Linear(2, 2).eval())
+    >>> require_recordable(nn.Linear(2, 2).eval())
     Linear(in_features=2, out_features=2, bias=True)
     """
     inside: nn.Module = getattr(module, "_orig_mod", module)

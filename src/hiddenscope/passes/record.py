@@ -21,9 +21,12 @@ from hiddenscope.errors import NotFinite, PassError
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.passes.buffers import Buffers, Keep, buffers_for, states_in
 from hiddenscope.passes.inputs import Inputs, PaddedBatch, Texts
-from hiddenscope.passes.protocol import PassModel, recordable
+from hiddenscope.passes.protocol import PassModel, require_recordable
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, States
+
+# The remedy for a head that gives one row per text, such as a classifier's.
+OTHER_HEAD = "Use a model with a language-model head."
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def record(
     >>> record(model, [[5, 6, 7]], "layer.1").states.values.shape
     torch.Size([1, 3, 64])
     """
-    recordable(model.module)
+    require_recordable(model.module)
     selected = model.anatomy.select(sites)
     encoded = model.encode(inputs, targets=targets)
     return make_pass(model, encoded, selected, logits=logits, grad=grad, keep=keep)
@@ -198,6 +201,13 @@ def not_reached(anatomy: Anatomy, site: Site) -> PassError:
     )
 
 
+def load_with_head(model: PassModel) -> str:
+    """Return the remedy for a model that was loaded without a language-model head."""
+    if model.encoder_decoder:
+        return "Load it with task='seq2seq-lm'."
+    return "Load it with task='causal-lm' or 'masked-lm'."
+
+
 def token_logits(output: Any, batch: PaddedBatch, model: PassModel) -> Tensor:
     """Return the logits of real tokens [token, vocabulary], text after text."""
     problem = f"No logits of {model.anatomy.name}"
@@ -205,11 +215,11 @@ def token_logits(output: Any, batch: PaddedBatch, model: PassModel) -> Tensor:
     texts = batch.of_stack("decoder")
     if not isinstance(logits, Tensor) or logits.shape[:-1] != texts.ids.shape:
         reason = "it has no language-model head"
+        remedy = load_with_head(model)
         if isinstance(logits, Tensor):
             reason = f"its head gives {list(logits.shape)}, not one row per token"
-        raise PassError(
-            problem, reason, "Load it with task='causal-lm' or 'masked-lm'."
-        )
+            remedy = OTHER_HEAD
+        raise PassError(problem, reason, remedy)
     rows = [logits[text, :length] for text, length in enumerate(texts.lengths)]
     real = torch.cat(rows)
     if bool(real.isnan().any()):

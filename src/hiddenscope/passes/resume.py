@@ -19,12 +19,17 @@ from torch import nn
 
 from hiddenscope.arguments import checked
 from hiddenscope.discovery import EVERYTHING, Stack, accepts, trial_ids
-from hiddenscope.errors import PassError, SiteError, StatesError
+from hiddenscope.errors import (
+    PassError,
+    SiteError,
+    StatesError,
+    is_out_of_memory,
+)
 from hiddenscope.modules import hooks
 from hiddenscope.passes.changes import Positions, Replace, check
 from hiddenscope.passes.edit import Editor, plan
 from hiddenscope.passes.inputs import Inputs, Texts
-from hiddenscope.passes.protocol import PassModel, recordable
+from hiddenscope.passes.protocol import PassModel, require_recordable
 from hiddenscope.passes.record import Pass, make_pass
 from hiddenscope.sites import Site, SitePatterns
 
@@ -72,7 +77,7 @@ def resume(
     >>> bool((rest.logits == full.logits).all())
     True
     """
-    recordable(model.module)
+    require_recordable(model.module)
     change = Replace(values)
     (entry,) = plan(model.anatomy, {_whole_layer(model, site): change})
     selected = _select_above(model, entry, sites)
@@ -228,6 +233,8 @@ def _try_skipping(model: PassModel, name: str | None, padded: bool) -> SkipTrial
                         " a cache, changed what the rest gave"
                     )
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             return SkipTrial(
                 refused=f"skipping blocks stopped with {type(error).__name__}: {error}"
             )

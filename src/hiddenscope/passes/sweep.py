@@ -6,6 +6,19 @@ the tokens before the patch come from the clean run. An encoder that is not patc
 run once. None of these shortcuts is assumed: on first use each is tried on the model
 against variants that are run one at a time without shortcuts. One that fails is left
 out and noted.
+
+What holds throughout, of the caller's arguments first:
+
+- A variant has at least one patch, and each patch at least one token.
+- All patches of a variant lie in one stack, at most one of them at a site.
+- Tokens and `at` count from the start of a text, from 0 up, never from its end. Those
+  of a patch are in the text of its stack, `at` in the text that makes the logits.
+- The variants of a batch patch the same stack, and start at the same token: none has a
+  patch before it, and it is not beyond `at`.
+- Only the stack that makes the logits starts later than at token 0.
+- The rows of a batch are sorted by the layer at which they join it, because a
+  hooks.Join runs a block on the first rows and appends those that join above it. The
+  order of sites is the order of the pass, so sorting by the lowest site does that.
 """
 
 from __future__ import annotations
@@ -14,13 +27,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from hiddenscope.discovery import Stack, Tap, accepts
-from hiddenscope.errors import NotFinite, PassError
+from hiddenscope.discovery.taps import PLAIN
+from hiddenscope.errors import NotFinite, PassError, is_out_of_memory
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.passes.changes import Change, Positions, Replace
 from hiddenscope.passes.clean_run import (
@@ -35,6 +49,9 @@ from hiddenscope.passes.key_values import first_tokens, why_not_reusable
 from hiddenscope.passes.protocol import PassModel
 from hiddenscope.passes.resume import try_skipping
 from hiddenscope.sites import Site
+
+if TYPE_CHECKING:
+    from transformers.modeling_outputs import BaseModelOutput
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +117,8 @@ def sweep(
     """Run patched variants of a clean run and read the logits of the token `at`.
 
     `read` reduces the logits [variant, vocabulary] of each batch to what is kept, so
-    that they are never in memory all at once. `advance` is told how many variants are
-    done.
+    that they are never in memory all at once. `advance` is called after each batch with
+    the number of its variants.
 
     >>> from hiddenscope.testing import tiny_model
     >>> from hiddenscope.model import load
@@ -130,8 +147,7 @@ def sweep(
                 )
             rows.update(zip(numbers, read(logits), strict=True))
             length = len(clean.input_ids(_answer_stack(model))) - start
-            # A patched encoder is run again as well.
-            if clean.targets is not None and _stack_of(batch[0]) == "encoder":
+            if _runs_encoder(model, clean, batch, shortcuts):
                 length += len(clean.ids)
             passes += 1
             tokens += len(batch) * length
@@ -214,26 +230,26 @@ def _batches(
 
 
 def _merged(
-    starts: Mapping[tuple[str | None, int], list[int]], overhead: int
+    starts: Mapping[tuple[str | None, int], list[int]], overhead_tokens: int
 ) -> Iterator[tuple[int, list[int]]]:
     """Merge variants of one stack that start at different tokens.
 
     Variants that start at the same token share the keys and values before it. Those
-    that start later join them where that computes fewer extra tokens than a pass of
-    their own would cost.
+    that start later join them as long as the group computes no more tokens in vain, all
+    of its variants together, than the overhead of a pass.
     """
     for stack in dict.fromkeys(stack for stack, _ in starts):
         group: list[int] = []
-        group_start = extra = 0
+        group_start = extra_tokens = 0
         for start in sorted(first for name, first in starts if name == stack):
             numbers = starts[stack, start]
-            extra += (start - group_start) * len(numbers)
-            if group and extra <= overhead:
+            extra_tokens += (start - group_start) * len(numbers)
+            if group and extra_tokens <= overhead_tokens:
                 group += numbers
                 continue
             if group:
                 yield group_start, group
-            group, group_start, extra = list(numbers), start, 0
+            group, group_start, extra_tokens = list(numbers), start, 0
         yield group_start, group
 
 
@@ -250,7 +266,9 @@ def _run_batch(
 ) -> Tensor:
     """Run variants in one pass and return their logits [variant, vocabulary].
 
-    They are those of the token `at`. The tokens before `start` are not computed.
+    They are those of the token `at`. The tokens before `start` are not computed. The
+    variants are a batch of `_batches`: not empty, of one stack, sorted by lowest site,
+    and without a patch before `start`.
     """
     stack = _stack_of(variants[0])
     length = len(clean.input_ids(_answer_stack(model))) - start
@@ -272,14 +290,15 @@ def _run_batch(
         rows_per_block = [_rows_below(entries, layer) for layer in layers]
         entering = _joining(model, clean, stack, entries, first)
     arguments = _arguments(model, clean, rows, start, rows_per_block)
-    if shortcuts.encodes_once and stack != "encoder":
-        arguments |= _encoder_outputs(model, clean, rows)
+    if model.encoder_decoder and not _runs_encoder(model, clean, variants, shortcuts):
+        arguments["encoder_outputs"] = _encoder_outputs(clean, rows)
     changes = _Changes(variants, first, model.device)
     editor = Editor(model.anatomy, changes.by_site, _every_token(tokens))
     watches = editor.watches(model.module)
     if shortcuts.narrows:
         watches.append(_narrow_head(model, length, at - start))
     with (
+        # Logits that are made in inference mode could not be trained on.
         autograd.restored(inference=False),
         torch.no_grad(),
         entering,
@@ -293,10 +312,11 @@ def _run_batch(
 
 
 def _batch_rows(count: int, lengths: Sequence[int]) -> int:
-    """Return the batch size for some variants.
+    """Return the batch size for some variants, which is none of these lengths.
 
-    It is larger than their number where a tensor with as many tokens as the batch has
-    rows could be mistaken for a batch.
+    hooks.joining cuts every tensor of two or more axes whose first is as long as the
+    batch. A mask or a table of positions with as many tokens would be cut too. A single
+    row needs no such care: a block runs it whole or is skipped.
     """
     rows = count
     while rows > 1 and rows in lengths:
@@ -327,8 +347,9 @@ def _may_join(model: PassModel, stack: str | None, variants: Sequence[Variant]) 
     for variant in variants:
         for patch in variant:
             site = patch.site
-            # `mid` is the sum of what entered the block and what attention adds, which
-            # must have equally many rows.
+            # To change `mid`, the editor adds the stream that it saw below the block to
+            # attention's output inside. Below the first block that stream is the whole
+            # batch, and inside it there are only the rows that have joined.
             if site.part == "mid":
                 return False
             # The parts of a block that is called repeatedly are told apart by counting
@@ -378,7 +399,7 @@ def _arguments(
         arguments[name] = arguments[name][:, start:]
         # A cache layer without any row reports no tokens, and transformers takes masks
         # and positions from that.
-        cached_rows = [max(1, rows) for rows in rows_per_block]
+        cached_rows = [max(1, count) for count in rows_per_block]
         arguments["past_key_values"] = first_tokens(
             clean.cache, clean.row, start, cached_rows, len(clean.ids)
         )
@@ -386,14 +407,24 @@ def _arguments(
     return arguments
 
 
-def _encoder_outputs(model: PassModel, clean: CleanRun, rows: int) -> dict[str, Any]:
+def _runs_encoder(
+    model: PassModel, clean: CleanRun, batch: Sequence[Variant], shortcuts: Shortcuts
+) -> bool:
+    """Tell whether a batch runs the encoder of an encoder-decoder again."""
+    if not model.encoder_decoder:
+        return False
+    if _stack_of(batch[0]) == "encoder" or not shortcuts.encodes_once:
+        return True
+    return bool(_why_not_encoded_once(model, clean))
+
+
+def _encoder_outputs(clean: CleanRun, rows: int) -> BaseModelOutput:
     """Return the argument that spares the module a run of its encoder."""
-    if clean.encoder_output is None or "encoder_outputs" not in accepts(model.module):
-        return {}
     from transformers.modeling_outputs import BaseModelOutput
 
+    assert clean.encoder_output is not None
     state: Any = clean.encoder_output.expand(rows, -1, -1)
-    return {"encoder_outputs": BaseModelOutput(last_hidden_state=state)}
+    return BaseModelOutput(last_hidden_state=state)
 
 
 class _Changes:
@@ -452,6 +483,8 @@ def _every_token(length: int) -> Callable[[str | None, Tensor, Tap], Positions]:
             rows = tensor.shape[0] // length
         else:
             rows = tensor.shape[tap.layout.text]
+        # A change by a function is made at every position that is not -1, padding: only
+        # that and the shape matter here, not which positions they are.
         return Positions(torch.zeros(rows, length, dtype=torch.long), None)
 
     return where
@@ -502,11 +535,21 @@ def _try_shortcuts(model: PassModel) -> Shortcuts:
     not_reused = _why_not_reused(model, clean)
     if not_reused:
         notes.append(f"Keys and values were computed anew, because {not_reused}.")
+    not_encoded_once = _why_not_encoded_once(model, clean)
+    if model.encoder_decoder and not_encoded_once:
+        notes.append(
+            f"The encoder was run for every variant, because {not_encoded_once}."
+        )
     # A batch that holds a variant of the first token reuses nothing, so variants of
     # later tokens are tried by themselves as well.
     later = [k for k, (patch,) in enumerate(variants) if patch.tokens[0]]
     later_variants = [variants[k] for k in later]
-    for shortcuts in _candidates(model, joins=not not_joined, reuses=not not_reused):
+    for shortcuts in _candidates(
+        joins=not not_joined,
+        reuses=not not_reused,
+        narrows=model.anatomy.head is not None,
+        encodes_once=model.encoder_decoder and not not_encoded_once,
+    ):
         failure = _failure(model, clean, variants, expected, at, shortcuts)
         if shortcuts.reuses and not failure:
             failure = _failure(
@@ -514,7 +557,7 @@ def _try_shortcuts(model: PassModel) -> Shortcuts:
             )
         if not failure:
             return replace(shortcuts, notes=tuple(notes))
-        notes.append(f"{_describe(shortcuts)} was left out: {failure}.")
+        notes.append(f"{_describe(shortcuts)}: {failure}.")
     return Shortcuts(batched=False, notes=tuple(notes))
 
 
@@ -549,10 +592,9 @@ def _why_not_joined(model: PassModel) -> str:
     trial = try_skipping(model, stack)
     if trial.refused:
         return trial.refused
-    plain = Tap("", 0, "output").layout
     taps = model.anatomy.stack_named(stack).proof.taps
-    if any(tap.layout != plain for tap in taps):
-        return "its states do not lie text by text"
+    if any(tap.layout != PLAIN for tap in taps):
+        return "its states are not [text, token, width]"
     return ""
 
 
@@ -563,6 +605,15 @@ def _why_not_reused(model: PassModel, clean: CleanRun) -> str:
     if "past_key_values" not in accepts(model.module):
         return "its forward takes no past_key_values"
     return why_not_reusable(clean.cache, _answering(model).depth, clean.padded_length)
+
+
+def _why_not_encoded_once(model: PassModel, clean: CleanRun) -> str:
+    """Say why an encoder must be run for every variant; empty if it need not be."""
+    if "encoder_outputs" not in accepts(model.module):
+        return "its forward takes no encoder_outputs"
+    if clean.encoder_output is None:
+        return "its output does not hold the encoder's last state"
+    return ""
 
 
 def _without_useless_cache(
@@ -577,15 +628,19 @@ def _without_useless_cache(
     return replace(shortcuts, reuses=False, notes=(*shortcuts.notes, note))
 
 
-def _candidates(model: PassModel, *, joins: bool, reuses: bool) -> Iterator[Shortcuts]:
-    """Yield the shortcuts to try, in order; those of an encoder come first."""
-    head = model.anatomy.head is not None
-    for encodes_once in (True, False) if model.encoder_decoder else (False,):
+def _candidates(
+    *, joins: bool, reuses: bool, narrows: bool, encodes_once: bool
+) -> Iterator[Shortcuts]:
+    """Yield the possible shortcuts in the order of trial, the most frugal ones first.
+
+    All that leave an encoder out come before any that runs it again.
+    """
+    for once in (True, False) if encodes_once else (False,):
         for join in (True, False) if joins else (False,):
             for reuse in (True, False) if reuses else (False,):
-                yield Shortcuts(join, reuse, narrows=head, encodes_once=encodes_once)
-        if head:
-            yield Shortcuts(narrows=False, encodes_once=encodes_once)
+                yield Shortcuts(join, reuse, narrows, once)
+        if narrows:
+            yield Shortcuts(narrows=False, encodes_once=once)
 
 
 def _failure(
@@ -602,14 +657,17 @@ def _failure(
         difference = (result.values.double() - expected).norm(dim=-1)
         share = float((difference / expected.norm(dim=-1)).max())
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         return f"it stopped with {type(error).__name__}: {str(error)[:120]}"
     excess = share / logits_tolerance(model)
     if excess <= 1:
         return ""
-    return f"its logits were off by {excess:,.0f} times the rounding tolerance"
+    return f"its logits were off by {excess:,.1f} times the rounding tolerance"
 
 
 def _describe(shortcuts: Shortcuts) -> str:
+    """Name the shortcuts that were tried together and left out."""
     names = []
     if shortcuts.joins:
         names.append("joining at a layer")
@@ -617,6 +675,11 @@ def _describe(shortcuts: Shortcuts) -> str:
         names.append("reuse of keys and values")
     if shortcuts.encodes_once:
         names.append("one run of the encoder")
-    names.append("a batch")
-    description = " with ".join(names)
-    return description[0].upper() + description[1:]
+    if shortcuts.narrows:
+        names.append("a head on one token")
+    if shortcuts.batched:
+        names.append("a batch")
+    *others, last = names
+    if not others:
+        return f"Tried and left out: {last}"
+    return f"Tried together and left out: {', '.join(others)} and {last}"

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hiddenscope.discovery import trial_ids
-from hiddenscope.errors import PassError
+from hiddenscope.errors import PassError, is_out_of_memory
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.trials import disagreement
 from hiddenscope.passes.inputs import Inputs
@@ -242,8 +242,8 @@ class Unembedding:
         """
         try:
             again = self.logits(self.head_inputs(states)).to(logits.device)
-        except Exception:
-            if self.recipe.method == "whole":
+        except Exception as error:
+            if self.recipe.method == "whole" or is_out_of_memory(error):
                 raise
             return False
         finite = logits.isfinite()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.model import Model
-from hiddenscope.passes import Inputs, Texts, recordable
+from hiddenscope.passes import Inputs, Texts, require_recordable
 from hiddenscope.sites import STACKS, Site, SitePatterns, select
 from hiddenscope.states import Pair, Pooling, Readable, Source, States, Tokens
 from hiddenscope.states.pooling import parse_pooling
@@ -245,7 +245,7 @@ def _readable(
 
 
 def _sites_of_model(model: Model, sites: SitePatterns) -> tuple[Site, ...]:
-    recordable(model.module)
+    require_recordable(model.module)
     return _of_one_stack(model.anatomy.select(sites), sites)
 
 

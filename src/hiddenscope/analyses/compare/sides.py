@@ -16,7 +16,7 @@ from hiddenscope.passes import (
     TokenColumns,
     in_columns,
     record,
-    recordable,
+    require_recordable,
 )
 from hiddenscope.passes.resume import trial_texts
 from hiddenscope.sites import Site, SitePatterns, select
@@ -52,7 +52,7 @@ def from_model(model: Model, a: Inputs, b: Inputs, sites: SitePatterns) -> TextP
 
     In one batch, most states that are the same are so bit for bit.
     """
-    recordable(model.module)
+    require_recordable(model.module)
     model.anatomy.select(sites)
     if len(a) != len(b):
         reason = f"there are {len(a)} on one side and {len(b)} on the other"
@@ -106,7 +106,7 @@ def from_two_models(
 ) -> TextPairs:
     """Pair one text in two models, each with its own tokenizer."""
     for model in models:
-        recordable(model.module)
+        require_recordable(model.module)
         model.anatomy.select(sites)
     first = models[0].encode(texts, targets=targets, truncate=truncate)
     if targets is None and isinstance(texts, Inputs):

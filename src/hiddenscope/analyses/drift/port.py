@@ -26,7 +26,7 @@ from hiddenscope.analyses.drift.sides import tokens_of
 from hiddenscope.analyses.drift.whole import compare_passes
 from hiddenscope.errors import PassError
 from hiddenscope.model import Model
-from hiddenscope.passes import Inputs, PaddedBatch, recordable
+from hiddenscope.passes import Inputs, PaddedBatch, require_recordable
 from hiddenscope.sites import Site
 
 
@@ -39,7 +39,7 @@ def pair_program(
     """Pair the tensors of a program with the reference's sites."""
     module = _open_module(program)
     if module is not None:
-        recordable(module)
+        require_recordable(module)
     texts = texts_for_pairing(inputs)
     values = values_of(program, _single_batches(reference, program, texts))
     layers = [site for site in reference.sites if not site.part]

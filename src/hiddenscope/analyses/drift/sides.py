@@ -21,7 +21,7 @@ from hiddenscope.errors import AnatomyError, StatesError, TextError
 from hiddenscope.model import Model, load
 from hiddenscope.modules import hooks
 from hiddenscope.modules.module_copy import named_weights, private_copy
-from hiddenscope.passes import Inputs, TextEncoder, Texts, recordable
+from hiddenscope.passes import Inputs, TextEncoder, Texts, require_recordable
 from hiddenscope.states import Tokens
 
 KNOWN_KERNELS = (
@@ -57,7 +57,7 @@ def as_candidate(side: Model | BareModule, reference: Model) -> LiveModel | None
     module = side.module
     if is_compiled(module):
         return None
-    recordable(module)
+    require_recordable(module)
     name = side.name if isinstance(side, Model) else type(module).__name__
     dtype = majority_dtype(module)
     if _has_same_tree(module, reference.module, reference.anatomy):

@@ -18,6 +18,7 @@ from hiddenscope.arguments import checked
 from hiddenscope.errors import PassError, SiteError, TextError
 from hiddenscope.measures.grouped import number_groups
 from hiddenscope.model import Model, ModelLike, as_model
+from hiddenscope.passes import load_with_head
 from hiddenscope.passes.edit import plan as changeable
 from hiddenscope.results import Result
 from hiddenscope.sites import Site, SitePatterns, summarise
@@ -62,7 +63,7 @@ def patch(
         raise PassError(
             f"Cannot patch {model.name}",
             "it has no head, and makes no logits",
-            "Load it with task='causal-lm' or 'masked-lm'.",
+            load_with_head(model),
         )
     selected, left_out = _changeable_sites(model, sites)
     if layers is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
-from hiddenscope.passes import Inputs, Texts
+from hiddenscope.passes import Inputs, Texts, load_with_head
 
 # Every sixth token of a masked language model's texts is masked, and read there.
 MASKED = 6
@@ -37,7 +37,7 @@ def check_head(model: Model) -> None:
         raise PassError(
             problem,
             "it has no head, and makes no logits",
-            "Load it with task='causal-lm' or 'masked-lm'.",
+            load_with_head(model),
         )
     if masked_model(model) and _mask(model) is None:
         raise PassError(
