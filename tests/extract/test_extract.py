@@ -173,7 +173,7 @@ def test_a_token_that_a_text_lacks_is_said_before_the_first_pass(
             tmp_path / "store",
             pool=15,
         )
-    with pytest.raises(StatesError, match='Cannot pool by cls'):
+    with pytest.raises(StatesError, match="Cannot pool by cls"):
         ExtractJob.plan(gpt2, texts, tmp_path / "store", pool="cls")
     assert not (tmp_path / "store" / "plan.json").exists()
 

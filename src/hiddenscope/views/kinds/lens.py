@@ -177,7 +177,7 @@ def tables(result: Result) -> Iterator[Table]:
         words = zip(here["word"].values, here["probability"].values, strict=True)
         top = "  ".join(f"{word!r} {probability:.2f}" for word, probability in words)
         rows.append([site, f"{here['entropy']:.2f}", f"{here['kl']:.2f}", top])
-    yield Table(["site", "entropy", "KL", "top tokens"], rows, text=(0, 3))
+    yield Table(["site", "entropy", "KL", "top tokens"], rows, text_columns=(0, 3))
 
 
 def _is_causal(facts: "LensFacts") -> bool:
