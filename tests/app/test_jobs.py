@@ -578,6 +578,50 @@ def test_a_worker_that_stops_at_the_last_moment_is_not_killed_while_it_answers_t
     assert 2 not in worker.killed, "the second question was answered by then"
 
 
+def test_a_worker_that_has_answered_is_not_killed_while_its_result_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "SECONDS_TO_STOP", 0.0)
+    is_writing = threading.Event()
+
+    class SlowCache(ResultCache):
+        def put(self, key: str, result: StoredResult) -> str:
+            is_writing.set()
+            time.sleep(0.3)
+            return ""
+
+    class Ready:
+        killed = False
+
+        async def ask(self, request: Any, listener: Any) -> Any:
+            listener({"type": "partial", "payload_bytes": 5}, b"early data")
+            return {"type": "result", "payload_bytes": 5}, b"whole data"
+
+        async def interrupt(self) -> None:
+            pass
+
+        async def kill(self) -> None:
+            self.killed = True
+
+    async def cancel_late() -> jobs.JobRecord:
+        queue = jobs.Jobs(worker, SlowCache(tmp_path, 10**6), 4)  # type: ignore[arg-type]
+        running = asyncio.create_task(queue.run())
+        job = queue.submit("a", {"analysis": "lens"}, {})
+        while not is_writing.is_set():
+            await asyncio.sleep(0.01)
+        assert job.latest_partial == b"early"
+        await queue.cancel(job)
+        while not job.is_over:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        return job
+
+    worker = Ready()
+    job = run_apart(cancel_late())
+    assert job.state == "done" and not worker.killed
+    assert not job.latest_partial, "a job that is over holds no payload"
+
+
 def test_the_cache_drops_what_was_not_used_for_longest(tmp_path: Any) -> None:
     cache = ResultCache(tmp_path, 3_500)
     keys = [f"{number:064x}" for number in range(4)]

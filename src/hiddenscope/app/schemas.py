@@ -285,7 +285,8 @@ class JobAnswer(BaseModel):
     partial: int = Field(
         0,
         description=(
-            "How many partial results there were; the last is at /api/jobs/ID/partial."
+            "How many partial results there were; the last is at /api/jobs/ID/partial"
+            " while the job runs."
         ),
     )
     result: str | None = None
