@@ -55,7 +55,7 @@ def find_states(models: Models, request: Header) -> AnswerBytes:
         )
     # One more than was asked for: the nearest state is the queried one itself.
     result = hs.search(
-        stored, states[site][token], arguments["k"] + 1, site=site, pool="each"
+        hs.each_token(stored), states[site][token], arguments["k"] + 1, site=site
     )
     return _pack_search(result, stored, (text, token))
 
