@@ -68,8 +68,10 @@ class Parameter:
     # On the command line.
     spelling: tuple[str, ...] = ()
     repeated: bool = False
-    # An old spelling is refused, with the new one.
+    # An old spelling is refused, with the new one, which some values may have to
+    # themselves: (("each", "--each-token"),).
     renamed: str = ""
+    renamed_values: tuple[tuple[str, str], ...] = ()
     python_only: str = ""
     # The words that ask the command for Python's default, where its own differs.
     python_default: tuple[str, ...] = ()

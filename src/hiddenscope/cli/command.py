@@ -126,10 +126,10 @@ def _read(parameters: Sequence[Parameter], values: Arguments) -> Arguments:
         elif word is None:
             continue
         elif parameter.renamed:
+            new_spellings = dict(parameter.renamed_values)
+            new = new_spellings.get(word, f"{parameter.renamed} {word}")
             raise errors.ArgumentError(
-                f"There is no {parameter.option}",
-                "it has another name now",
-                f"Write {parameter.renamed}.",
+                f"There is no {parameter.option}", f"it is now {new}", f"Write {new}."
             )
         elif parameter.kind == "sites":
             check_syntax(word)

@@ -32,7 +32,11 @@ EACH_TOKEN = Parameter(
     spelling=("--each-token",),
 )
 OLD_TOKEN = Parameter(
-    "token", "word", "The old spelling of --pool.", renamed="--pool, or --each-token"
+    "token",
+    "word",
+    "The old spelling of --pool.",
+    renamed="--pool",
+    renamed_values=(("each", "--each-token"),),
 )
 # Options of every command that takes any number of texts.
 TEXTS_FILE = Parameter(
