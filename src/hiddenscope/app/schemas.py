@@ -384,6 +384,7 @@ class QuestionAnswer(BaseModel):
     required: bool
     default: str | int | float | bool | None = None
     choices: list[str]
+    empty_choice: str = Field(description="How a list shows that none is chosen.")
     help: str
     label: str
     aside: bool = Field(description="Whether it belongs below the other fields.")
@@ -530,6 +531,7 @@ def form_field(parameter: Parameter) -> QuestionAnswer:
         required=parameter.required,
         default=default,
         choices=list(parameter.choices),
+        empty_choice=parameter.empty_choice,
         help=text,
         label=label,
         aside=parameter.aside and not parameter.required,

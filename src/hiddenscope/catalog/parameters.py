@@ -85,6 +85,8 @@ class Parameter:
     label: str = ""
     # None: the same help as on the command line.
     form_help: str | None = None
+    # How a list of choices shows that none is chosen.
+    empty_choice: str = "none"
     aside: bool = False
     in_form: bool = True
     of_model: bool = False
@@ -128,6 +130,9 @@ class Description:
 
 TEXTS_HELP = "The texts; @FILE reads those of a file, - one from each line of stdin."
 SITES_HELP = "Which states: layer.3, layer.*, final, *.attn, a comma list."
+# Which pooling is used if none is given, as a form shows it.
+POOL_AS_TRAINED = "as trained, or mean"
+POOL_BY_STACK = "last of a decoder and mean of an encoder"
 SEED_HELP = "The seed of everything that is random."
 
 TARGETS = Parameter(
@@ -195,6 +200,12 @@ def seed(help: str = SEED_HELP) -> Parameter:  # noqa: A002
 def pooling(choices: tuple[str, ...], help: str, **changes: Any) -> Parameter:  # noqa: A002
     """Describe how the states of a text become one vector."""
     described = Parameter(
-        "pool", "pooling", help, choices=choices, label="Pooling", aside=True
+        "pool",
+        "pooling",
+        help,
+        choices=choices,
+        label="Pooling",
+        empty_choice=POOL_AS_TRAINED,
+        aside=True,
     )
     return replace(described, **changes)

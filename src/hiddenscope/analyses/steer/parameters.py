@@ -1,6 +1,7 @@
 """What can be asked of `steer`."""
 
 from hiddenscope.catalog.parameters import (
+    POOL_BY_STACK,
     Description,
     Parameter,
     pooling,
@@ -36,8 +37,9 @@ DIRECTION = (
     sites(None, "Which states, one at a time; ten layers if not given."),
     pooling(
         NAMES,
-        f"Which states of a text make its direction: {CHOICES}; if not given, last of a"
-        " decoder and mean of an encoder.",
+        f"Which states of a text make its direction: {CHOICES}; if not given,"
+        f" {POOL_BY_STACK}.",
+        empty_choice=POOL_BY_STACK,
     ),
     Parameter(
         "upwards",
