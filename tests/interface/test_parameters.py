@@ -13,8 +13,8 @@ import pytest
 
 import hiddenscope as hs
 from hiddenscope.catalog import ANALYSES, Parameter
-from hiddenscope.interface.commands import options_of
 from hiddenscope.interface.descriptions import describe, flattened
+from hiddenscope.interface.typer_parameters import options_of
 
 WORDS = [analysis.word for analysis in ANALYSES if analysis.package == "analyses."]
 BUILT = [word for word in WORDS if any(one.fields for one in describe(word).parameters)]

@@ -99,7 +99,7 @@ DESCRIPTION = Description(
             label="Tokens to write",
         ),
     ),
-    needs_head="steer",
+    verb_if_head_needed="steer",
     summary="Change what the model answers and writes along the difference of two sets"
     " of texts.",
     details="Prints what moves and what it costs, and the texts before and after;"
