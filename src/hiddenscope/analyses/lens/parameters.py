@@ -10,7 +10,7 @@ from hiddenscope.catalog.parameters import (
 
 DESCRIPTION = Description(
     (
-        texts("text"),
+        texts(),
         Parameter(
             "k",
             "integer",
