@@ -21,10 +21,10 @@ CELL = {"text": A, "site": "layer.24", "token": 4}
 CONTRAST = {"clean": A, "corrupt": B, "answer": " Paris", "other": " Berlin"}
 CANDIDATE = {"name": "smollm2", "dtype": "bfloat16"}
 EXAMPLE = (
-    ("lens", {"text": A}),
+    ("lens", {"texts": A}),
     ("grid", {"text": A}),
     ("compare", {"a": A, "b": B}),
-    ("visibility", {"text": A}),
+    ("visibility", {"texts": A}),
     ("patch", {"contrasts": CONTRAST}),
     ("drift", {"candidate": CANDIDATE, "texts": [A]}),
     ("project", {"data": "cities-incomplete", "method": "pca"}),

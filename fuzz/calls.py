@@ -174,13 +174,13 @@ def calls() -> tuple[Call, ...]:
              | dict(targets=None, truncate=False)),
         Call("compare", hs.compare, dict(model=own, a=TEXTS[0], b=TEXTS[1], other=None, sites="layer.1", targets=None)
              | dict(truncate=False)),
-        Call("lens", hs.lens, dict(model=own, text=TEXTS[0], k=3, target=None, lens="logit", sites="layer.1")
+        Call("lens", hs.lens, dict(model=own, texts=TEXTS[0], k=3, target=None, lens="logit", sites="layer.1")
              | dict(targets=None)),
         Call("Lens.fit", hs.Lens.fit, dict(model=own, texts=TEXTS, kind="jacobian", targets=None, partial=None)),
         Call("Lens.save", lens.save, dict(path="lens.safetensors")),
         Call("Lens.load", hs.Lens.load, dict(path="x")),
         Call("Lens.check", lens.check, dict(model=own)),
-        Call("visibility", hs.visibility, dict(model=own, text=IDS[1], influence="l1", sites="layer.1", probes=None)
+        Call("visibility", hs.visibility, dict(model=own, texts=IDS[1], influence="l1", sites="layer.1", probes=None)
              | dict(target=None, seed=0)),
         Call("patch", hs.patch, dict(model=own, contrasts=contrast, sites="layer.1", into="corrupt", window=1)
              | dict(layers=None, method="exact")),

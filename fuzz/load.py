@@ -28,7 +28,7 @@ CLIENTS = 20
 TEXT = "The rest is here."
 # It takes many minutes: every one of the texts takes seconds.
 LONG = {
-    "text": ["a b c d e f g h i j " * 5 + str(k) for k in range(100, 999)],
+    "texts": ["a b c d e f g h i j " * 5 + str(k) for k in range(100, 999)],
     "influence": "frobenius",
 }
 
@@ -119,7 +119,7 @@ def under_load(
     """Ask for cached results, lists and jobs for so long, from many threads, while one
     long job runs.
     """
-    known = client.result("lens", model, text=TEXT, k=2)
+    known = client.result("lens", model, texts=TEXT, k=2)
     busy = client.submit("visibility", model, **LONG)["id"]
     while json.loads(client.ask("GET", f"/api/jobs/{busy}")[1])["state"] == "queued":
         time.sleep(0.05)  # another job may be ending

@@ -210,7 +210,7 @@ def main() -> int:
 
 def _results(client: Client, model: str) -> list[str]:
     return [
-        client.result("lens", model, text=TEXT, k=2),
+        client.result("lens", model, texts=TEXT, k=2),
         client.result("state", model, text=TEXT, site="final", token=0),
     ]
 

@@ -62,8 +62,12 @@ def checked(target: Public) -> Public:
     return target
 
 
-def renamed(**names: str) -> Callable[[Public], Public]:
+def renamed(
+    remedies: Mapping[str, str] = types.MappingProxyType({}), /, **names: str
+) -> Callable[[Public], Public]:
     """Name the parameters of a `checked` function that had another name before.
+
+    `remedies` says what to do about an old value that the new parameter does not take.
 
     >>> @checked
     ... @renamed(token="pool")
@@ -76,6 +80,7 @@ def renamed(**names: str) -> Callable[[Public], Public]:
 
     def mark(function: Public) -> Public:
         vars(function)["__renamed__"] = names
+        vars(function)["__remedies__"] = remedies
         return function
 
     return mark
@@ -140,10 +145,14 @@ def _explain(
         # know what has been renamed.
         for old, new in getattr(function, "__renamed__", {}).items():
             if old in kwargs:
+                value = kwargs[old]
+                remedy = f"Give {new}={shown(value)}."
+                if isinstance(value, str):
+                    remedy = vars(function)["__remedies__"].get(value, remedy)
                 raise ArgumentError(
                     f"Cannot call {function.__name__}",
                     f"{old} is now called {new}",
-                    f"Give {new}={shown(kwargs[old])}.",
+                    remedy,
                 ) from error
         return
     called = getattr(function, "__qualname__", str(function)).removesuffix(".__init__")

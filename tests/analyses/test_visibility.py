@@ -574,7 +574,7 @@ def test_what_cannot_be_answered_is_said(
     model = tiny("gpt2")
     errors: Any = hs.errors
     for wrong, error, match in (
-        ({"text": [[5]]}, errors.TextError, "no other token can influence"),
+        ({"texts": [[5]]}, errors.TextError, "no other token can influence"),
         ({"sites": "layer.9"}, errors.SiteError, "layer.9"),
         ({"influence": "l2"}, errors.StatesError, "l1, frobenius, relative, logit"),
         ({"influence": "frobenius", "probes": 1}, errors.StatesError, "at least two"),
@@ -592,7 +592,7 @@ def test_what_cannot_be_answered_is_said(
         ({"influence": "logit", "target": 10**6}, errors.TextError, "ids of .* are 0"),
     ):
         with pytest.raises(error, match=match):
-            hs.visibility(model, **{"text": IDS, **wrong})
+            hs.visibility(model, **{"texts": IDS, **wrong})
     with pytest.raises(errors.PassError, match="no language-model head"):
         hs.visibility(tiny("gpt2", "base"), IDS, influence="logit")
     monkeypatch.setattr(

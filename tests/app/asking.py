@@ -7,7 +7,7 @@ from .serving import Bench
 TEXT = "The rest is here."
 # A question that takes minutes: every text by itself takes seconds.
 SLOW: dict[str, Any] = {
-    "text": ["a b c d e f g h i j " * 5 + str(k) for k in range(10, 99)],
+    "texts": ["a b c d e f g h i j " * 5 + str(k) for k in range(10, 99)],
     "influence": "frobenius",
 }
 QUESTIONS: dict[str, dict[str, Any]] = {
@@ -16,8 +16,8 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "compare": {"a": TEXT, "b": "The rest is there."},
     "drift": {"candidate": {"name": "other"}, "texts": [TEXT]},
     "project": {"data": "cities-incomplete", "method": "pca", "sites": "layer.1"},
-    "lens": {"text": TEXT, "k": 2},
-    "visibility": {"text": TEXT, "sites": "layer.*"},
+    "lens": {"texts": TEXT, "k": 2},
+    "visibility": {"texts": TEXT, "sites": "layer.*"},
     "probe": {"data": "cities-incomplete", "sites": "layer.1", "truncate": True},
     "patch": {
         "contrasts": {

@@ -125,7 +125,7 @@ def test_a_text_that_a_command_line_takes_for_something_else_has_no_command(
     asked = {
         "analysis": "lens",
         "model": {"name": "smollm2"},
-        "arguments": {"text": text},
+        "arguments": {"texts": text},
     }
     assert as_command(asked, {}).text is None and said in as_command(asked, {}).reason
 
@@ -137,7 +137,7 @@ def test_a_hostile_text_is_one_word_of_the_command(text: str) -> None:
     asked = {
         "analysis": "lens",
         "model": {"name": "smollm2"},
-        "arguments": {"text": text},
+        "arguments": {"texts": text},
     }
     words = shlex.split(as_command(asked, {}).text or "")
     assert words[-1] == (f"@{text}" if text.startswith("@") else text)

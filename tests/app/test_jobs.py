@@ -71,7 +71,7 @@ def test_every_analysis_answers(bench: Bench, tiny_name: str, word: str) -> None
 def test_an_answer_is_that_of_the_library_bit_for_bit(
     bench: Bench, tiny_name: str, root: Any, tmp_path: Any
 ) -> None:
-    result = bench.answer("lens", tiny_name, text=TEXT, k=2)
+    result = bench.answer("lens", tiny_name, texts=TEXT, k=2)
     kept = tmp_path / "lens.nc"
     kept.write_bytes(
         bench.ask("GET", f"/api/results/{result['id']}/file?format=nc").body
@@ -181,12 +181,20 @@ def test_a_failed_job_says_why(
             "analysis",
         ),
         (
-            {"analysis": "lens", "model": {"name": "../x"}, "arguments": {"text": "x"}},
+            {
+                "analysis": "lens",
+                "model": {"name": "../x"},
+                "arguments": {"texts": "x"},
+            },
             422,
             "model.name",
         ),
         (
-            {"analysis": "lens", "model": {"name": "/etc"}, "arguments": {"text": "x"}},
+            {
+                "analysis": "lens",
+                "model": {"name": "/etc"},
+                "arguments": {"texts": "x"},
+            },
             422,
             "model.name",
         ),
@@ -194,7 +202,7 @@ def test_a_failed_job_says_why(
             {
                 "analysis": "lens",
                 "model": {"name": "folder:0123456789abcdef"},
-                "arguments": {"text": "x"},
+                "arguments": {"texts": "x"},
             },
             422,
             "below",
@@ -203,7 +211,7 @@ def test_a_failed_job_says_why(
             {
                 "analysis": "lens",
                 "model": {"name": "x"},
-                "arguments": {"text": "x", "lens": "/etc/passwd"},
+                "arguments": {"texts": "x", "lens": "/etc/passwd"},
             },
             422,
             "lens",
@@ -212,21 +220,21 @@ def test_a_failed_job_says_why(
             {
                 "analysis": "lens",
                 "model": {"name": "x"},
-                "arguments": {"text": "x" * 20_001},
+                "arguments": {"texts": "x" * 20_001},
             },
             422,
             "20000",
         ),
         (
-            {"analysis": "lens", "model": {"name": "x"}, "arguments": {"text": ""}},
+            {"analysis": "lens", "model": {"name": "x"}, "arguments": {"texts": ""}},
             422,
-            "text",
+            "texts",
         ),
         (
             {
                 "analysis": "lens",
                 "model": {"name": "x"},
-                "arguments": {"text": "x", "k": "5"},
+                "arguments": {"texts": "x", "k": "5"},
             },
             422,
             "k",
@@ -263,9 +271,9 @@ def test_a_bad_request_is_refused_in_a_sentence(
 def test_a_model_that_cannot_be_loaded_fails_and_the_next_question_works(
     bench: Bench, tiny_name: str
 ) -> None:
-    job = bench.wait(bench.submit("lens", "no-such/model", text="x").json["id"])
+    job = bench.wait(bench.submit("lens", "no-such/model", texts="x").json["id"])
     assert job["state"] == "failed" and "no-such/model" in job["error"]
-    assert bench.answer("lens", tiny_name, text="after that", k=1)
+    assert bench.answer("lens", tiny_name, texts="after that", k=1)
 
 
 def test_events_follow_a_job_until_it_is_cancelled_and_the_next_question_works(
@@ -578,6 +586,50 @@ def test_a_worker_that_stops_at_the_last_moment_is_not_killed_while_it_answers_t
     assert 2 not in worker.killed, "the second question was answered by then"
 
 
+def test_a_worker_that_has_answered_is_not_killed_while_its_result_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "SECONDS_TO_STOP", 0.0)
+    is_writing = threading.Event()
+
+    class SlowCache(ResultCache):
+        def put(self, key: str, result: StoredResult) -> str:
+            is_writing.set()
+            time.sleep(0.3)
+            return ""
+
+    class Ready:
+        killed = False
+
+        async def ask(self, request: Any, listener: Any) -> Any:
+            listener({"type": "partial", "payload_bytes": 5}, b"early data")
+            return {"type": "result", "payload_bytes": 5}, b"whole data"
+
+        async def interrupt(self) -> None:
+            pass
+
+        async def kill(self) -> None:
+            self.killed = True
+
+    async def cancel_late() -> jobs.JobRecord:
+        queue = jobs.Jobs(worker, SlowCache(tmp_path, 10**6), 4)  # type: ignore[arg-type]
+        running = asyncio.create_task(queue.run())
+        job = queue.submit("a", {"analysis": "lens"}, {})
+        while not is_writing.is_set():
+            await asyncio.sleep(0.01)
+        assert job.latest_partial == b"early"
+        await queue.cancel(job)
+        while not job.is_over:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        return job
+
+    worker = Ready()
+    job = run_apart(cancel_late())
+    assert job.state == "done" and not worker.killed
+    assert not job.latest_partial, "a job that is over holds no payload"
+
+
 def test_the_cache_drops_what_was_not_used_for_longest(tmp_path: Any) -> None:
     cache = ResultCache(tmp_path, 3_500)
     keys = [f"{number:064x}" for number in range(4)]
@@ -618,7 +670,7 @@ def test_a_damaged_entry_counts_as_missing(tmp_path: Any) -> None:
 def test_a_result_is_saved_in_every_format(
     bench: Bench, tiny_name: str, format_: str, start: bytes
 ) -> None:
-    result = bench.answer("lens", tiny_name, text=TEXT, k=2)
+    result = bench.answer("lens", tiny_name, texts=TEXT, k=2)
     file = bench.ask("GET", f"/api/results/{result['id']}/file?format={format_}")
     assert file.status == 200 and file.body.startswith(start) and len(file.body) > 500
     assert (
@@ -629,7 +681,7 @@ def test_a_result_is_saved_in_every_format(
 def test_a_view_and_a_measure_are_chosen_and_a_wrong_one_is_named(
     bench: Bench, tiny_name: str
 ) -> None:
-    id_ = bench.answer("lens", tiny_name, text=TEXT, k=2)["id"]
+    id_ = bench.answer("lens", tiny_name, texts=TEXT, k=2)["id"]
     pictures = {
         bench.ask("GET", f"/api/results/{id_}/file?format=png{more}").body
         for more in ("", "&measure=entropy", "&view=lines")

@@ -465,6 +465,7 @@ def test_pooling_is_a_word_or_a_position_and_nothing_is_chosen_that_the_reader_d
     )
     assert asked_in(shown) == {"texts": [A, B]}
     page.get_by_text("More options").click()
+    assert "as trained, or mean" in page.get_by_label("Pooling").inner_text()
     position = page.get_by_role("spinbutton", name="Position")
     assert position.count() == 0
     for chosen, value in (("first", "first"), ("cls", "cls"), ("a position", -2)):

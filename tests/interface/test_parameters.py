@@ -13,8 +13,8 @@ import pytest
 
 import hiddenscope as hs
 from hiddenscope.catalog import ANALYSES, Parameter
-from hiddenscope.interface.commands import options_of
-from hiddenscope.interface.descriptions import describe
+from hiddenscope.interface.descriptions import describe, flattened
+from hiddenscope.interface.typer_parameters import options_of
 
 WORDS = [analysis.word for analysis in ANALYSES if analysis.package == "analyses."]
 BUILT = [word for word in WORDS if any(one.fields for one in describe(word).parameters)]
@@ -108,3 +108,13 @@ def test_no_code_asks_for_the_word_of_an_analysis() -> None:
     ]
     # Drift has a tab of its own, which looks for its analysis.
     assert found == ['main.js: word === "drift"']
+
+
+@pytest.mark.parametrize("word", ["probe", "project", "steer"])
+def test_the_empty_choice_of_a_pooling_says_what_the_help_says(word: str) -> None:
+    (pool,) = [
+        parameter
+        for parameter in flattened(describe(word).parameters)
+        if parameter.kind == "pooling"
+    ]
+    assert f"if not given, {pool.empty_choice}." in pool.help

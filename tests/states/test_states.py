@@ -15,7 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from hiddenscope.errors import Damaged, FileError, NotFinite, SiteError, StatesError
+from hiddenscope.errors import (
+    Damaged,
+    FileError,
+    NotFinite,
+    PassError,
+    SiteError,
+    StatesError,
+)
 from hiddenscope.sites import Site
 from hiddenscope.states import (
     Pair,
@@ -27,7 +34,7 @@ from hiddenscope.states import (
     load_states,
 )
 from hiddenscope.states.files import write
-from hiddenscope.states.pooling import POOLINGS
+from hiddenscope.states.pooling import POOLINGS, NamedPooling, parse_pooling
 
 HOSTILE = [
     "",
@@ -271,6 +278,20 @@ def test_pooling_that_cannot_be() -> None:
             make_states([2, 0, 1], cls=100).pool(how)  # type: ignore[arg-type]
         with pytest.raises(StatesError):
             make_states([], cls=100).pool(how)  # type: ignore[arg-type]
+
+
+def test_a_pooling_is_a_position_or_a_reduction() -> None:
+    both = {"position": 0, "reduce": lambda states, dtype: states[:, 0]}
+    parts: dict[str, Any]
+    for parts in ({}, both):
+        with pytest.raises(TypeError, match="either a position or a reduction"):
+            NamedPooling("neither or both", **parts)
+
+
+@pytest.mark.parametrize("pool", ["each", "median", True])
+def test_a_refused_pooling_is_the_error_that_the_caller_names(pool: object) -> None:
+    with pytest.raises(PassError):
+        parse_pooling(pool, PassError)
 
 
 def test_mix() -> None:

@@ -423,8 +423,13 @@ def test_old_spellings_name_the_new_ones(tiny: Callable[..., hs.Model]) -> None:
     for function in (hs.probe, hs.project):
         with pytest.raises(ArgumentError, match="token is now called pool"):
             function(states, ["a"] * len(TEXTS), token="mean")  # type: ignore[call-arg]
+        with pytest.raises(ArgumentError, match=r"hs\.each_token\(source\)"):
+            function(states, ["a"] * len(TEXTS), token="each")  # type: ignore[call-arg]
     with pytest.raises(ArgumentError, match=r"hs\.each_token\(source\)"):
         hs.search(states, np.ones(64), pool="each")
+    for function in (hs.lens, hs.visibility):
+        with pytest.raises(ArgumentError, match="text is now called texts"):
+            function(tiny("llama"), text=TEXTS)  # type: ignore[call-arg]
 
 
 def test_rows_that_are_tokens_are_not_pooled(tiny: Callable[..., hs.Model]) -> None:

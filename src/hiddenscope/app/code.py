@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hiddenscope.app.schemas import questions_of
+from hiddenscope.app.schemas import form_parameters
 from hiddenscope.app.stores import holds_pair
 from hiddenscope.catalog import ANALYSIS
 from hiddenscope.interface.code import (
@@ -123,7 +123,7 @@ def _analysis_lines(request: Values, names: Names) -> list[str]:
         source, opening = "states", _opening(names[request["store"]].path)
     else:
         source, opening = "model", python_load(request["model"], names)
-    parameters = questions_of(ANALYSIS[word])
+    parameters = form_parameters(ANALYSIS[word])
     arguments = python_arguments(
         parameters, request["arguments"], names, of_states=of_states
     )
@@ -138,7 +138,7 @@ def _analysis_lines(request: Values, names: Names) -> list[str]:
 def _analysis_words(request: Values, names: Names) -> tuple[list[str], list[str]]:
     """Return the options and the arguments of the command of an analysis."""
     model = request.get("model") or {}
-    parameters = questions_of(ANALYSIS[request["analysis"]])
+    parameters = form_parameters(ANALYSIS[request["analysis"]])
     options, arguments = command_words(
         parameters, request["arguments"], names, model.get("dtype")
     )

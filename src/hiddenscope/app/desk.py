@@ -10,13 +10,13 @@ from hiddenscope.app.cache import ResultCache, StoredResult, key_of
 from hiddenscope.app.code import Named
 from hiddenscope.app.jobs import JobRecord, Jobs
 from hiddenscope.app.library import Library
-from hiddenscope.app.schemas import ASKED, ModelChoice, questions_of
+from hiddenscope.app.schemas import ASKED, ModelChoice, form_parameters
 from hiddenscope.app.settings import Settings
 from hiddenscope.app.stores import store_identity
 from hiddenscope.workers import Header
 
 # The parameters of each analysis, by its word.
-QUESTIONS = {analysis.word: questions_of(analysis) for analysis in ASKED}
+FORM_PARAMETERS = {analysis.word: form_parameters(analysis) for analysis in ASKED}
 MAX_DRAWING = 2
 
 
@@ -118,7 +118,7 @@ class Desk:
 
 def _references(request: Header) -> Iterator[tuple[str, str, Any]]:
     """Yield the arguments that name models and datasets, with their kinds."""
-    for question in QUESTIONS.get(request["analysis"], ()):
-        value = request["arguments"].get(question.name)
-        if value is not None and question.kind in ("model", "data"):
-            yield question.name, question.kind, value
+    for parameter in FORM_PARAMETERS.get(request["analysis"], ()):
+        value = request["arguments"].get(parameter.name)
+        if value is not None and parameter.kind in ("model", "data"):
+            yield parameter.name, parameter.kind, value

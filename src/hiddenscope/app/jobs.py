@@ -21,7 +21,10 @@ from hiddenscope.workers import Header
 JobState: TypeAlias = Literal["queued", "running", "done", "failed", "cancelled"]
 
 FINAL_STATES = ("done", "failed", "cancelled")
+# Clients read how a job ended after it has. A finished job holds its request and no
+# result, so remembering many costs little.
 MAX_REMEMBERED = 500
+# Well below the minute after which many proxies close a silent connection.
 HEARTBEAT_SECONDS = 10.0
 # How long a job outlives its page: reloading a page takes less.
 GRACE_SECONDS = 10.0
@@ -37,7 +40,8 @@ class JobRecord:
     the job stands.
 
     `cache_key` is where the cache keeps the result. It is also the id of the result in
-    the API.
+    the API. `answered` says that the worker is done with the job, whose result may
+    still have to be written to the cache.
     """
 
     cache_key: str
@@ -46,6 +50,7 @@ class JobRecord:
     id: str = field(default_factory=lambda: token_urlsafe(12))
     state: JobState = "queued"
     cancelling: bool = False
+    answered: bool = False
     progress: Progress | None = None
     latest_partial: bytes = b""
     partial_count: int = 0
@@ -63,6 +68,8 @@ class JobRecord:
     def end(self, state: JobState, *, error: str | None = None, note: str = "") -> None:
         """Set how the job ended, and wake its followers."""
         self.state = state
+        # A page needs no early picture of a job that is over, and jobs are remembered.
+        self.latest_partial = b""
         self.error = error
         self.note = note
         self.notify()
@@ -138,7 +145,7 @@ class Jobs:
     async def follow(self, job: JobRecord) -> AsyncGenerator[JobAnswer | None, None]:
         """Yield how a job stands, after every change until it is over.
 
-        Where nothing happens for a while, yield None: a connection that carries nothing
+        If nothing happens for a while, yield None: a connection that carries nothing
         is taken for dead. A job that was followed, and that nobody follows or reads any
         more, is cancelled: its page was closed.
         """
@@ -214,6 +221,8 @@ class Jobs:
             reason = error.strerror or error
             job.end("failed", error=f"The worker could not be started: {reason}.")
             return
+        finally:
+            job.answered = True
         kind = header.pop("type")
         if kind == "cancelled":
             job.end("cancelled")
@@ -231,6 +240,7 @@ class Jobs:
                 what=header["what"], done=header["done"], total=header["total"]
             )
         elif header["type"] == "partial":
+            # The body is the payload, followed by the data, which a page does not need.
             job.latest_partial = body[: header["payload_bytes"]]
             job.partial_count += 1
         job.notify()
@@ -264,8 +274,9 @@ class Jobs:
 
     async def _kill_if_running(self, job: JobRecord) -> None:
         # The worker may have stopped in the very step of the event loop in which its
-        # time was up, and answer the next question by now.
-        if self._running is job and job.state == "running":
+        # time was up, and answer the next question by now. Or it is idle while the
+        # result is written: killing it would only lose its loaded models.
+        if self._running is job and not job.answered:
             await self.worker.kill()
 
     def _start_task(self, coroutine: Coroutine[object, None, None]) -> None:

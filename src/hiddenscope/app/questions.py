@@ -14,11 +14,12 @@ from hiddenscope.analyses.embed.embed import mean_cosine
 from hiddenscope.app.answers import AnswerBytes, pack_result
 from hiddenscope.app.cells import continue_text, describe_state, suggest_answers
 from hiddenscope.app.models import Models, StoredStates
-from hiddenscope.app.schemas import questions_of
+from hiddenscope.app.schemas import form_parameters
 from hiddenscope.app.stored import find_states, find_texts, norms_of, show_stored_text
 from hiddenscope.app.uploads import labelled_from
 from hiddenscope.catalog import ANALYSIS, Parameter
-from hiddenscope.interface.code import never_a_path
+from hiddenscope.interface.code import protect_from_file_lookup
+from hiddenscope.interface.descriptions import describe
 from hiddenscope.interface.values import build_value
 from hiddenscope.results import Result
 from hiddenscope.vectors.dataset import labels_of_states
@@ -47,39 +48,40 @@ def _analyse(models: Models, request: Header, preview: Preview) -> Result:
     else:
         source = models.get(request["model"])
     arguments = dict(request["arguments"])
-    for question in questions_of(ANALYSIS[word]):
-        value = arguments.get(question.name)
+    for parameter in form_parameters(ANALYSIS[word]):
+        value = arguments.get(parameter.name)
         if value is not None:
-            arguments[question.name] = _convert(models, source, question, value)
-        elif question.explicit:
-            arguments[question.name] = None
+            arguments[parameter.name] = _convert(models, source, parameter, value)
+        elif parameter.explicit:
+            arguments[parameter.name] = None
     if word in PREPARATIONS:
         PREPARATIONS[word](source, arguments, preview)
-    if not ANALYSIS[word].result:
-        return _embed(source, arguments)
+    if word in WITHOUT_RESULT:
+        return WITHOUT_RESULT[word](source, arguments)
     result: Result = getattr(hs, word)(source, **arguments)
     return result
 
 
 def _convert(
-    models: Models, source: StateSource, question: Parameter, value: Any
+    models: Models, source: StateSource, parameter: Parameter, value: Any
 ) -> Any:
     """Turn an argument of a request into what an analysis takes."""
-    if question.kind == "model":
+    if parameter.kind == "model":
         return models.get(value)
-    if question.fields:
-        return build_value(question, source, value)
-    if question.kind == "data":
+    if parameter.fields:
+        return build_value(parameter, source, value)
+    if parameter.kind == "data":
         # A shipped dataset has a name. An upload comes with its texts.
         data = hs.read(value) if isinstance(value, str) else labelled_from(value)
         if isinstance(source, hs.Model):
             return data
         return labels_of_states(source, data)
-    return never_a_path(question.kind, value)
+    return protect_from_file_lookup(parameter.kind, value)
 
 
 def _prepare_project(source: StateSource, arguments: Header, preview: Preview) -> None:
-    method = arguments.get("method", "umap")
+    defaults = {part.name: part.default for part in describe("project").parameters}
+    method: Any = arguments.get("method", defaults["method"])
     # PCA is drawn at once. The others show PCA while they are computed.
     if method != "pca":
         arguments["method"] = hs.Pictures(
@@ -122,7 +124,9 @@ def _show_grid(models: Models, request: Header) -> AnswerBytes:
     return pack_result(norms, titles)
 
 
-# Their answers have no views: the page shows them beside the grid.
+# Analyses whose function returns something else, which is made a result here.
+WITHOUT_RESULT: dict[str, Callable[[StateSource, Header], Result]] = {"embed": _embed}
+# Answers without views; the page shows them beside the grid.
 CELL_QUESTIONS: dict[str, Callable[[Models, Header], Header]] = {
     "state": describe_state,
     "answers": suggest_answers,

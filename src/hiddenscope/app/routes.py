@@ -256,12 +256,19 @@ def _add_jobs(router: APIRouter, desk: Desk) -> None:
         events = _events(desk, desk.job(id))
         return StreamingResponse(events, media_type="text/event-stream")
 
-    @router.get("/jobs/{id}/partial", response_class=Response, responses={200: PAYLOAD})
+    @router.get(
+        "/jobs/{id}/partial",
+        response_class=Response,
+        responses={200: PAYLOAD, 204: {"description": "The job is over."}},
+    )
     async def read_partial(id: JobId) -> Response:  # noqa: A002
-        """Return the views of the last partial result, packed."""
+        """Return the views of the last partial result, packed, while the job runs."""
         job = desk.job(id)
         if not job.partial_count:
             raise HTTPException(404, "This job has given no partial result.")
+        if job.is_over:
+            # No error: a page may ask just as the job ends, and is about to be told.
+            return Response(status_code=204)
         return Response(job.latest_partial, media_type="text/plain")
 
 

@@ -154,11 +154,11 @@ Numbers: TypeAlias = (
 )
 
 
-def questions_of(analysis: Analysis) -> tuple[Parameter, ...]:
-    """Return what a page may ask of an analysis beside its model.
+def form_parameters(analysis: Analysis) -> tuple[Parameter, ...]:
+    """Return the parameters that a page may give an analysis, besides its model.
 
     >>> from hiddenscope.catalog import ANALYSIS
-    >>> [(one.name, one.kind) for one in questions_of(ANALYSIS["patch"])][:3]
+    >>> [(one.name, one.kind) for one in form_parameters(ANALYSIS["patch"])][:3]
     [('contrasts', 'contrast'), ('sites', 'sites'), ('into', 'choice')]
     """
     parameters = describe(analysis.word).parameters
@@ -231,7 +231,7 @@ def _analysis_request(analysis: Analysis) -> type[BaseModel]:
         f"{analysis.word.capitalize()}Arguments",
         __base__=Strict,
         __doc__=analysis.question,
-        **_fields(questions_of(analysis)),
+        **_fields(form_parameters(analysis)),
     )
     reads_states = describe(analysis.word).states
     return _request(analysis.word, arguments, "either" if reads_states else "model")
@@ -285,7 +285,8 @@ class JobAnswer(BaseModel):
     partial: int = Field(
         0,
         description=(
-            "How many partial results there were; the last is at /api/jobs/ID/partial."
+            "How many partial results there were; the last is at /api/jobs/ID/partial"
+            " while the job runs."
         ),
     )
     result: str | None = None
@@ -383,6 +384,7 @@ class QuestionAnswer(BaseModel):
     required: bool
     default: str | int | float | bool | None = None
     choices: list[str]
+    empty_choice: str = Field(description="How a list shows that none is chosen.")
     help: str
     label: str
     aside: bool = Field(description="Whether it belongs below the other fields.")
@@ -507,7 +509,7 @@ def analyses() -> list[AnalysisAnswer]:
             on_states=description.states,
             action=description.action or analysis.word.capitalize(),
             promise=description.promise,
-            parameters=[form_field(part) for part in questions_of(analysis)],
+            parameters=[form_field(part) for part in form_parameters(analysis)],
         )
         answers.append(answer)
     return answers
@@ -529,6 +531,7 @@ def form_field(parameter: Parameter) -> QuestionAnswer:
         required=parameter.required,
         default=default,
         choices=list(parameter.choices),
+        empty_choice=parameter.empty_choice,
         help=text,
         label=label,
         aside=parameter.aside and not parameter.required,

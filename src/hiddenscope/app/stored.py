@@ -54,8 +54,9 @@ def find_states(models: Models, request: Header) -> AnswerBytes:
             "Choose a cell of the grid.",
         )
     # One more than was asked for: the nearest state is the queried one itself.
-    rows = hs.each_token(stored)
-    result = hs.search(rows, states[site][token], arguments["k"] + 1, site=site)
+    result = hs.search(
+        hs.each_token(stored), states[site][token], arguments["k"] + 1, site=site
+    )
     return _pack_search(result, stored, (text, token))
 
 

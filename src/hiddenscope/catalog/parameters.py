@@ -29,8 +29,9 @@ Kind: TypeAlias = Literal[
     "direction",
 ]
 """What a parameter takes. `data` are labelled texts, `numbers` one number or several, a
-`word` is any short string, and `words` are several. A `contrast` and a `direction` have
-fields, which are parameters themselves.
+`word` is any short string, and `words` are several. What may be a name or a path, such
+as a lens or a corpus, is a `word`: a `path` becomes a `pathlib.Path`. A
+`contrast` and a `direction` have fields, which are parameters themselves.
 """
 
 Default: TypeAlias = str | int | float | bool | tuple[float, ...] | None
@@ -45,7 +46,7 @@ class Parameter:
 
     Three attributes say where a parameter cannot be given:
 
-    - `of_model`: not for kept states, which a model computed before.
+    - `of_model`: not for stored states, which a model computed before.
     - `in_form`: False where a page must not give it, such as a path.
     - `python_only`: why the command has no option for it; empty where it has one.
     """
@@ -68,10 +69,12 @@ class Parameter:
     # On the command line.
     spelling: tuple[str, ...] = ()
     repeated: bool = False
-    # An old spelling is refused, with the new one.
+    # An old spelling is refused, with the new one, which some values may have to
+    # themselves: (("each", "--each-token"),).
     renamed: str = ""
+    renamed_values: tuple[tuple[str, str], ...] = ()
     python_only: str = ""
-    # The words that ask the command for Python's default, where its own differs.
+    # Options that make the command use Python's default, if its own differs.
     python_default: tuple[str, ...] = ()
     # `--targets` and `--truncate` say how the texts are encoded, where the function
     # takes encoded texts in their place.
@@ -83,6 +86,9 @@ class Parameter:
     label: str = ""
     # None: the same help as on the command line.
     form_help: str | None = None
+    # How a list of choices shows that none is chosen.
+    empty_choice: str = "none"
+    # Shown below the other fields, under "More options".
     aside: bool = False
     in_form: bool = True
     of_model: bool = False
@@ -106,18 +112,19 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Description:
-    """What can be asked of an analysis beside its model, and how it introduces itself.
+    """What can be asked of an analysis besides its model, and how it introduces itself.
 
-    With `states`, kept states can be asked in place of a model. `needs_head` is the
-    verb of an analysis that needs next-token logits, for an error: "Cannot patch ...".
-    `summary` and `details` are the help of the command; without a summary that is the
-    question of the analysis. `action` names it in a menu, and `promise` tells the
-    reader of an empty page what the answer will show.
+    With `states`, stored states can be asked in place of a model. An analysis that
+    needs next-token logits has a `verb_if_head_needed`, for the error about a model
+    without a head: "Cannot patch ...". `summary` and `details` are the help of the
+    command; without a summary that is the question of the analysis. `action` names it
+    in a menu, and `promise` tells the reader of an empty page what the answer will
+    show.
     """
 
     parameters: tuple[Parameter, ...] = ()
     states: bool = False
-    needs_head: str = ""
+    verb_if_head_needed: str = ""
     summary: str = ""
     details: str = ""
     action: str = ""
@@ -126,6 +133,9 @@ class Description:
 
 TEXTS_HELP = "The texts; @FILE reads those of a file, - one from each line of stdin."
 SITES_HELP = "Which states: layer.3, layer.*, final, *.attn, a comma list."
+# Which pooling is used if none is given, as a form shows it.
+POOL_AS_TRAINED = "as trained, or mean"
+POOL_BY_STACK = "last of a decoder and mean of an encoder"
 SEED_HELP = "The seed of everything that is random."
 
 TARGETS = Parameter(
@@ -153,7 +163,10 @@ SITE = Parameter(
 
 
 def texts(name: str = "texts", **changes: Any) -> Parameter:
-    """Describe texts as an argument; a function that also reads states needs none."""
+    """Describe texts as an argument.
+
+    A function that also takes stored states or vectors does not require them.
+    """
     described = Parameter(
         name,
         "texts",
@@ -193,6 +206,12 @@ def seed(help: str = SEED_HELP) -> Parameter:  # noqa: A002
 def pooling(choices: tuple[str, ...], help: str, **changes: Any) -> Parameter:  # noqa: A002
     """Describe how the states of a text become one vector."""
     described = Parameter(
-        "pool", "pooling", help, choices=choices, label="Pooling", aside=True
+        "pool",
+        "pooling",
+        help,
+        choices=choices,
+        label="Pooling",
+        empty_choice=POOL_AS_TRAINED,
+        aside=True,
     )
     return replace(described, **changes)

@@ -18,8 +18,8 @@ from hiddenscope.cli.command import Arguments, Function, command
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.states import labels_of, read_saved
 from hiddenscope.cli.terminal import echo, table, visible
-from hiddenscope.interface.commands import COLUMNS, options_of
 from hiddenscope.interface.descriptions import describe
+from hiddenscope.interface.typer_parameters import COLUMNS, options_of
 from hiddenscope.interface.values import build_value
 from hiddenscope.results import TABLES
 
@@ -57,7 +57,7 @@ def asks(
         word,
         [*parameters, *more],
         help=f"{summary}\n\n{details}",
-        needs_head=description.needs_head,
+        verb_if_head_needed=description.verb_if_head_needed,
         **options,
     )
 

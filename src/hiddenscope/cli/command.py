@@ -20,8 +20,8 @@ from hiddenscope.cli.arguments import (
 from hiddenscope.cli.failures import errors_as_messages
 from hiddenscope.cli.options import RESULTS, Shared, shared_parameters
 from hiddenscope.cli.states import check_states
-from hiddenscope.interface.commands import (
-    TEXTS_COLUMN,
+from hiddenscope.interface.typer_parameters import (
+    COLUMN_OF_TEXTS_FILE,
     TEXTS_FILE,
     as_typer,
     takes_texts,
@@ -44,7 +44,7 @@ def command(
     help: str = "",  # noqa: A002
     writes: Sequence[str] = RESULTS,
     without: Collection[str] = (),
-    needs_head: str = "",
+    verb_if_head_needed: str = "",
     model_with_states: bool = False,
 ) -> Callable[[Function], Function]:
     """Make a command of a function that takes `shared` and `arguments`.
@@ -56,7 +56,7 @@ def command(
     """
     described = list(parameters)
     if any(takes_texts(parameter) for parameter in described):
-        described += [TEXTS_FILE, TEXTS_COLUMN]
+        described += [TEXTS_FILE, COLUMN_OF_TEXTS_FILE]
     shared_options = list(shared_parameters(writes, without))
 
     def decorate(function: Function) -> Function:
@@ -82,7 +82,7 @@ def command(
                     arguments = _read(described, values)
                     states = arguments.get("states")
                     if states is None:
-                        _check_models(shared, arguments, needs_head)
+                        _check_models(shared, arguments, verb_if_head_needed)
                     elif model_with_states:
                         check_states(states, {}, {})
                     else:
@@ -126,10 +126,10 @@ def _read(parameters: Sequence[Parameter], values: Arguments) -> Arguments:
         elif word is None:
             continue
         elif parameter.renamed:
+            new_spellings = dict(parameter.renamed_values)
+            new = new_spellings.get(word, f"{parameter.renamed} {word}")
             raise errors.ArgumentError(
-                f"There is no {parameter.option}",
-                "it has another name now",
-                f"Write {parameter.renamed}.",
+                f"There is no {parameter.option}", f"it is now {new}", f"Write {new}."
             )
         elif parameter.kind == "sites":
             check_syntax(word)
@@ -142,7 +142,9 @@ def _read(parameters: Sequence[Parameter], values: Arguments) -> Arguments:
     return arguments
 
 
-def _check_models(shared: Shared, arguments: Arguments, needs_head: str) -> None:
+def _check_models(
+    shared: Shared, arguments: Arguments, verb_if_head_needed: str
+) -> None:
     """Refuse what the config of a model shows to be impossible."""
     for model in arguments.get("models") or [shared.model]:
         if model is not None and model.endswith(".safetensors"):
@@ -151,9 +153,9 @@ def _check_models(shared: Shared, arguments: Arguments, needs_head: str) -> None
         for name in ("sites", "site"):
             if arguments.get(name) is not None:
                 check_sites(known, arguments[name])
-        if needs_head and known.headless:
+        if verb_if_head_needed and known.headless:
             raise errors.PassError(
-                f"Cannot {needs_head} {known.name}",
+                f"Cannot {verb_if_head_needed} {known.name}",
                 "it has no head, a module that makes logits",
                 "Give a language model: --model NAME.",
             )

@@ -18,7 +18,7 @@ from hiddenscope.cli.command import Arguments, command
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import visible
 from hiddenscope.files import replacing
-from hiddenscope.interface.commands import TEXT_COLUMN
+from hiddenscope.interface.typer_parameters import TEXT_COLUMN
 from hiddenscope.states.pooling import CHOICES, NAMES
 
 # The fields of `Corpus`.

@@ -22,7 +22,7 @@ def lens(shared: Shared, arguments: Arguments) -> None:
     if kind is None:
         show_result(ask("lens", shared, arguments), shared)
     else:
-        _fit(shared, arguments["text"], kind)
+        _fit(shared, arguments["texts"], kind)
 
 
 def _fit(shared: Shared, texts: list[str], kind: Any) -> None:

@@ -13,7 +13,7 @@ import hiddenscope as hs
 from hiddenscope import errors, progress
 from hiddenscope.cli.arguments import check_place
 from hiddenscope.cli.terminal import echo, in_bytes, visible
-from hiddenscope.interface.commands import MODEL_HELP, zoo_names
+from hiddenscope.interface.typer_parameters import MODEL_HELP, zoo_names
 from hiddenscope.loading.outline import outline
 
 FIGURES = (".png", ".svg", ".pdf")

@@ -9,7 +9,7 @@ from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.states import labels_of
 from hiddenscope.errors import TextError
-from hiddenscope.interface.commands import EACH_TOKEN, OLD_TOKEN
+from hiddenscope.interface.typer_parameters import EACH_TOKEN, OLD_TOKEN
 
 # Labels that every token has, whatever the text.
 READY = ("position", "word-start", "previous-token")

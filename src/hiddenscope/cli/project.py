@@ -11,7 +11,7 @@ from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.states import labels_of, read_states
 from hiddenscope.errors import TextError
-from hiddenscope.interface.commands import (
+from hiddenscope.interface.typer_parameters import (
     COLUMNS,
     EACH_TOKEN,
     MODEL_HELP,

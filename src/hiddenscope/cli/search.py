@@ -12,7 +12,7 @@ from hiddenscope.cli.asking import argument_values, asks, show_result
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.states import read_saved
-from hiddenscope.interface.commands import STATES, TEXT_COLUMN
+from hiddenscope.interface.typer_parameters import STATES, TEXT_COLUMN
 from hiddenscope.loading.outline import outline
 from hiddenscope.loading.zoo import ZOO
 

@@ -28,7 +28,7 @@ from hiddenscope.passes import (
 from hiddenscope.passes.buffers import Buffers
 from hiddenscope.sites import Site
 from hiddenscope.states.pool import Pool, as_vectors, check_cls
-from hiddenscope.states.pooling import parse_pooling
+from hiddenscope.states.pooling import parse_pooling, requires_cls
 from hiddenscope.store import StorePlan, StoreSequence, Writer
 
 # Units that are written at once: one core hashes more slowly than a good disk writes.
@@ -108,7 +108,7 @@ class Unit:
         The states of one batch are in memory at a time.
         """
         pooling = parse_pooling(pool)
-        if pooling == "cls":
+        if requires_cls(pooling):
             first_tokens = [sequence.ids[0] for sequence in self.sequences]
             source = model.source(self.spec.sites[0].stack)
             check_cls(source, first_tokens, self.sequences[0].text)

@@ -26,7 +26,7 @@ from hiddenscope.passes import Inputs
 from hiddenscope.passes.inputs import BATCH_TOKENS
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states.pool import check_cls
-from hiddenscope.states.pooling import Pooling, parse_pooling
+from hiddenscope.states.pooling import Pooling, parse_pooling, requires_cls
 from hiddenscope.store import StorePlan, StoreSequence, UnitDigest
 
 # The states of a unit: three times that is held in memory, and lost in a crash.
@@ -68,6 +68,11 @@ class ExtractSpec:
             return None
         pooling = parse_pooling(self.pool)
         return pooling if isinstance(pooling, int) else None
+
+    @property
+    def requires_cls(self) -> bool:
+        """Return whether every text must begin with the classification token."""
+        return self.pool is not None and requires_cls(parse_pooling(self.pool))
 
     @property
     def row_bytes(self) -> int:
@@ -249,7 +254,7 @@ class Planner:
         self.sequences = 0
         self.tokens = 0
         self._source = None
-        if spec.pool == "cls":
+        if spec.requires_cls:
             self._source = model.source(spec.sites[0].stack)
         self.unit_tokens = self._unit_tokens(unit_bytes, unit_tokens)
 
@@ -303,7 +308,7 @@ class Planner:
 
     def _check_pool(self, sequence: StoreSequence) -> None:
         """Refuse a text without the pooled token, before its unit is computed."""
-        if self.spec.pool == "cls":
+        if self.spec.requires_cls:
             check_cls(self._source, [sequence.ids[0]], sequence.text)
         position = self.spec.position
         if position is None:

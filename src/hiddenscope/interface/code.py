@@ -38,13 +38,15 @@ class NoCommand(Exception):
         super().__init__(f"{reason} {ONLY_PYTHON}")
 
 
-def never_a_path(kind: Kind, value: Any) -> Any:
+def protect_from_file_lookup(kind: Kind, value: Any) -> Any:
     """Return texts that no function takes for the name of a file.
 
     Some functions read a single string that names a file, but none in a list.
 
-    >>> never_a_path("texts", "diary.txt"), never_a_path("texts", "A text.")
-    (['diary.txt'], 'A text.')
+    >>> protect_from_file_lookup("texts", "diary.txt")
+    ['diary.txt']
+    >>> protect_from_file_lookup("texts", "A text.")
+    'A text.'
     """
     if kind == "texts" and isinstance(value, str) and names_a_file(value):
         return [value]
@@ -106,7 +108,7 @@ def _as_python(parameter: Parameter, value: Any, names: Names, of_states: bool) 
         return f"hs.{parameter.constructor}({', '.join(arguments)})"
     if parameter.repeated and isinstance(value, str):
         return repr([value])
-    return repr(never_a_path(parameter.kind, value))
+    return repr(protect_from_file_lookup(parameter.kind, value))
 
 
 def command_words(

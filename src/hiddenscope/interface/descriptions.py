@@ -1,7 +1,7 @@
 """The descriptions of all analyses, found by their words.
 
 >>> [parameter.name for parameter in describe("lens").parameters][:3]
-['text', 'k', 'target']
+['texts', 'k', 'target']
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,8 @@
 """Poolings: the ways to make one vector of the states of a text's tokens.
 
-Everything that names, checks, explains or computes a pooling reads `POOLINGS`: the
-functions, the commands, the forms of the app and the pages. To add one, add it there.
+Everything that checks, explains or computes a pooling reads `POOLINGS`: the functions,
+the commands, the forms of the app and the pages. To add one, add it there; only the
+docs name poolings themselves.
 This module imports neither torch nor numpy, because `--help` lists the names.
 
 >>> NAMES
@@ -30,12 +31,18 @@ class NamedPooling:
     """What a pooling computes: the state at one position, or a reduction over tokens.
 
     `reduce` takes the states of one text `[site, token, width]` and the dtype that sums
-    are computed in.
+    are computed in. With `requires_cls`, every text must begin with the tokenizer's
+    classification token.
     """
 
     meaning: str
     position: int | None = None
     reduce: "Callable[[Tensor, torch.dtype], Tensor] | None" = None
+    requires_cls: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.position is None) == (self.reduce is None):
+            raise TypeError("a pooling has either a position or a reduction")
 
 
 POOLINGS = {
@@ -49,22 +56,29 @@ POOLINGS = {
     ),
     "last": NamedPooling("the last token of each text", position=-1),
     "first": NamedPooling("the first token of each text", position=0),
-    "cls": NamedPooling("the classification token of each text", position=0),
+    "cls": NamedPooling(
+        "the classification token of each text", position=0, requires_cls=True
+    ),
 }
 NAMES = tuple(POOLINGS)
 CHOICES = f"{', '.join(NAMES)} or a position"
 """What a caller may give, for help texts and errors."""
+EACH_TOKEN_REMEDY = "Give hs.each_token(source) in place of the source, and no pooling."
 
 
-def parse_pooling(pool: object, error: type[Error] = StatesError) -> Pooling:
-    """Return the name of a pooling, or a position as an integer; refuse all else."""
+def parse_pooling(pool: object, error: type[Error] | None = None) -> Pooling:
+    """Return the name of a pooling, or a position as an integer; refuse all else.
+
+    The refusal is an `error`, if one is given.
+    """
     if isinstance(pool, str) and pool in POOLINGS:
         return pool
-    if pool == "each":
-        raise ArgumentError(
+    if isinstance(pool, str) and pool == "each":
+        refusal = error or ArgumentError
+        raise refusal(
             'Cannot pool by "each"',
             "it does not pool: every token is a row of its own",
-            "Give hs.each_token(source) in place of the source, and no pooling.",
+            EACH_TOKEN_REMEDY,
         )
     if isinstance(pool, str) and pool.removeprefix("-").isdecimal():
         return int(pool)
@@ -74,7 +88,8 @@ def parse_pooling(pool: object, error: type[Error] = StatesError) -> Pooling:
             return operator.index(pool)  # type: ignore[arg-type]
     except TypeError:
         pass
-    raise error(
+    refusal = error or StatesError
+    raise refusal(
         f"No pooling {str(pool)[:40]!r}",
         "it does not say how to make one vector of the tokens of a text",
         f"Choose {CHOICES}.",
@@ -86,6 +101,15 @@ def position_of(pool: Pooling) -> int | None:
     if isinstance(pool, int):
         return pool
     return POOLINGS[pool].position
+
+
+def requires_cls(pool: Pooling) -> bool:
+    """Return whether every text must begin with the classification token.
+
+    >>> requires_cls("cls"), requires_cls("first"), requires_cls(0)
+    (True, False, False)
+    """
+    return isinstance(pool, str) and POOLINGS[pool].requires_cls
 
 
 def meaning_of(pool: Pooling) -> str:

@@ -18,7 +18,7 @@ from hiddenscope.sites import Site, SitePatterns, named_layer, summarise
 from hiddenscope.states.arrays import Ints
 from hiddenscope.states.files import StackParts, read_file, write
 from hiddenscope.states.pool import Pool, check_cls, check_lengths, wide
-from hiddenscope.states.pooling import Pooling, parse_pooling
+from hiddenscope.states.pooling import Pooling, parse_pooling, requires_cls
 from hiddenscope.states.tokens import (
     Source,
     Tokens,
@@ -162,7 +162,7 @@ class States:
         pool = parse_pooling(how)
         tokens = self.tokens
         check_lengths(tokens.lengths)
-        if pool == "cls":
+        if requires_cls(pool):
             starts = np.cumsum(tokens.lengths) - tokens.lengths
             check_cls(self.source, tokens.ids[starts], 0)
         pooled = Pool(tokens.lengths, pool)

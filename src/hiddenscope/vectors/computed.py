@@ -26,6 +26,7 @@ from hiddenscope.passes import (
 from hiddenscope.sites import Site
 from hiddenscope.states import Pooling
 from hiddenscope.states.pool import Pool, as_vectors, check_cls
+from hiddenscope.states.pooling import requires_cls
 from hiddenscope.vectors.stored import not_finite
 
 # Texts that are encoded, and sorted by length, at a time.
@@ -117,7 +118,7 @@ def _vectors_of(
     """
     stack = inputs.of(sites[0].stack)
     texts_pool = Pool(stack.lengths, pool, first)
-    if pool == "cls":
+    if requires_cls(pool):
         first_ids = [ids[0] for ids in stack.ids]
         check_cls(model.source(sites[0].stack), first_ids, first)
     costs = inputs.costs

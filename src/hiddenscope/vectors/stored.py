@@ -23,7 +23,12 @@ from hiddenscope.states.pool import (
     check_lengths,
     not_whole,
 )
-from hiddenscope.states.pooling import meaning_of, parse_pooling, position_of
+from hiddenscope.states.pooling import (
+    meaning_of,
+    parse_pooling,
+    position_of,
+    requires_cls,
+)
 
 
 def read_all(source: Readable, sites: tuple[Site, ...], pool: Pooling | None) -> Tensor:
@@ -125,7 +130,7 @@ def _pool_of(source: Readable, pool: Pooling) -> Pool:
     row = _row_in_text(pool, getattr(source, "every", 1), lengths)
     if isinstance(pool, int) and _windows_overlap(tokens):
         return Pool(lengths, pool, rows=_rows_at(tokens, pool, starts))
-    if pool == "cls":
+    if requires_cls(pool):
         check_cls(getattr(source, "source", None), tokens.ids[starts], 0)
     result = Pool(lengths, row)
     rows = result.positions()
@@ -150,8 +155,8 @@ def _of_pooled_rows(pool: Pooling, stored_as: Pooling) -> Pooling:
     position = position_of(pool)
     stored_position = position_of(stored_as)
     same = pool == stored_as
-    if position is not None and pool != "cls":
-        # The first token may be another one than "cls".
+    if position is not None and not requires_cls(pool):
+        # The first token need not be a classification token.
         same = position == stored_position
     if not same:
         raise StatesError(
@@ -203,7 +208,7 @@ def _row_in_text(pool: Pooling, every: int, lengths: Ints) -> Pooling:
     (3, 'mean')
     """
     position = position_of(pool)
-    if every == 1 or position is None or pool in ("first", "cls"):
+    if every == 1 or position is None or position == 0:
         return pool
     stored = f"the store keeps positions 0, {every}, {2 * every} and so on"
     if position < 0:

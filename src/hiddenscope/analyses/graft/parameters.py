@@ -23,7 +23,7 @@ DESCRIPTION = Description(
             aside=True,
         ),
     ),
-    needs_head="graft into",
+    verb_if_head_needed="graft into",
     action="Graft another model",
     promise="You will see, layer by layer, what becomes of the answers when blocks of"
     " the other model take the place of this one's.",

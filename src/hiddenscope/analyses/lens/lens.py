@@ -17,7 +17,7 @@ from hiddenscope.analyses.lens.findings import (
 from hiddenscope.analyses.lens.fitted import Lens, resolve
 from hiddenscope.analyses.lens.maps import mapped
 from hiddenscope.analyses.lens.reading import LensSites, Part, Reading, read_predictions
-from hiddenscope.arguments import checked
+from hiddenscope.arguments import checked, renamed
 from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, record
@@ -33,9 +33,10 @@ BATCH_TOKENS = 2_048
 
 
 @checked
+@renamed(text="texts")
 def lens(
     model: ModelLike,
-    text: Texts | Inputs,
+    texts: Texts | Inputs,
     *,
     k: int = 5,
     target: str | int | None = None,
@@ -74,7 +75,7 @@ def lens(
             reason,
             "Give such a k.",
         )
-    inputs = model.encode(text, targets=targets)
+    inputs = model.encode(texts, targets=targets)
     followed = _target(model, target, selected, inputs)
     reading, source = _read_batches(
         model, inputs, selected, unembedding, fitted, followed, k

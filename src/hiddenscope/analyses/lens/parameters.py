@@ -10,11 +10,11 @@ from hiddenscope.catalog.parameters import (
 
 DESCRIPTION = Description(
     (
-        texts("text"),
+        texts(),
         Parameter(
             "k",
             "integer",
-            "How many words of each layer and token.",
+            "How many top tokens for each layer and position.",
             default=5,
             spelling=("-k",),
             label="How many",
@@ -22,7 +22,7 @@ DESCRIPTION = Description(
         Parameter(
             "target",
             "word",
-            "One token to follow (' Paris'), or next: the true next.",
+            "A token to follow (' Paris'), or `next` for the true next token.",
             aside=True,
         ),
         Parameter(
@@ -35,7 +35,7 @@ DESCRIPTION = Description(
         sites("layer.*"),
         TARGETS,
     ),
-    needs_head="read with a lens",
+    verb_if_head_needed="read with a lens",
     summary="Show what each layer would predict, if it were the last.",
     details="Prints the top tokens after the last token, layer by layer; --out"
     " lens.html keeps the whole grid, .csv the numbers.",

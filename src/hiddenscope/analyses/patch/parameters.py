@@ -97,7 +97,7 @@ DESCRIPTION = Description(
             choices=("exact", "attribution", "both"),
         ),
     ),
-    needs_head="patch",
+    verb_if_head_needed="patch",
     summary="Put each state of one run into another and see how much of the answer it"
     " carries.",
     details="Prints where the answer is carried; --out patch.html keeps the picture,"

@@ -1,6 +1,7 @@
 """What can be asked of `probe`."""
 
 from hiddenscope.catalog.parameters import (
+    POOL_BY_STACK,
     TRUNCATE,
     Description,
     Parameter,
@@ -26,8 +27,8 @@ DESCRIPTION = Description(
         ),
         pooling(
             NAMES,
-            f"What stands for a text: {CHOICES}; if not given, last of a decoder and"
-            " mean of an encoder.",
+            f"What stands for a text: {CHOICES}; if not given, {POOL_BY_STACK}.",
+            empty_choice=POOL_BY_STACK,
             aside=False,
         ),
         sites(),

@@ -49,11 +49,12 @@ from hiddenscope.model import ModelLike
 from hiddenscope.results import Result
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Pooling, Readable
+from hiddenscope.states.pooling import EACH_TOKEN_REMEDY
 from hiddenscope.vectors import EachToken, rows_of
 
 
 @checked
-@renamed(token="pool")
+@renamed({"each": EACH_TOKEN_REMEDY}, token="pool")
 def probe(
     source: ModelLike | Readable | Pair | EachToken,
     data: Any,

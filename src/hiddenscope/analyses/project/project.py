@@ -37,6 +37,7 @@ from hiddenscope.model import Model, ModelLike
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Pooling, Readable, Source
+from hiddenscope.states.pooling import EACH_TOKEN_REMEDY
 from hiddenscope.vectors import EachToken, rows_of
 from hiddenscope.vectors.dataset import Dataset
 
@@ -53,7 +54,7 @@ MIN_PERMUTATIONS = 99
 
 
 @checked
-@renamed(token="pool")
+@renamed({"each": EACH_TOKEN_REMEDY}, token="pool")
 def project(
     source: ModelLike | Sequence[ModelLike] | Readable | Pair | EachToken,
     data: Any = None,

@@ -1,6 +1,7 @@
 """What can be asked of `steer`."""
 
 from hiddenscope.catalog.parameters import (
+    POOL_BY_STACK,
     Description,
     Parameter,
     pooling,
@@ -36,8 +37,9 @@ DIRECTION = (
     sites(None, "Which states, one at a time; ten layers if not given."),
     pooling(
         NAMES,
-        f"Which states of a text make its direction: {CHOICES}; if not given, last of a"
-        " decoder and mean of an encoder.",
+        f"Which states of a text make its direction: {CHOICES}; if not given,"
+        f" {POOL_BY_STACK}.",
+        empty_choice=POOL_BY_STACK,
     ),
     Parameter(
         "upwards",
@@ -97,7 +99,7 @@ DESCRIPTION = Description(
             label="Tokens to write",
         ),
     ),
-    needs_head="steer",
+    verb_if_head_needed="steer",
     summary="Change what the model answers and writes along the difference of two sets"
     " of texts.",
     details="Prints what moves and what it costs, and the texts before and after;"

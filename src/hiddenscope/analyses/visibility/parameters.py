@@ -4,7 +4,7 @@ from hiddenscope.catalog.parameters import Description, Parameter, seed, sites, 
 
 DESCRIPTION = Description(
     (
-        texts("text", encoded=True),
+        texts(encoded=True),
         Parameter(
             "influence",
             "choice",

@@ -15,7 +15,7 @@ from hiddenscope.analyses.visibility.maps import (
     influence_on_log_probability,
     influence_on_states,
 )
-from hiddenscope.arguments import checked
+from hiddenscope.arguments import checked, renamed
 from hiddenscope.errors import PassError, TextError, TooLarge
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import autograd
@@ -27,9 +27,10 @@ from hiddenscope.states.arrays import Floats
 
 
 @checked
+@renamed(text="texts")
 def visibility(
     model: ModelLike,
-    text: Texts | Inputs,
+    texts: Texts | Inputs,
     *,
     influence: MeasureName = "l1",
     sites: SitePatterns = "layer.*,final",
@@ -45,7 +46,7 @@ def visibility(
     "relative", the same for a relative change at both ends; "logit", the norm of the
     gradient of the log-probability of `target`, or of the true next token, [token,
     source_site, source_token]. Several texts are averaged. A decoder's texts come with
-    `model.encode(text, targets=...)`.
+    `model.encode(texts, targets=...)`.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -70,7 +71,7 @@ def visibility(
             f"the measure {influence} reads no token",
             "Give it with influence='logit'.",
         )
-    inputs = model.encode(text)
+    inputs = model.encode(texts)
     stacks = _stacks(model, inputs, selected, logit=influence == "logit")
     predicted: list[tuple[int, ...]] = []
     if influence == "logit":

@@ -27,7 +27,7 @@
  * @typedef {{number: number, text: string, cut: boolean, tokens: number}} StoreText
  * @typedef {{total: number, first: number, texts: StoreText[]}} StoreTexts
  * @typedef {{name: string, kind: string, required: boolean, default: string | number | boolean | null, choices: string[],
- *   help: string, label: string, aside: boolean, fields: Question[], of_states: boolean}} Question
+ *   empty_choice: string, help: string, label: string, aside: boolean, fields: Question[], of_states: boolean}} Question
  * @typedef {{word: string, question: string, group: string, on_states: boolean, action: string, promise: string,
  *   parameters: Question[]}} AnalysisAnswer
  */

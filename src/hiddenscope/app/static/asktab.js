@@ -86,7 +86,9 @@ export class Questioning {
   async early(job, turn) {
     if (!job.partial || this.seen === `${job.id} ${job.partial}`) return;
     this.seen = `${job.id} ${job.partial}`;
-    const views = await unpack(await readText(`/api/jobs/${job.id}/partial`));
+    const packed = await readText(`/api/jobs/${job.id}/partial`);
+    if (!packed) return; // the job is over by now
+    const views = await unpack(packed);
     if (turn !== this.turn) return;
     const [place, words] = [element("div"), said("A first picture; the rest is being computed.", true)];
     words.classList.add("early");

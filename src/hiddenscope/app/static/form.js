@@ -138,7 +138,7 @@ function modelOf({ label }, lists) {
 function chosen(question, lists) {
   const options = question.kind === "data" ? lists.datasets.map((one) => [one.name, one.label]) : question.choices.map((word) => [word, word]);
   const optional = question.kind === "choice" || lists.unlabelled;
-  const none = question.default === null && !question.required && optional ? [["", "none"]] : []; // or the first would be asked for
+  const none = question.default === null && !question.required && optional ? [["", question.empty_choice]] : []; // or the first would be asked for
   const select = element("select", {}, [...none, ...options].map(([value, words]) => element("option", { value }, [words])));
   if (question.default !== null) select.value = String(question.default);
   return {
@@ -154,7 +154,7 @@ function chosen(question, lists) {
  * @returns {Field}
  */
 function pooling(question) {
-  const options = [...(question.default === null ? [["", "as trained, or mean"]] : []), ...question.choices.map((word) => [word, word]), [POSITION, "a position"]];
+  const options = [...(question.default === null ? [["", question.empty_choice]] : []), ...question.choices.map((word) => [word, word]), [POSITION, "a position"]];
   const select = element("select", {}, options.map(([value, words]) => element("option", { value }, [words])));
   select.value = String(question.default ?? "");
   const position = element("input", { type: "number", step: "1", value: "0" });

@@ -187,8 +187,8 @@ export class GridTab {
     const questions = /** @type {Record<string, [string, Record<string, unknown>]>} */ ({
       norm: ["grid", { text }],
       difference: ["compare", { a: text, b: other }],
-      lens: ["lens", { text }],
-      visibility: ["visibility", { text }],
+      lens: ["lens", { texts: text }],
+      visibility: ["visibility", { texts: text }],
       patch: ["patch", { contrasts }],
       drift: ["drift", { candidate: second, texts: [text] }],
     });

@@ -29,10 +29,15 @@ EACH_TOKEN = Parameter(
     "flag",
     "One row for each token, not for each text.",
     default=False,
+    # A spelling of its own keeps typer from adding --no-each-token.
     spelling=("--each-token",),
 )
 OLD_TOKEN = Parameter(
-    "token", "word", "The old spelling of --pool.", renamed="--pool, or --each-token"
+    "token",
+    "word",
+    "The old spelling of --pool.",
+    renamed="--pool",
+    renamed_values=(("each", "--each-token"),),
 )
 # Options of every command that takes any number of texts.
 TEXTS_FILE = Parameter(
@@ -41,7 +46,7 @@ TEXTS_FILE = Parameter(
     "A file of texts: .txt .jsonl .csv .tsv .parquet.",
     spelling=("--texts",),
 )
-TEXTS_COLUMN = replace(TEXT_COLUMN, name="text_column", spelling=("--text",))
+COLUMN_OF_TEXTS_FILE = replace(TEXT_COLUMN, name="text_column", spelling=("--text",))
 
 TYPES: dict[Kind, type] = {
     "integer": int,
@@ -68,7 +73,7 @@ COMPLETIONS: dict[Kind, Callable[[], list[str]]] = {
 
 
 def options_of(description: Description) -> Iterator[Parameter]:
-    """Yield every parameter of a generated command, beside those of all commands."""
+    """Yield every parameter of a generated command, except those of all commands."""
     parameters = [
         parameter
         for parameter in flattened(description.parameters)
@@ -92,14 +97,14 @@ def as_typer(parameter: Parameter) -> inspect.Parameter:
     """Return a parameter as typer reads it."""
     type_: Any = _type(parameter)
     default: Any = parameter.default
-    # An argument without texts is an error that says how to give them, which typer's
-    # own would not.
+    # Missing texts are reported later, with a better message than typer's.
     is_required = parameter.required and not takes_texts(parameter)
     if is_required:
         default = inspect.Parameter.empty
     elif default is None:
         type_ = type_ | None
     if parameter.kind == "numbers":
+        # `cli.command` parses the comma list; typer must not see the tuple default.
         type_, default = str | None, None
     completion = COMPLETIONS.get(parameter.kind)
     is_hidden = bool(parameter.renamed)
