@@ -571,7 +571,7 @@ def test_a_nan_in_the_head_is_an_error() -> None:
 def test_the_parameters_are_those_of_the_docs() -> None:
     assert [*inspect.signature(hs.lens).parameters] == [
         "model",
-        "text",
+        "texts",
         "k",
         "target",
         "lens",

@@ -510,7 +510,7 @@ def how_to_resume():
     return "3 of 5 units are kept."
 interrupt.watch()
 try:
-    with interrupt.guarded(), interrupt.explained(how_to_resume):
+    with interrupt.guarded(), interrupt.explaining_resume(how_to_resume):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(600)
 except KeyboardInterrupt:

@@ -32,12 +32,12 @@ class Weight(NamedTuple):
     is_buffer: bool
 
 
-def weights(module: nn.Module) -> Iterator[Weight]:
+def weight_tensors(module: nn.Module) -> Iterator[Weight]:
     """Yield every parameter and buffer once, as plain tensors.
 
     A quantised weight is yielded as the tensors that it is made of.
 
-    >>> [weight.path for weight in weights(nn.Sequential(nn.Linear(2, 2)))]
+    >>> [weight.path for weight in weight_tensors(nn.Sequential(nn.Linear(2, 2)))]
     ['0.weight', '0.bias']
     """
     for path, parameter in module.named_parameters():
@@ -140,7 +140,7 @@ def check_finite(module: nn.Module) -> None:
         return
     versions = WeightVersions(module)
     problems = []
-    for weight in _suspects(weights(module)):
+    for weight in _suspects(weight_tensors(module)):
         count = _describe_not_finite(weight)
         if count:
             problems.append(f"{weight.path} has {count}")
@@ -264,7 +264,7 @@ class Fingerprint:
 
 def _hash(module: nn.Module) -> str:
     """Hash the names, shapes, dtypes and numbers of all weights."""
-    listed = list(weights(module))
+    listed = list(weight_tensors(module))
     whole = sum(weight.tensor.nbytes for weight in listed) <= HASHED_WHOLE
 
     def digest(weight: Weight) -> bytes:

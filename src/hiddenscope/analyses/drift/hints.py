@@ -27,7 +27,7 @@ from hiddenscope.modules import hooks
 # much of the error.
 AS_NEAR = 3.0
 # These read the modules themselves, and need no error that can be measured.
-FROM_MODULES = (hypotheses.weight_hypotheses, hypotheses.attributes)
+FROM_MODULES = (hypotheses.weights, hypotheses.attributes)
 HYPOTHESES = (
     *FROM_MODULES,
     hypotheses.effects,

@@ -34,7 +34,7 @@ NARROW = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 NEAR_ONE = 1e-3
 
 
-def weight_hypotheses(suspect: Suspect) -> Iterator[Hypothesis]:
+def weights(suspect: Suspect) -> Iterator[Hypothesis]:
     """Give the reference the candidate's weights, and say how each one differs."""
     if not suspect.same_make:
         return
