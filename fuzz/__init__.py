@@ -11,10 +11,3 @@ interrupts   Ctrl-C at random moments and at random lines of hooks.py
 requests     requests to the workbench that follow its OpenAPI document, and requests that break it
 load         many clients of the workbench at once, while a model works
 """
-
-import os
-
-os.environ["HF_HUB_OFFLINE"] = (
-    # Read when huggingface_hub is imported; no case may wait for a network.
-    "1"
-)

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import huggingface_hub.constants
 import psutil
 import torch
 
@@ -197,6 +198,8 @@ def _work(cases: list[Case], writing: int, memory: int) -> None:
         # The threads of the parent are not in its fork, and OpenMP waits for them or
         # crashes.
         torch.set_num_threads(1)
+        # No case may wait for a network.
+        huggingface_hub.constants.HF_HUB_OFFLINE = True
         before = psutil.Process().memory_info().rss
         os.write(writing, before.to_bytes(8, "big"))
         for case in cases:

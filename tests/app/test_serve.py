@@ -105,7 +105,7 @@ def test_two_servers_that_start_at_once_have_two_ports() -> None:
 
 def test_the_server_imports_no_torch() -> None:
     program = (
-        "import hiddenscope.app as app, sys; app.create(app.Settings(token='x'));"
+        "import hiddenscope.app as app, sys; app.create_app(app.Settings(token='x'));"
         " print(*sys.modules)"
     )
     done = subprocess.run(

@@ -19,13 +19,15 @@ from fuzz.questions import IDS, QUESTIONS, asked_model
 from hiddenscope.catalog import ANALYSIS, PUBLIC
 from hiddenscope.loading import open_source
 from hiddenscope.model.model import _first_pass as first_pass
-from hiddenscope.modules import hooks, installation
+from hiddenscope.modules import hooks, installation, kernels
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from tests.untouched import (
+    AtCall,
     assert_interrupts_leave_nothing,
     assert_never_changed,
     assert_others_get_their_numbers,
     modes,
+    tracing,
 )
 
 ENDINGS = {"__exit__", "restoring", "_remove"}  # where a `with` begins to end
@@ -61,6 +63,30 @@ def test_a_question_leaves_the_module_alone(name: str) -> None:
     assert_never_changed(ask, [model.module])
     assert_others_get_their_numbers(ask, [model.module], calls=60)
     assert_interrupts_leave_nothing(ask, [model.module], model, count=24)
+
+
+def test_an_interrupt_as_no_grad_ends_in_a_recording_leaves_gradients_on() -> None:
+    """torch asks the check of attention before it turns gradients on again."""
+    model = asked_model()
+
+    def ask() -> None:
+        QUESTIONS["recording"](model)
+
+    ask()  # what is tried once is tried now
+    place = (kernels.__file__, "__torch_function__")
+    counting = AtCall()
+    with tracing(counting):
+        ask()
+    if place not in counting.calls:
+        pytest.skip("attention on this device loses no NaN, so it is not checked")
+    before = modes()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        tracing(AtCall(place, counting.calls[place])),
+    ):
+        ask()
+    installation.remove_leftovers()  # as the next pass does first
+    assert modes() == before
 
 
 def interrupted(ask: Callable[[], Any], at: int) -> bool:

@@ -3,7 +3,7 @@
 >>> request = {
 ...     "analysis": "lens",
 ...     "model": {"name": "smollm2"},
-...     "arguments": {"text": "A text.", "k": 3},
+...     "arguments": {"texts": "A text.", "k": 3},
 ... }
 >>> print(as_python(request, {}))
 import hiddenscope as hs

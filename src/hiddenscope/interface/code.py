@@ -1,7 +1,7 @@
 """A question to an analysis as the Python and the command that ask the same.
 
 >>> from hiddenscope.interface.descriptions import describe
->>> arguments = {"text": "A text.", "k": 3}
+>>> arguments = {"texts": "A text.", "k": 3}
 >>> python_arguments(describe("lens").parameters, arguments, {})
 ["'A text.'", 'k=3']
 >>> command_words(describe("lens").parameters, arguments, {})

@@ -119,7 +119,7 @@ def kind_of(value: object) -> str:
 def quote_names(names: Sequence[object]) -> str:
     """List names in quotes, of many the first few.
 
-    >>> quoted(["a", "b"]), quote_names([])
+    >>> quote_names(["a", "b"]), quote_names([])
     ("'a', 'b'", 'none')
     """
     if not names:
