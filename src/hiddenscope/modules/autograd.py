@@ -6,8 +6,9 @@ thread. The guard that they are made of is compiled. It sets everything back in 
 that no interrupt can split, and also when it is garbage-collected.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -33,6 +34,27 @@ def restored(*, inference: bool | None = None) -> AbstractContextManager[Any]:
     mode = torch.is_inference_mode_enabled() if inference is None else inference
     guard: AbstractContextManager[Any] = torch._C._InferenceMode(mode)
     return guard
+
+
+@contextmanager
+def restored_after_error() -> Iterator[None]:
+    """Set the gradient mode back if the body ends in an error or an interrupt.
+
+    A body that ends well leaves the mode as it wishes: it may be the user's code.
+    """
+    import torch
+
+    thread, grad = threading.get_ident(), torch.is_grad_enabled()
+    try:
+        yield
+    except GeneratorExit:
+        # The body was left long ago, and this generator is only being freed.
+        raise
+    except BaseException:
+        # The mode belongs to a thread, and a generator may be closed in another one.
+        if threading.get_ident() == thread:
+            torch.set_grad_enabled(grad)
+        raise
 
 
 def without_grad(function: Callable[P, R]) -> Callable[P, R]:

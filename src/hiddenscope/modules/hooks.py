@@ -306,16 +306,8 @@ def _may_call_sdpa(module: nn.Module) -> bool:
 @contextmanager
 def _checked_attention() -> Iterator[None]:
     check = kernels.AttentionCheck()
-    thread, grad = threading.get_ident(), torch.is_grad_enabled()
-    try:
-        with Installation([_FunctionMode(check)]):
-            yield
-    except BaseException:
-        # Where a `torch.no_grad` in the body ends, torch asks the mode before it turns
-        # gradients on again. Ctrl-C at that moment would leave them off.
-        if threading.get_ident() == thread:
-            torch.set_grad_enabled(grad)
-        raise
+    with Installation([_FunctionMode(check)]):
+        yield
     check.raise_if_lost()
 
 

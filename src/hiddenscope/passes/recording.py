@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hiddenscope.arguments import require
 from hiddenscope.discovery import EVERYTHING, Anatomy, Tap, find
 from hiddenscope.errors import ModuleError, PassError
-from hiddenscope.modules import hooks
+from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.weights import check_finite
 from hiddenscope.passes.buffers import one_or_pair, stacks_in
 from hiddenscope.passes.inputs import Inputs
@@ -154,7 +154,11 @@ def recording(
     recorded = Recording(anatomy, encoder, sources)
     check_finite(module)
     watches = _PassFollower(recorded, module, anatomy.select(sites)).watches()
-    with lock, hooks.finite_attention(module), hooks.watching(watches):
+    checked = hooks.finite_attention(module)
+    # Where a `torch.no_grad` of the user's ends, torch asks the check of attention
+    # before it turns gradients on again. Ctrl-C at that moment would leave them off.
+    unchanged = autograd.restored_after_error()
+    with lock, unchanged, checked, hooks.watching(watches):
         yield recorded
 
 
