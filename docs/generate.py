@@ -16,8 +16,9 @@ WIDTH = 100
 HEAD = """# The command line
 
 Results go to stdout, progress and errors to stderr. The exit code is 0 for success, 2 for an error, and 130 when the
-command was interrupted; 1 is kept for `drift` when it finds drift, and for `store verify` when it finds damage. Control
-characters and other invisible characters of tokens are escaped before they reach a terminal.
+command was interrupted; 1 is kept for `drift` when it finds drift, for `store verify` when it finds damage, and for `doctor`
+when something must be mended. Control characters and other invisible characters of tokens are escaped before they reach a
+terminal.
 
 ## Texts and files
 
