@@ -51,16 +51,21 @@ class Installation:
     def run(self, *words: str) -> str:
         """Run a command and return what it printed; raise if it fails."""
         start = time.perf_counter()
-        done = subprocess.run(
-            [self.command, *words],
-            cwd=self.folder,
-            env=self.variables,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
         shown = " ".join(words)
+        try:
+            done = subprocess.run(
+                [self.command, *words],
+                cwd=self.folder,
+                env=self.variables,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise SmokeError(
+                f"hiddenscope {shown} took more than {SECONDS} seconds"
+            ) from None
         if done.returncode != 0:
             raise SmokeError(f"hiddenscope {shown} failed:\n{done.stdout}{done.stderr}")
         report(f"hiddenscope {shown}", start)

@@ -276,14 +276,17 @@ def test_another_version_on_the_path_is_a_problem() -> None:
     assert "99.0 runs from" in other.message
 
 
-def test_hostile_paths_are_escaped_on_a_terminal_and_whole_in_json(
+def test_hostile_paths_and_messages_are_escaped_on_a_terminal_and_whole_in_json(
     tmp_path: Path,
 ) -> None:
     hostile = str(tmp_path / "a\x1b[31mred\u202e")
-    text = run_doctor(HIDDENSCOPE_CACHE=hostile).stdout
-    assert "\x1b" not in text and "\u202e" not in text
+    source = "raise ImportError('\\x1b]0;title\\x07')"
+    variables = foreign_torch(tmp_path, source) | {"HIDDENSCOPE_CACHE": hostile}
+    text = run_doctor(**variables).stdout
+    assert not {"\x1b", "\x07", "\u202e"} & set(text)
     assert r"a\x1b[31mred\u202e" in text
-    report = json.loads(run_doctor("--json", HIDDENSCOPE_CACHE=hostile).stdout)
+    assert r"ImportError: \x1b]0;title\x07" in text
+    report = json.loads(run_doctor("--json", **variables).stdout)
     assert by_name(report)["folder"]["facts"]["path"] == hostile
 
 
