@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 # A network that fails for a moment is asked again, twice.
 AGAIN := again() { "$$@" || { sleep 10; "$$@"; } || { sleep 60; "$$@"; }; }; again
 
-.PHONY: help setup demo browser test check scripts figures format conformance bench calibrate fuzz chaos faults docs clean
+.PHONY: help setup demo browser test check scripts figures format conformance bench calibrate fuzz chaos faults docs dist smoke clean
 
 help:            ## Say what can be made.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -90,6 +90,15 @@ docs: $(STAMP)   ## Write docs/cli.md and the pictures anew, and run every examp
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/example.py
 	$(BIN)/python -m pytest tests/test_docs.py
+
+dist: $(STAMP)   ## Build the wheel and the sdist in dist, and look into them.
+	rm -rf dist
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m release.contents dist
+
+smoke: dist browser ## Install the wheel in an empty environment outside the checkout, and use it there.
+	$(BIN)/python -m release.smoke
 
 clean:           ## Remove .venv and what tools left behind (never the models' cache).
 	rm -rf .venv .venv-peers node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,6 +1,7 @@
 """Write the generated pages: `make docs`.
 
-docs/cli.md is made from the commands, and the lists of docs/index.md from the catalog.
+docs/cli.md is made from the commands, and the lists of docs/index.md and
+docs/stability.md from the catalog.
 """
 
 import re
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from typer.main import get_command
 
-from hiddenscope.catalog import ANALYSES, GROUPS
+from hiddenscope.catalog import ANALYSES, GROUPS, PROVISIONAL, PUBLIC
 from hiddenscope.cli.main import app
 
 DOCS = Path(__file__).parent
@@ -16,8 +17,9 @@ WIDTH = 100
 HEAD = """# The command line
 
 Results go to stdout, progress and errors to stderr. The exit code is 0 for success, 2 for an error, and 130 when the
-command was interrupted; 1 is kept for `drift` when it finds drift, and for `store verify` when it finds damage. Control
-characters and other invisible characters of tokens are escaped before they reach a terminal.
+command was interrupted; 1 is kept for `drift` when it finds drift, for `store verify` when it finds damage, and for `doctor`
+when something must be mended. Control characters and other invisible characters of tokens are escaped before they reach a
+terminal.
 
 ## Texts and files
 
@@ -55,6 +57,10 @@ LISTED = re.compile(
     r"(?<=<!-- analyses: `make docs` writes them -->\n).*(?=<!-- end of analyses -->)",
     re.DOTALL,
 )
+NAMED = re.compile(
+    r"(?<=<!-- names: `make docs` writes them -->\n).*(?=<!-- end of names -->)",
+    re.DOTALL,
+)
 
 
 def commands() -> str:
@@ -90,11 +96,23 @@ def index() -> str:
     return page
 
 
+def stability() -> str:
+    """Return docs/stability.md as it should be."""
+    stable = sorted(set(PUBLIC) - set(PROVISIONAL))
+    lines = ["", ", ".join(f"`hs.{name}`" for name in stable) + ".", ""]
+    lines += ["| provisional | what may change |", "|---|---|"]
+    lines += [f"| `hs.{name}` | {why} |" for name, why in sorted(PROVISIONAL.items())]
+    table = "\n".join([*lines, "", ""])
+    page, count = NAMED.subn(table, (DOCS / "stability.md").read_text("utf-8"))
+    assert count == 1, "docs/stability.md has no place for the names"
+    return page
+
+
 def _block(text: str) -> str:
     return f"```text\n{text.strip()}\n```\n"
 
 
-PAGES = {"cli.md": commands, "index.md": index}
+PAGES = {"cli.md": commands, "index.md": index, "stability.md": stability}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

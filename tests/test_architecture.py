@@ -32,7 +32,7 @@ ROWS = [
     {"analyses"},
     {"extract"},
     {"vectors"},
-    {"store", "model"},
+    {"store", "model", "diagnosis"},
     {"passes"},
     {"discovery"},
     {"loading"},

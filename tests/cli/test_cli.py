@@ -77,8 +77,12 @@ def test_every_command_takes_the_shared_options_and_says_what_each_does(
     options = {
         option for parameter in COMMANDS[name].params for option in parameter.opts
     }
-    place = set() if name in ("models", "store", "serve") else {"--device", "--dtype"}
-    model = set() if name in ("store", "serve") else {"--model", "--out"}
+    place = (
+        set()
+        if name in ("models", "store", "serve", "doctor")
+        else {"--device", "--dtype"}
+    )
+    model = set() if name in ("store", "serve", "doctor") else {"--model", "--out"}
     assert {"--json", "--progress", "--debug"} | place | model <= options
     assert COMMANDS[name].help
     assert all(
@@ -88,7 +92,7 @@ def test_every_command_takes_the_shared_options_and_says_what_each_does(
     )
 
 
-@pytest.mark.parametrize("name", ["cli.md", "index.md"])
+@pytest.mark.parametrize("name", ["cli.md", "index.md", "stability.md"])
 def test_the_docs_have_every_command_option_and_analysis(name: str) -> None:
     docs = Path(__file__).parents[2] / "docs"
     generate = runpy.run_path(str(docs / "generate.py"))
@@ -171,6 +175,7 @@ def test_every_command_with_texts_is_held_to_the_rule() -> None:
     others = {
         "demo",
         "serve",
+        "doctor",
         "anatomy",
         "models",
         "store",

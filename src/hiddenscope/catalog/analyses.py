@@ -149,7 +149,7 @@ ANALYSES = (
 
 ANALYSIS = {analysis.word: analysis for analysis in ANALYSES}
 
-COMMANDS = ("demo", "capture", *ANALYSIS, "store", "models", "serve")
+COMMANDS = ("demo", "capture", *ANALYSIS, "store", "models", "serve", "doctor")
 """The words of all commands, in the order in which they are listed."""
 
 NAMES = {

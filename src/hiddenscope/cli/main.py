@@ -1,8 +1,8 @@
 """The `hiddenscope` command, made of all commands.
 
 Results go to stdout, progress and errors to stderr. The exit code is 0 for success, 1
-when `drift` finds drift or `store verify` damage, 2 for an error, and 130 when the
-command was interrupted.
+when `drift` finds drift, `store verify` damage or `doctor` a problem, 2 for an error,
+and 130 when the command was interrupted.
 """
 
 import io
@@ -47,7 +47,7 @@ def _analysis_group(group: Group, example: str, *others: str) -> CommandGroup:
 
 
 COMMAND_GROUPS = (
-    CommandGroup("Begin here", ("demo", "serve", "models"), "demo"),
+    CommandGroup("Begin here", ("demo", "serve", "models", "doctor"), "demo"),
     _analysis_group(
         "describe",
         'profile "The capital of France is Paris." --out profile.html',

@@ -1,0 +1,37 @@
+"""Which public names may still change, and which have been renamed.
+
+Every name that is not in `PROVISIONAL` is stable. docs/stability.md says what that
+promises, and its table is written from here by `make docs`.
+"""
+
+PROVISIONAL = {
+    "Adjustment": "how vectors are adjusted for comparison may get other fields",
+    "Corpus": "belongs to `ExtractJob`",
+    "Engine": "another cluster may need another protocol",
+    "ExtractJob": "the parts of a job were named for one engine and Ray alone",
+    "Lens": "a fitted lens may be saved in another layout",
+    "Pictures": "other methods of projection may need other options",
+    "cluster": "its choice of the number of clusters is young",
+    "graft": "its scores have been tried on few pairs of models",
+    "search": "how sources are named may change",
+    "steer": "its measures of cost have been tried on few models",
+    "story": "the parts of a page of several results may get other names",
+    "visibility": "it is being extended to averages over many texts",
+}
+"""Public names and commands that may change in any version, and why."""
+
+RENAMED: dict[str, str] = {}
+"""Public names that were renamed, and what they are called now.
+
+`hs.old` raises an error with the new name. An entry stays for at least one minor
+version.
+"""
+
+
+def is_provisional(name: str) -> bool:
+    """Tell whether a public name may change in any version.
+
+    >>> is_provisional("load"), is_provisional("graft")
+    (False, True)
+    """
+    return name in PROVISIONAL
