@@ -24,10 +24,13 @@ html_title = "hiddenscope"
 templates_path = ["templates"]
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["search-from-disk.js"]
 html_show_sourcelink = False
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
+# Light or dark as the reader's system is.
+html_context = {"default_mode": "auto"}
 html_math_renderer = "formulas"
 # A page with one entry in its section needs no list of it.
 html_sidebars = {

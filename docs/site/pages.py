@@ -16,6 +16,7 @@ import hiddenscope as hs
 from docs.site.reference import reference_page
 from docs.site.sources import Sources
 from docs.site.structure import ROOT, Section, name_groups, sections
+from hiddenscope.catalog import PUBLIC
 
 LINK = re.compile(
     r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#:\s]+)(?P<fragment>#[^)\s]*)?\)"
@@ -29,11 +30,15 @@ LIVE = re.compile(
 )
 RESULTS = ROOT / "docs" / "results"
 HEIGHT = 700
+# A public name in a table of docs/reference.md.
+NAME = re.compile(r"(?<=^\| )`hs\.(\w+)`(?= \|)", re.MULTILINE)
 CARDS = re.compile(
     r"(?<=<!-- sections: `make docs` writes them -->\n)(.*)"
     r"(?=<!-- end of sections -->)",
     re.DOTALL,
 )
+# Sphinx has a page of this name itself, the results of its search.
+TAKEN = {"search": "search-texts"}
 # Folders that have a page of their own.
 FOLDERS = {"docs": "index", "docs/decisions": "decisions"}
 
@@ -57,7 +62,7 @@ class Pages:
         for section in self.sections:
             names = [page_name(page.path) for page in section.pages]
             if section.word == "reference":
-                names += self._write_reference()
+                names = self._write_reference() + names
             self._write_page(section.page.path, _toctree(names))
             for page in section.pages:
                 self._write_page(page.path)
@@ -69,6 +74,8 @@ class Pages:
         # Links first: what is put in for a live view is a page's own address.
         text = self._with_site_links(text, path)
         text = LIVE.sub(lambda match: self._live(match, name), text)
+        if name == "reference":
+            text = NAME.sub(_name_link, text)
         text = CARDS.sub(r"\n:::{container} cards\n\1:::\n", text)
         self._write(name, text + ending)
 
@@ -147,9 +154,22 @@ def page_name(path: Path) -> str:
     README.md of the repository becomes `readme`, docs/lens.md becomes `lens`.
     """
     inside = path.relative_to(ROOT).with_suffix("").as_posix()
-    if inside.startswith("docs/"):
-        return inside.removeprefix("docs/")
-    return inside.lower()
+    if not inside.startswith("docs/"):
+        return inside.lower()
+    name = inside.removeprefix("docs/")
+    return TAKEN.get(name, name)
+
+
+def _name_link(match: re.Match[str]) -> str:
+    """Return the link from a public name to its entry in the API reference."""
+    name = match[1]
+    for group in name_groups():
+        if name in group.names:
+            address = f"api/{group.word}.html"
+            if name in PUBLIC:
+                address += f"#hiddenscope.{name}"
+            return f'<a href="{address}">{match[0]}</a>'
+    raise LookupError(f"{name} is in no group of docs/site/structure.toml")
 
 
 def _contents(parts: Iterable[Section]) -> str:

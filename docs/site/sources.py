@@ -36,7 +36,7 @@ STYLE = """body { margin: 0 auto; max-width: 60rem; padding: 1rem; font: 1rem/1.
 pre { overflow-x: auto; font-size: 0.85rem; }
 :root { color-scheme: light dark; }
 body { color: light-dark(#1b1f24, #dfe3e8); background: light-dark(#fff, #14181e); }
-a { color: light-dark(#0a5c70, #7fd4e8); }
+a { color: light-dark(#b3401f, #ff9a6b); }
 .highlight { background: none; }
 """
 
