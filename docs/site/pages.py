@@ -60,7 +60,7 @@ class Pages:
         shutil.copytree(ROOT / "docs" / "pictures", self.folder / "pictures")
         self._write_page(ROOT / "docs" / "index.md", _contents(self.sections))
         for section in self.sections:
-            names = [page_name(page.path) for page in section.pages]
+            names = [_toctree_entry(page.path) for page in section.pages]
             if section.word == "reference":
                 names = self._write_reference() + names
             self._write_page(section.page.path, _toctree(names))
@@ -177,6 +177,13 @@ def _contents(parts: Iterable[Section]) -> str:
     for section in parts:
         names.append(f"{section.title} <{section.word}>")
     return _toctree(names)
+
+
+def _toctree_entry(path: Path) -> str:
+    # The heading of README.md is the name of the project.
+    if path.name == "README.md":
+        return f"README <{page_name(path)}>"
+    return page_name(path)
 
 
 def _toctree(names: Iterable[str]) -> str:
