@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 # A network that fails for a moment is asked again, twice.
 AGAIN := again() { "$$@" || { sleep 10; "$$@"; } || { sleep 60; "$$@"; }; }; again
 
-.PHONY: help setup demo browser test check scripts figures format conformance bench calibrate fuzz chaos faults docs dist smoke clean
+.PHONY: help setup demo browser test check scripts figures format conformance bench calibrate fuzz chaos faults docs site dist smoke clean
 
 help:            ## Say what can be made.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -85,11 +85,15 @@ faults: $(STAMP) ## Plant faults in models, let drift look for them, and write t
 	$(BIN)/python -m faults --write
 	$(BIN)/python -m faults.systematic --write
 
-docs: $(STAMP)   ## Write docs/cli.md and the pictures anew, and run every example in the docs.
-	$(BIN)/python docs/generate.py
-	$(BIN)/python docs/pictures.py
-	$(BIN)/python docs/example.py
+docs: $(STAMP)   ## Write the generated pages and the pictures again, run every example in the docs, and build the site.
+	$(BIN)/python -m docs.generate
+	$(BIN)/python -m docs.pictures
+	$(BIN)/python -m docs.example
 	$(BIN)/python -m pytest tests/test_docs.py
+	$(BIN)/python -m docs.site
+
+site: $(STAMP)   ## Build the site in out/site, from the pages as they are.
+	$(BIN)/python -m docs.site
 
 dist: $(STAMP)   ## Build the wheel and the sdist in dist, and look into them.
 	rm -rf dist

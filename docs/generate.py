@@ -1,14 +1,20 @@
 """Write the generated pages: `make docs`.
 
-docs/cli.md is made from the commands, and the lists of docs/index.md and
-docs/stability.md from the catalog.
+docs/cli.md is made from the commands, docs/questions.md and docs/stability.md from the
+catalog, docs/errors.md from the errors, and the lists of docs/index.md and of the
+sections' pages from docs/site/structure.toml.
 """
 
-import re
+import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from typer.main import get_command
 
+import hiddenscope
+from docs.site.structure import ROOT, Section, name_groups, sections
+from hiddenscope import errors
 from hiddenscope.catalog import ANALYSES, GROUPS, PROVISIONAL, PUBLIC
 from hiddenscope.cli.main import app
 
@@ -53,14 +59,7 @@ names of the zoo's models and of the shipped datasets with the Tab key; `--show-
 
 This page is written by `make docs` from the commands themselves.
 """
-LISTED = re.compile(
-    r"(?<=<!-- analyses: `make docs` writes them -->\n).*(?=<!-- end of analyses -->)",
-    re.DOTALL,
-)
-NAMED = re.compile(
-    r"(?<=<!-- names: `make docs` writes them -->\n).*(?=<!-- end of names -->)",
-    re.DOTALL,
-)
+HEADER = "\n| page | question |\n|---|---|\n"
 
 
 def commands() -> str:
@@ -84,16 +83,72 @@ def commands() -> str:
 
 def index() -> str:
     """Return docs/index.md as it should be."""
+    lines = "\n"
+    for section in sections():
+        lines += f"- [**{section.title}**]({section.word}.md)<br>{section.line}\n"
+    return _filled("index", "sections", lines)
+
+
+def questions() -> str:
+    """Return docs/questions.md as it should be."""
     tables = ""
     for group, title in GROUPS.items():
-        tables += f"\n{title}:\n\n| page | question |\n|---|---|\n"
+        tables += f"\n## {title}\n{HEADER}"
         for analysis in ANALYSES:
             if analysis.group == group:
                 link = f"[{analysis.word}]({analysis.word}.md)"
                 tables += f"| {link} | {analysis.question} |\n"
-    page, count = LISTED.subn(tables + "\n", (DOCS / "index.md").read_text("utf-8"))
-    assert count == 1, "docs/index.md has no place for the analyses"
-    return page
+    return _filled("questions", "analyses", tables)
+
+
+def error_table() -> str:
+    """Return docs/errors.md as it should be."""
+    table = "\n| error | is also | raised for |\n|---|---|---|\n"
+    for value in vars(errors).values():
+        if isinstance(value, type) and issubclass(value, errors.Error):
+            others = []
+            for base in value.__bases__:
+                others.append(f"`{base.__name__}`")
+            meaning = str(value.__doc__).split("\n")[0]
+            table += f"| `{value.__name__}` | {', '.join(others)} | {meaning} |\n"
+    return _filled("errors", "errors", table)
+
+
+def section_page(section: Section) -> str:
+    """Return the page of a section as it should be."""
+    table = HEADER
+    for page in section.pages:
+        link = Path(os.path.relpath(page.path, ROOT / "docs")).as_posix()
+        table += f"| [{page.title}]({link}) | {page.line} |\n"
+    if section.word == "reference":
+        table += _names()
+    return _filled(section.word, "pages", table)
+
+
+def _names() -> str:
+    """List the public names and what each does, in the groups of the API reference."""
+    text = ""
+    for group in name_groups():
+        text += f"\n## {group.title}\n\n| name | what it does |\n|---|---|\n"
+        for name in group.names:
+            first = str(getattr(hiddenscope, name).__doc__).strip().split("\n\n")[0]
+            # A line break inside a cell would end its row.
+            line = " ".join(first.split()).replace("|", "\\|")
+            text += f"| `hs.{name}` | {line} |\n"
+    return text
+
+
+def _filled(page: str, mark: str, text: str) -> str:
+    """Return a page with a text between the two comments that mark its place."""
+    begin, end = (
+        f"<!-- {mark}: `make docs` writes them -->\n",
+        f"<!-- end of {mark} -->",
+    )
+    old = (DOCS / f"{page}.md").read_text("utf-8")
+    above, found, rest = old.partition(begin)
+    assert found and end in rest, f"docs/{page}.md has no place for the {mark}"
+    below = rest.partition(end)[2]
+    return f"{above}{begin}{text}\n{end}{below}"
 
 
 def stability() -> str:
@@ -103,16 +158,29 @@ def stability() -> str:
     lines += ["| provisional | what may change |", "|---|---|"]
     lines += [f"| `hs.{name}` | {why} |" for name, why in sorted(PROVISIONAL.items())]
     table = "\n".join([*lines, "", ""])
-    page, count = NAMED.subn(table, (DOCS / "stability.md").read_text("utf-8"))
-    assert count == 1, "docs/stability.md has no place for the names"
-    return page
+    return _filled("stability", "names", table)
 
 
 def _block(text: str) -> str:
     return f"```text\n{text.strip()}\n```\n"
 
 
-PAGES = {"cli.md": commands, "index.md": index, "stability.md": stability}
+def _pages() -> dict[str, Callable[[], str]]:
+    pages = {
+        "cli.md": commands,
+        "index.md": index,
+        "questions.md": questions,
+        "errors.md": error_table,
+        "stability.md": stability,
+    }
+    for section in sections():
+        name = f"{section.word}.md"
+        if section.pages and name not in pages:
+            pages[name] = partial(section_page, section)
+    return pages
+
+
+PAGES = _pages()
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -98,9 +98,11 @@ def test_an_analysis_is_one_word_everywhere(analysis: Analysis) -> None:
 
 @pytest.mark.parametrize("analysis", ANALYSES, ids=by_word)
 def test_the_docs_and_the_readme_name_every_analysis(analysis: Analysis) -> None:
-    index, readme = (
-        (ROOT / page).read_text("utf-8") for page in ("docs/index.md", "README.md")
+    questions, readme = (
+        (ROOT / page).read_text("utf-8") for page in ("docs/questions.md", "README.md")
     )
-    assert f"| [{analysis.word}]({analysis.word}.md) | {analysis.question} |" in index
+    assert (
+        f"| [{analysis.word}]({analysis.word}.md) | {analysis.question} |" in questions
+    )
     assert re.search(rf"\bhs\.{analysis.word}\b", readme)
     assert f"](docs/{analysis.word}.md)" in readme

@@ -92,7 +92,10 @@ def test_every_command_takes_the_shared_options_and_says_what_each_does(
     )
 
 
-@pytest.mark.parametrize("name", ["cli.md", "index.md", "stability.md"])
+@pytest.mark.parametrize(
+    "name",
+    ["cli.md", "index.md", "questions.md", "errors.md", "reference.md", "stability.md"],
+)
 def test_the_docs_have_every_command_option_and_analysis(name: str) -> None:
     docs = Path(__file__).parents[2] / "docs"
     generate = runpy.run_path(str(docs / "generate.py"))

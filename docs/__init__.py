@@ -1,0 +1,1 @@
+"""Generators of the documentation, and its site."""

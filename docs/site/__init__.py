@@ -1,0 +1,1 @@
+"""The documentation site: what Sphinx needs besides the Markdown of docs/."""
