@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from hiddenscope import progress
+from hiddenscope.analyses.visibility.aligned import aligned
 from hiddenscope.analyses.visibility.findings import put_findings, visibility_dataset
 from hiddenscope.analyses.visibility.maps import (
     Axes,
@@ -15,8 +16,10 @@ from hiddenscope.analyses.visibility.maps import (
     influence_on_log_probability,
     influence_on_states,
 )
+from hiddenscope.analyses.visibility.sampling import Sampling
 from hiddenscope.arguments import checked, renamed
 from hiddenscope.errors import PassError, TextError, TooLarge
+from hiddenscope.measures.grouped import number_groups
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import autograd
 from hiddenscope.passes import Inputs, Texts, record
@@ -24,29 +27,38 @@ from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site, SitePatterns, summarise
 from hiddenscope.states.arrays import Floats
+from hiddenscope.texts import Labelled, copy_groups
 
 
 @checked
-@renamed(text="texts")
+@renamed(
+    {"sampling": "Give sampling=hs.Sampling(probes=...)."},
+    text="texts",
+    probes="sampling",
+)
 def visibility(
     model: ModelLike,
-    texts: Texts | Inputs,
+    texts: Texts | Inputs | Labelled,
     *,
     influence: MeasureName = "l1",
     sites: SitePatterns = "layer.*,final",
-    probes: int | None = None,
     target: str | int | None = None,
+    sampling: Sampling | None = None,
     seed: int = 0,
 ) -> Result:
     """Map how much every state is influenced by every state before it.
 
     The map is [site, token, source_site, source_token]. `influence` is "l1", the L1
     norm of the gradient of |h|₁/|h|₂; "frobenius", the norm of the Jacobian, exact for
-    narrow states and else estimated by `probes` random vectors, with a 95% interval;
+    narrow states and else estimated by random vectors, with a 95% interval;
     "relative", the same for a relative change at both ends; "logit", the norm of the
     gradient of the log-probability of `target`, or of the true next token, [token,
-    source_site, source_token]. Several texts are averaged. A decoder's texts come with
-    `model.encode(texts, targets=...)`.
+    source_site, source_token]. A decoder's texts come with `model.encode(texts,
+    targets=...)`.
+
+    Of several texts, states are drawn and their influences averaged by distance and
+    depth, with intervals over texts; `hs.Sampling` says how. Texts are taken as
+    independent of each other, unless `hs.read(..., group=)` says which belong together.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -64,7 +76,8 @@ def visibility(
             "Name at least one, such as 'layer.*'.",
         )
     width = max(model.anatomy.width(site) for site in selected)
-    measure = InfluenceMeasure.of(influence, probes, seed, width)
+    sampling = sampling or Sampling()
+    measure = InfluenceMeasure.of(influence, sampling.probes, seed, width)
     if target is not None and influence != "logit":
         raise TextError(
             f"Cannot use the target {target!r:.40}",
@@ -72,6 +85,8 @@ def visibility(
             "Give it with influence='logit'.",
         )
     inputs = model.encode(texts)
+    if len(inputs) > 1 and sampling.align == "distance":
+        return _aligned(model, inputs, selected, measure, sampling, texts)
     stacks = _stacks(model, inputs, selected, logit=influence == "logit")
     predicted: list[tuple[int, ...]] = []
     if influence == "logit":
@@ -104,6 +119,43 @@ def visibility(
         **put_findings(data, axes, influence, causal),
     }
     return Result("visibility", data, facts, model.source(selected[0].stack))
+
+
+def _aligned(
+    model: Model,
+    inputs: Inputs,
+    sites: Sequence[Site],
+    measure: InfluenceMeasure,
+    sampling: Sampling,
+    texts: object,
+) -> Result:
+    """Return the averages over several texts, aligned by distance and depth."""
+    names = {site.stack for site in sites}
+    reason = ""
+    if measure.name == "logit":
+        reason = "predictions have no layers to align"
+    elif len(names) > 1 or inputs.targets is not None:
+        reason = "an encoder and a decoder have no distances between them"
+    if reason:
+        raise TextError(
+            "Cannot align these texts by distance",
+            reason,
+            "Give Sampling(align='position'), or other sites or another measure.",
+        )
+    copies = copy_groups(inputs.texts or inputs.ids)
+    groups = number_groups(copies, getattr(texts, "groups", None))
+    data, facts = aligned(model, inputs, sites, measure, sampling, groups)
+    every: Facts = {
+        "measure": measure.name,
+        "probes": measure.probes or None,
+        "texts": len(inputs),
+        "tokens": sum(inputs.lengths),
+        "sites": summarise(sites),
+        "cut": False,
+        "stacks": [],
+        "aligned": facts,
+    }
+    return Result("visibility", data, every, model.source(sites[0].stack))
 
 
 def _stacks(
