@@ -14,11 +14,11 @@ from hiddenscope.analyses.visibility.decay import (
     BATCHES,
     Estimate,
     Tallies,
-    describe,
     estimate,
+    statistics_of,
 )
 from hiddenscope.analyses.visibility.maps import InfluenceMeasure
-from hiddenscope.analyses.visibility.sampling import Window, draw_targets
+from hiddenscope.analyses.visibility.sampling import DistanceWindow, draw_targets
 from hiddenscope.states.arrays import Floats
 
 WIDTH, STATES = 64, 200
@@ -58,7 +58,7 @@ def planted_tallies(texts: Texts, seed: int) -> Tallies:
     """
     generator = np.random.default_rng(seed)
     groups = -(-texts.count // texts.of_group)
-    window = Window.of(TOKENS, causal=True)
+    window = DistanceWindow.of(TOKENS, causal=True)
     tallies = Tallies(min(BATCHES, groups), SITES, window)
     of_group = generator.standard_normal((groups, 2))
     for text in range(texts.count):
@@ -104,7 +104,7 @@ def _truth(law: PlantedLaw) -> dict[str, Floats]:
     """Return every statistic of very many texts."""
     tallies = planted_tallies(Texts(ALL_TEXTS, 1, law), 10**6)
     total = {name: array.sum(0) for name, array in tallies.sums.items()}
-    return describe(total, total["targets"] > 0)
+    return statistics_of(total, total["targets"] > 0)
 
 
 def _holds(estimated: Estimate, truth: Floats) -> float:

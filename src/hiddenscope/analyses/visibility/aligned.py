@@ -20,7 +20,7 @@ from hiddenscope.analyses.visibility.facts import (
     IntervalFacts,
     LawFacts,
     RandomFacts,
-    Verdict,
+    Side,
 )
 from hiddenscope.analyses.visibility.maps import (
     Axes,
@@ -29,9 +29,9 @@ from hiddenscope.analyses.visibility.maps import (
     influence_on_targets,
 )
 from hiddenscope.analyses.visibility.sampling import (
+    DistanceWindow,
+    DrawnTarget,
     Sampling,
-    Target,
-    Window,
     draw_targets,
 )
 from hiddenscope.errors import TextError
@@ -79,6 +79,7 @@ def aligned(
     measure: InfluenceMeasure,
     sampling: Sampling,
     groups: Ints,
+    seed: int,
 ) -> tuple["xarray.Dataset", AlignedFacts]:
     """Return averages over texts with intervals, and the facts that they show."""
     group_count = int(groups.max()) + 1
@@ -95,11 +96,11 @@ def aligned(
             "Choose at least two sites, such as 'layer.*'.",
         )
     causal = model.anatomy.stack(sites[0]).causal
-    window = Window.of(min(inputs.lengths), causal)
-    drawn = _draw(inputs, len(sites), window, sampling, measure.seed)
+    window = DistanceWindow.of(min(inputs.lengths), causal)
+    drawn = _draw(inputs, len(sites), window, sampling, seed)
     models = {"Looking back": model}
     if sampling.baseline == "random":
-        copied = private_copy(model.module, to_random(measure.seed))
+        copied = private_copy(model.module, to_random(seed))
         models["Looking back with random weights"] = load((copied, None))
     tallies = []
     for what, of_model in models.items():
@@ -128,8 +129,8 @@ def aligned(
 
 
 def _draw(
-    inputs: Inputs, sites: int, window: Window, sampling: Sampling, seed: int
-) -> list[list[Target]]:
+    inputs: Inputs, sites: int, window: DistanceWindow, sampling: Sampling, seed: int
+) -> list[list[DrawnTarget]]:
     """Draw the targets of every text."""
     rows = range(1, sites)
     drawn = []
@@ -145,9 +146,9 @@ def _tally(
     inputs: Inputs,
     sites: Sequence[Site],
     measure: InfluenceMeasure,
-    drawn: Sequence[Sequence[Target]],
+    drawn: Sequence[Sequence[DrawnTarget]],
     groups: Ints,
-    window: Window,
+    window: DistanceWindow,
     what: str,
 ) -> Tallies:
     """Sum up the shares of all texts, one text at a time."""
@@ -180,7 +181,7 @@ def _tally(
 
 
 def _dataset(
-    sites: Sequence[Site], window: Window, estimates: Mapping[str, Estimate]
+    sites: Sequence[Site], window: DistanceWindow, estimates: Mapping[str, Estimate]
 ) -> "xarray.Dataset":
     """Return every statistic that has dims, with the ends of its interval."""
     names = site_names(sites)
@@ -227,7 +228,7 @@ def _number(value: object) -> float | None:
     return number if np.isfinite(number) else None
 
 
-def _verdict(estimated: Estimate, boundary: float) -> Verdict:
+def _verdict(estimated: Estimate, boundary: float) -> Side:
     """Say on which side of a boundary the whole interval is."""
     if estimated.low > boundary:
         return "above"

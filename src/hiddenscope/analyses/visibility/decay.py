@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from hiddenscope.analyses.visibility.sampling import Target, Window
+from hiddenscope.analyses.visibility.sampling import DistanceWindow, DrawnTarget
 from hiddenscope.states.arrays import Floats
 
 BATCHES = 64
@@ -63,7 +63,7 @@ class Tallies:
                                                    of each site in all influence
     """
 
-    def __init__(self, batches: int, sites: int, window: Window) -> None:
+    def __init__(self, batches: int, sites: int, window: DistanceWindow) -> None:
         self.window = window
         distances = window.farthest + 1
         self.sums: Estimates = {
@@ -75,7 +75,7 @@ class Tallies:
             "reach": np.zeros((batches, sites)),
         }
 
-    def add(self, batch: int, target: Target, influence: Floats) -> None:
+    def add(self, batch: int, target: DrawnTarget, influence: Floats) -> None:
         """Add the influence [source site, token] on one target."""
         row, token = target
         seen = influence[:row]
@@ -112,7 +112,7 @@ def estimate(
     sums = dict(tallies.sums)
     mixing = _mixing(sums)
     if baseline is None:
-        return _jackknife(sums, partial(describe, mixing=mixing))
+        return _jackknife(sums, partial(statistics_of, mixing=mixing))
     for name, array in baseline.sums.items():
         sums[f"random_{name}"] = array
     compare = partial(_compared, mixing=mixing, random_mixing=_mixing(baseline.sums))
@@ -121,9 +121,9 @@ def estimate(
 
 def _compared(part: Estimates, mixing: Floats, random_mixing: Floats) -> Estimates:
     """Return the statistics of a model, of its baseline, and their difference."""
-    trained = describe(part, mixing)
+    trained = statistics_of(part, mixing)
     drawn_sums = {name: part[f"random_{name}"] for name in NAMES}
-    drawn = describe(drawn_sums, random_mixing)
+    drawn = statistics_of(drawn_sums, random_mixing)
     compared = dict(trained)
     for name, value in drawn.items():
         compared[f"random_{name}"] = value
@@ -141,7 +141,7 @@ def _mixing(sums: Mapping[str, Floats]) -> Floats:
     return marked
 
 
-def describe(sums: Mapping[str, Floats], mixing: Floats) -> Estimates:
+def statistics_of(sums: Mapping[str, Floats], mixing: Floats) -> Estimates:
     """Return the statistics of sums over some batches.
 
     Those in `LOGARITHMIC` are logarithms.

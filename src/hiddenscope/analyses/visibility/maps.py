@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hiddenscope.analyses.visibility.sampling import Target
+from hiddenscope.analyses.visibility.sampling import DrawnTarget
 from hiddenscope.errors import NotFinite, StatesError
 from hiddenscope.model import Model
 from hiddenscope.modules import autograd
@@ -260,7 +260,7 @@ def influence_on_targets(
     model: Model,
     text: Inputs,
     axes: Axes,
-    targets: Sequence[Target],
+    targets: Sequence[DrawnTarget],
     measure: InfluenceMeasure,
     generator: torch.Generator,
 ) -> Floats:
@@ -285,7 +285,7 @@ def _sampled_chunks(
     model: Model,
     run: Tape,
     axes: Axes,
-    targets: Sequence[Target],
+    targets: Sequence[DrawnTarget],
     measure: InfluenceMeasure,
     generator: torch.Generator,
 ) -> Iterator[tuple[dict[Site, Tensor], Tensor]]:

@@ -46,7 +46,7 @@ class Sampling:
         integer(self.per_text, "per_text", 1)
 
 
-class Target(NamedTuple):
+class DrawnTarget(NamedTuple):
     """A state whose sources are looked up: its row among the sites, and its token."""
 
     row: int
@@ -54,7 +54,7 @@ class Target(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Window:
+class DistanceWindow:
     """The distances that every drawn target has, and the places that have them.
 
     Influence is compared between distances. If near places were drawn too, far
@@ -68,7 +68,7 @@ class Window:
     causal: bool
 
     @classmethod
-    def of(cls, shortest: int, causal: bool) -> "Window":
+    def of(cls, shortest: int, causal: bool) -> "DistanceWindow":
         """Return the window of texts with at least so many tokens."""
         if shortest < SHORTEST:
             raise TextError(
@@ -83,7 +83,7 @@ class Window:
     def places(self, length: int) -> range:
         """Return the tokens of a text of this length that see every distance.
 
-        >>> Window(4, True).places(8), Window(2, False).places(8)
+        >>> DistanceWindow(4, True).places(8), DistanceWindow(2, False).places(8)
         (range(5, 8), range(2, 6))
         """
         if self.causal:
@@ -93,7 +93,7 @@ class Window:
 
 def draw_targets(
     rows: Sequence[int], places: range, count: int, generator: np.random.Generator
-) -> list[Target]:
+) -> list[DrawnTarget]:
     """Draw states of some rows and places, each with the same chance.
 
     Rows are drawn systematically from a random start, in a random order: their counts
@@ -107,14 +107,14 @@ def draw_targets(
     9
     """
     if count >= len(rows) * len(places):
-        return list(starmap(Target, product(rows, places)))
+        return list(starmap(DrawnTarget, product(rows, places)))
     counts = np.full(len(rows), count // len(rows))
     extra = generator.permutation(len(rows))[: count % len(rows)]
     counts[extra] += 1
     targets = []
     for row, of_row in zip(rows, counts.tolist(), strict=True):
         for place in _systematic(len(places), of_row, generator):
-            targets.append(Target(row, places[int(place)]))
+            targets.append(DrawnTarget(row, places[int(place)]))
     return targets
 
 

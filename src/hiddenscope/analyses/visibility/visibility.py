@@ -1,12 +1,14 @@
 """Which states influence a state, and which does it influence?"""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from hiddenscope import progress
 from hiddenscope.analyses.visibility.aligned import aligned
+from hiddenscope.analyses.visibility.facts import AlignedFacts
 from hiddenscope.analyses.visibility.findings import put_findings, visibility_dataset
 from hiddenscope.analyses.visibility.maps import (
     Axes,
@@ -26,13 +28,16 @@ from hiddenscope.passes import Inputs, Texts, record
 from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site, SitePatterns, summarise
-from hiddenscope.states.arrays import Floats
+from hiddenscope.states.arrays import Floats, Ints
 from hiddenscope.texts import Labelled, copy_groups
+
+if TYPE_CHECKING:
+    import xarray
 
 
 @checked
 @renamed(
-    {"sampling": "Give sampling=hs.Sampling(probes=...)."},
+    {"probes": "Give sampling=hs.Sampling(probes=...)."},
     text="texts",
     probes="sampling",
 )
@@ -86,7 +91,10 @@ def visibility(
         )
     inputs = model.encode(texts)
     if len(inputs) > 1 and sampling.align == "distance":
-        return _aligned(model, inputs, selected, measure, sampling, texts)
+        groups = _groups(inputs, texts)
+        _check_alignable(inputs, selected, influence)
+        data, found = aligned(model, inputs, selected, measure, sampling, groups, seed)
+        return _averages(model, inputs, selected, measure, data, found)
     stacks = _stacks(model, inputs, selected, logit=influence == "logit")
     predicted: list[tuple[int, ...]] = []
     if influence == "logit":
@@ -121,20 +129,19 @@ def visibility(
     return Result("visibility", data, facts, model.source(selected[0].stack))
 
 
-def _aligned(
-    model: Model,
-    inputs: Inputs,
-    sites: Sequence[Site],
-    measure: InfluenceMeasure,
-    sampling: Sampling,
-    texts: object,
-) -> Result:
-    """Return the averages over several texts, aligned by distance and depth."""
-    names = {site.stack for site in sites}
+def _groups(inputs: Inputs, texts: object) -> Ints:
+    """Number the groups of texts: copies, and texts that the data keep together."""
+    copies = copy_groups(inputs.texts or inputs.ids)
+    return number_groups(copies, getattr(texts, "groups", None))
+
+
+def _check_alignable(inputs: Inputs, sites: Sequence[Site], influence: str) -> None:
+    """Refuse what has no distance or no depth."""
+    stacks = {site.stack for site in sites}
     reason = ""
-    if measure.name == "logit":
+    if influence == "logit":
         reason = "predictions have no layers to align"
-    elif len(names) > 1 or inputs.targets is not None:
+    elif len(stacks) > 1 or inputs.targets is not None:
         reason = "an encoder and a decoder have no distances between them"
     if reason:
         raise TextError(
@@ -142,10 +149,18 @@ def _aligned(
             reason,
             "Give Sampling(align='position'), or other sites or another measure.",
         )
-    copies = copy_groups(inputs.texts or inputs.ids)
-    groups = number_groups(copies, getattr(texts, "groups", None))
-    data, facts = aligned(model, inputs, sites, measure, sampling, groups)
-    every: Facts = {
+
+
+def _averages(
+    model: Model,
+    inputs: Inputs,
+    sites: Sequence[Site],
+    measure: InfluenceMeasure,
+    data: "xarray.Dataset",
+    found: AlignedFacts,
+) -> Result:
+    """Return the averages over several texts as a result."""
+    facts: Facts = {
         "measure": measure.name,
         "probes": measure.probes or None,
         "texts": len(inputs),
@@ -153,9 +168,9 @@ def _aligned(
         "sites": summarise(sites),
         "cut": False,
         "stacks": [],
-        "aligned": facts,
+        "aligned": found,
     }
-    return Result("visibility", data, every, model.source(sites[0].stack))
+    return Result("visibility", data, facts, model.source(sites[0].stack))
 
 
 def _stacks(
