@@ -16,6 +16,7 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hiddenscope.analyses.visibility.sampling import DistanceWindow, DrawnTarget
 from hiddenscope.states.arrays import Floats
@@ -25,6 +26,7 @@ LEVEL = 0.95
 # An influence of others below this share of all is rounding: a norm mixes no tokens.
 ROUNDING = 1e-9
 
+Bools: TypeAlias = NDArray[np.bool_]
 Estimates: TypeAlias = dict[str, Floats]
 NAMES = ("targets", "below", "first", "own", "opening", "reach")
 
@@ -119,7 +121,7 @@ def estimate(
     return _jackknife(sums, compare)
 
 
-def _compared(part: Estimates, mixing: Floats, random_mixing: Floats) -> Estimates:
+def _compared(part: Estimates, mixing: Bools, random_mixing: Bools) -> Estimates:
     """Return the statistics of a model, of its baseline, and their difference."""
     trained = statistics_of(part, mixing)
     drawn_sums = {name: part[f"random_{name}"] for name in NAMES}
@@ -133,15 +135,15 @@ def _compared(part: Estimates, mixing: Floats, random_mixing: Floats) -> Estimat
     return compared
 
 
-def _mixing(sums: Mapping[str, Floats]) -> Floats:
+def _mixing(sums: Mapping[str, Floats]) -> Bools:
     """Mark the sites that other tokens of the site below influence."""
     others = sums["below"][..., 1:].sum((0, 2))
     targets = sums["targets"].sum(0)
-    marked: Floats = others > ROUNDING * targets
+    marked: Bools = others > ROUNDING * targets
     return marked
 
 
-def statistics_of(sums: Mapping[str, Floats], mixing: Floats) -> Estimates:
+def statistics_of(sums: Mapping[str, Floats], mixing: Bools) -> Estimates:
     """Return the statistics of sums over some batches.
 
     Those in `LOGARITHMIC` are logarithms.
@@ -190,7 +192,7 @@ def fit_law(decay: Floats) -> Law:
     (1.5, True)
     """
     shares = decay[1:]
-    distances = np.arange(1, len(decay))
+    distances = np.arange(1.0, len(decay))
     if len(shares) < 3 or not (shares > 0).all():
         return Law(np.nan, np.nan, np.nan)
     logarithms = np.log(shares)
