@@ -16,17 +16,15 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hiddenscope.analyses.visibility.sampling import DistanceWindow, DrawnTarget
-from hiddenscope.states.arrays import Floats
+from hiddenscope.states.arrays import Bools, Floats
 
 BATCHES = 64
 LEVEL = 0.95
 # An influence of others below this share of all is rounding: a norm mixes no tokens.
 ROUNDING = 1e-9
 
-Bools: TypeAlias = NDArray[np.bool_]
 Estimates: TypeAlias = dict[str, Floats]
 NAMES = ("targets", "below", "first", "own", "opening", "reach")
 

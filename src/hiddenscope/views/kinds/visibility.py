@@ -175,8 +175,11 @@ def _banded(
             for suffix in ("", "_low", "_high"):
                 values = result.data[f"{prefix}{name}{suffix}"].to_numpy()
                 sides.append(values if places is None else values[list(places)])
+            value, low, high = sides
             style: Style = "dash" if prefix else "line"
-            yield Series(f"{words}{ending}", *sides, "95% interval", style)
+            yield Series(
+                f"{words}{ending}", value, low, high, band="95% interval", style=style
+            )
 
 
 def _even_distances(farthest: int) -> list[int]:
