@@ -16,11 +16,11 @@ from hiddenscope.analyses.visibility.decay import (
 )
 from hiddenscope.analyses.visibility.facts import (
     AlignedFacts,
+    BoundarySide,
     GuessFacts,
     IntervalFacts,
     LawFacts,
     RandomFacts,
-    Side,
 )
 from hiddenscope.analyses.visibility.maps import (
     Axes,
@@ -228,7 +228,7 @@ def _number(value: object) -> float | None:
     return number if np.isfinite(number) else None
 
 
-def _verdict(estimated: Estimate, boundary: float) -> Side:
+def _verdict(estimated: Estimate, boundary: float) -> BoundarySide:
     """Say on which side of a boundary the whole interval is."""
     if estimated.low > boundary:
         return "above"

@@ -86,7 +86,7 @@ class CrossFacts(ShareFacts):
     beside: str
 
 
-Side: TypeAlias = Literal["above", "below", "undecided"]
+BoundarySide: TypeAlias = Literal["above", "below", "undecided"]
 """On which side of a boundary a whole 95% interval is."""
 
 
@@ -102,7 +102,7 @@ class GuessFacts(IntervalFacts):
     """A number that answers a guess, and the boundary that decides."""
 
     boundary: float
-    verdict: Side
+    verdict: BoundarySide
 
 
 class LawFacts(TypedDict):
@@ -113,7 +113,7 @@ class LawFacts(TypedDict):
     rate: IntervalFacts
     advantage: IntervalFacts
     better: Literal["power", "exponential"] | None
-    decays: Side
+    decays: BoundarySide
 
 
 class RandomFacts(TypedDict):
@@ -122,7 +122,7 @@ class RandomFacts(TypedDict):
     source: Literal["below", "first"]
     exponent: IntervalFacts
     excess: IntervalFacts
-    verdict: Side
+    verdict: BoundarySide
 
 
 class AlignedFacts(TypedDict):

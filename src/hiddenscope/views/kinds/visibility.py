@@ -37,6 +37,8 @@ DECAYS = {
     "decay_below": "of the site below on a state",
     "decay_first": "of the first site on the last",
 }
+# With fewer groups of texts, intervals over texts were not calibrated.
+FEWEST_GROUPS = 10
 WHOSE = {
     "below": "of the site below",
     "first": "of the first site on the last",
@@ -441,6 +443,11 @@ def _aligned_findings(facts: "VisibilityFacts") -> Iterator[str]:
         f" {found['targets_per_text']} of each text, and distances are counted up to"
         f" {found['farthest']} tokens. Intervals are at 95%, over groups of texts."
     )
+    if found["batches"] < FEWEST_GROUPS:
+        yield (
+            "The intervals are rough: with as few groups of texts they were not"
+            " calibrated."
+        )
 
 
 def _law_findings(law: "LawFacts") -> Iterator[str]:
