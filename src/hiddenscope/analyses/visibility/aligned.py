@@ -39,7 +39,13 @@ from hiddenscope.model import Model, load
 from hiddenscope.modules import autograd
 from hiddenscope.modules.module_copy import private_copy, to_random
 from hiddenscope.passes import Inputs
-from hiddenscope.results.dataset import Coordinates, Variables, site_names, to_dataset
+from hiddenscope.results.dataset import (
+    Attributes,
+    Coordinates,
+    Variables,
+    site_names,
+    to_dataset,
+)
 from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Ints
 
@@ -200,7 +206,7 @@ def _dataset(
                 continue
             ends = zip(("", "_low", "_high"), estimates[f"{prefix}{name}"], strict=True)
             for suffix, values in ends:
-                attributes = {
+                attributes: Attributes = {
                     "long_name": f"{long_name}{words}",
                     "units": units,
                     "scale": scale,

@@ -89,7 +89,8 @@ def visibility(
             f"the measure {influence} reads no token",
             "Give it with influence='logit'.",
         )
-    inputs = model.encode(texts)
+    plain_texts = texts.texts if isinstance(texts, Labelled) else texts
+    inputs = model.encode(plain_texts)
     if len(inputs) > 1 and sampling.align == "distance":
         groups = _groups(inputs, texts)
         _check_alignable(inputs, selected, influence)
