@@ -180,7 +180,7 @@ def calls() -> tuple[Call, ...]:
         Call("Lens.save", lens.save, dict(path="lens.safetensors")),
         Call("Lens.load", hs.Lens.load, dict(path="x")),
         Call("Lens.check", lens.check, dict(model=own)),
-        Call("visibility", hs.visibility, dict(model=own, texts=IDS[1], influence="l1", sites="layer.1", probes=None)
+        Call("visibility", hs.visibility, dict(model=own, texts=IDS[1], influence="l1", sites="layer.1", sampling=None)
              | dict(target=None, seed=0)),
         Call("patch", hs.patch, dict(model=own, contrasts=contrast, sites="layer.1", into="corrupt", window=1)
              | dict(layers=None, method="exact")),

@@ -23,6 +23,8 @@ CLASSES = (
     [f"{'the cat' if k % 2 else 'on or of'} number {k}" for k in range(24)],
     [k % 2 for k in range(24)],
 )
+# Texts long enough to be aligned by distance.
+MANY = [f"{TEXT} {OTHER} Number {k}." for k in range(6)]
 
 
 _place: tuple[str, torch.dtype] = ("cpu", torch.float32)
@@ -89,7 +91,10 @@ RUNS: dict[str, list[Callable[[], hs.Result]]] = {
     "visibility": [
         *(lambda measure=measure: hs.visibility(tiny("llama"), TEXT, influence=measure)
           for measure in ("l1", "frobenius", "relative", "logit")),
-        lambda: hs.visibility(tiny("llama"), [TEXT, OTHER], sites="layer.*"),
+        lambda: hs.visibility(tiny("llama"), [TEXT, OTHER], sites="layer.*",
+                              sampling=hs.Sampling(align="position")),
+        lambda: hs.visibility(tiny("llama"), MANY, sampling=hs.Sampling(baseline="random")),
+        lambda: hs.visibility(tiny("bert"), MANY, sites="layer.*"),
         lambda: hs.visibility(tiny("t5"), tiny("t5").encode(TEXT, targets=OTHER)),
     ],
     "probe": [

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.search.search import search as search
     from hiddenscope.analyses.steer.direction import Direction as Direction
     from hiddenscope.analyses.steer.steer import steer as steer
+    from hiddenscope.analyses.visibility.sampling import Sampling as Sampling
     from hiddenscope.analyses.visibility.visibility import visibility as visibility
     from hiddenscope.extract import Corpus as Corpus
     from hiddenscope.extract import Engine as Engine

@@ -67,7 +67,8 @@ def renamed(
 ) -> Callable[[Public], Public]:
     """Name the parameters of a `checked` function that had another name before.
 
-    `remedies` says what to do about an old value that the new parameter does not take.
+    `remedies` says what to do about an old value that the new parameter does not take,
+    or about every value of an old name.
 
     >>> @checked
     ... @renamed(token="pool")
@@ -146,9 +147,10 @@ def _explain(
         for old, new in getattr(function, "__renamed__", {}).items():
             if old in kwargs:
                 value = kwargs[old]
-                remedy = f"Give {new}={shown(value)}."
+                remedies = vars(function)["__remedies__"]
+                remedy = remedies.get(old, f"Give {new}={shown(value)}.")
                 if isinstance(value, str):
-                    remedy = vars(function)["__remedies__"].get(value, remedy)
+                    remedy = remedies.get(value, remedy)
                 raise ArgumentError(
                     f"Cannot call {function.__name__}",
                     f"{old} is now called {new}",

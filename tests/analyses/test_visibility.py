@@ -426,7 +426,7 @@ def test_error_bars_hold_the_exact_value(gpt2: hs.Model) -> None:
             IDS,
             influence="frobenius",
             sites="layer.0,layer.2",
-            probes=8,
+            sampling=hs.Sampling(probes=8),
             seed=seed,
         ).data
         value, half = (
@@ -440,7 +440,11 @@ def test_error_bars_hold_the_exact_value(gpt2: hs.Model) -> None:
     assert np.mean(held) >= 0.95 - 2 * np.std(held) / len(held) ** 0.5
     assert np.median(wide) < 0.3
     many = hs.visibility(
-        gpt2, IDS, influence="frobenius", sites="layer.0,layer.2", probes=32
+        gpt2,
+        IDS,
+        influence="frobenius",
+        sites="layer.0,layer.2",
+        sampling=hs.Sampling(probes=32),
     ).data
     np.testing.assert_allclose(
         many["frobenius"].to_numpy()[inside], exact[inside], rtol=0.3
@@ -460,7 +464,10 @@ def test_error_bars_of_a_mean_hold_too_since_every_text_has_probes_of_its_own(
     held = []
     for seed in range(8):
         for count, found in off.items():
-            data = hs.visibility(gpt2, IDS * count, probes=8, seed=seed, **few).data
+            sampling = hs.Sampling(align="position", probes=8)
+            data = hs.visibility(
+                gpt2, IDS * count, sampling=sampling, seed=seed, **few
+            ).data
             found.append((data["frobenius"].to_numpy() - exact)[inside])
         held.append(
             (np.abs(found[-1]) <= data["frobenius_error"].to_numpy()[inside]).mean()
@@ -478,17 +485,18 @@ def test_as_many_probes_as_the_states_are_wide_are_exact(gpt2: hs.Model) -> None
             gpt2, IDS, influence="frobenius", sites="layer.0,layer.2", **options
         )
 
-    exact, drawn = frobenius(), frobenius(probes=8, seed=3)
+    exact, drawn = frobenius(), frobenius(sampling=hs.Sampling(probes=8), seed=3)
     assert "frobenius_error" not in exact.data
-    assert exact.equals(frobenius(probes=64, seed=3))
-    assert drawn.equals(frobenius(probes=8, seed=3))
-    assert not drawn.equals(frobenius(probes=8, seed=4))
+    assert exact.equals(frobenius(sampling=hs.Sampling(probes=64), seed=3))
+    assert drawn.equals(frobenius(sampling=hs.Sampling(probes=8), seed=3))
+    assert not drawn.equals(frobenius(sampling=hs.Sampling(probes=8), seed=4))
 
 
 def test_many_texts_are_averaged_over_the_positions_that_all_have(tiny: Tiny) -> None:
     model = tiny("llama")
     texts = [[5, 6, 7, 8], [5, 9, 10], [5, 11, 7, 4, 3]]
-    result = hs.visibility(model, texts)
+    by_position = hs.Sampling(align="position")
+    result = hs.visibility(model, texts, sampling=by_position)
     apart = [
         hs.visibility(model, [text[:3]]).data["l1"].to_numpy().astype(np.float64)
         for text in texts
@@ -502,7 +510,7 @@ def test_many_texts_are_averaged_over_the_positions_that_all_have(tiny: Tiny) ->
     assert result.data["id"].values.tolist() == [5, -1, -1]
     assert result.data["string"].values.tolist()[1:] == ["1", "2"]
     with pytest.raises(hs.errors.TextError, match="3 to 5 tokens"):
-        hs.visibility(tiny("bert"), texts)
+        hs.visibility(tiny("bert"), texts, sampling=by_position)
 
 
 def test_nothing_is_left_on_the_module_and_no_weight_gets_a_gradient(
@@ -577,9 +585,13 @@ def test_what_cannot_be_answered_is_said(
         ({"texts": [[5]]}, errors.TextError, "no other token can influence"),
         ({"sites": "layer.9"}, errors.SiteError, "layer.9"),
         ({"influence": "l2"}, errors.StatesError, "l1, frobenius, relative, logit"),
-        ({"influence": "frobenius", "probes": 1}, errors.StatesError, "at least two"),
         (
-            {"influence": "l1", "probes": 8},
+            {"influence": "frobenius", "sampling": hs.Sampling(probes=1)},
+            errors.StatesError,
+            "at least two",
+        ),
+        (
+            {"influence": "l1", "sampling": hs.Sampling(probes=8)},
             errors.StatesError,
             "one vector for each target",
         ),

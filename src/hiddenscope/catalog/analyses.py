@@ -170,6 +170,7 @@ NAMES = {
     "Project": "passes.changes",
     "Replace": "passes.changes",
     "Result": "results",
+    "Sampling": "analyses.visibility.sampling",
     "Scale": "passes.changes",
     "Site": "sites",
     "Source": "states",

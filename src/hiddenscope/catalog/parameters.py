@@ -27,11 +27,12 @@ Kind: TypeAlias = Literal[
     "path",
     "contrast",
     "direction",
+    "sampling",
 ]
 """What a parameter takes. `data` are labelled texts, `numbers` one number or several, a
 `word` is any short string, and `words` are several. What may be a name or a path, such
 as a lens or a corpus, is a `word`: a `path` becomes a `pathlib.Path`. A
-`contrast` and a `direction` have fields, which are parameters themselves.
+`contrast`, a `direction` and a `sampling` have fields, which are parameters themselves.
 """
 
 Default: TypeAlias = str | int | float | bool | tuple[float, ...] | None

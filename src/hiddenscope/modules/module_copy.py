@@ -65,6 +65,33 @@ def to_dtype(dtype: torch.dtype) -> Convert:
     return convert
 
 
+def to_random(seed: int) -> Convert:
+    """Make a conversion that draws every matrix again, with its own spread.
+
+    Numbers of a matrix become normal, with mean 0 and the standard deviation that it
+    has. Vectors, such as biases and the gains of norms, and buffers without fractions
+    stay as they are, so that activations keep their scale in every architecture.
+
+    >>> linear = nn.Linear(30, 30)
+    >>> drawn = private_copy(linear, to_random(0))
+    >>> bool((drawn.weight == linear.weight).any())
+    False
+    >>> drawn.bias is linear.bias or torch.equal(drawn.bias, linear.bias)
+    True
+    """
+    # A generator of its own: the global one belongs to the user.
+    generator = torch.Generator().manual_seed(seed)
+
+    def convert(name: str, tensor: Tensor) -> Tensor:
+        if tensor.ndim < 2 or not tensor.is_floating_point():
+            return tensor
+        deviation = float(tensor.detach().float().std())
+        drawn = torch.randn(tensor.shape, generator=generator) * deviation
+        return drawn.to(dtype=tensor.dtype, device=tensor.device)
+
+    return convert
+
+
 def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters and buffers of a module."""
     yield from module.named_parameters()

@@ -1,6 +1,6 @@
 """The facts of visibility."""
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypeAlias, TypedDict
 
 
 class ShareFacts(TypedDict):
@@ -86,6 +86,64 @@ class CrossFacts(ShareFacts):
     beside: str
 
 
+BoundarySide: TypeAlias = Literal["above", "below", "undecided"]
+"""On which side of a boundary a whole 95% interval is."""
+
+
+class IntervalFacts(TypedDict):
+    """A number with the ends of its 95% interval over texts; null where unknown."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class GuessFacts(IntervalFacts):
+    """A number that answers a guess, and the boundary that decides."""
+
+    boundary: float
+    verdict: BoundarySide
+
+
+class LawFacts(TypedDict):
+    """How shares fall with the distance, of the site below or of the first site."""
+
+    source: Literal["below", "first"]
+    exponent: IntervalFacts
+    rate: IntervalFacts
+    advantage: IntervalFacts
+    better: Literal["power", "exponential"] | None
+    decays: BoundarySide
+
+
+class RandomFacts(TypedDict):
+    """The exponent with random weights, and how much larger that of the model is."""
+
+    source: Literal["below", "first"]
+    exponent: IntervalFacts
+    excess: IntervalFacts
+    verdict: BoundarySide
+
+
+class AlignedFacts(TypedDict):
+    """Averages over texts, aligned by distance and depth."""
+
+    groups: int
+    batches: float
+    targets: int
+    targets_per_text: int
+    farthest: int
+    laws: list[LawFacts]
+    own_column: GuessFacts
+    own_below: IntervalFacts
+    own_first: IntervalFacts
+    opening: IntervalFacts
+    locality: GuessFacts
+    source_site: str
+    site: str
+    random: NotRequired[list[RandomFacts]]
+
+
 class VisibilityFacts(TypedDict):
     """Which states influence which."""
 
@@ -97,3 +155,4 @@ class VisibilityFacts(TypedDict):
     cut: bool
     stacks: list[VisibilityStackFacts]
     cross: NotRequired[CrossFacts]
+    aligned: NotRequired[AlignedFacts]

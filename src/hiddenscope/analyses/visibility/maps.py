@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hiddenscope.analyses.visibility.sampling import DrawnTarget
 from hiddenscope.errors import NotFinite, StatesError
 from hiddenscope.model import Model
 from hiddenscope.modules import autograd
@@ -253,6 +254,62 @@ def influence_on_states(
         half = None if half is None else half * scale
     _check_finite(values, axes)
     return values, half
+
+
+def influence_on_targets(
+    model: Model,
+    text: Inputs,
+    axes: Axes,
+    targets: Sequence[DrawnTarget],
+    measure: InfluenceMeasure,
+    generator: torch.Generator,
+) -> Floats:
+    """Return the influence on some states of a text, [target, source site, token]."""
+    sums = _Sums(axes, len(targets), squares=measure.probes > 0)
+    run = tape(model, text, axes.sites)
+    norms = [run.values(site).double().norm(dim=-1) for site in axes.sites]
+    for seeds, numbers in _sampled_chunks(
+        model, run, axes, targets, measure, generator
+    ):
+        for site, products in run.pull(seeds):
+            sums.add(site, measure.size(products), numbers)
+    values, _ = measure.values(*sums.arrays(len(targets)))
+    if measure.name == "relative":
+        # The norm of a target is the same for all its sources.
+        values = values * torch.stack(norms).cpu().numpy()
+    _check_finite(values, axes)
+    return values
+
+
+def _sampled_chunks(
+    model: Model,
+    run: Tape,
+    axes: Axes,
+    targets: Sequence[DrawnTarget],
+    measure: InfluenceMeasure,
+    generator: torch.Generator,
+) -> Iterator[tuple[dict[Site, Tensor], Tensor]]:
+    """Yield the vectors of the targets with the number of each, from the top down."""
+    most = max(1, 2 * _rows(model) // axes.tokens)
+    order = sorted(
+        range(len(targets)), key=lambda number: axes.sites[targets[number].row]
+    )
+    seeds: dict[Site, list[Tensor]] = {}
+    numbers: list[int] = []
+    for number in reversed(order):
+        row, token = targets[number]
+        site = axes.sites[row]
+        states = run.values(site)
+        (vectors,) = measure.vectors(states[token : token + 1], generator)
+        for part in vectors.split(most):
+            if numbers and len(numbers) + len(part) > most:
+                yield _joined(seeds), torch.tensor(numbers)
+                seeds, numbers = {}, []
+            seed = states.new_zeros((len(part), *states.shape))
+            seed[:, token] = part
+            seeds.setdefault(site, []).append(seed)
+            numbers += [number] * len(part)
+    yield _joined(seeds), torch.tensor(numbers)
 
 
 def influence_on_log_probability(

@@ -2,6 +2,38 @@
 
 from hiddenscope.catalog.parameters import Description, Parameter, seed, sites, texts
 
+# The fields of `Sampling`.
+SAMPLING = (
+    Parameter(
+        "per_text",
+        "integer",
+        "Of several texts: how many states of each are drawn.",
+        default=16,
+        aside=True,
+    ),
+    Parameter(
+        "align",
+        "choice",
+        "Average several texts by distance, or whole maps by position.",
+        default="distance",
+        choices=("distance", "position"),
+        aside=True,
+    ),
+    Parameter(
+        "baseline",
+        "choice",
+        "Of several texts: compare with random weights.",
+        choices=("random",),
+        aside=True,
+    ),
+    Parameter(
+        "probes",
+        "integer",
+        "Random vectors that estimate a Frobenius norm.",
+        aside=True,
+    ),
+)
+
 DESCRIPTION = Description(
     (
         texts(encoded=True),
@@ -14,16 +46,18 @@ DESCRIPTION = Description(
         ),
         sites(),
         Parameter(
-            "probes",
-            "integer",
-            "Random vectors that estimate a Frobenius norm.",
-            aside=True,
-        ),
-        Parameter(
             "target",
             "word",
             "With logit: the token, in place of the true next one.",
             aside=True,
+        ),
+        Parameter(
+            "sampling",
+            "sampling",
+            "What is computed of each text, and how texts are averaged.",
+            fields=SAMPLING,
+            constructor="Sampling",
+            in_form=False,
         ),
         seed(),
     )

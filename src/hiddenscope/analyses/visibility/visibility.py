@@ -1,11 +1,14 @@
 """Which states influence a state, and which does it influence?"""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from hiddenscope import progress
+from hiddenscope.analyses.visibility.aligned import aligned
+from hiddenscope.analyses.visibility.facts import AlignedFacts
 from hiddenscope.analyses.visibility.findings import put_findings, visibility_dataset
 from hiddenscope.analyses.visibility.maps import (
     Axes,
@@ -15,38 +18,52 @@ from hiddenscope.analyses.visibility.maps import (
     influence_on_log_probability,
     influence_on_states,
 )
+from hiddenscope.analyses.visibility.sampling import Sampling
 from hiddenscope.arguments import checked, renamed
 from hiddenscope.errors import PassError, TextError, TooLarge
+from hiddenscope.measures.grouped import number_groups
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import autograd
 from hiddenscope.passes import Inputs, Texts, record
 from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site, SitePatterns, summarise
-from hiddenscope.states.arrays import Floats
+from hiddenscope.states.arrays import Floats, Ints
+from hiddenscope.texts import Labelled, copy_groups
+
+if TYPE_CHECKING:
+    import xarray
 
 
 @checked
-@renamed(text="texts")
+@renamed(
+    {"probes": "Give sampling=hs.Sampling(probes=...)."},
+    text="texts",
+    probes="sampling",
+)
 def visibility(
     model: ModelLike,
-    texts: Texts | Inputs,
+    texts: Texts | Inputs | Labelled,
     *,
     influence: MeasureName = "l1",
     sites: SitePatterns = "layer.*,final",
-    probes: int | None = None,
     target: str | int | None = None,
+    sampling: Sampling | None = None,
     seed: int = 0,
 ) -> Result:
     """Map how much every state is influenced by every state before it.
 
     The map is [site, token, source_site, source_token]. `influence` is "l1", the L1
     norm of the gradient of |h|₁/|h|₂; "frobenius", the norm of the Jacobian, exact for
-    narrow states and else estimated by `probes` random vectors, with a 95% interval;
+    narrow states and else estimated by random vectors, with a 95% interval;
     "relative", the same for a relative change at both ends; "logit", the norm of the
     gradient of the log-probability of `target`, or of the true next token, [token,
-    source_site, source_token]. Several texts are averaged. A decoder's texts come with
-    `model.encode(texts, targets=...)`.
+    source_site, source_token]. A decoder's texts come with `model.encode(texts,
+    targets=...)`.
+
+    Of several texts, states are drawn and their influences averaged by distance and
+    depth, with intervals over texts; `hs.Sampling` says how. Texts are taken as
+    independent of each other, unless `hs.read(..., group=)` says which belong together.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -64,14 +81,21 @@ def visibility(
             "Name at least one, such as 'layer.*'.",
         )
     width = max(model.anatomy.width(site) for site in selected)
-    measure = InfluenceMeasure.of(influence, probes, seed, width)
+    sampling = sampling or Sampling()
+    measure = InfluenceMeasure.of(influence, sampling.probes, seed, width)
     if target is not None and influence != "logit":
         raise TextError(
             f"Cannot use the target {target!r:.40}",
             f"the measure {influence} reads no token",
             "Give it with influence='logit'.",
         )
-    inputs = model.encode(texts)
+    plain_texts = texts.texts if isinstance(texts, Labelled) else texts
+    inputs = model.encode(plain_texts)
+    if len(inputs) > 1 and sampling.align == "distance":
+        groups = _groups(inputs, texts)
+        _check_alignable(inputs, selected, influence)
+        data, found = aligned(model, inputs, selected, measure, sampling, groups, seed)
+        return _averages(model, inputs, selected, measure, data, found)
     stacks = _stacks(model, inputs, selected, logit=influence == "logit")
     predicted: list[tuple[int, ...]] = []
     if influence == "logit":
@@ -104,6 +128,50 @@ def visibility(
         **put_findings(data, axes, influence, causal),
     }
     return Result("visibility", data, facts, model.source(selected[0].stack))
+
+
+def _groups(inputs: Inputs, texts: object) -> Ints:
+    """Number the groups of texts: copies, and texts that the data keep together."""
+    copies = copy_groups(inputs.texts or inputs.ids)
+    return number_groups(copies, getattr(texts, "groups", None))
+
+
+def _check_alignable(inputs: Inputs, sites: Sequence[Site], influence: str) -> None:
+    """Refuse what has no distance or no depth."""
+    stacks = {site.stack for site in sites}
+    reason = ""
+    if influence == "logit":
+        reason = "predictions have no layers to align"
+    elif len(stacks) > 1 or inputs.targets is not None:
+        reason = "an encoder and a decoder have no distances between them"
+    if reason:
+        raise TextError(
+            "Cannot align these texts by distance",
+            reason,
+            "Give Sampling(align='position'), or other sites or another measure.",
+        )
+
+
+def _averages(
+    model: Model,
+    inputs: Inputs,
+    sites: Sequence[Site],
+    measure: InfluenceMeasure,
+    data: "xarray.Dataset",
+    found: AlignedFacts,
+) -> Result:
+    """Return the averages over several texts as a result."""
+    facts: Facts = {
+        "measure": measure.name,
+        "probes": measure.probes or None,
+        "texts": len(inputs),
+        "tokens": sum(inputs.lengths),
+        "sites": summarise(sites),
+        "cut": False,
+        "stacks": [],
+        "aligned": found,
+    }
+    return Result("visibility", data, facts, model.source(sites[0].stack))
 
 
 def _stacks(

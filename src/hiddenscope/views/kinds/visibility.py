@@ -1,6 +1,6 @@
 """Visibility: which states influence which."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -15,11 +15,14 @@ from hiddenscope.views.sentences import (
     quote,
     quoted_token,
 )
-from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
+from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, Style, View
 
 if TYPE_CHECKING:
     from hiddenscope.analyses.visibility.facts import (
         DistanceFacts,
+        IntervalFacts,
+        LawFacts,
+        RandomFacts,
         VisibilityFacts,
         VisibilityStackFacts,
     )
@@ -33,6 +36,12 @@ SHARES = {
 DECAYS = {
     "decay_below": "of the site below on a state",
     "decay_first": "of the first site on the last",
+}
+# With fewer groups of texts, intervals over texts were not calibrated.
+FEWEST_GROUPS = 10
+WHOSE = {
+    "below": "of the site below",
+    "first": "of the first site on the last",
 }
 MEASURES = {
     "l1": (
@@ -60,6 +69,9 @@ def views(result: Result) -> Iterator[View]:
     the layers, and distances.
     """
     facts = cast("VisibilityFacts", result.facts)
+    if "aligned" in facts:
+        yield from _aligned_views(result)
+        return
     model, sites = model_name(result), labels(result.data, "source_site")
     if facts["measure"] == "logit":
         influenced = "prediction"
@@ -103,6 +115,87 @@ def views(result: Result) -> Iterator[View]:
             unit=str(result.data[facts["measure"]].attrs["units"]),
             scale="log",
         )
+
+
+def _aligned_views(result: Result) -> Iterator[View]:
+    """Yield lines by distance, by layer and by depth, with their intervals."""
+    data, model = result.data, model_name(result)
+    farthest = int(data["distance"].values[-1])
+    distances = _even_distances(farthest)
+    series = [*_banded(result, DECAYS, distances)]
+    yield Lines(
+        f"How influence falls with the distance in tokens, in {model}",
+        tuple(map(str, distances)),
+        tuple(series),
+        "tokens back",
+        "share of a token",
+        scale="log",
+        note="The first token, and those farther away, are not shown.",
+    )
+    yield Lines(
+        f"How much of the influence comes from the same token, in {model}",
+        labels(data, "site"),
+        tuple(_banded(result, {"own_below": SHARES["own_below"]})),
+        y_name="share of the same token",
+    )
+    own = tuple(_banded(result, {"own_by_depth": "of the influence of a lower site"}))
+    yield Lines(
+        f"The share of the same token, by how many sites below, in {model}",
+        labels(data, "depth"),
+        own,
+        "sites below",
+        "share of the same token",
+    )
+    distance = {"mean_distance": "of other tokens of the site below"}
+    yield Lines(
+        f"How far away the influence of other tokens comes from, in {model}",
+        labels(data, "site"),
+        tuple(_banded(result, distance)),
+        y_name="mean distance",
+        unit="tokens",
+        note=f"Of distances from 1 to {farthest}; where all count the same, the mean"
+        f" is {(farthest + 1) / 2:g}.",
+    )
+    yield Lines(
+        f"The share of every layer in the influence on the last, in {model}",
+        labels(data, "source_site"),
+        tuple(_banded(result, {"reach": "summed over source tokens"})),
+        y_name="share",
+        scale="log",
+    )
+
+
+def _banded(
+    result: Result, names: Mapping[str, str], places: Sequence[int] | None = None
+) -> Iterator[Series]:
+    """Yield a line with its interval for each variable, and for random weights."""
+    for name, words in names.items():
+        for prefix, ending in (("", ""), ("random_", ", random weights")):
+            if f"{prefix}{name}" not in result.data:
+                continue
+            sides = []
+            for suffix in ("", "_low", "_high"):
+                values = result.data[f"{prefix}{name}{suffix}"].to_numpy()
+                sides.append(values if places is None else values[list(places)])
+            value, low, high = sides
+            style: Style = "dash" if prefix else "line"
+            yield Series(
+                f"{words}{ending}", value, low, high, band="95% interval", style=style
+            )
+
+
+def _even_distances(farthest: int) -> list[int]:
+    """Return distances that grow by about the same factor.
+
+    >>> _even_distances(32)
+    [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
+    """
+    distances = []
+    power = 1
+    while power <= farthest:
+        distances += [power, power * 3 // 2]
+        power *= 2
+    return sorted(filter(farthest.__ge__, set(distances)))
 
 
 def _share_series(result: Result) -> Iterator[Series]:
@@ -200,6 +293,9 @@ def findings(result: Result) -> Iterator[str]:
     it comes.
     """
     facts = cast("VisibilityFacts", result.facts)
+    if "aligned" in facts:
+        yield from _aligned_findings(facts)
+        return
     for stack in facts["stacks"]:
         if "most_seen" in stack:
             yield from _on_predictions(stack)
@@ -228,6 +324,18 @@ def findings(result: Result) -> Iterator[str]:
 def sections(result: Result) -> Iterator[Section]:
     """Yield the map, then what sums it up."""
     shown, sentences = tuple(views(result)), list(findings(result))
+    if "aligned" in result.facts:
+        yield Section(
+            "How influence falls with distance and depth",
+            as_prose(sentences),
+            shown,
+            "Influence is averaged as a share: what a token has of the influence of all"
+            " tokens of its site on a state. Bands are 95% intervals over texts. A"
+            " power law is a straight line in the first picture, whose distances grow"
+            " by about the same factor from one to the next."
+            f" {MEASURES[result.facts['measure']]}",
+        )
+        return
     yield Section(
         "Which states influence which?",
         as_prose([*sentences[:2], *sentences[2:][-1:]]),
@@ -296,6 +404,104 @@ def _on_states(stack: "VisibilityStackFacts") -> Iterator[str]:
             f" {reach['site']} is {bottom['influence']:.3g}; that of"
             f" {top['source_site']} is {top['influence']:.3g}."
         )
+
+
+def _aligned_findings(facts: "VisibilityFacts") -> Iterator[str]:
+    """Yield the two guesses, then the laws, then what was drawn."""
+    found = facts["aligned"]
+    column = found["own_column"]
+    amount = {
+        "above": "A state sees mostly its own column",
+        "below": "A state sees mostly other columns than its own",
+        "undecided": "Whether a state sees mostly its own column is undecided",
+    }
+    yield (
+        f"{amount[column['verdict']]}: on average over all lower sites,"
+        f" {_percent(column)} of the influence comes from the same token. Of the site"
+        f" below it is {_percent(found['own_below'])}, and of {found['source_site']} on"
+        f" {found['site']} {_percent(found['own_first'])}."
+    )
+    trend = found["locality"]
+    if trend["value"] is not None:
+        rise = {
+            "above": "Early layers see more locally than late ones",
+            "below": "Late layers see more locally than early ones",
+            "undecided": "No trend was found in how far layers see",
+        }
+        yield (
+            f"{rise[trend['verdict']]}: from the first site to the last, the mean"
+            " distance of the influence of other tokens changes by"
+            f" {_with_interval(trend, '+.2f')} tokens."
+        )
+    for law in found["laws"]:
+        yield from _law_findings(law)
+    for random in found.get("random", []):
+        yield _random_finding(random)
+    yield (
+        f"Averaged over {facts['texts']:,} texts in {found['groups']:,} groups:"
+        f" {found['targets']:,} states were drawn, at most"
+        f" {found['targets_per_text']} of each text, and distances are counted up to"
+        f" {found['farthest']} tokens. Intervals are at 95%, over groups of texts."
+    )
+    if found["batches"] < FEWEST_GROUPS:
+        yield (
+            "The intervals are rough: with as few groups of texts they were not"
+            " calibrated."
+        )
+
+
+def _law_findings(law: "LawFacts") -> Iterator[str]:
+    """Yield how one decay falls, as far as a law could be fitted."""
+    if law["exponent"]["value"] is None:
+        return
+    source = WHOSE[law["source"]]
+    exponent = _with_interval(law["exponent"], ".2f")
+    if law["decays"] != "above":
+        words = "was not found to fall with the distance"
+        if law["decays"] == "below":
+            words = "grows with the distance"
+        yield (
+            f"The influence {source} {words}: the exponent of a power law is"
+            f" {exponent}."
+        )
+        return
+    better = {
+        "power": "A power law fits better than an exponential.",
+        "exponential": "An exponential fits better than a power law.",
+        None: "These texts do not tell a power law from an exponential.",
+    }
+    yield (
+        f"The influence {source} falls with the distance; fitted as a power law, its"
+        f" exponent is {exponent}. {better[law['better']]}"
+    )
+
+
+def _random_finding(random: "RandomFacts") -> str:
+    """Compare an exponent with that of random weights."""
+    words = {
+        "above": "falls faster than with random weights",
+        "below": "falls more slowly than with random weights",
+        "undecided": "was not found to fall otherwise than with random weights",
+    }
+    return (
+        f"The influence {WHOSE[random['source']]} {words[random['verdict']]}, whose"
+        f" exponent is {_with_interval(random['exponent'], '.2f')}: the difference is"
+        f" {_with_interval(random['excess'], '.2f')}. The weights were drawn once."
+    )
+
+
+def _percent(interval: "IntervalFacts") -> str:
+    return _with_interval(interval, ".0%")
+
+
+def _with_interval(interval: "IntervalFacts", form: str) -> str:
+    """Write a number with the ends of its interval, where they are known."""
+    value, low, high = interval["value"], interval["low"], interval["high"]
+    if value is None:
+        return "unknown"
+    if low is None or high is None:
+        return f"{value:{form}}"
+    return f"{value:{form}} ({low:{form}} to {high:{form}})"
 
 
 def _on_predictions(stack: "VisibilityStackFacts") -> Iterator[str]:
