@@ -200,7 +200,6 @@ def _dataset(
     variables: Variables = {}
     for name, (dim, long_name) in STATISTICS.items():
         units = "tokens" if name == "mean_distance" else "share"
-        scale = "log" if name in LOGARITHMIC else "linear"
         for prefix, words in (("", ""), ("random_", ", with random weights")):
             if f"{prefix}{name}" not in estimates:
                 continue
@@ -209,8 +208,9 @@ def _dataset(
                 attributes: Attributes = {
                     "long_name": f"{long_name}{words}",
                     "units": units,
-                    "scale": scale,
                 }
+                if name in LOGARITHMIC:
+                    attributes["scale"] = "log"
                 numbers = np.where(np.isfinite(values), values, np.nan)
                 # A site that nothing was measured of has no share.
                 if name == "reach":
