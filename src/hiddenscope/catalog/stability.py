@@ -11,12 +11,13 @@ PROVISIONAL = {
     "ExtractJob": "the parts of a job were named for one engine and Ray alone",
     "Lens": "a fitted lens may be saved in another layout",
     "Pictures": "other methods of projection may need other options",
+    "Sampling": "belongs to `visibility`",
     "cluster": "its choice of the number of clusters is young",
     "graft": "its scores have been tried on few pairs of models",
     "search": "how sources are named may change",
     "steer": "its measures of cost have been tried on few models",
     "story": "the parts of a page of several results may get other names",
-    "visibility": "it is being extended to averages over many texts",
+    "visibility": "its averages over many texts are young",
 }
 """Public names and commands that may change in any version, and why."""
 
