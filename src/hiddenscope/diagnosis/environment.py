@@ -91,7 +91,7 @@ def examine_browser() -> Iterator[Check]:
     try:
         browser = webbrowser.get()
     except webbrowser.Error:
-        message = "None is found on this machine, so `serve` cannot open its page."
+        message = "None can be opened from here, so `serve` cannot show its page."
         remedy = "Open the link that `hiddenscope serve` prints."
         yield Check("extras", "browser", "note", message, remedy)
         return
