@@ -255,6 +255,7 @@ REFUSED = {
     "values of another width": lambda m: hs.resume(
         m, [[5, 6]], "layer.1", torch.zeros(2, 63).cuda()
     ),
+    "texts too short to be aligned": lambda m: hs.visibility(m, [[5, 6], [7, 8]]),
     "a layer that is not there": lambda m: hs.record(m, [[5, 6]], "layer.9"),
     "a NaN": lambda m: hs.resume(
         m, [[5, 6]], "layer.1", torch.full((2, 64), torch.nan).cuda()

@@ -29,6 +29,7 @@ from hiddenscope.sites import Site
 from hiddenscope.texts import Labelled
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Lines, Panels
+from tests.slices import sliced
 
 Tiny = Callable[..., hs.Model]
 TEXTS = [
@@ -505,9 +506,7 @@ def test_a_small_job_stays_in_one_process() -> None:
 @pytest.mark.real
 def test_the_cities_in_a_real_model(smollm2: hs.Model) -> None:
     some = {"incomplete": "cities-incomplete", "complete": "cities-complete"}
-    result = hs.project(
-        smollm2, some, method="pca", sites="layer.0,layer.12,layer.24,layer.29,final"
-    )
+    result = hs.project(smollm2, some, method="pca", sites="layer.0,layer.29")
     incomplete, complete = result.facts["parts"]
     assert incomplete["labels_predicted"] >= 45
     assert complete["all_equal_at"] == ["layer.0"]
@@ -644,12 +643,13 @@ def test_more_points_do_not_reverse_the_verdict() -> None:
 
 
 def test_the_corrected_p_names_a_site_of_noise_in_one_of_twenty() -> None:
-    named = 0
-    for seed in range(60):
-        values = torch.randn(20, 30, 6, generator=torch.Generator().manual_seed(seed))
+    named, seeds = 0, sliced(range(60), 20)
+    for seed in seeds:
+        values = torch.randn(10, 30, 6, generator=torch.Generator().manual_seed(seed))
         result = hs.project(states(values), ["a", "b"] * 15, method="pca")
         named += bool(result.facts["parts"][0]["separation"]["apart_at"])
-    assert named <= 8  # 3 are expected
+    # One in twenty is expected, and four times as many come in 0.3% of all draws.
+    assert named <= 4 * len(seeds) / 20
 
 
 def test_nearest_points_that_contradict_the_silhouette_are_said_to() -> None:

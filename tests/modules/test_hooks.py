@@ -21,6 +21,7 @@ from hiddenscope.loading import open_source
 from hiddenscope.model.model import _first_pass as first_pass
 from hiddenscope.modules import hooks, installation, kernels
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from tests.slices import sliced
 from tests.untouched import (
     AtCall,
     assert_interrupts_leave_nothing,
@@ -173,7 +174,7 @@ def test_an_interrupted_load_leaves_nothing_on_the_module(
     before, hooked = modes(), hanging(module)
     points = points_of(lambda: hs.load((module, None)), ENDINGS)
     assert hanging(module) == hooked
-    for at in range(1, points + 1):
+    for at in sliced(range(1, points + 1), 16):
         interrupted_twice(lambda: hs.load((module, None)), at, at % 3, ENDINGS)
         assert modes() == before, f"interrupted at point {at} and {at % 3} later"
         installation.remove_leftovers()
@@ -191,7 +192,7 @@ def test_an_interrupt_of_the_first_pass_of_a_folder_limits_nothing_later(
     loaded = open_source(tmp_path)
     before = modes()
     points = points_of(lambda: first_pass(loaded))
-    for at in range(1, points + 1):
+    for at in sliced(range(1, points + 1), 24):
         interrupted_twice(lambda: first_pass(loaded), at, again=at % 3)
         installation.remove_leftovers()
         assert modes() == before, f"interrupted at point {at} and {at % 3} later"
