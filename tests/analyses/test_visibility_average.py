@@ -14,11 +14,16 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from calibrate.visibility import Texts, texts_trial
-from hiddenscope.analyses.visibility.decay import BATCHES, Tallies, estimate, fit_law
+from hiddenscope.analyses.visibility.decay import estimate
+from hiddenscope.analyses.visibility.laws import fit_law
+from hiddenscope.analyses.visibility.random_weights import RandomModel
 from hiddenscope.analyses.visibility.sampling import DistanceWindow, draw_targets
+from hiddenscope.analyses.visibility.tallies import BATCHES, Tallies
 from hiddenscope.cli.main import app
+from hiddenscope.passes.jacobian import tape
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import views_of
+from hiddenscope.views.kinds.visibility import findings
 from hiddenscope.views.values import Lines
 
 Tiny = Callable[..., hs.Model]
@@ -140,13 +145,13 @@ def test_uniform_influence_shows_no_decay_and_no_locality() -> None:
 
 def test_each_law_is_told_from_the_other() -> None:
     distances = np.arange(1, 33)
-    power = fit_law(np.array([1, *(0.3 * distances**-0.7)]))
+    power = fit_law(0.3 * distances**-0.7)
     assert power.exponent == pytest.approx(0.7)
     assert power.advantage > 0
-    exponential = fit_law(np.array([1, *(0.3 * np.exp(-0.1 * distances))]))
+    exponential = fit_law(0.3 * np.exp(-0.1 * distances))
     assert exponential.rate == pytest.approx(0.1)
     assert exponential.advantage < 0
-    assert np.isnan(fit_law(np.array([1.0, 0.5, 0.0, 0.1])).exponent)
+    assert np.isnan(fit_law(np.array([0.5, 0.0, 0.1])).exponent)
 
 
 @pytest.mark.parametrize("law", ["power", "none"])
@@ -220,22 +225,77 @@ def test_random_weights_show_no_law_and_nothing_of_the_module_changes(
     assert hanging(module) == hooks
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor, before[name])
-    below, first = result.facts["aligned"]["random"]
+    below, first, depth = result.facts["aligned"]["random"]
     # The model's own weights are random here, so there is nothing to tell apart.
     assert abs(below["exponent"]["value"]) < 0.2
     assert below["source"] == "below"
     assert first["source"] == "first"
+    assert depth["source"] == "depth"
     assert "random weights" in result.summary()
     assert "random_decay_below" in result.data
 
 
-@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_random_weights_are_run_in_the_places_of_the_model(tiny: Tiny) -> None:
+    """A copy that is loaded and searched anew has the same states."""
+    model, text = tiny("gpt2"), random_texts(1)
+    random = RandomModel.of(model, seed=3)
+    found = hs.load((random.module, None))
+    sites = model.anatomy.select("layer.*,final")
+    of_copy, of_found = tape(random, text, sites), tape(found, text, sites)
+    of_model = tape(model, text, sites)
+    for site in sites:
+        assert torch.equal(of_copy.values(site), of_found.values(site))
+        assert not torch.equal(of_copy.values(site), of_model.values(site))
+
+
+def test_shares_by_depth_are_those_of_the_whole_maps() -> None:
+    """A model of six layers: every target of the upper half sees three sites."""
+    model = hs.load((tiny_model("gpt2", layers=6), None))
+    texts = random_texts(2)
+    result = hs.visibility(model, texts, sites="layer.*", sampling=ALL)
+    rows = []
+    for influence in full_maps(model, texts):
+        for site in range(3, 7):
+            for place in range(FARTHEST + 1, 12):
+                of_sites = influence[site, place].sum(-1)
+                nearest = of_sites[[site - 1, site - 2, site - 3]]
+                rows.append(nearest / nearest.sum())
+    shares = result.data["decay_depth"].to_numpy()
+    np.testing.assert_allclose(shares[:3], np.mean(rows, axis=0), rtol=1e-4)
+    assert np.isnan(shares[3:]).all()
+    law = result.facts["aligned"]["laws"][2]
+    assert law["source"] == "depth"
+    assert law["exponent"]["value"] == pytest.approx(fit_law(shares[:3]).exponent)
+
+
+def test_a_law_is_called_absent_only_where_the_texts_say_so(tiny: Tiny) -> None:
+    """The sentence about random weights follows the interval of their exponent."""
+    result = hs.visibility(
+        tiny("llama"),
+        random_texts(4),
+        sampling=hs.Sampling(per_text=3, baseline="random"),
+    )
+    random = result.facts["aligned"]["random"][0]
+    words = {"above": "falls too", "below": "grows", "undecided": "not found to fall"}
+    for decays, expected in words.items():
+        random["decays"] = decays
+        about_random = []
+        for sentence in findings(result):
+            if sentence.startswith("With random weights, the influence of the site"):
+                about_random.append(sentence)
+        assert len(about_random) == 1
+        for side, phrase in words.items():
+            assert (phrase in about_random[0]) == (side == decays), expected
+
+
+@pytest.mark.parametrize(("family", "pictures"), [("llama", 6), ("bert", 5)])
 def test_the_pictures_show_every_average_with_its_interval(
-    tiny: Tiny, family: str
+    tiny: Tiny, family: str, pictures: int
 ) -> None:
+    """A model of four sites counts a single depth, and has no decay by depth."""
     result = hs.visibility(tiny(family), random_texts(4))
     views = views_of(result)
-    assert len({view.title for view in views}) == 5
+    assert len({view.title for view in views}) == pictures
     for view in views:
         assert isinstance(view, Lines)
         for series in view.series:

@@ -1,103 +1,22 @@
-"""The decay of influence over many texts: averages, laws, and their intervals.
+"""How influence falls with distance and depth: averages over texts, and laws."""
 
-Texts are what was sampled, and texts of one group belong together. Groups are dealt to
-at most `BATCHES` batches, and sums are kept for each batch: memory does not grow with
-the number of texts. Every interval is that of the jackknife over batches (Tukey 1958),
-with Student's quantile. With no more groups than batches, that is the jackknife over
-groups.
-
-Influence is averaged as a share: what a source has of the influence of all tokens of
-its site on the target. Texts and layers whose influences differ in size then count the
-same.
-"""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from hiddenscope.analyses.visibility.sampling import DistanceWindow, DrawnTarget
+from hiddenscope.analyses.visibility.facts import DECAYS
+from hiddenscope.analyses.visibility.jackknife import Estimate, jackknife
+from hiddenscope.analyses.visibility.laws import fit_law
+from hiddenscope.analyses.visibility.tallies import Sums, Tallies
 from hiddenscope.states.arrays import Bools, Floats
 
-BATCHES = 64
-LEVEL = 0.95
 # An influence of others below this share of all is rounding: a norm mixes no tokens.
 ROUNDING = 1e-9
-
-Estimates: TypeAlias = dict[str, Floats]
-NAMES = ("targets", "below", "first", "own", "opening", "reach")
-
-
-class Estimate(NamedTuple):
-    """Estimated numbers with the ends of their 95% intervals."""
-
-    value: Floats
-    low: Floats
-    high: Floats
-
-
-class Law(NamedTuple):
-    """Two laws fitted to shares by distance, from distance 1 on.
-
-    `exponent` is that of the power law, share ~ distance ** -exponent, and `rate` that
-    of the exponential, share ~ exp(-rate * distance). Both are least squares of log
-    shares, where every doubling of the distance counts the same. `advantage` is how
-    much larger the squared error of the exponential is, as a share of the variance.
-    """
-
-    exponent: float
-    rate: float
-    advantage: float
-
-
-class Tallies:
-    """Sums of shares over the targets of each batch of texts.
-
-    targets  [batch, site]                         how many targets
-    below    [batch, site, distance]               shares of the site below
-    first    [batch, site, distance]               shares of the first site
-    own      [batch, site, source site]            shares of the same token
-    opening  [batch, site]                         shares of the first token, site below
-    reach    [batch, source site]                  of the last site's targets: the share
-                                                   of each site in all influence
-    """
-
-    def __init__(self, batches: int, sites: int, window: DistanceWindow) -> None:
-        self.window = window
-        distances = window.farthest + 1
-        self.sums: Estimates = {
-            "targets": np.zeros((batches, sites)),
-            "below": np.zeros((batches, sites, distances)),
-            "first": np.zeros((batches, sites, distances)),
-            "own": np.zeros((batches, sites, sites)),
-            "opening": np.zeros((batches, sites)),
-            "reach": np.zeros((batches, sites)),
-        }
-
-    def add(self, batch: int, target: DrawnTarget, influence: Floats) -> None:
-        """Add the influence [source site, token] on one target."""
-        row, token = target
-        seen = influence[:row]
-        totals = seen.sum(1, keepdims=True)
-        shares = np.divide(seen, totals, out=np.zeros_like(seen), where=totals > 0)
-        self.sums["targets"][batch, row] += 1
-        self.sums["below"][batch, row] += self._by_distance(shares[-1], token)
-        self.sums["first"][batch, row] += self._by_distance(shares[0], token)
-        self.sums["own"][batch, row, :row] += shares[:, token]
-        self.sums["opening"][batch, row] += shares[-1, 0]
-        if row == len(influence) - 1 and totals.sum() > 0:
-            self.sums["reach"][batch, :row] += totals[:, 0] / totals.sum()
-
-    def _by_distance(self, shares: Floats, token: int) -> Floats:
-        """Return the shares [token] by their distance from the target."""
-        farthest = self.window.farthest
-        before = shares[token - farthest : token + 1][::-1]
-        if self.window.causal:
-            return before
-        after = shares[token : token + farthest + 1]
-        both: Floats = (before + after) / 2
-        return both
+# Statistics whose intervals are those of their logarithms.
+LOGARITHMIC = ("decay_below", "decay_first", "decay_depth", "reach")
+# Statistics that lie between 0 and 1.
+SHARES = ("own_below", "own_mean", "own_first", "own_column", "own_by_depth", "opening")
 
 
 def estimate(
@@ -110,30 +29,23 @@ def estimate(
     difference is that of pairs.
     """
     sums = dict(tallies.sums)
-    mixing = _mixing(sums)
-    if baseline is None:
-        return _jackknife(sums, partial(statistics_of, mixing=mixing))
-    for name, array in baseline.sums.items():
-        sums[f"random_{name}"] = array
-    compare = partial(_compared, mixing=mixing, random_mixing=_mixing(baseline.sums))
-    return _jackknife(sums, compare)
+    statistics = partial(statistics_of, mixing=mixing_sites(sums))
+    if baseline is not None:
+        for name, array in baseline.sums.items():
+            sums[f"random_{name}"] = array
+        statistics = partial(
+            _paired_statistics,
+            mixing=mixing_sites(tallies.sums),
+            random_mixing=mixing_sites(baseline.sums),
+        )
+    estimates, count = jackknife(sums, statistics)
+    scaled = {}
+    for name, estimated in estimates.items():
+        scaled[name] = _to_scale(name.removeprefix("random_"), estimated)
+    return scaled, count
 
 
-def _compared(part: Estimates, mixing: Bools, random_mixing: Bools) -> Estimates:
-    """Return the statistics of a model, of its baseline, and their difference."""
-    trained = statistics_of(part, mixing)
-    drawn_sums = {name: part[f"random_{name}"] for name in NAMES}
-    drawn = statistics_of(drawn_sums, random_mixing)
-    compared = dict(trained)
-    for name, value in drawn.items():
-        compared[f"random_{name}"] = value
-    for end in ("below", "first"):
-        name = f"exponent_{end}"
-        compared[f"excess_{end}"] = trained[name] - drawn[name]
-    return compared
-
-
-def _mixing(sums: Mapping[str, Floats]) -> Bools:
+def mixing_sites(sums: Mapping[str, Floats]) -> Bools:
     """Mark the sites that other tokens of the site below influence."""
     others = sums["below"][..., 1:].sum((0, 2))
     targets = sums["targets"].sum(0)
@@ -141,98 +53,80 @@ def _mixing(sums: Mapping[str, Floats]) -> Bools:
     return marked
 
 
-def statistics_of(sums: Mapping[str, Floats], mixing: Bools) -> Estimates:
+def _paired_statistics(sums: Sums, mixing: Bools, random_mixing: Bools) -> Sums:
+    """Return the statistics of a model, of its baseline, and their difference."""
+    random_sums = {}
+    for name in sums:
+        if name.startswith("random_"):
+            random_sums[name.removeprefix("random_")] = sums[name]
+    trained = statistics_of(sums, mixing)
+    drawn = statistics_of(random_sums, random_mixing)
+    statistics = dict(trained)
+    for name, value in drawn.items():
+        statistics[f"random_{name}"] = value
+    for decay in DECAYS:
+        exponent = f"exponent_{decay}"
+        statistics[f"excess_{decay}"] = trained[exponent] - drawn[exponent]
+    return statistics
+
+
+def statistics_of(sums: Mapping[str, Floats], mixing: Bools) -> Sums:
     """Return the statistics of sums over some batches.
 
     Those in `LOGARITHMIC` are logarithms.
     """
-    targets = sums["targets"]
-    below, first, own = sums["below"], sums["first"], sums["own"]
-    last = len(targets) - 1
-    depths = np.arange(1, last + 1)
+    # A site that no target was drawn of divides 0 by 0, and is not a number.
     with np.errstate(divide="ignore", invalid="ignore"):
-        by_site = below / targets[:, None]
-        decay_below = below[mixing].sum(0) / targets[mixing].sum()
-        decay_first = first[last] / targets[last]
-        column = own.sum(1)[1:] / depths
-        mean_distance = _mean_distance(below)
-        mean_distance[~mixing] = np.nan
+        decays = _decays(sums, mixing)
+        mean_distance = _mean_distance(sums["below"], mixing)
         statistics = {
-            "decay_below": np.log(decay_below),
-            "decay_first": np.log(decay_first),
-            "own_below": by_site[:, 0],
-            "own_mean": decay_below[0],
-            "own_first": decay_first[0],
-            "own_column": column.sum() / targets[1:].sum(),
-            "own_by_depth": _by_depth(own, targets),
-            "opening": sums["opening"][mixing].sum() / targets[mixing].sum(),
-            "reach": np.log(sums["reach"] / targets[last]),
+            **_own_shares(sums, decays),
+            "opening": _mean_of(sums["opening"], sums["targets"], mixing),
+            "reach": np.log(sums["reach"] / sums["targets"][-1]),
             "mean_distance": mean_distance,
-            "locality_trend": _slope(mean_distance),
+            "locality_trend": _trend(mean_distance),
         }
-    for end, decay in (("below", decay_below), ("first", decay_first)):
-        law = fit_law(decay)
-        statistics[f"exponent_{end}"] = np.array(law.exponent)
-        statistics[f"rate_{end}"] = np.array(law.rate)
-        statistics[f"advantage_{end}"] = np.array(law.advantage)
+        for decay, shares in decays.items():
+            statistics[f"decay_{decay}"] = np.log(shares)
+    for decay, shares in decays.items():
+        # Depths begin with 1, and distances with 0: the token itself.
+        law = fit_law(shares if decay == "depth" else shares[1:])
+        for name, value in law._asdict().items():
+            statistics[f"{name}_{decay}"] = np.array(value)
     return {name: np.asarray(value) for name, value in statistics.items()}
 
 
-LOGARITHMIC = ("decay_below", "decay_first", "reach")
-SHARES = ("own_below", "own_mean", "own_first", "own_column", "own_by_depth", "opening")
+def _decays(sums: Mapping[str, Floats], mixing: Bools) -> dict[str, Floats]:
+    """Return the mean shares by distance and by depth."""
+    return {
+        "below": _mean_of(sums["below"], sums["targets"], mixing),
+        "first": sums["first"][-1] / sums["targets"][-1],
+        "depth": sums["depths"] / sums["deep"],
+    }
 
 
-def fit_law(decay: Floats) -> Law:
-    """Fit both laws to the shares at the distances 0, 1, 2, ...
-
-    >>> law = fit_law(np.array([1, *np.arange(1, 30) ** -1.5]))
-    >>> round(law.exponent, 6), law.advantage > 0
-    (1.5, True)
-    """
-    shares = decay[1:]
-    distances = np.arange(1.0, len(decay))
-    if len(shares) < 3 or not (shares > 0).all():
-        return Law(np.nan, np.nan, np.nan)
-    logarithms = np.log(shares)
-    # The distances of every octave weigh as much as those of the next.
-    weights = 1 / distances
-    power, power_error = _line(np.log(distances), logarithms, weights)
-    exponential, exponential_error = _line(distances, logarithms, weights)
-    mean = np.average(logarithms, weights=weights)
-    variance = np.average((logarithms - mean) ** 2, weights=weights)
-    if not variance > 0:
-        return Law(-power, -exponential, 0.0)
-    return Law(-power, -exponential, (exponential_error - power_error) / variance)
-
-
-def _line(x: Floats, y: Floats, weights: Floats) -> tuple[float, float]:
-    """Return the slope of a weighted line, and its mean squared error."""
-    across = x - np.average(x, weights=weights)
-    up = y - np.average(y, weights=weights)
-    slope = float((weights * across * up).sum() / (weights * across**2).sum())
-    residuals = up - slope * across
-    return slope, float(np.average(residuals**2, weights=weights))
-
-
-def _mean_distance(below: Floats) -> Floats:
-    """Return the mean distance of other tokens' influence, [site]."""
-    others = below[:, 1:]
-    distances = np.arange(1, below.shape[1])
-    mean: Floats = (others * distances).sum(1) / others.sum(1)
+def _mean_of(sums: Floats, targets: Floats, mixing: Bools) -> Floats:
+    """Return the mean over all targets of the marked sites."""
+    mean: Floats = sums[mixing].sum(0) / targets[mixing].sum()
     return mean
 
 
-def _slope(values: Floats) -> float:
-    """Return how much the values [site] rise from the first site to the last."""
-    depths = np.linspace(0, 1, len(values))
-    known = np.isfinite(values)
-    if known.sum() < 2:
-        return np.nan
-    x = depths[known] - depths[known].mean()
-    return float((x * values[known]).sum() / (x**2).sum())
+def _own_shares(sums: Mapping[str, Floats], decays: Mapping[str, Floats]) -> Sums:
+    """Return the share of the same token: by site, by depth, and on the whole."""
+    targets, own = sums["targets"], sums["own"]
+    depths = np.arange(1, len(targets))
+    # Of each target, the mean over its lower sites.
+    of_column = own.sum(1)[1:] / depths
+    return {
+        "own_below": sums["below"][:, 0] / targets,
+        "own_mean": decays["below"][0],
+        "own_first": decays["first"][0],
+        "own_column": of_column.sum() / targets[1:].sum(),
+        "own_by_depth": _own_by_depth(own, targets),
+    }
 
 
-def _by_depth(own: Floats, targets: Floats) -> Floats:
+def _own_by_depth(own: Floats, targets: Floats) -> Floats:
     """Return the share of the same token by how many sites below the source is.
 
     The array begins with depth 1.
@@ -244,38 +138,31 @@ def _by_depth(own: Floats, targets: Floats) -> Floats:
     return np.array(shares)
 
 
-def _jackknife(
-    sums: Estimates, statistics: Callable[[Estimates], Estimates]
-) -> tuple[dict[str, Estimate], float]:
-    """Return statistics of sums [batch, ...] with their 95% intervals."""
-    from scipy.stats import t
-
-    sizes = sums["targets"].sum(1)
-    batches = len(sizes)
-    total = {name: array.sum(0) for name, array in sums.items()}
-    whole = statistics(total)
-    without: dict[str, list[Floats]] = {name: [] for name in whole}
-    for batch in range(batches):
-        rest = {name: total[name] - array[batch] for name, array in sums.items()}
-        for name, value in statistics(rest).items():
-            without[name].append(value)
-    # Batches of unequal size count for fewer (Kish 1965).
-    count = float(sizes.sum() ** 2 / (sizes**2).sum())
-    reach = float(t.ppf((1 + LEVEL) / 2, max(1.0, count - 1)))
-    estimates = {}
-    for name, value in whole.items():
-        with np.errstate(invalid="ignore"):
-            variance = np.var(np.array(without[name]), axis=0)
-            half = reach * np.sqrt((batches - 1) * variance)
-            estimates[name] = _interval(name.removeprefix("random_"), value, half)
-    return estimates, count
+def _mean_distance(below: Floats, mixing: Bools) -> Floats:
+    """Return the mean distance of other tokens' influence, [site]."""
+    others = below[:, 1:]
+    distances = np.arange(1, below.shape[1])
+    mean: Floats = (others * distances).sum(1) / others.sum(1)
+    mean[~mixing] = np.nan
+    return mean
 
 
-def _interval(name: str, value: Floats, half: Floats) -> Estimate:
-    """Return an interval on the scale of the statistic; shares stay within 0 and 1."""
-    low, high = value - half, value + half
+def _trend(values: Floats) -> Floats:
+    """Return how much the values [site] rise from the first site to the last."""
+    depths = np.linspace(0, 1, len(values))
+    known = np.isfinite(values)
+    if known.sum() < 2:
+        return np.array(np.nan)
+    x = depths[known] - depths[known].mean()
+    slope: Floats = (x * values[known]).sum() / (x**2).sum()
+    return slope
+
+
+def _to_scale(name: str, estimated: Estimate) -> Estimate:
+    """Turn logarithms into shares, and keep shares within 0 and 1."""
+    value, low, high = estimated
     if name in LOGARITHMIC:
         return Estimate(np.exp(value), np.exp(low), np.exp(high))
     if name in SHARES:
         return Estimate(value, np.clip(low, 0, 1), np.clip(high, 0, 1))
-    return Estimate(value, low, high)
+    return estimated

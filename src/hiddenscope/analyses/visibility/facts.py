@@ -105,13 +105,20 @@ class GuessFacts(IntervalFacts):
     verdict: BoundarySide
 
 
-class LawFacts(TypedDict):
-    """How shares fall with the distance, of the site below or of the first site."""
+DecayName: TypeAlias = Literal["below", "first", "depth"]
+"""What falls: shares by distance of the site below, shares by distance of the first
+site, or shares by depth."""
+DECAYS: tuple[DecayName, ...] = ("below", "first", "depth")
 
-    source: Literal["below", "first"]
+
+class LawFacts(TypedDict):
+    """How shares fall with the distance or the depth."""
+
+    source: DecayName
     exponent: IntervalFacts
     rate: IntervalFacts
     advantage: IntervalFacts
+    explained: float | None
     better: Literal["power", "exponential"] | None
     decays: BoundarySide
 
@@ -119,29 +126,36 @@ class LawFacts(TypedDict):
 class RandomFacts(TypedDict):
     """The exponent with random weights, and how much larger that of the model is."""
 
-    source: Literal["below", "first"]
+    source: DecayName
     exponent: IntervalFacts
+    decays: BoundarySide
     excess: IntervalFacts
     verdict: BoundarySide
 
 
-class AlignedFacts(TypedDict):
-    """Averages over texts, aligned by distance and depth."""
+class AveragesFacts(TypedDict):
+    """What averages over texts show."""
+
+    laws: list[LawFacts]
+    own_column: GuessFacts
+    own_below: GuessFacts
+    own_first: GuessFacts
+    opening: IntervalFacts
+    locality: GuessFacts
+    random: NotRequired[list[RandomFacts]]
+
+
+class AlignedFacts(AveragesFacts):
+    """Averages over texts, aligned by distance and depth, and what was drawn."""
 
     groups: int
     batches: float
     targets: int
     targets_per_text: int
     farthest: int
-    laws: list[LawFacts]
-    own_column: GuessFacts
-    own_below: IntervalFacts
-    own_first: IntervalFacts
-    opening: IntervalFacts
-    locality: GuessFacts
+    deepest: int
     source_site: str
     site: str
-    random: NotRequired[list[RandomFacts]]
 
 
 class VisibilityFacts(TypedDict):

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hiddenscope.analyses.visibility.random_weights import RandomModel
 from hiddenscope.analyses.visibility.sampling import DrawnTarget
 from hiddenscope.errors import NotFinite, StatesError
 from hiddenscope.model import Model
@@ -257,7 +258,7 @@ def influence_on_states(
 
 
 def influence_on_targets(
-    model: Model,
+    model: Model | RandomModel,
     text: Inputs,
     axes: Axes,
     targets: Sequence[DrawnTarget],
@@ -282,7 +283,7 @@ def influence_on_targets(
 
 
 def _sampled_chunks(
-    model: Model,
+    model: Model | RandomModel,
     run: Tape,
     axes: Axes,
     targets: Sequence[DrawnTarget],
@@ -358,7 +359,7 @@ def cut_texts(inputs: Inputs, stack: str | None, length: int) -> Inputs:
     return Inputs(ids, inputs.texts, spans, inputs.targets)
 
 
-def _rows(model: Model) -> int:
+def _rows(model: Model | RandomModel) -> int:
     return ROWS.get(model.device.type, ROWS["cpu"])
 
 

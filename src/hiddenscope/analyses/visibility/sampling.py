@@ -91,6 +91,18 @@ class DistanceWindow:
         return range(self.farthest, length - self.farthest)
 
 
+def deepest_of(sites: int) -> int:
+    """Return the largest depth that is counted: half of the sites below the last.
+
+    As with distances, a depth is counted only of targets that have all depths. Targets
+    of the upper half have them.
+
+    >>> deepest_of(32), deepest_of(2)
+    (15, 1)
+    """
+    return max(1, (sites - 1) // 2)
+
+
 def draw_targets(
     rows: Sequence[int], places: range, count: int, generator: np.random.Generator
 ) -> list[DrawnTarget]:

@@ -19,6 +19,7 @@ from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, Styl
 
 if TYPE_CHECKING:
     from hiddenscope.analyses.visibility.facts import (
+        AlignedFacts,
         DistanceFacts,
         IntervalFacts,
         LawFacts,
@@ -39,10 +40,13 @@ DECAYS = {
 }
 # With fewer groups of texts, intervals over texts were not calibrated.
 FEWEST_GROUPS = 10
+# Whose influence falls with what.
 WHOSE = {
     "below": "of the site below",
     "first": "of the first site on the last",
+    "depth": "of a lower site",
 }
+WITH_WHAT = {"below": "the distance", "first": "the distance", "depth": "the depth"}
 MEASURES = {
     "l1": (
         "Influence is read off the Jacobian: it is the L1 norm of the gradient of"
@@ -120,6 +124,7 @@ def views(result: Result) -> Iterator[View]:
 def _aligned_views(result: Result) -> Iterator[View]:
     """Yield lines by distance, by layer and by depth, with their intervals."""
     data, model = result.data, model_name(result)
+    facts = cast("VisibilityFacts", result.facts)
     farthest = int(data["distance"].values[-1])
     distances = _even_distances(farthest)
     series = [*_banded(result, DECAYS, distances)]
@@ -146,6 +151,19 @@ def _aligned_views(result: Result) -> Iterator[View]:
         "sites below",
         "share of the same token",
     )
+    deepest = facts["aligned"]["deepest"]
+    if deepest > 1:
+        depths = _even_distances(deepest)
+        places = [depth - 1 for depth in depths]
+        yield Lines(
+            f"How influence falls with the depth, in {model}",
+            tuple(map(str, depths)),
+            tuple(_banded(result, {"decay_depth": "of a site"}, places)),
+            "sites below",
+            "share of a site",
+            scale="log",
+            note="Of states that have so many sites below them; summed over tokens.",
+        )
     distance = {"mean_distance": "of other tokens of the site below"}
     yield Lines(
         f"How far away the influence of other tokens comes from, in {model}",
@@ -408,20 +426,9 @@ def _on_states(stack: "VisibilityStackFacts") -> Iterator[str]:
 
 def _aligned_findings(facts: "VisibilityFacts") -> Iterator[str]:
     """Yield the two guesses, then the laws, then what was drawn."""
-    found = facts["aligned"]
-    column = found["own_column"]
-    amount = {
-        "above": "A state sees mostly its own column",
-        "below": "A state sees mostly other columns than its own",
-        "undecided": "Whether a state sees mostly its own column is undecided",
-    }
-    yield (
-        f"{amount[column['verdict']]}: on average over all lower sites,"
-        f" {_percent(column)} of the influence comes from the same token. Of the site"
-        f" below it is {_percent(found['own_below'])}, and of {found['source_site']} on"
-        f" {found['site']} {_percent(found['own_first'])}."
-    )
-    trend = found["locality"]
+    averages = facts["aligned"]
+    yield from _column_findings(averages)
+    trend = averages["locality"]
     if trend["value"] is not None:
         rise = {
             "above": "Early layers see more locally than late ones",
@@ -433,60 +440,95 @@ def _aligned_findings(facts: "VisibilityFacts") -> Iterator[str]:
             " distance of the influence of other tokens changes by"
             f" {_with_interval(trend, '+.2f')} tokens."
         )
-    for law in found["laws"]:
+    for law in averages["laws"]:
         yield from _law_findings(law)
-    for random in found.get("random", []):
-        yield _random_finding(random)
+    for random in averages.get("random", []):
+        yield from _random_findings(random)
+    if "random" in averages:
+        yield "The random weights were drawn once."
     yield (
-        f"Averaged over {facts['texts']:,} texts in {found['groups']:,} groups:"
-        f" {found['targets']:,} states were drawn, at most"
-        f" {found['targets_per_text']} of each text, and distances are counted up to"
-        f" {found['farthest']} tokens. Intervals are at 95%, over groups of texts."
+        f"Averaged over {facts['texts']:,} texts in {averages['groups']:,} groups:"
+        f" {averages['targets']:,} states were drawn, at most"
+        f" {averages['targets_per_text']} of each text. Distances are counted up to"
+        f" {averages['farthest']} tokens, and depths up to {averages['deepest']} sites."
+        " Intervals are at 95%, over groups of texts."
     )
-    if found["batches"] < FEWEST_GROUPS:
+    if averages["batches"] < FEWEST_GROUPS:
         yield (
             "The intervals are rough: with as few groups of texts they were not"
             " calibrated."
         )
 
 
+def _column_findings(averages: "AlignedFacts") -> Iterator[str]:
+    """Answer whether a state sees mostly its own column: from near, on the whole, and
+    from afar.
+    """
+    answers = {"above": "yes", "below": "no", "undecided": "undecided"}
+    shares = {
+        "of the influence of the site below": averages["own_below"],
+        "of that of all lower sites on average": averages["own_column"],
+        f"of that of {averages['source_site']} on {averages['site']}": averages[
+            "own_first"
+        ],
+    }
+    parts = []
+    for whose, share in shares.items():
+        if share["value"] is not None:
+            parts.append(f"{whose} {_percent(share)}, {answers[share['verdict']]}")
+    yield (
+        "Does a state see mostly its own column? The same token has"
+        f" {'; '.join(parts)}."
+    )
+
+
 def _law_findings(law: "LawFacts") -> Iterator[str]:
     """Yield how one decay falls, as far as a law could be fitted."""
     if law["exponent"]["value"] is None:
         return
-    source = WHOSE[law["source"]]
+    subject = f"The influence {WHOSE[law['source']]}"
+    along = WITH_WHAT[law["source"]]
     exponent = _with_interval(law["exponent"], ".2f")
     if law["decays"] != "above":
-        words = "was not found to fall with the distance"
+        words = f"was not found to fall with {along}"
         if law["decays"] == "below":
-            words = "grows with the distance"
-        yield (
-            f"The influence {source} {words}: the exponent of a power law is"
-            f" {exponent}."
-        )
+            words = f"grows with {along}"
+        yield f"{subject} {words}: the exponent of a power law is {exponent}."
         return
     better = {
         "power": "A power law fits better than an exponential.",
         "exponential": "An exponential fits better than a power law.",
         None: "These texts do not tell a power law from an exponential.",
     }
+    fit = ""
+    if law["explained"] is not None:
+        fit = f" and explains {law['explained']:.0%} of the variance of the logarithms"
     yield (
-        f"The influence {source} falls with the distance; fitted as a power law, its"
-        f" exponent is {exponent}. {better[law['better']]}"
+        f"{subject} falls with {along}. Fitted as a power law, its exponent is"
+        f" {exponent}{fit}. {better[law['better']]}"
     )
 
 
-def _random_finding(random: "RandomFacts") -> str:
-    """Compare an exponent with that of random weights."""
-    words = {
-        "above": "falls faster than with random weights",
-        "below": "falls more slowly than with random weights",
-        "undecided": "was not found to fall otherwise than with random weights",
+def _random_findings(random: "RandomFacts") -> Iterator[str]:
+    """Say whether an influence falls with random weights too, and by how much less."""
+    if random["exponent"]["value"] is None:
+        return
+    along = WITH_WHAT[random["source"]]
+    with_random = {
+        "above": "falls too",
+        "below": f"grows with {along}",
+        "undecided": f"was not found to fall with {along}",
     }
-    return (
-        f"The influence {WHOSE[random['source']]} {words[random['verdict']]}, whose"
-        f" exponent is {_with_interval(random['exponent'], '.2f')}: the difference is"
-        f" {_with_interval(random['excess'], '.2f')}. The weights were drawn once."
+    beside = {
+        "above": "The model's is larger by",
+        "below": "The model's is smaller: the difference is",
+        "undecided": "The model's was not found to be larger: the difference is",
+    }
+    yield (
+        f"With random weights, the influence {WHOSE[random['source']]}"
+        f" {with_random[random['decays']]}: the exponent is"
+        f" {_with_interval(random['exponent'], '.2f')}. {beside[random['verdict']]}"
+        f" {_with_interval(random['excess'], '.2f')}."
     )
 
 
