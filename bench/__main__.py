@@ -93,8 +93,8 @@ def _write(rows: list[Row], machine: dict[str, Any], repeats: int) -> None:
     )
     joined = _in_place([Row.from_json(row) for row in known["rows"]], ours)
     results[machine["architecture"]] = _record(machine, runs, joined)
-    on_gpu = [row for row in rows if row.name == "gpu" and not row.skipped]
-    if on_gpu:
+    on_gpu = [row for row in rows if row.name == "gpu"]
+    if on_gpu and ":" in on_gpu[0].what:
         name = on_gpu[0].what.partition(":")[0]
         results["cuda"] = _record(
             {**machine, "cpu": name, "architecture": "cuda"}, [], on_gpu
@@ -207,7 +207,7 @@ def _groups(options: Any) -> dict[str, Callable[[], list[Row]]]:
         "store": lambda: store.rows(options.repeats),
         "probe": lambda: probe.rows(options.repeats),
         "project": lambda: project.rows(options.repeats),
-        "gpu": lambda: gpu.rows(options.repeats),
+        "gpu": lambda: gpu.rows(),
         "drift": lambda: drift.rows(_few(options)),
         "serve": lambda: serve.rows(_many(options)),
         "patch": lambda: patch.rows(_few(options), ask_peers=options.peers),

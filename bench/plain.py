@@ -1,0 +1,168 @@
+"""Do each task with torch and transformers alone, as people write it.
+
+Every other way is measured against these. They need no package of ours, so they run in
+any environment and on any device.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Cell = tuple[int, int]
+BATCH = 32
+
+
+def base_model(module: Any) -> Any:
+    """Return the model without its head."""
+    return module.base_model
+
+
+def hidden_states(module: nn.Module, ids: Tensor) -> tuple[Tensor, ...]:
+    """Return every hidden state of a batch; the head does not run."""
+    output = base_model(module)(
+        input_ids=ids, use_cache=False, output_hidden_states=True
+    )
+    states: tuple[Tensor, ...] = output.hidden_states
+    return states
+
+
+def lens(module: Any, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Read the `k` best words of every layer: norm, head, softmax, top-k."""
+    states = hidden_states(module, ids)
+    norm = _final_norm(module)
+    probabilities = []
+    words = []
+    for number, state in enumerate(states):
+        # Hugging Face's last hidden state has been through the final norm already.
+        normed = state if number == len(states) - 1 else norm(state)
+        best = module.lm_head(normed).float().softmax(-1).topk(k)
+        probabilities.append(best.values)
+        words.append(best.indices)
+    return torch.stack(probabilities).cpu(), torch.stack(words).cpu()
+
+
+def patch(
+    module: Any, clean: Tensor, corrupt: Tensor, cells: Sequence[Cell]
+) -> list[Tensor]:
+    """Run one pass for each cell (layer, token) and return its last logits."""
+    states = hidden_states(module, clean)
+    blocks = _blocks(module)
+    logits = []
+    for layer, token in cells:
+        row = states[layer][0, token]
+        with _replaced(blocks, layer, token, row):
+            output = module(input_ids=corrupt, use_cache=False, logits_to_keep=1)
+        logits.append(output.logits[0, -1])
+    return logits
+
+
+@contextmanager
+def _replaced(blocks: Any, layer: int, token: int, row: Tensor) -> Iterator[None]:
+    """Put a row into the state that leaves a block, while the body runs."""
+
+    def put(block: Any, arguments: Any, output: Any) -> Any:
+        state = output if isinstance(output, Tensor) else output[0]
+        state = state.clone()
+        state[0, token] = row
+        return state if isinstance(output, Tensor) else (state, *output[1:])
+
+    handle = blocks[layer - 1].register_forward_hook(put)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def visibility(module: nn.Module, ids: Tensor) -> Tensor:
+    """Differentiate the length of every state by all states below it.
+
+    One pass, then one backward pass for each target. The result has the dimensions
+    target layer, target token, source layer, source token.
+    """
+    with torch.enable_grad():
+        states = hidden_states(module, ids)
+        layers, tokens = len(states), ids.shape[1]
+        influence = torch.zeros(layers, tokens, layers, tokens)
+        for layer in range(layers):
+            for token in range(tokens):
+                length = _length(states[layer][0, token])
+                sources = states[: layer + 1]
+                gradients = torch.autograd.grad(length, sources, retain_graph=True)
+                for source, gradient in enumerate(gradients):
+                    influence[layer, token, source] = gradient[0].abs().sum(-1).cpu()
+    return influence
+
+
+def _length(state: Tensor) -> Tensor:
+    return state.abs().sum() / state.norm()
+
+
+def batches(texts: Sequence[str], tokenizer: Any, device: Any) -> Iterator[Any]:
+    """Tokenise texts in batches in their order, each padded to its longest text."""
+    for start in range(0, len(texts), BATCH):
+        chosen = list(texts[start : start + BATCH])
+        yield tokenizer(chosen, padding=True, return_tensors="pt").to(device)
+
+
+def extract(
+    module: nn.Module, tokenizer: Any, texts: Sequence[str], folder: Path
+) -> None:
+    """Save every hidden state of a corpus, one file a batch."""
+    for number, batch in enumerate(batches(texts, tokenizer, _device(module))):
+        output = base_model(module)(**batch, use_cache=False, output_hidden_states=True)
+        # A clone each: a view would write the storage of its whole batch.
+        states = [state.clone() for state in output.hidden_states]
+        torch.save(states, folder / f"{number}.pt")
+
+
+def last_states(
+    module: nn.Module, tokenizer: Any, texts: Sequence[str]
+) -> list[Tensor]:
+    """Return the final states of every text, without padding."""
+    kept = []
+    for batch in batches(texts, tokenizer, _device(module)):
+        output = base_model(module)(**batch, use_cache=False)
+        mask = batch["attention_mask"].bool()
+        for row, state in enumerate(output.last_hidden_state):
+            kept.append(state[mask[row]])
+    return kept
+
+
+def embed(module: nn.Module, tokenizer: Any, texts: Sequence[str]) -> Tensor:
+    """Average the final states of every text and scale each mean to length 1."""
+    vectors = []
+    for batch in batches(texts, tokenizer, _device(module)):
+        output = base_model(module)(**batch, use_cache=False)
+        weights = batch["attention_mask"].unsqueeze(-1).to(output[0].dtype)
+        mean = (output[0] * weights).sum(1) / weights.sum(1)
+        vectors.append(nn.functional.normalize(mean.float(), dim=-1).cpu())
+    return torch.cat(vectors)
+
+
+def drift(reference: nn.Module, candidate: nn.Module, ids: Tensor) -> list[float]:
+    """Return the largest difference of two models, layer by layer."""
+    differences = []
+    pairs = zip(
+        hidden_states(reference, ids), hidden_states(candidate, ids), strict=True
+    )
+    for left, right in pairs:
+        differences.append(float((left - right).abs().max()))
+    return differences
+
+
+def _device(module: Any) -> Any:
+    return module.device
+
+
+def _blocks(module: Any) -> Any:
+    inner = base_model(module)
+    return inner.layers if hasattr(inner, "layers") else inner.h
+
+
+def _final_norm(module: Any) -> Any:
+    inner = base_model(module)
+    return inner.norm if hasattr(inner, "norm") else inner.ln_f
