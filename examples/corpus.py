@@ -11,12 +11,13 @@ a few thousand tokens. On a GPU: `--model smollm2 --device cuda`. Your own texts
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -77,11 +78,12 @@ def main() -> None:
     draw(probe, searches, options.out / "corpus-sites.png")
     for suffix in ("nc", "html"):
         probe.save(options.out / f"corpus-probe.{suffix}")
-    shown = {name: str(value) for name, value in figures.items()}
-    (options.out / "figures.json").write_text(json.dumps(shown, indent=1), "utf-8")
     print()
+    shown = {name: str(value) for name, value in figures.items()}
     for name, value in shown.items():
         print(f"{name:26} {value}")
+    record = shown | {"searches": [asdict(search) for search in searches]}
+    (options.out / "figures.json").write_text(json.dumps(record, indent=1), "utf-8")
 
 
 # The corpus
@@ -118,7 +120,7 @@ def write_texts(model: hs.Model, options: argparse.Namespace) -> Path:
 
 @dataclass(frozen=True)
 class Duration:
-    """The time of a step: what passed, and what the cores of this process worked."""
+    """How long a step took, and how long the CPU cores worked on it."""
 
     seconds: float
     cpu: float
@@ -130,10 +132,14 @@ class Duration:
 
 def timed(step: Callable[[], Value]) -> tuple[Value, Duration]:
     """Return what a step returns, and how long it took."""
-    start, cpu = time.perf_counter(), time.process_time()
+    start, cpu = time.perf_counter(), _cpu_seconds()
     value = step()
-    seconds, used = time.perf_counter() - start, time.process_time() - cpu
-    return value, Duration(seconds, used)
+    return value, Duration(time.perf_counter() - start, _cpu_seconds() - cpu)
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of its workers that have ended."""
+    return sum(os.times()[:4])
 
 
 def chosen_sites(model: hs.Model) -> str:
@@ -185,6 +191,8 @@ def kill_a_job(texts: Path, options: argparse.Namespace) -> None:
     command += ["--unit-tokens", str(options.unit_tokens or 0)]
     if options.device:
         command += ["--device", options.device]
+    if options.quick:
+        command.append("--quick")
     job = subprocess.Popen(command)
     while job.poll() is None and _units(options) < UNITS_BEFORE_KILL:
         time.sleep(0.02)
@@ -212,8 +220,16 @@ def _job(model: hs.Model, texts: Path, options: argparse.Namespace) -> hs.Extrac
         options.out / "states",
         sites=chosen_sites(model),
         dtype="bfloat16",
-        engine=hs.Engine(unit_tokens=options.unit_tokens or None),
+        engine=_engine(options),
     )
+
+
+def _engine(options: argparse.Namespace) -> hs.Engine:
+    """Choose one process with a thread for each CPU core, or one process for a GPU."""
+    units = options.unit_tokens or None
+    if options.device or options.quick:
+        return hs.Engine(unit_tokens=units)
+    return hs.Engine(workers=os.cpu_count(), threads=1, unit_tokens=units)
 
 
 def _compare_with_every_site(model: hs.Model, tokens: int) -> None:
@@ -240,7 +256,7 @@ class Excerpts:
 
 
 @dataclass(frozen=True)
-class Found:
+class SiteSearch:
     """How often a site finds a text again, and whether its neighbours agree with it."""
 
     site: str
@@ -274,7 +290,7 @@ def excerpts(data: Any, count: int) -> Excerpts:
 
 def search_again(
     store: hs.Store, model: hs.Model, queries: Excerpts, data: Any, site: str
-) -> Found:
+) -> SiteSearch:
     """Search for texts with pieces of them."""
     result = hs.search(
         store, (model, queries.pieces), NEIGHBOURS + 1, site=site, pool="mean"
@@ -284,7 +300,7 @@ def search_again(
     others = without_own(nearest, queries.numbers)
     labels = np.array(data.labels)
     share, shuffled = label_agreement(others, queries.numbers, labels)
-    return Found(
+    return SiteSearch(
         site,
         float(own[:, 0].mean()),
         float(own[:, :NEIGHBOURS].any(1).mean()),
@@ -369,32 +385,32 @@ def show_meanings(store: hs.Store, model: hs.Model, data: Any) -> None:
             print("   ", repr(f"{around[0]}[{text[start:stop]}]{around[1]}"))
 
 
-def draw(probe: hs.Result, searches: list[Found], path: Path) -> None:
+def draw(probe: hs.Result, searches: list[SiteSearch], path: Path) -> None:
     """Draw what the probe and the search make of each site."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.4), sharex=True)
+    figure, (above, below) = plt.subplots(2, 1, figsize=(5, 6.4), sharex=True)
     sites = [search.site for search in searches]
     x = np.arange(len(sites))
     accuracy = probe.data["accuracy"].to_numpy()
-    low = probe.data["accuracy_low"].to_numpy()
-    high = probe.data["accuracy_high"].to_numpy()
-    left.errorbar(
-        x, accuracy, (accuracy - low, high - accuracy), fmt="o-", capsize=4,
-        label="probe, 95% interval",
-    )  # fmt: skip
-    left.plot(x, probe.data["control"], "s:", color="grey", label="control labels")
-    left.axhline(float(probe.data["majority"]), color="grey", lw=1, label="chance")
-    left.set(title="Sentiment, held out", ylabel="accuracy", ylim=(0.4, 1.0))
+    low = accuracy - probe.data["accuracy_low"].to_numpy()
+    high = probe.data["accuracy_high"].to_numpy() - accuracy
+    label = "probe, 95% interval"
+    above.errorbar(x, accuracy, (low, high), fmt="o-", capsize=4, label=label)
+    above.plot(x, probe.data["control"], "s:", color="grey", label="control labels")
+    chance = float(probe.data["majority"])
+    above.axhline(chance, color="black", lw=1, label="largest class")
+    above.set(title="Sentiment of texts not seen", ylabel="accuracy", ylim=(0.4, 1.0))
 
     shuffled = np.array([search.shuffled for search in searches])
     first = [search.first for search in searches]
     same = [search.same_label for search in searches]
-    right.plot(x, first, "o-", label="finds the text first")
-    right.plot(x, same, "s-", label="neighbours, same label")
-    right.fill_between(x, *shuffled.T, color="grey", alpha=0.3, label="labels shuffled")
-    right.set(title="Search with a piece of a text", ylabel="share", ylim=(0, 1.05))
-    for axes in (left, right):
-        axes.set_xticks(x, sites)
-        axes.legend(fontsize=8, loc="lower right")
+    below.plot(x, first, "o-", label="its text comes first")
+    below.plot(x, same, "s-", label="neighbours with its label")
+    below.fill_between(x, *shuffled.T, color="grey", alpha=0.4, label="labels shuffled")
+    below.set(title="Search with a piece of a text", ylabel="share", ylim=(0, 1.05))
+    below.set_xticks(x, sites)
+    for axes in (above, below):
+        axes.legend(fontsize=9, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.1),
+                    columnspacing=1, handlelength=1.4, frameon=False)  # fmt: skip
         axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
@@ -408,7 +424,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--texts", type=Path, help="JSON lines: text and label")
     parser.add_argument("--queries", type=int, default=200)
-    parser.add_argument("--unit-tokens", type=int, default=0)
+    # A killed job loses the units that it was at work on: small ones lose little.
+    parser.add_argument("--unit-tokens", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--no-kill", action="store_true")
@@ -416,7 +433,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("out/corpus"))
     options = parser.parse_args()
     if options.quick:
-        options.tokens, options.unit_tokens, options.queries = 3_000, 500, 30
+        options.tokens, options.unit_tokens, options.queries = 2_400, 400, 30
     return options
 
 
