@@ -1,0 +1,19 @@
+"""Take a slice of a long list of cases: `make test` runs a few, `make fuzz` all."""
+
+import os
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+THOROUGH = bool(os.environ.get("HIDDENSCOPE_THOROUGH"))
+
+
+def sliced(cases: Sequence[T], count: int) -> Sequence[T]:
+    """Return so many of the cases, evenly spread, or all if HIDDENSCOPE_THOROUGH is set.
+
+    The first and the last are among them.
+    """
+    if THOROUGH or len(cases) <= count:
+        return cases
+    last = len(cases) - 1
+    return [cases[round(at * last / (count - 1))] for at in range(count)]
