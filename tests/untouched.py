@@ -24,6 +24,10 @@ from torch.utils import _python_dispatch
 import hiddenscope as hs
 from fuzz.questions import IDS, state_of
 from hiddenscope.modules import installation
+from tests.slices import THOROUGH
+
+# At how many calls of a question it is interrupted, and the modules are called.
+INTERRUPTS, CALLS = (60, 200) if THOROUGH else (20, 80)
 
 Ask = Callable[[], Any]
 Place = tuple[str, str]
@@ -127,7 +131,7 @@ def assert_never_changed(ask: Ask, modules: Sequence[nn.Module]) -> None:
 
 
 def assert_others_get_their_numbers(
-    ask: Ask, modules: Sequence[nn.Module], calls: int = 200
+    ask: Ask, modules: Sequence[nn.Module], calls: int = CALLS
 ) -> None:
     """Ask, and let another thread call each module at so many instants: it gets its own
     numbers, bit for bit.
@@ -237,7 +241,7 @@ def _interrupts(ask: Ask, chance: random.Random, count: int) -> list[tuple[Place
 
 
 def assert_interrupts_leave_nothing(
-    ask: Ask, modules: Sequence[nn.Module], model: hs.Model, count: int = 60
+    ask: Ask, modules: Sequence[nn.Module], model: hs.Model, count: int = INTERRUPTS
 ) -> None:
     """Interrupt a question at so many of its calls: modules, modes of torch, threads
     and the lock are as before.

@@ -90,7 +90,8 @@ def test_the_command_imports_no_torch_into_its_own_process(tmp_path: Path) -> No
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=os.environ | {"HIDDENSCOPE_CACHE": str(tmp_path)},
+        # A torch that is imported at once, wherever that happens.
+        env=os.environ | foreign_torch(tmp_path, ""),
         capture_output=True,
         text=True,
         check=True,
@@ -183,10 +184,22 @@ def test_a_cache_that_cannot_be_written_is_a_problem(
     assert "HIDDENSCOPE_CACHE" in check.remedy
 
 
-def test_a_cache_below_a_file_is_a_problem_and_exits_with_1(tmp_path: Path) -> None:
+@pytest.fixture
+def _no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the devices out: to import torch takes seconds."""
+    # The package gives the function of this name, not the module.
+    module = sys.modules["hiddenscope.diagnosis.diagnose"]
+    monkeypatch.setattr(module, "examine_devices", lambda: iter(()))
+
+
+@pytest.mark.usefixtures("_no_devices")
+def test_a_cache_below_a_file_is_a_problem_and_exits_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
-    done = run_doctor(HIDDENSCOPE_CACHE=str(tmp_path / "file" / "cache"))
-    assert done.returncode == 1
+    monkeypatch.setenv("HIDDENSCOPE_CACHE", str(tmp_path / "file" / "cache"))
+    done = CliRunner().invoke(cli.app, ["doctor"])
+    assert done.exit_code == 1
     assert "1 thing must be mended" in done.stdout
     assert "MEND  folder" in done.stdout
 
@@ -290,6 +303,7 @@ def test_hostile_paths_and_messages_are_escaped_on_a_terminal_and_whole_in_json(
     assert by_name(report)["folder"]["facts"]["path"] == hostile
 
 
+@pytest.mark.usefixtures("_no_devices")
 def test_a_check_that_fails_does_not_end_the_others(
     monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
@@ -301,4 +315,17 @@ def test_a_check_that_fails_does_not_end_the_others(
     assert done.exit_code == 1
     checks = by_name(json.loads(done.stdout))
     assert "RuntimeError: torn)" in checks["packages"]["message"]
-    assert checks["cpu"]["status"] == "ok"
+    assert checks["folder"]["status"] == "ok"
+
+
+@pytest.mark.usefixtures("_no_devices")
+def test_a_checkout_that_is_not_installed_is_a_note(
+    monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    monkeypatch.setattr(environment, "PROJECT", "hiddenscope-that-nobody-installed")
+    done = CliRunner().invoke(cli.app, ["doctor", "--json"])
+    assert done.exit_code == 0, done.stdout
+    checks = by_name(json.loads(done.stdout))
+    assert "packages" not in checks
+    (note,) = [check for name, check in checks.items() if name.startswith("hidden")]
+    assert (note["status"], "pip install" in note["remedy"]) == ("note", True)

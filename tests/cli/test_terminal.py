@@ -323,7 +323,7 @@ def test_ctrl_c_stops_a_job_that_goes_on_later(
         "1",
     ]
     words += ["--workers", str(workers), "--device", "cpu", "--json"]
-    words += ["--unit-tokens", "110000"]
+    words += ["--unit-tokens", "30000"]
     with started(words, stderr=subprocess.PIPE, marker=marker) as process:
         assert process.stdout is not None and process.stderr is not None
         line = process.stdout.readline()
@@ -338,7 +338,7 @@ def test_ctrl_c_stops_a_job_that_goes_on_later(
         r" on\.\n$",
         said,
     )
-    assert kept and 1 <= int(kept[1]) <= int(kept[2]) == 5, said
+    assert kept and 1 <= int(kept[1]) <= int(kept[2]) and int(kept[2]) > 2, said
     assert (
         said.count("Stopped") == 1
         and "Traceback" not in said

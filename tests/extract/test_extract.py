@@ -1086,6 +1086,24 @@ def test_progress_adds_up(
     assert json.loads(json.dumps(last.to_json()))["units"] == cost.units
 
 
+def test_a_short_last_batch_is_not_what_is_timed(
+    gpt2: hs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU would wait most of the time, and seem a thousand times too slow."""
+    timed: list[int] = []
+
+    def run_bare(model: hs.Model, inputs: Any, batches: Any, spec: Any) -> None:
+        for batch in batches:
+            timed.append(sum(inputs.costs[index] for index in batch))
+
+    monkeypatch.setattr(compute, "WORTH_TIMING", 1)
+    monkeypatch.setattr(compute, "run_bare", run_bare)
+    texts = [[5] * 60 for _ in range(40)] + [[5]]
+    planned = ExtractJob.plan(gpt2, texts, tmp_path / "store")
+    assert planned.cost.seconds is not None
+    assert timed[-1] > 60
+
+
 @pytest.mark.parametrize(("pool", "workers"), [(None, None), ("mean", None), (None, 2)])
 def test_progress_counts_the_tokens_of_every_batch(
     tmp_path: Path, gpt2: hs.Model, pool: str | None, workers: int | None

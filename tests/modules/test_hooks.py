@@ -62,8 +62,8 @@ def test_a_question_leaves_the_module_alone(name: str) -> None:
 
     ask()  # what is tried once is tried now
     assert_never_changed(ask, [model.module])
-    assert_others_get_their_numbers(ask, [model.module], calls=60)
-    assert_interrupts_leave_nothing(ask, [model.module], model, count=24)
+    assert_others_get_their_numbers(ask, [model.module], calls=30)
+    assert_interrupts_leave_nothing(ask, [model.module], model, count=12)
 
 
 def test_an_interrupt_as_no_grad_ends_in_a_recording_leaves_gradients_on() -> None:

@@ -18,7 +18,24 @@ from hiddenscope.diagnosis.check import Check, short
 PROJECT = "hiddenscope"
 INSTALL = "Run `pip install hiddenscope` again, from the same place as before."
 # For work on the package itself.
-NOT_FOR_USERS = {"dev"}
+NOT_FOR_USERS = {"dev", "docs"}
+
+
+def is_installed() -> bool:
+    """Say whether pip knows the package; a folder on the path is not enough."""
+    return _is_installed(PROJECT)
+
+
+def examine_folder(running: str) -> Iterator[Check]:
+    """Say that the package runs from a folder, so that nothing can be compared."""
+    folder = str(Path(__file__).parents[1])
+    facts = {"version": running, "folder": folder}
+    message = (
+        f"{running} runs from {folder} and is not installed. What it requires is"
+        " therefore not known."
+    )
+    remedy = "Run `pip install .` in the checkout."
+    yield Check("environment", PROJECT, "note", message, remedy, facts)
 
 
 def examine_python() -> Iterator[Check]:

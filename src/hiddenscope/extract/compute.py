@@ -208,16 +208,18 @@ def bare_speed(
     batches = _batches(sequences)
     costs = inputs.costs
     sizes = [sum(costs[index] for index in batch) for batch in batches]
-    middle = len(batches) // 2
-    if tokens < WORTH_TIMING * sizes[middle]:
+    # The median by size: the last batch of a unit may be one short text, which keeps a
+    # GPU waiting.
+    size = sorted(sizes)[len(sizes) // 2]
+    if tokens < WORTH_TIMING * size:
         return None
-    smallest = sizes.index(min(sizes))
+    smallest, median = sizes.index(min(sizes)), sizes.index(size)
     with model.lock:
         # The first pass of a process is a slow one.
         run_bare(model, inputs, [batches[smallest]], spec)
         begin = time.perf_counter()
-        run_bare(model, inputs, [batches[middle]], spec)
-        return sizes[middle] / (time.perf_counter() - begin)
+        run_bare(model, inputs, [batches[median]], spec)
+        return size / (time.perf_counter() - begin)
 
 
 def run_bare(
