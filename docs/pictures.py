@@ -140,7 +140,7 @@ def montreal(model: hs.Model) -> hs.Result:
 def cosines(encoder: hs.Model) -> View:
     """Return the cosine of every two texts as a grid."""
     vectors = hs.embed(encoder, list(TOPICS))
-    cosine = Measure("cosine", (vectors @ vectors.T)[::-1], limits=(-1.0, 1.0))
+    cosine = Measure("cosine", (vectors @ vectors.T)[::-1])
     title = f"The cosine of every two texts in {encoder.name}"
     return Grid(title, TOPICS[::-1], TOPICS, (cosine,), x_name="text", y_name="text")
 

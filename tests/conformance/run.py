@@ -3,7 +3,7 @@ known of.
 
 python tests/conformance/run.py                    all of them, against the recorded count
 python tests/conformance/run.py --only GPT2Model   some, by class or by model type
-python tests/conformance/run.py --record           all, and record what came out
+python tests/conformance/run.py --record           all, record what came out, and write docs/conformance.md
 python tests/conformance/run.py --analyses         every analysis on all of them, and the laws that it must keep
 """
 
@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
+
+import page
 
 HERE = Path(__file__).parent
 Rows = list[dict[str, Any]]
@@ -83,10 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     print("\n".join(report(outcomes)))
     if given.record:
-        RECORD.write_text(json.dumps(record(outcomes), indent=1) + "\n", "utf-8")
-    faults = list(
-        worse(outcomes, json.loads(RECORD.read_text("utf-8")), whole=not given.only)
-    )
+        new = record(outcomes)
+        RECORD.write_text(json.dumps(new, indent=1) + "\n", "utf-8")
+        page.write(new)
+    recorded = json.loads(RECORD.read_text("utf-8"))
+    faults = list(worse(outcomes, recorded, whole=not given.only))
+    if not given.only:
+        faults += stale(outcomes, recorded)
     print(
         "\n".join(
             [
@@ -340,13 +345,51 @@ def counts(outcomes: Iterable[Outcome], verdict: str) -> tuple[int, int]:
 
 
 def record(outcomes: list[Outcome]) -> dict[str, Any]:
+    """Return what is worth keeping of a run: the counts, and what is refused and why.
+
+    docs/conformance.md is written from it.
+    """
+    import transformers
+
     pairs, types = counts(outcomes, "proved")
-    refused = {
-        outcome.name: outcome.reason
-        for outcome in outcomes
-        if outcome.verdict == "refused"
+    tasks: dict[str, Counter[str]] = defaultdict(Counter)
+    without_parts: dict[str, set[str]] = defaultdict(set)
+    refused = {}
+    for outcome in outcomes:
+        for task in outcome.tasks:
+            tasks[task][outcome.verdict] += 1
+        for reason in outcome.parts_refused:
+            without_parts[reason].add(outcome.model_type)
+        if outcome.verdict == "refused":
+            refused[outcome.name] = outcome.reason
+    kinds = Counter(kind for outcome in outcomes for kind in outcome.kinds)
+    return {
+        "transformers": transformers.__version__,
+        "pairs": pairs,
+        "all_pairs": sum(len(outcome.tasks) for outcome in outcomes),
+        "types": types,
+        "all_types": len({outcome.model_type for outcome in outcomes}),
+        "tasks": {task: dict(sorted(tasks[task].items())) for task in sorted(tasks)},
+        "kinds": dict(sorted(kinds.items())),
+        "refused": refused,
+        "without_parts": {
+            reason: sorted(without_parts[reason]) for reason in sorted(without_parts)
+        },
+        "untried": _untried({outcome.name for outcome in outcomes}),
     }
-    return {"pairs": pairs, "types": types, "refused": refused}
+
+
+def stale(outcomes: list[Outcome], recorded: dict[str, Any]) -> Iterator[str]:
+    """Yield why docs/conformance.md does not show this run.
+
+    Another version of transformers has other classes, and is not what the page is of.
+    """
+    new = record(outcomes)
+    again = "write it again with --record"
+    if new["transformers"] == recorded["transformers"] and new != recorded:
+        yield f"the record differs from this run: {again}"
+    if not page.shows(recorded):
+        yield f"docs/conformance.md does not show the record: {again}"
 
 
 def worse(
