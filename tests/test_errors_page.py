@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
 import hiddenscope as hs
 from hiddenscope.errors import Error
@@ -74,8 +73,9 @@ def test_a_text_that_is_not_in_the_source_is_noticed() -> None:
     assert missing == ["it is Tuesday"]
 
 
-def _live_pair() -> tuple[torch.nn.Module, object]:
-    return tiny_model("llama"), tiny_tokenizer()
+def _ask_logits_of_a_headless_model() -> None:
+    headless = hs.load((tiny_model("bert", task="base"), tiny_tokenizer()))
+    hs.record(headless, "the cat", (), logits=True)
 
 
 def _record_nothing() -> None:
@@ -135,9 +135,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "for … it is … tokens: …": (
         lambda: hs.lens(tiny("llama"), "the cat", target="the cat sat on the mat")
     ),
-    "No logits of …: it has no language-model head": (
-        lambda: hs.record(tiny("bert"), "the cat", (), logits=True)
-    ),
+    "No logits of …: it has no language-model head": _ask_logits_of_a_headless_model,
     "they are all of one class, …": (
         lambda: hs.probe(tiny("llama"), (["the cat", "the mat"], ["a", "a"]))
     ),
