@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import hiddenscope as hs
+from hiddenscope.catalog import ANALYSES
 from hiddenscope.loading import zoo
 
 ROOT = Path(__file__).parent.parent
@@ -16,6 +17,14 @@ PAGES = [
 ]
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
+# What a page of a question says, in this order.
+SECTIONS = ["How to read it", "Formula", "Cost", "Pitfalls", "Reference"]
+# Pages that are laid out otherwise.
+OTHERWISE = {"visibility"}
+QUESTIONS = [
+    *(analysis.word for analysis in ANALYSES if analysis.word not in OTHERWISE),
+]
 
 
 def name(page: Path) -> str:
@@ -57,6 +66,18 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not (page.parent / link).exists()
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("word", QUESTIONS)
+def test_the_page_of_a_question_is_laid_out_like_the_others(word: str) -> None:
+    text = (ROOT / "docs" / f"{word}.md").read_text("utf-8")
+    headings = [heading for heading in HEADING.findall(text) if heading in SECTIONS]
+    assert headings == SECTIONS
+    opening = text.partition("\n## ")[0]
+    assert "](pictures/" in opening, "a picture comes first"
+    assert EXAMPLE.search(opening), "and an example"
+    formula = text.partition("## Formula")[2].partition("\n## ")[0]
+    assert "$$" in formula
 
 
 def test_every_model_of_the_zoo_is_in_the_docs() -> None:

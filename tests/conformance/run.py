@@ -3,7 +3,7 @@ known of.
 
 python tests/conformance/run.py                    all of them, against the recorded count
 python tests/conformance/run.py --only GPT2Model   some, by class or by model type
-python tests/conformance/run.py --record           all, and record what came out
+python tests/conformance/run.py --record           all, record what came out, and write docs/conformance.md
 python tests/conformance/run.py --analyses         every analysis on all of them, and the laws that it must keep
 """
 
@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
+
+import page
 
 HERE = Path(__file__).parent
 Rows = list[dict[str, Any]]
@@ -69,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="run every analysis, and hold it to its laws",
     )
     given = parser.parse_args(arguments)
+    if given.record and given.only:
+        parser.error("--record is of all classes: leave --only out")
     groups = [
         group
         for group in grouped(rows())
@@ -83,14 +87,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     print("\n".join(report(outcomes)))
     if given.record:
-        RECORD.write_text(json.dumps(record(outcomes), indent=1) + "\n", "utf-8")
-    faults = list(
-        worse(outcomes, json.loads(RECORD.read_text("utf-8")), whole=not given.only)
-    )
+        new = record(outcomes)
+        RECORD.write_text(json.dumps(new, indent=1) + "\n", "utf-8")
+        page.write(new)
+    recorded = json.loads(RECORD.read_text("utf-8"))
+    faults = list(worse(outcomes, recorded, whole=not given.only))
+    if not given.only:
+        faults += stale(outcomes, recorded)
     print(
         "\n".join(
             [
-                *(f"worse than recorded: {fault}" for fault in faults),
+                *(f"not as recorded: {fault}" for fault in faults),
                 last_line(outcomes),
             ]
         )
@@ -340,13 +347,67 @@ def counts(outcomes: Iterable[Outcome], verdict: str) -> tuple[int, int]:
 
 
 def record(outcomes: list[Outcome]) -> dict[str, Any]:
+    """Return what is worth keeping of a run: the counts, and what is refused and why.
+
+    docs/conformance.md is written from it.
+    """
+    import transformers
+
     pairs, types = counts(outcomes, "proved")
-    refused = {
-        outcome.name: outcome.reason
-        for outcome in outcomes
-        if outcome.verdict == "refused"
+    tasks: dict[str, Counter[str]] = defaultdict(Counter)
+    without_parts: dict[str, set[str]] = defaultdict(set)
+    refused = {}
+    for outcome in outcomes:
+        for task in outcome.tasks:
+            tasks[task][outcome.verdict] += 1
+        for reason in outcome.parts_refused:
+            without_parts[reason].add(outcome.model_type)
+        if outcome.verdict == "refused":
+            refused[outcome.name] = outcome.reason
+    kinds = Counter(kind for outcome in outcomes for kind in outcome.kinds)
+    return {
+        "transformers": transformers.__version__,
+        "pairs": pairs,
+        "all_pairs": sum(len(outcome.tasks) for outcome in outcomes),
+        "types": types,
+        "all_types": len({outcome.model_type for outcome in outcomes}),
+        "tasks": {task: dict(sorted(tasks[task].items())) for task in sorted(tasks)},
+        "kinds": dict(sorted(kinds.items())),
+        "refused": refused,
+        "without_parts": {
+            reason: sorted(without_parts[reason]) for reason in sorted(without_parts)
+        },
+        "untried": _untried({outcome.name for outcome in outcomes}),
     }
-    return {"pairs": pairs, "types": types, "refused": refused}
+
+
+def stale(outcomes: list[Outcome], recorded: dict[str, Any]) -> Iterator[str]:
+    """Yield why docs/conformance.md does not show this run.
+
+    Another version of transformers has other classes, and is not what the page is of.
+    """
+    again = "write it again with --record"
+    if not page.shows(recorded):
+        yield f"docs/conformance.md does not show the record: {again}"
+    new = record(outcomes)
+    if new["transformers"] != recorded["transformers"]:
+        return
+    for name in ("all_pairs", "all_types", "tasks", "kinds", "untried"):
+        if new[name] != recorded[name]:
+            yield f"{name} in docs/conformance.md is {recorded[name]}, here {new[name]}"
+    for name in ("refused", "without_parts"):
+        # Names alone: a reason may quote a number that rounding changes.
+        if set(_members(new[name])) != set(_members(recorded[name])):
+            yield f"{name} in docs/conformance.md differs from this run: {again}"
+
+
+def _members(by_name: dict[str, Any]) -> Iterator[str]:
+    """Yield the keys of a mapping, or the members of its lists."""
+    for key, value in by_name.items():
+        if isinstance(value, list):
+            yield from value
+        else:
+            yield key
 
 
 def worse(

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
 
 import analyses
 import oracle
+import page
 import run
 
 
@@ -149,6 +150,35 @@ def test_the_record_is_above_the_bar() -> None:
     recorded = json.loads(run.RECORD.read_text("utf-8"))
     assert all(recorded[name] >= run.BAR[name] for name in run.BAR)
     assert all(recorded["refused"].values())
+
+
+def test_the_page_shows_the_record() -> None:
+    recorded = json.loads(run.RECORD.read_text("utf-8"))
+    assert page.shows(recorded), "run tests/conformance/run.py --record"
+    assert not page.shows({**recorded, "pairs": recorded["pairs"] + 1})
+
+
+def test_a_run_that_the_page_does_not_show_is_a_fault() -> None:
+    recorded = json.loads(run.RECORD.read_text("utf-8"))
+    outcomes = [outcome("Good", "proved"), outcome("Known", "refused")]
+    names = [fault.split()[0] for fault in run.stale(outcomes, recorded)]
+    assert names[:3] == ["all_pairs", "all_types", "tasks"]
+    assert names[-2:] == ["refused", "without_parts"]
+    new = run.record(outcomes)
+    shown = "docs/conformance.md does not show the record"
+    assert [fault.split(":")[0] for fault in run.stale(outcomes, new)] == [shown]
+    # Another transformers has other classes.
+    assert len(list(run.stale(outcomes, {**new, "transformers": "0.1"}))) == 1
+    assert new["tasks"] == {
+        "base": {"proved": 1, "refused": 1},
+        "causal-lm": {"proved": 1, "refused": 1},
+    }
+    assert (new["pairs"], new["all_pairs"], new["types"], new["all_types"]) == (
+        2,
+        4,
+        1,
+        2,
+    )
 
 
 @pytest.mark.filterwarnings(

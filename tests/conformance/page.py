@@ -1,0 +1,89 @@
+"""Write the measured part of docs/conformance.md from what was recorded."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
+BEGIN = "<!-- conformance: `python tests/conformance/run.py --record` writes this -->\n"
+END = "<!-- end of conformance -->"
+VERDICTS = ("proved", "refused", "wrong", "crashed", "missing")
+
+
+def write(record: Mapping[str, Any]) -> None:
+    """Put a record into the page, between its two comments."""
+    old = PAGE.read_text("utf-8")
+    above, begin, rest = old.partition(BEGIN)
+    assert begin and END in rest, f"{PAGE} has no place for the tables"
+    below = rest.partition(END)[2]
+    PAGE.write_text(f"{above}{BEGIN}{measured(record)}{END}{below}", "utf-8")
+
+
+def shows(record: Mapping[str, Any]) -> bool:
+    """Tell whether the page shows this record."""
+    text = PAGE.read_text("utf-8").partition(BEGIN)[2].partition(END)[0]
+    return text == measured(record)
+
+
+def measured(record: Mapping[str, Any]) -> str:
+    """Return the measured part of the page."""
+    return "\n" + "\n".join(_lines(record)) + "\n\n"
+
+
+def _lines(record: Mapping[str, Any]) -> Iterator[str]:
+    tasks = record["tasks"]
+    verdicts = [
+        verdict
+        for verdict in VERDICTS
+        if verdict in ("proved", "refused", "wrong") or _total(tasks, verdict)
+    ]
+    yield (
+        f"**{record['pairs']} of {record['all_pairs']}** pairs of a class and a task,"
+        f" and **{record['types']} of {record['all_types']}** model types with all"
+        f" their classes, are proved. {_total(tasks, 'refused')} pairs are refused and"
+        f" {_total(tasks, 'wrong')} are wrong. Tried with transformers"
+        f" {record['transformers']}."
+    )
+    yield ""
+    yield from _table(
+        ["task", *verdicts],
+        [[task, *(tasks[task].get(v, 0) for v in verdicts)] for task in sorted(tasks)],
+    )
+    yield ""
+    kinds = sorted(record["kinds"].items(), key=lambda item: (-item[1], item[0]))
+    yield from _table(["kind of block", "proved stacks"], kinds)
+    yield ""
+    yield "### Refused"
+    yield ""
+    refused = sorted(record["refused"].items())
+    yield from _table(["class", "what the proof says"], refused)
+    yield ""
+    yield "### Without parts"
+    yield ""
+    yield (
+        "In these types every layer is proved, and `attn`, `mid` and `mlp` inside some"
+        " blocks are not."
+    )
+    yield ""
+    parts = sorted(record["without_parts"].items(), key=lambda item: -len(item[1]))
+    rows = [[reason, ", ".join(types)] for reason, types in parts]
+    yield from _table(["what the proof says", "model types"], rows)
+    yield ""
+    yield "### Not tried"
+    yield ""
+    yield (
+        f"{len(record['untried'])} language models of this transformers have no tiny"
+        f" configuration here: {', '.join(record['untried'])}."
+    )
+
+
+def _total(tasks: Mapping[str, Mapping[str, int]], verdict: str) -> int:
+    return sum(counts.get(verdict, 0) for counts in tasks.values())
+
+
+def _table(head: list[str], rows: list[Any]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        cells = [str(cell).replace("|", "\\|") for cell in row]
+        yield f"| {' | '.join(cells)} |"
