@@ -57,7 +57,7 @@ def main() -> None:
         return
     if not PEERS_PYTHON.exists():
         sys.exit(f"There is no {PEERS_PYTHON}: `python -m bench --peers` makes it.")
-    rows = _all_rows()
+    rows = _all_rows(options.model)
     different = False
     for library, outcomes in rows.items():
         for row in outcomes:
@@ -79,9 +79,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--write", action="store_true", help="write docs/coming_from/agreement.json"
     )
+    parser.add_argument(
+        "--model", type=Path, help="another folder than that of smollm2, of its depth"
+    )
     # How this file runs itself in the environment of the peers.
     parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.model and options.write:
+        parser.error("--write records smollm2, and --model names another")
+    return options
 
 
 def run(library: str) -> Arrays:
@@ -179,21 +185,22 @@ def _absolute(theirs: Array, ours: Array) -> float:
     return float(np.max(np.abs(theirs.astype(float) - ours)))
 
 
-def _all_rows() -> dict[str, list[Row]]:
+def _all_rows(model: Path | None) -> dict[str, list[Row]]:
     """Run every script in a folder of its own, and compare it with hiddenscope's."""
+    # This file also runs where there is no hiddenscope.
+    from hiddenscope.loading import zoo
+
+    folder = model or zoo.zoo_folder("smollm2")
     arrays = {}
     for library in LIBRARIES:
         print(f"{LIBRARIES[library]} ...", file=sys.stderr)
-        arrays[library] = _run_apart(library)
+        arrays[library] = _run_apart(library, folder.resolve())
     ours = arrays.pop("hiddenscope")
     return {library: compare(theirs, ours) for library, theirs in arrays.items()}
 
 
-def _run_apart(library: str) -> Arrays:
+def _run_apart(library: str, model: Path) -> Arrays:
     """Run a script in another process, in the environment that it needs."""
-    # This file also runs where there is no hiddenscope.
-    from hiddenscope.loading import zoo
-
     python = sys.executable
     if library in PEERS:
         python = str(PEERS_PYTHON)
@@ -205,7 +212,7 @@ def _run_apart(library: str) -> Arrays:
     }
     with TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(folder, zoo.zoo_folder("smollm2"))
+        prepare(folder, model)
         out = folder / "computed.npz"
         subprocess.run(
             [python, "-m", "bench.coming_from", "--run", library, str(out)],
