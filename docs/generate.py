@@ -2,7 +2,8 @@
 
 docs/cli.md is made from the commands, docs/questions.md and docs/stability.md from the
 catalog, docs/errors.md from the errors, and the lists of docs/index.md and of the
-sections' pages from docs/site/structure.toml.
+sections' pages from docs/site/structure.toml. The code of docs/coming-from/*.md comes
+from docs/coming_from.
 """
 
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typer.main import get_command
 
 import hiddenscope
+from docs import coming_from
 from docs.site.structure import ROOT, Section, name_groups, sections
 from hiddenscope import errors
 from hiddenscope.catalog import ANALYSES, GROUPS, PROVISIONAL, PUBLIC
@@ -177,6 +179,8 @@ def _pages() -> dict[str, Callable[[], str]]:
         name = f"{section.word}.md"
         if section.pages and name not in pages:
             pages[name] = partial(section_page, section)
+    for path in sorted(coming_from.PAGES.glob("*.md")):
+        pages[f"{coming_from.PAGES.name}/{path.name}"] = partial(coming_from.page, path)
     return pages
 
 

@@ -1,0 +1,99 @@
+"""Show the same ten tasks in four libraries: docs/coming-from/*.md.
+
+Each `in_<library>.py` is a script with a cell for every task. The pages show these
+cells and never a copy that somebody typed; `make docs` puts them there.
+`python -m bench.coming_from` runs all four scripts on the same model, compares what
+they compute, and writes agreement.json, of which the pages show a table.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+PAGES = FOLDER.parent / "coming-from"
+RECORD = FOLDER / "agreement.json"
+
+# Every task with its title. Loading comes before the ten.
+TASKS = {
+    "load": "Load a model",
+    "states": "The states of a text at every layer",
+    "ragged": "Texts of unequal length",
+    "stop": "One layer, and no more computed than it needs",
+    "lens": "What each layer would predict",
+    "edit": "Set a state to zero and see the logits",
+    "patch": "Patch every layer and token",
+    "steer": "Steer while the model writes",
+    "probe": "A linear probe on labelled texts",
+    "store": "Store the states of a corpus, and read them back",
+    "port": "Where does a port diverge?",
+}
+LIBRARIES = {
+    "hiddenscope": "hiddenscope",
+    "hugging_face": "Plain Hugging Face",
+    "transformer_lens": "TransformerLens",
+    "nnsight": "nnsight",
+}
+CELL = re.compile(r"^# %% (\w+)\n", re.MULTILINE)
+# A comment that names a cell, and the block below it that shows the cell.
+CODE = re.compile(
+    r"^<!-- code: (?P<library>\w+) (?P<task>\w+) -->\n"
+    r"(?:\*\*[^\n]*\*\*\n\n```py\n.*?^```\n)?",
+    re.MULTILINE | re.DOTALL,
+)
+AGREEMENT = re.compile(
+    r"^<!-- agreement: (?P<library>\w+) -->\n.*?^<!-- end of agreement -->$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def script(library: str) -> Path:
+    """Return the script with the ten tasks in a library."""
+    return FOLDER / f"in_{library}.py"
+
+
+def cells(library: str) -> dict[str, str]:
+    """Return the code of a library for every task."""
+    parts = CELL.split(script(library).read_text("utf-8"))
+    # The first part is the docstring; then names and cells follow in turn.
+    return dict(zip(parts[1::2], map(str.strip, parts[2::2]), strict=True))
+
+
+def page(path: Path) -> str:
+    """Return a page as it should be, with its code and its table of agreement."""
+    text = CODE.sub(_code, path.read_text("utf-8"))
+    return AGREEMENT.sub(_agreement, text)
+
+
+def _code(place: re.Match[str]) -> str:
+    """Return a comment that names a cell, and below it the library and the cell."""
+    library, task = place["library"], place["task"]
+    comment = f"<!-- code: {library} {task} -->"
+    name = LIBRARIES[library]
+    return f"{comment}\n**{name}**\n\n```py\n{cells(library)[task]}\n```\n"
+
+
+def _agreement(place: re.Match[str]) -> str:
+    """Return the table of a library: how far it is from hiddenscope in every task."""
+    library = place["library"]
+    record = json.loads(RECORD.read_text("utf-8"))
+    table = "| task | what is compared | outcome |\n|---|---|---|\n"
+    for row in record["rows"][library]:
+        title = TASKS[row["task"]]
+        table += f"| {title} | {row['compared']} | {row['outcome']} |\n"
+    return (
+        f"<!-- agreement: {library} -->\n\n{_run(record)}\n\n{table}\n"
+        "<!-- end of agreement -->"
+    )
+
+
+def _run(record: dict[str, Any]) -> str:
+    """Return a sentence that says when and with which versions a run was made."""
+    versions = []
+    for name, version in record["versions"].items():
+        versions.append(f"{name} {version}")
+    return (
+        f"Last run on {record['date']}, {record['architecture']}, smollm2 in float32:\n"
+        f"{', '.join(versions)}."
+    )
