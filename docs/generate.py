@@ -1,8 +1,8 @@
 """Write the generated pages: `make docs`.
 
 docs/cli.md is made from the commands, docs/questions.md and docs/stability.md from the
-catalog, docs/errors.md from the errors, and the lists of docs/index.md and of the
-sections' pages from docs/site/structure.toml.
+catalog, docs/errors.md from the errors, the lists of docs/index.md and of the
+sections' pages from docs/site/structure.toml, and the notebooks from their pages.
 """
 
 import os
@@ -13,6 +13,7 @@ from pathlib import Path
 from typer.main import get_command
 
 import hiddenscope
+from docs.site.notebooks import notebook_text
 from docs.site.structure import ROOT, Section, name_groups, sections
 from hiddenscope import errors
 from hiddenscope.catalog import ANALYSES, GROUPS, PROVISIONAL, PUBLIC
@@ -177,6 +178,8 @@ def _pages() -> dict[str, Callable[[], str]]:
         name = f"{section.word}.md"
         if section.pages and name not in pages:
             pages[name] = partial(section_page, section)
+    for page in sorted((DOCS / "notebooks").glob("*.md")):
+        pages[f"notebooks/{page.stem}.ipynb"] = partial(notebook_text, page)
     return pages
 
 

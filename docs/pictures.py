@@ -19,6 +19,7 @@ SENTENCE, ANOTHER = (
 CAPITALS = hs.Contrast(
     "The capital of France is", "The capital of Germany is", " Paris", " Berlin"
 )
+CHILD = "As a child I wanted to become a"
 CITIES = {name: name for name in ("cities-incomplete", "cities-complete")}
 SOME = "layer.0,layer.8,layer.16,layer.24,layer.29"
 
@@ -34,6 +35,7 @@ def views(model: hs.Model, live: dict[str, hs.Result]) -> dict[str, tuple[View, 
     return {
         "norms.png": views_of(hs.profile(model, SENTENCE))[:2],
         "difference.png": views_of(hs.compare(model, SENTENCE, ANOTHER))[:2],
+        "start.png": views_of(hs.lens(model, CHILD))[:1],
         "lens.png": views_of(hs.lens(model, CAPITALS.clean))[:1],
         "patch.png": views_of(hs.patch(model, CAPITALS)),
         "visibility.png": views_of(live["visibility.nc"])[:2],
