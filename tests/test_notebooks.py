@@ -1,10 +1,10 @@
 """The notebooks of the docs run from top to bottom, in a kernel, as a reader runs them."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-import hiddenscope as hs
 from docs.site.notebooks import notebook_text
 
 FOLDER = Path(__file__).parent.parent / "docs" / "notebooks"
@@ -19,41 +19,42 @@ def test_a_notebook_is_made_of_its_page(page: Path) -> None:
     assert stored == notebook_text(page), "run `make docs`"
 
 
-def test_notebooks_are_valid_and_hold_no_outputs() -> None:
-    nbformat = pytest.importorskip("nbformat")
+def test_notebooks_hold_no_outputs() -> None:
     assert len(PAGES) == 3
     for page in PAGES:
-        notebook = nbformat.read(page.with_suffix(".ipynb"), as_version=4)
-        nbformat.validate(notebook)
-        cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        text = page.with_suffix(".ipynb").read_text("utf-8")
+        cells = [cell for cell in json.loads(text)["cells"] if "outputs" in cell]
         assert len(cells) >= 4
         for cell in cells:
-            assert cell.outputs == []
-            assert cell.execution_count is None
+            assert cell["outputs"] == []
+            assert cell["execution_count"] is None
         # Neighbours of the page do not come with the notebook.
-        assert "](" not in str(notebook)
+        assert "](" not in text
 
 
 @pytest.mark.real
 def test_notebooks_run_from_top_to_bottom(tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
-    try:
-        hs.load()
-    except hs.errors.Unreachable as error:
-        pytest.skip(f"the notebooks use the default model: {error}")
     # One kernel for all: most of the time is that of its start and of importing torch.
     joined = nbformat.v4.new_notebook()
     for page in PAGES:
         notebook = nbformat.read(page.with_suffix(".ipynb"), as_version=4)
+        nbformat.validate(notebook)
         joined.cells.append(nbformat.v4.new_code_cell("%reset -f"))
         joined.cells += notebook.cells
     for number, cell in enumerate(joined.cells):
         cell.id = f"joined-{number}"
     resources = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(
+    client = nbclient.NotebookClient(
         joined, timeout=SECONDS, startup_timeout=SECONDS, resources=resources
-    ).execute()
+    )
+    try:
+        client.execute()
+    except nbclient.exceptions.CellExecutionError as error:
+        if error.ename != "Unreachable":
+            raise
+        pytest.skip(f"the notebooks use the default model: {error.evalue}")
     shown = 0
     for cell in joined.cells:
         for output in cell.get("outputs", []):
