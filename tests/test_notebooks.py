@@ -47,7 +47,12 @@ def test_notebooks_run_from_top_to_bottom(tmp_path: Path) -> None:
         cell.id = f"joined-{number}"
     resources = {"metadata": {"path": str(tmp_path)}}
     client = nbclient.NotebookClient(
-        joined, timeout=SECONDS, startup_timeout=SECONDS, resources=resources
+        joined,
+        timeout=SECONDS,
+        startup_timeout=SECONDS,
+        # After 4 seconds it would leave outputs out, and say nothing.
+        iopub_timeout=SECONDS,
+        resources=resources,
     )
     try:
         client.execute()
