@@ -1,9 +1,9 @@
 """Write the generated pages: `make docs`.
 
 docs/cli.md is made from the commands, docs/questions.md and docs/stability.md from the
-catalog, docs/errors.md from the errors, and the lists of docs/index.md and of the
-sections' pages from docs/site/structure.toml. The code of docs/coming-from/*.md comes
-from docs/coming_from.
+catalog, docs/errors.md from the errors, the lists of docs/index.md and of the
+sections' pages from docs/site/structure.toml, and the notebooks from their pages. The
+code of docs/coming-from/*.md comes from docs/coming_from.
 """
 
 import os
@@ -15,6 +15,7 @@ from typer.main import get_command
 
 import hiddenscope
 from docs import coming_from
+from docs.site.notebooks import notebook_text
 from docs.site.structure import ROOT, Section, name_groups, sections
 from hiddenscope import errors
 from hiddenscope.catalog import ANALYSES, GROUPS, PROVISIONAL, PUBLIC
@@ -181,6 +182,8 @@ def _pages() -> dict[str, Callable[[], str]]:
             pages[name] = partial(section_page, section)
     for path in sorted(coming_from.PAGES.glob("*.md")):
         pages[f"{coming_from.PAGES.name}/{path.name}"] = partial(coming_from.page, path)
+    for page in sorted((DOCS / "notebooks").glob("*.md")):
+        pages[f"notebooks/{page.stem}.ipynb"] = partial(notebook_text, page)
     return pages
 
 

@@ -34,6 +34,7 @@ ANSWERS = {
     "Egypt": " Cairo",
     "Austria": " Vienna",
 }
+CHILD = "As a child I wanted to become a"
 CITIES = {name: name for name in ("cities-incomplete", "cities-complete")}
 SOME = "layer.0,layer.8,layer.16,layer.24,layer.29"
 TOPICS = (
@@ -76,6 +77,7 @@ def views(model: hs.Model, live: dict[str, hs.Result]) -> dict[str, tuple[View, 
         "norms.png": views_of(hs.profile(model, SENTENCE))[:2],
         "difference.png": views_of(live["compare.nc"])[:2],
         "drift.png": views_of(live["drift.nc"])[1:2],
+        "start.png": views_of(hs.lens(model, CHILD))[:1],
         "lens.png": views_of(live["lens.nc"])[:1],
         "patch.png": views_of(live["patch.nc"]),
         "graft.png": views_of(broken_attention(model))[:1],

@@ -15,6 +15,8 @@ PAGES = [
     ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+# These run in a kernel: tests/test_notebooks.py.
+NOTEBOOKS = ROOT / "docs" / "notebooks"
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
@@ -31,6 +33,11 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def has_examples(page: Path) -> bool:
+    runs_here = page.parent != NOTEBOOKS
+    return runs_here and bool(EXAMPLE.search(page.read_text("utf-8")))
+
+
 @pytest.fixture(scope="module")
 def _default_model() -> None:
     try:
@@ -43,7 +50,7 @@ def _default_model() -> None:
 @pytest.mark.usefixtures("_default_model")
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if EXAMPLE.search(page.read_text("utf-8"))],
+    [page for page in PAGES if has_examples(page)],
     ids=name,
 )
 def test_the_examples_of_a_page_run_from_top_to_bottom(

@@ -24,7 +24,7 @@ html_title = "hiddenscope"
 templates_path = ["templates"]
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_js_files = ["search-from-disk.js"]
+html_js_files = ["search-from-disk.js", "live-theme.js"]
 html_show_sourcelink = False
 html_copy_source = False
 html_show_sphinx = False
@@ -45,6 +45,8 @@ html_theme_options = {
     "navbar_align": "left",
     "navbar_persistent": ["search-button"],
     "navbar_end": ["theme-switcher"],
+    # The theme would leave a place for advertisements there.
+    "primary_sidebar_end": [],
     "show_nav_level": 1,
     "show_toc_level": 2,
     "secondary_sidebar_items": {"**": ["page-toc"], "index": []},

@@ -12,10 +12,12 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from PIL import Image
+
 import hiddenscope as hs
-from docs.site.reference import reference_page
+from docs.site.reference import reference_page, types_page
 from docs.site.sources import Sources
-from docs.site.structure import ROOT, Section, name_groups, sections
+from docs.site.structure import ROOT, Section, name_groups, sections, type_names
 from hiddenscope.catalog import PUBLIC
 
 LINK = re.compile(
@@ -30,6 +32,8 @@ LIVE = re.compile(
 )
 RESULTS = ROOT / "docs" / "results"
 HEIGHT = 700
+# The width of a picture in the gallery, in pixels: twice what is shown.
+THUMBNAIL = 560
 # A public name in a table of docs/reference.md.
 NAME = re.compile(r"(?<=^\| )`hs\.(\w+)`(?= \|)", re.MULTILINE)
 CARDS = re.compile(
@@ -37,8 +41,18 @@ CARDS = re.compile(
     r"(?=<!-- end of sections -->)",
     re.DOTALL,
 )
+# A table of pages, as docs/generate.py writes it, and one of its rows.
+TABLE = re.compile(
+    r"^\| page \| question \|\n\|---\|---\|\n((?:\|.*\n)+)", re.MULTILINE
+)
+ROW = re.compile(r"^\| \[(?P<title>.*?)\]\((?P<address>.*?)\) \| (?P<line>.*) \|$")
+# Sections whose pages have pictures: their tables become a gallery.
+GALLERIES = ("questions", "experiments")
+PICTURE = re.compile(r"^!\[[^\]]*\]\((?P<target>[^)\s]+\.png)\)", re.MULTILINE)
 # Sphinx has a page of this name itself, the results of its search.
 TAKEN = {"search": "search-texts"}
+# The page of the API that explains the short names in signatures.
+TYPES = "api/types"
 # Folders that have a page of their own.
 FOLDERS = {"docs": "index", "docs/decisions": "decisions"}
 
@@ -46,12 +60,19 @@ FOLDERS = {"docs": "index", "docs/decisions": "decisions"}
 class Pages:
     """The pages of the site, written into a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, colours: bool = True) -> None:
         self.folder = folder
         self.sections = sections()
         # The Markdown of each page as a reader of plain text wants it, by its name.
         self.plain: dict[str, str] = {}
-        self.sources = Sources()
+        self.sources = Sources(colours=colours)
+        # Files that the site keeps as they are, by their place in it.
+        self.files: dict[str, Path] = {}
+        # The Markdown of each page, by the page's name.
+        self.names: dict[str, Path] = {}
+        for section in self.sections:
+            for page in section.pages:
+                self.names[page_name(page.path)] = page.path
 
     def write(self) -> None:
         """Write all pages and what they show."""
@@ -76,6 +97,8 @@ class Pages:
         text = LIVE.sub(lambda match: self._live(match, name), text)
         if name == "reference":
             text = NAME.sub(_name_link, text)
+        if name in GALLERIES:
+            text = TABLE.sub(lambda table: self._gallery(table[1], path), text)
         text = CARDS.sub(r"\n:::{container} cards\n\1:::\n", text)
         self._write(name, text + ending)
 
@@ -91,7 +114,9 @@ class Pages:
             self.plain[name] = reference_page(group)
             self._write(name, self.plain[name])
             names.append(name)
-        return names
+        self.plain[TYPES] = types_page(type_names())
+        self._write(TYPES, self.plain[TYPES])
+        return [*names, TYPES]
 
     def _with_site_links(self, text: str, path: Path) -> str:
         """Point the links of a page at pages of the site, outside blocks of code."""
@@ -116,6 +141,8 @@ class Pages:
         inside = target.relative_to(ROOT).as_posix()
         if inside.startswith("docs/pictures/"):
             address = inside.removeprefix("docs/")
+        elif target.suffix == ".ipynb":
+            return self._notebook_link(target, link["text"], page)
         elif inside in FOLDERS:
             address = f"{FOLDERS[inside]}.md"
         elif target.suffix == ".md":
@@ -125,6 +152,43 @@ class Pages:
             return f'<a href="{self.sources.link(target, page)}">{link["text"]}</a>'
         address = os.path.relpath(address, Path(page).parent)
         return f"[{link['text']}]({address}{link['fragment'] or ''})"
+
+    def _notebook_link(self, notebook: Path, text: str, page: str) -> str:
+        """Return a link that downloads a notebook, which is kept with the site."""
+        name = f"notebooks/{notebook.name}"
+        self.files[name] = notebook
+        address = os.path.relpath(name, Path(page).parent)
+        return f'<a href="{address}" download>{text}</a>'
+
+    def _gallery(self, rows: str, path: Path) -> str:
+        """Return the pages of a table as cards, each with the page's first picture."""
+        cards = []
+        for line in rows.splitlines():
+            row = ROW.match(line)
+            assert row, f"{path} has a row that is no link and a question: {line}"
+            # The table was written for the site already.
+            source = self.names[row["address"].removesuffix(".md")]
+            thumbnail = self._thumbnail(source)
+            label = f"[**{row['title']}**]({row['address']})<br>{row['line']}"
+            cards.append(f"- {thumbnail}{label}\n")
+        return f":::{{container}} cards gallery\n{''.join(cards)}:::\n"
+
+    def _thumbnail(self, page: Path) -> str:
+        """Make a small copy of a page's first picture, and return what shows it."""
+        match = PICTURE.search(page.read_text("utf-8"))
+        if not match:
+            return ""
+        picture = (page.parent / match["target"]).resolve()
+        inside = picture.relative_to(ROOT / "docs" / "pictures")
+        # Sphinx keeps all pictures in one folder, so that names must differ.
+        name = f"pictures/small/small-{inside.as_posix().replace('/', '-')}"
+        small = self.folder / name
+        small.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(picture) as image:
+            height = round(image.height * THUMBNAIL / image.width)
+            image.convert("RGB").resize((THUMBNAIL, height)).save(small, optimize=True)
+        # The title beside it says what it shows.
+        return f"![]({name})"
 
     def _live(self, match: re.Match[str], page: str) -> str:
         """Return the frame that shows a saved result in place of its picture."""

@@ -10,38 +10,48 @@ from collections.abc import Iterator
 from types import FunctionType, ModuleType
 
 import hiddenscope as hs
-from docs.site.structure import NameGroup
+from docs.site.signatures import signature_of
+from docs.site.structure import NameGroup, TypeName
 
-# hiddenscope.model.model.Model reads as Model.
-PREFIX = re.compile(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])")
-# An object that has no source, such as a sentinel: <object object at 0x7f...>.
-ADDRESS = re.compile(r"<[^<>]* at 0x[0-9a-f]+>")
+# Names in signatures are looked up here, and become links.
+INSIDE = ":::{py:currentmodule} hiddenscope\n:::\n"
+TYPES_TITLE = "What arguments may be"
+TYPES_LINE = "Signatures use short names for what a function takes. They say what you may give; there is nothing to import."
 EXAMPLE = re.compile(r"(?:^ *>>> .*\n?(?:^ *\S.*\n?)*)", re.MULTILINE)
 
 
 def reference_page(group: NameGroup) -> str:
     """Return the page of a group of names as MyST Markdown."""
-    parts = [f"# {group.title}\n", f"{group.line}\n"]
+    parts = [f"# {group.title}\n", INSIDE, f"{group.line}\n"]
     for name in group.names:
         value = getattr(hs, name)
         if isinstance(value, ModuleType):
             parts += _module(value)
         else:
-            parts.append(_entry(f"hiddenscope.{name}", value))
+            parts.append(_entry(name, value))
+    return "\n".join(parts)
+
+
+def types_page(types: list[TypeName]) -> str:
+    """Return the page that says what the short names in signatures stand for."""
+    parts = [f"# {TYPES_TITLE}\n", INSIDE, f"{TYPES_LINE}\n"]
+    for entry in types:
+        parts.append(_directive("class", entry.name, "", entry.line))
     return "\n".join(parts)
 
 
 def _module(module: ModuleType) -> Iterator[str]:
     """Describe the classes that a module defines."""
     yield f"```text\n{inspect.cleandoc(module.__doc__ or '').split('>>>')[0]}\n```\n"
+    word = module.__name__.removeprefix("hiddenscope.")
     for name, value in vars(module).items():
         if inspect.isclass(value) and value.__module__ == module.__name__:
-            yield _entry(f"{module.__name__}.{name}", value)
+            yield _entry(f"{word}.{name}", value)
 
 
 def _entry(name: str, value: object) -> str:
     if not inspect.isclass(value):
-        return _directive("function", name, _signature(value), _text(value))
+        return _directive("function", name, signature_of(value), _text(value))
     members = []
     # What a class inherits from other libraries is described there.
     for word, member in vars(value).items():
@@ -49,7 +59,7 @@ def _entry(name: str, value: object) -> str:
             members += _member(word, member)
     body = "\n".join([_text(value), *members])
     # Fences nest when the outer one is longer.
-    return _directive("class", name, _signature(value), body, fence=":" * 5)
+    return _directive("class", name, signature_of(value), body, fence=":" * 5)
 
 
 def _member(name: str, member: object) -> Iterator[str]:
@@ -58,10 +68,10 @@ def _member(name: str, member: object) -> Iterator[str]:
         yield _directive("property", name, "", _text(member))
     elif isinstance(member, classmethod | staticmethod) and member.__doc__:
         kind = type(member).__name__
-        signature = _signature(member.__func__)
+        signature = signature_of(member.__func__)
         yield _directive("method", name, signature, _text(member), option=kind)
     elif isinstance(member, FunctionType) and member.__doc__:
-        yield _directive("method", name, _signature(member), _text(member))
+        yield _directive("method", name, signature_of(member), _text(member))
 
 
 def _directive(
@@ -70,20 +80,6 @@ def _directive(
     options = f":{option}:\n" if option else ""
     head = f"{fence}{{py:{kind}}} {name}{signature}\n{options}"
     return f"{head}\n{body}\n{fence}\n"
-
-
-def _signature(value: object) -> str:
-    try:
-        signature = inspect.signature(value)  # type: ignore[arg-type]
-    except ValueError:
-        return ""
-    parameters = list(signature.parameters.values())
-    if parameters and parameters[0].name in ("self", "cls"):
-        signature = signature.replace(parameters=parameters[1:])
-    # Annotations that are kept as text are shown without their quotes.
-    text = re.sub(r"(?<=: )'([^']*)'(?= =|,|\))", r"\1", str(signature))
-    text = re.sub(r"-> '([^']*)'$", r"-> \1", text)
-    return PREFIX.sub("", ADDRESS.sub("...", text))
 
 
 def _text(value: object) -> str:

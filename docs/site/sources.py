@@ -1,7 +1,8 @@
 """Write pages that show source files, for the links of the docs that lead to them.
 
 They are plain HTML and no pages of Sphinx: the search of the site is for prose, and
-three hundred files would double the time of a build.
+three hundred files would double the time of a build. To colour them takes as long as
+all that Sphinx does, so that a test may leave it out.
 """
 
 import os
@@ -44,7 +45,8 @@ a { color: light-dark(#b3401f, #ff9a6b); }
 class Sources:
     """The source files that pages link to."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, colours: bool = True) -> None:
+        self.colours = colours
         self._targets: set[Path] = set()
 
     def link(self, target: Path, page: str) -> str:
@@ -67,12 +69,22 @@ class Sources:
                 waiting += children
                 body = _listing(target, children)
             else:
-                body = _highlighted(target)
+                body = self._text(target)
             _write(site, target, body)
         light = HtmlFormatter(style="a11y-high-contrast-light").get_style_defs()
         dark = HtmlFormatter(style="a11y-high-contrast-dark").get_style_defs()
         style = f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n{STYLE}"
         (site / FOLDER / "source.css").write_text(style, "utf-8")
+
+    def _text(self, path: Path) -> str:
+        text = path.read_text("utf-8")
+        if not self.colours:
+            return f"<pre>{escape(text)}</pre>"
+        try:
+            lexer = get_lexer_for_filename(path.name)
+        except ClassNotFound:
+            lexer = TextLexer()
+        return str(highlight(text, lexer, HtmlFormatter()))
 
 
 def _name(target: Path) -> str:
@@ -104,11 +116,3 @@ def _listing(folder: Path, children: list[Path]) -> str:
         address = os.path.relpath(_name(child), Path(_name(folder)).parent)
         rows.append(f'<li><a href="{address}">{escape(child.name)}</a></li>')
     return f"<ul>{''.join(rows)}</ul>"
-
-
-def _highlighted(path: Path) -> str:
-    try:
-        lexer = get_lexer_for_filename(path.name)
-    except ClassNotFound:
-        lexer = TextLexer()
-    return str(highlight(path.read_text("utf-8"), lexer, HtmlFormatter()))

@@ -3,6 +3,7 @@
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hiddenscope.catalog import ANALYSES
 
@@ -49,6 +50,14 @@ class NameGroup:
     names: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class TypeName:
+    """A short name that signatures use for what a function takes."""
+
+    name: str
+    line: str
+
+
 def sections() -> list[Section]:
     """Return the sections in order."""
     found = []
@@ -75,7 +84,12 @@ def name_groups() -> list[NameGroup]:
     return groups
 
 
-def _structure() -> dict[str, list[dict[str, str]]]:
+def type_names() -> list[TypeName]:
+    """Return the short names of signatures in order."""
+    return [TypeName(*entry) for entry in _structure()["types"]]
+
+
+def _structure() -> dict[str, Any]:
     path = Path(__file__).with_name("structure.toml")
     return tomllib.loads(path.read_text("utf-8"))
 

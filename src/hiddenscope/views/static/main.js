@@ -6,6 +6,7 @@ import { readPage, readState, whenLinked, writePage } from "./hash.js";
 import { LinesView } from "./lines.js";
 import { PanelsView } from "./panels.js";
 import { unpack } from "./payload.js";
+import { chooseTheme } from "./theme.js";
 
 const SCROLL_RESTS = 200; // milliseconds
 
@@ -24,6 +25,7 @@ async function start() {
   const payload = document.getElementById("payload");
   const roots = [.../** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("section[data-view]"))];
   if (!payload) return;
+  obeyTheme();
   const views = await unpack(payload.textContent ?? "");
   payload.remove();
   const shown = views.map((view, place) => show(roots[place], view, place));
@@ -78,6 +80,14 @@ function tellHeight() {
   const tell = () => parent.postMessage({ hiddenscope: "height", height: document.documentElement.offsetHeight }, "*");
   new ResizeObserver(tell).observe(document.body);
   tell();
+}
+
+/** A page around the frame that has a button for light and dark says which is chosen. */
+function obeyTheme() {
+  if (parent === window) return;
+  addEventListener("message", (event) => {
+    if (event.source === parent && event.data?.hiddenscope === "theme") chooseTheme(event.data.theme);
+  });
 }
 
 start().catch((/** @type {Error} */ error) => {
