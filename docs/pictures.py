@@ -25,7 +25,10 @@ SOME = "layer.0,layer.8,layer.16,layer.24,layer.29"
 
 def live_results(model: hs.Model) -> dict[str, hs.Result]:
     """Return the results that a page of the site shows live, by their names."""
-    return {"visibility.nc": hs.visibility(model, SENTENCE)}
+    return {
+        "visibility.nc": hs.visibility(model, SENTENCE),
+        "two-sentences-patch.nc": hs.patch(model, CAPITALS, layers=0),
+    }
 
 
 def views(model: hs.Model, live: dict[str, hs.Result]) -> dict[str, tuple[View, ...]]:

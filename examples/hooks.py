@@ -11,6 +11,7 @@ and texts.
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,13 +66,19 @@ class Comparison(NamedTuple):
     final_is_last_entry: bool | None
 
 
+@cache
+def smollm2() -> hs.Model:
+    """Load the default model once."""
+    return hs.load()
+
+
 def tiny(family: str) -> Callable[[], hs.Model]:
     """Return a function that loads a tiny random model of a family."""
     return lambda: hs.load((tiny_model(family), tiny_tokenizer()))
 
 
 CASES = (
-    Case("smollm2 (pre-norm)", lambda: hs.load(), (Stack("model.layers"),)),
+    Case("smollm2 (pre-norm)", smollm2, (Stack("model.layers"),)),
     Case("minilm (post-norm)", lambda: hs.load("minilm"), (Stack("encoder.layer"),)),
     Case(
         "tiny T5 (pre-norm)",
@@ -104,7 +111,7 @@ def main() -> None:
     draw_entries(comparisons, options.out / "hooks-entries.png")
     names = list(families())
     count_families(names[:4] if options.quick else names)
-    profile(options.out, *((3, 8) if options.quick else (24, 48)))
+    profile(options.out, *((3, 8) if options.quick else (24, 24)))
 
 
 def compare(case: Case) -> Iterator[Comparison]:
@@ -214,17 +221,17 @@ def report(comparison: Comparison) -> None:
 
 def draw_entries(comparisons: list[Comparison], path: Path) -> None:
     """Draw each entry of hidden_states as a square: orange where it is no output."""
-    figure, axes = plt.subplots(figsize=(6, 3.9), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6, 4.8), layout="constrained")
     for row, comparison in enumerate(comparisons):
         last = len(comparison.entries) - 1
         for number, entry in enumerate(comparison.entries):
             # Aligned on the right, where the last entries are.
-            place = (number - last - 0.45, row - 0.3)
+            place = (number - last - 0.45, row)
             colour = SAME if entry.is_output else DIFFERENT
-            axes.add_patch(plt.Rectangle(place, 0.9, 0.6, color=colour, lw=0))
-        axes.text(-30.4, row - 0.36, comparison.title, fontsize=11, va="bottom")
+            axes.add_patch(plt.Rectangle(place, 0.9, 0.4, color=colour, lw=0))
+        axes.text(-30.4, row - 0.07, comparison.title, fontsize=11, va="bottom")
     axes.set_xlim(-31, 1)
-    axes.set_ylim(len(comparisons) - 0.5, -1.2)
+    axes.set_ylim(len(comparisons) - 0.4, -1)
     axes.set_yticks([])
     axes.set_xticks([-30, -20, -10, 0], ["L-30", "L-20", "L-10", "L"], fontsize=12)
     axes.set_xlabel("entry of hidden_states", fontsize=12)
@@ -242,25 +249,31 @@ def count_families(names: Sequence[str]) -> None:
     normed: dict[str, list[str]] = {"encoder": [], "decoder": []}
     raw: dict[str, list[str]] = {"encoder": [], "decoder": []}
     for name in names:
-        for stack in hs.anatomy((tiny_model(name), None)).facts["stacks"]:
-            # Anatomy gives the distance only where the last entry is not raw.
-            where = raw if stack["raw_difference"] is None else normed
+        result = hs.anatomy((tiny_model(name), None))
+        sites = result.data["site"].values.tolist()
+        entries = dict(zip(sites, result.data["entry"].values.tolist(), strict=True))
+        stacks = result.facts["stacks"]
+        for stack in stacks:
+            prefix = f"{stack['stack']}." if len(stacks) > 1 else ""
+            # `final` is the last entry of hidden_states, where it is an entry at all.
+            where = normed if entries.get(f"{prefix}final") else raw
             where[stack["stack"]].append(name)
     for stack in ("encoder", "decoder"):
         total = len(normed[stack]) + len(raw[stack])
         print(
-            f"Of {total} families with a {stack}, the last entry of {len(normed[stack])}"
-            f" is not the last block's output: {', '.join(normed[stack]) or 'none'}."
+            f"{stack}: of {total} families, the last entry of {len(normed[stack])} is"
+            f" not the last block's output: {', '.join(normed[stack]) or 'none'}."
         )
         print(f"  It is that output in: {', '.join(raw[stack]) or 'none'}.")
 
 
 def profile(folder: Path, count: int, length: int) -> None:
     """Profile smollm2 as hidden_states has it, and with every layer normed."""
-    model = hs.load()
+    model = smollm2()
     texts = first_tokens(model, reviews(), count, length)
-    apart = hs.profile(model, texts, final_norm="apart")
-    everywhere = hs.profile(model, texts, final_norm="everywhere")
+    # Neighbours and CKA are dear, and a few hundred tokens suffice here.
+    apart = hs.profile(model, texts, final_norm="apart", sample=200)
+    everywhere = hs.profile(model, texts, final_norm="everywhere", sample=200)
     apart.save(folder / "profile-apart.html")
     everywhere.save(folder / "profile.html")
     everywhere.save(folder / "profile.nc")

@@ -40,7 +40,7 @@ class Size(NamedTuple):
     read_tokens: int
 
 
-FULL = Size(48, 24, 4, 8, 24, 16)
+FULL = Size(40, 24, 3, 8, 24, 16)
 QUICK = Size(6, 8, 2, 8, 3, 6)
 
 

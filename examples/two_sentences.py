@@ -5,7 +5,8 @@
 It measures every state of both sentences, reads each layer with the lens, moves states
 from one sentence into the other, lets a damaged copy of the model compute some of the
 layers, and asks what the final norm takes away. It does so for smollm2 and for
-gemma3-270m; `--quick` takes smollm2 alone, and less of everything.
+gemma3-270m. `--quick` takes smollm2 alone and few texts, and damages a tiny random
+model instead, so that its numbers of the donor mean nothing.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from torch import Tensor
 
 import hiddenscope as hs
 from hiddenscope.measures.running import effective_rank
+from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 PARIS = "The capital of France is Paris."
 BERLIN = "The capital of Germany is Berlin."
@@ -43,6 +45,8 @@ COUNTRIES = {
     "Austria": " Vienna",
     "Ireland": " Dublin",
 }
+# The vocabulary of a tiny model has no capitals.
+TINY_PROMPTS = [("The rest", " t"), ("The end", " a")]
 # The damaged copy: this much noise in each weight matrix of its blocks, as a share of
 # the matrix's own standard deviation.
 NOISE = 0.5
@@ -52,14 +56,13 @@ class Size(NamedTuple):
     """How much is computed."""
 
     models: tuple[str, ...]
-    prompts: int
     window: int
     texts: int
     tokens: int
 
 
-FULL = Size(("smollm2", "gemma3-270m"), len(COUNTRIES), 5, 24, 48)
-QUICK = Size(("smollm2",), 2, 15, 3, 12)
+FULL = Size(("smollm2", "gemma3-270m"), 5, 24, 48)
+QUICK = Size(("smollm2",), 2, 3, 12)
 
 
 def main() -> None:
@@ -75,7 +78,11 @@ def main() -> None:
         raw_beside_final(model)
         read_layers(model, Path(f"{stem}-lens.html"))
         move_states(model, Path(f"{stem}-patch.png"))
-        lend_layers(model, size, Path(f"{stem}-graft.png"))
+        graft = Path(f"{stem}-graft.png")
+        if options.quick:
+            lend_layers(tiny(), TINY_PROMPTS, size.window, graft)
+        else:
+            lend_layers(model, capitals(), size.window, graft)
         ask_for_rank(model, size, Path(f"{stem}-rank.png"))
 
 
@@ -125,8 +132,7 @@ def read_layers(model: hs.Model, path: Path) -> None:
         (CAPITALS.corrupt, CAPITALS.other),
     ):
         result = hs.lens(model, prompt, target=answer)
-        result.save(path)
-        result.save(path.with_suffix(".nc"))
+        result.save(path.with_name(f"{path.stem}-{answer.strip()}.html"))
         rank = result.data["target_rank"].isel(token=-1).values
         probability = result.data["target_probability"].isel(token=-1).values
         top_ten = int(np.flatnonzero(rank > 10)[-1]) + 1
@@ -144,6 +150,7 @@ def move_states(model: hs.Model, path: Path) -> None:
     result = hs.patch(model, CAPITALS, layers=0)
     result.save(path)
     result.save(path.with_suffix(".html"))
+    result.save(path.with_suffix(".nc"))
     for key, title in (
         ("differing_token", "the country's token"),
         ("answer_token", "the last token"),
@@ -156,29 +163,40 @@ def move_states(model: hs.Model, path: Path) -> None:
         )
 
 
-def lend_layers(model: hs.Model, size: Size, path: Path) -> None:
+def lend_layers(
+    model: hs.Model, data: list[tuple[str, str]], window: int, path: Path
+) -> None:
     """Let a damaged copy of the model compute some of its layers."""
-    donor = damaged(model)
-    prompts = []
-    for country, capital in list(COUNTRIES.items())[: size.prompts]:
-        prompts.append((f"The capital of {country} is", capital))
-    result = hs.graft(model, donor, prompts, layers=size.window)
+    result = hs.graft(model, damaged(model), data, layers=window)
     result.save(path)
     facts = result.facts
     print(
         f"The donor is the same model with noise of {NOISE} standard deviations in the"
-        f" weights of its blocks. Of {size.prompts} capitals the model knows"
+        f" weights of its blocks. Of {facts['prompts']} answers the model gives"
         f" {facts['model_alone']['accuracy']:.0%}, the donor"
         f" {facts['donor_alone']['accuracy']:.0%}."
     )
     for name in ("middle", "late"):
-        window = facts[name]
+        part = facts[name]
         print(
-            f"With {size.window} {name} layers of the donor"
-            f" ({window['from']} to {window['to']}): {window['accuracy']:.0%}."
+            f"With {window} {name} layers of the donor"
+            f" (of {part['from']} to {part['to']}): {part['accuracy']:.0%}."
         )
     difference = facts["middle_less_late"]
     print(f"Middle less late: {difference['value']:+.2f}, p = {difference['p']:.3f}.")
+
+
+def capitals() -> list[tuple[str, str]]:
+    """Return prompts for capitals, and their answers."""
+    data = []
+    for country, capital in COUNTRIES.items():
+        data.append((f"The capital of {country} is", capital))
+    return data
+
+
+def tiny() -> hs.Model:
+    """Build a tiny Llama with random weights."""
+    return hs.load((tiny_model("llama", layers=6), tiny_tokenizer()))
 
 
 def damaged(model: hs.Model, seed: int = 0) -> hs.Model:
