@@ -49,7 +49,7 @@ COUNTRIES = {
 TINY_PROMPTS = [("The rest", " t"), ("The end", " a")]
 # The damaged copy: this much noise in each weight matrix of its blocks, as a share of
 # the matrix's own standard deviation.
-NOISE = 0.5
+NOISE = 0.2
 
 
 class Size(NamedTuple):
@@ -135,13 +135,10 @@ def read_layers(model: hs.Model, path: Path) -> None:
         result.save(path.with_name(f"{path.stem}-{answer.strip()}.html"))
         rank = result.data["target_rank"].isel(token=-1).values
         probability = result.data["target_probability"].isel(token=-1).values
-        top_ten = int(np.flatnonzero(rank > 10)[-1]) + 1
-        best = np.flatnonzero(rank > 1)
-        first_best = int(best[-1]) + 1 if len(best) else 0
         print(
-            f"{prompt!r}: {answer!r} is among the ten best from layer.{top_ten} on, the"
-            f" best from layer.{first_best} of {len(rank) - 1} on, with probability"
-            f" {probability[-1]:.2f} at the end."
+            f"{prompt!r}: {answer!r} is among the ten best {_since(rank <= 10)}, the"
+            f" best {_since(rank <= 1)}; its probability at the end is"
+            f" {probability[-1]:.2f}."
         )
 
 
@@ -309,6 +306,15 @@ def draw_spectra(clouds: dict[str, Tensor], path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _since(holds: NDArray[np.bool_]) -> str:
+    """Say from which layer on a condition holds at every layer."""
+    if not holds[-1]:
+        return "at no layer to the end"
+    fails = np.flatnonzero(~holds)
+    first = int(fails[-1]) + 1 if len(fails) else 0
+    return f"from layer.{first} of {len(holds) - 1} on"
 
 
 def _layers(model: hs.Model) -> list[str]:
