@@ -191,6 +191,8 @@ def draw(scores: dict[str, Scores], path: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.tick_params(labelsize=12)
         axes.spines[["top", "right"]].set_visible(False)
+    # The embeddings, read with the logit lens, would flatten all other curves.
+    above.set_ylim(0, 20)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
