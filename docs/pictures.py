@@ -64,6 +64,7 @@ def live_results(model: hs.Model) -> dict[str, hs.Result]:
         "drift.nc": wrong_scale(model),
         "steer.nc": montreal(model),
         "cluster.nc": hs.cluster(hs.load("minilm"), list(TOPICS), smallest=3),
+        "two-sentences-patch.nc": hs.patch(model, CAPITALS, layers=0),
     }
 
 

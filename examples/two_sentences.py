@@ -1,0 +1,333 @@
+"""What differs inside a model between two sentences that differ in two words?
+
+    python examples/two_sentences.py
+
+It measures every state of both sentences, reads each layer with the lens, moves states
+from one sentence into the other, lets a damaged copy of the model compute some of the
+layers, and asks what the final norm takes away. It does so for smollm2 and for
+gemma3-270m. `--quick` takes smollm2 alone and few texts, and damages a tiny random
+model instead, so that its numbers of the donor mean nothing.
+"""
+
+import argparse
+import copy
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from over_texts import first_tokens, mean_over_texts
+from reviews import reviews
+from torch import Tensor
+
+import hiddenscope as hs
+from hiddenscope.measures.running import effective_rank
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+
+PARIS = "The capital of France is Paris."
+BERLIN = "The capital of Germany is Berlin."
+CAPITALS = hs.Contrast(
+    "The capital of France is", "The capital of Germany is", " Paris", " Berlin"
+)
+COUNTRIES = {
+    "France": " Paris",
+    "Germany": " Berlin",
+    "Italy": " Rome",
+    "Spain": " Madrid",
+    "Japan": " Tokyo",
+    "China": " Beijing",
+    "Russia": " Moscow",
+    "England": " London",
+    "Egypt": " Cairo",
+    "Greece": " Athens",
+    "Austria": " Vienna",
+    "Ireland": " Dublin",
+}
+# The vocabulary of a tiny model has no capitals.
+TINY_PROMPTS = [("The rest", " t"), ("The end", " a")]
+# The damaged copy: this much noise in each weight matrix of its blocks, as a share of
+# the matrix's own standard deviation.
+NOISE = 0.2
+
+
+class Size(NamedTuple):
+    """How much is computed."""
+
+    models: tuple[str, ...]
+    window: int
+    texts: int
+    tokens: int
+
+
+FULL = Size(("smollm2", "gemma3-270m"), 5, 24, 48)
+QUICK = Size(("smollm2",), 2, 3, 12)
+
+
+def main() -> None:
+    """Ask every question of every model."""
+    options = _options()
+    size = QUICK if options.quick else FULL
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in size.models:
+        print(f"\n{name}")
+        model = hs.load(name)
+        stem = f"{options.out}/two-sentences-{name}"
+        measure_states(model, Path(f"{stem}-sizes.png"))
+        raw_beside_final(model)
+        read_layers(model, Path(f"{stem}-lens.html"))
+        move_states(model, Path(f"{stem}-patch.png"))
+        graft = Path(f"{stem}-graft.png")
+        if options.quick:
+            lend_layers(tiny(), TINY_PROMPTS, size.window, graft)
+        else:
+            lend_layers(model, capitals(), size.window, graft)
+        ask_for_rank(model, size, Path(f"{stem}-rank.png"))
+
+
+def measure_states(model: hs.Model, path: Path) -> None:
+    """Draw mean, deviation and L2 norm by layer and token, and the difference."""
+    sizes = hs.profile(model, PARIS).data
+    result = hs.compare(model, PARIS, BERLIN)
+    result.save(path.with_suffix(".html"))
+    (facts,) = result.facts["stacks"]
+    mean_share = abs(sizes["mean"] / sizes["deviation"]).max().item()
+    norm = sizes["norm"].sel(site=_layers(model)).values
+    site, token = np.unravel_index(norm.argmax(), norm.shape)
+    print(f"The mean is at most {mean_share:.2f} standard deviations from zero.")
+    print(
+        f"The largest state is that of token {token} at layer.{site}: norm"
+        f" {norm[site, token]:,.0f}; the median of layer.{site} is"
+        f" {np.median(norm[site]):,.0f}."
+    )
+    print(
+        f"{facts['tokens_equal']} of {facts['tokens_compared']} tokens have the same"
+        " states in both sentences, bit for bit."
+    )
+    panels = {
+        "mean": sizes["mean"],
+        "standard deviation": np.log10(sizes["deviation"]),
+        "L2 norm": np.log10(sizes["norm"]),
+        "L2 of the difference / norm": result.data["relative"],
+    }
+    draw_grids(panels, path)
+
+
+def raw_beside_final(model: hs.Model) -> None:
+    """Print size and direction of the raw last layer and of `final`, by token."""
+    states = model.capture(PARIS)
+    raw, final = states[_layers(model)[-1]], states["final"]
+    cosine = torch.cosine_similarity(raw, final)
+    print("token: norm of the raw last layer, norm of final, cosine of the two")
+    for row, string in enumerate(states.tokens.strings):
+        sizes = f"{raw[row].norm():,.0f}, {final[row].norm():,.0f}"
+        print(f"  {string!r}: {sizes}, {cosine[row]:.2f}")
+
+
+def read_layers(model: hs.Model, path: Path) -> None:
+    """Print where each answer comes up among the layers' predictions."""
+    for prompt, answer in (
+        (CAPITALS.clean, CAPITALS.answer),
+        (CAPITALS.corrupt, CAPITALS.other),
+    ):
+        result = hs.lens(model, prompt, target=answer)
+        result.save(path.with_name(f"{path.stem}-{answer.strip()}.html"))
+        rank = result.data["target_rank"].isel(token=-1).values
+        probability = result.data["target_probability"].isel(token=-1).values
+        print(
+            f"{prompt!r}: {answer!r} is among the ten best {_since(rank <= 10)}, the"
+            f" best {_since(rank <= 1)}; its probability at the end is"
+            f" {probability[-1]:.2f}."
+        )
+
+
+def move_states(model: hs.Model, path: Path) -> None:
+    """Put each state of the French prompt into the run of the German prompt."""
+    result = hs.patch(model, CAPITALS, layers=0)
+    result.save(path)
+    result.save(path.with_suffix(".html"))
+    result.save(path.with_suffix(".nc"))
+    for key, title in (
+        ("differing_token", "the country's token"),
+        ("answer_token", "the last token"),
+    ):
+        facts = result.facts[key]
+        print(
+            f"Moving {title} brings back at least half of the answer at"
+            f" {facts['from']} to {facts['to']}; the largest effect is"
+            f" {facts['largest']:.2f}."
+        )
+
+
+def lend_layers(
+    model: hs.Model, data: list[tuple[str, str]], window: int, path: Path
+) -> None:
+    """Let a damaged copy of the model compute some of its layers."""
+    result = hs.graft(model, damaged(model), data, layers=window)
+    result.save(path)
+    facts = result.facts
+    print(
+        f"The donor is the same model with noise of {NOISE} standard deviations in the"
+        f" weights of its blocks. Of {facts['prompts']} answers the model gives"
+        f" {facts['model_alone']['accuracy']:.0%}, the donor"
+        f" {facts['donor_alone']['accuracy']:.0%}."
+    )
+    for name in ("middle", "late"):
+        part = facts[name]
+        print(
+            f"With {window} {name} layers of the donor"
+            f" (of {part['from']} to {part['to']}): {part['accuracy']:.0%}."
+        )
+    difference = facts["middle_less_late"]
+    print(f"Middle less late: {difference['value']:+.2f}, p = {difference['p']:.3f}.")
+
+
+def capitals() -> list[tuple[str, str]]:
+    """Return prompts for capitals, and their answers."""
+    data = []
+    for country, capital in COUNTRIES.items():
+        data.append((f"The capital of {country} is", capital))
+    return data
+
+
+def tiny() -> hs.Model:
+    """Build a tiny Llama with random weights."""
+    return hs.load((tiny_model("llama", layers=6), tiny_tokenizer()))
+
+
+def damaged(model: hs.Model, seed: int = 0) -> hs.Model:
+    """Return a copy of a model with noise in every weight matrix of its blocks."""
+    module = copy.deepcopy(model.module)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in module.model.layers.parameters():
+            # Norms have vectors of gains, which stay as they are.
+            if weight.ndim == 2:
+                noise = torch.randn(weight.shape, generator=generator)
+                weight.add_(noise * NOISE * weight.std())
+    return hs.load((module, model.tokenizer))
+
+
+def ask_for_rank(model: hs.Model, size: Size, path: Path) -> None:
+    """Compare the spectrum of the raw last layer with that of `final`.
+
+    The final norm divides each state by its size, then multiplies each channel by its
+    gain. A third cloud, `rows`, has gone through the first step only.
+    """
+    texts = first_tokens(model, reviews(), size.texts, size.tokens)
+    last = _layers(model)[-1]
+    states = model.capture(texts, f"{last},final")
+    raw, final = states[last].double(), states["final"].double()
+    rows = raw / raw.norm(dim=1, keepdim=True)
+    clouds = {"raw": raw, "rows": rows, "final": final}
+    first = torch.from_numpy(states.tokens.positions == 0)
+    print(f"{len(raw)} tokens of {size.texts} reviews, hidden size {raw.shape[1]}:")
+    for name, cloud in clouds.items():
+        others = variances(cloud[~first])
+        print(
+            f"  {name}: rank {torch.linalg.matrix_rank(cloud)}; effective rank"
+            f" {effective_rank(variances(cloud)):.1f} with first tokens,"
+            f" {effective_rank(others):.1f} without; participation ratio without"
+            f" {participation_ratio(others):.1f}"
+        )
+    cosine = torch.cosine_similarity(raw, final)[~first]
+    print(f"  cosine of raw and final: median {cosine.median():.2f}")
+    ranks = {name: ranks_by_text(cloud, size.texts) for name, cloud in clouds.items()}
+    for name, other in (("final", "raw"), ("rows", "raw"), ("final", "rows")):
+        ratio = mean_over_texts(np.log(ranks[name] / ranks[other]))
+        low, value, high = np.exp((ratio.low, ratio.value, ratio.high))
+        print(
+            f"  within a text, {name} has {value:.3f} times the effective rank of"
+            f" {other} ({low:.3f} to {high:.3f})."
+        )
+    draw_spectra({name: cloud[~first] for name, cloud in clouds.items()}, path)
+
+
+def variances(cloud: Tensor) -> Tensor:
+    """Return the variances of a cloud of states along its principal directions."""
+    singular_values = torch.linalg.svdvals(cloud - cloud.mean(0))
+    return singular_values.square() / (len(cloud) - 1)
+
+
+def participation_ratio(spectrum: Tensor) -> float:
+    """Return the squared sum of variances over the sum of their squares."""
+    return (spectrum.sum().square() / spectrum.square().sum()).item()
+
+
+def ranks_by_text(cloud: Tensor, texts: int) -> NDArray[np.float64]:
+    """Return the effective rank of the states of each text, without its first token."""
+    parts = cloud.reshape(texts, -1, cloud.shape[1])[:, 1:]
+    return np.array([effective_rank(variances(part)) for part in parts])
+
+
+def draw_grids(panels: dict, path: Path) -> None:
+    """Draw one grid for each number: tokens across, layers up, `final` on top."""
+    figure, axes = plt.subplots(2, 2, figsize=(6.4, 8), layout="constrained")
+    for ax, (title, data) in zip(axes.flat, panels.items(), strict=True):
+        values = data.transpose("site", "token").values
+        picture = ax.imshow(values, origin="lower", aspect="auto", cmap="viridis")
+        ax.set_title(title, fontsize=11)
+        strings = [str(string).strip() for string in data["string"].values]
+        ax.set_xticks(range(len(strings)), strings, rotation=90, fontsize=11)
+        count = len(values)
+        ticks = [*range(0, count - 5, 5), count - 1]
+        ax.set_yticks(ticks, [*map(str, ticks[:-1]), "final"], fontsize=10)
+        ax.axhline(count - 1.5, color="white", lw=1.5)
+        bar = figure.colorbar(picture, ax=ax)
+        bar.ax.tick_params(labelsize=9)
+        if title in ("standard deviation", "L2 norm"):
+            bar.ax.set_title("log₁₀", fontsize=9)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def draw_spectra(clouds: dict[str, Tensor], path: Path) -> None:
+    """Draw the variances of each cloud, as shares of their sum."""
+    titles = {
+        "raw": "raw last layer",
+        "rows": "each state divided by its norm",
+        "final": "final: and each channel times its gain",
+    }
+    figure, axes = plt.subplots(figsize=(6, 4.2), layout="constrained")
+    for (name, cloud), colour in zip(
+        clouds.items(), ("#0b6e99", "#999999", "#d9772b"), strict=True
+    ):
+        spectrum = variances(cloud)
+        shares = spectrum / spectrum.sum()
+        axes.plot(range(1, len(shares) + 1), shares, color=colour, label=titles[name])
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=1e-6)
+    axes.set_xlabel("principal direction", fontsize=12)
+    axes.set_ylabel("share of the variance", fontsize=12)
+    axes.tick_params(labelsize=11)
+    axes.legend(frameon=False, fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _since(holds: NDArray[np.bool_]) -> str:
+    """Say from which layer on a condition holds at every layer."""
+    if not holds[-1]:
+        return "at no layer to the end"
+    fails = np.flatnonzero(~holds)
+    first = int(fails[-1]) + 1 if len(fails) else 0
+    return f"from layer.{first} of {len(holds) - 1} on"
+
+
+def _layers(model: hs.Model) -> list[str]:
+    count = model.module.config.num_hidden_layers
+    return [f"layer.{number}" for number in range(count + 1)]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("out/two_sentences"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
