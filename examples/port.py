@@ -6,7 +6,7 @@
 bug below is one that ports really have. The script first asks what the outputs alone
 say: how far the logits move, and whether the model still writes the same text. Then it
 asks `hs.drift`. It writes a table, two pictures and the page of one comparison.
-`--quick` takes the first blocks of smollm2 and three of the bugs.
+`--quick` takes the first blocks of smollm2 and two of the bugs.
 """
 
 import argparse
@@ -29,8 +29,8 @@ TEXTS = [
     "In 1969, people landed on the moon for the first time.",
 ]
 PROMPT = "The capital of France is"
-NEW_TOKENS = 12
-QUICK_BLOCKS = 4
+NEW_TOKENS, QUICK_TOKENS = 12, 2
+QUICK_BLOCKS = 3
 # The block that holds a bug which is not in all of them: in the middle of smollm2.
 BLOCK = 11
 TABLE_END = 64
@@ -41,12 +41,13 @@ def main() -> None:
     options = _options()
     options.out.mkdir(parents=True, exist_ok=True)
     model = hs.load()
-    bugs = BUGS
+    bugs, new_tokens = BUGS, NEW_TOKENS
     if options.quick:
+        new_tokens = QUICK_TOKENS
         model = first_blocks(model, QUICK_BLOCKS)
         bugs = tuple(filter(lambda bug: bug.quick, BUGS))
 
-    expected = greedy(lambda ids: model.module(ids).logits, model)
+    expected = greedy(lambda ids: model.module(ids).logits, model, new_tokens)
     trials = []
     for bug in bugs:
         print(f"\n{bug.name}, in {bug.where}:", flush=True)
@@ -56,7 +57,7 @@ def main() -> None:
 
     (options.out / "port.md").write_text(table(trials), "utf-8")
     draw_map(trials, options.out / "port-map.png")
-    shown = trials[1].result
+    shown = next(trial.result for trial in trials if trial.bug.plant is rope_theta)
     for suffix in ("html", "nc", "png"):
         shown.save(options.out / f"port-drift.{suffix}")
 
@@ -168,7 +169,7 @@ FIRST_ATTENTION = ("blocks.0.attention",)
 # What is true is written down before drift is asked. Of two exchanged matrices each is
 # wrong, and so is the block that holds both.
 BUGS = (
-    Bug("no bug", "the whole port", nothing, None, (), quick=True),
+    Bug("no bug", "the whole port", nothing, None, ()),
     Bug("RoPE theta", EVERY, rope_theta, "layer.1", FIRST_ATTENTION, quick=True),
     Bug("RoPE pairs", EVERY, rotate_pairs, "layer.1", FIRST_ATTENTION),
     Bug("KV heads in turn", EVERY, repeat_heads, "layer.1", FIRST_ATTENTION),
@@ -241,7 +242,7 @@ def examine(model: hs.Model, bug: Bug, expected: list[int]) -> Trial:
     port = PlainLlama(model.module).eval()
     bug.plant(port)
     difference = logit_difference(model, port)
-    written = greedy(port, model)
+    written = greedy(port, model, len(expected))
     return Trial(
         bug,
         difference,
@@ -263,11 +264,13 @@ def logit_difference(model: hs.Model, port: PlainLlama) -> float:
 
 
 @torch.no_grad()
-def greedy(forward: Callable[[Tensor], Tensor], model: hs.Model) -> list[int]:
+def greedy(
+    forward: Callable[[Tensor], Tensor], model: hs.Model, count: int
+) -> list[int]:
     """Write a few tokens after the prompt, each the most likely."""
     (prompt,) = model.encode(PROMPT).ids
     ids = list(prompt)
-    for _ in range(NEW_TOKENS):
+    for _ in range(count):
         logits = forward(torch.tensor([ids]))
         ids.append(int(logits[0, -1].argmax()))
     return ids[len(prompt) :]
