@@ -3,7 +3,10 @@
 Results that the site shows live are saved in docs/results/ beside them.
 """
 
+import importlib
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import hiddenscope as hs
 from hiddenscope.views import View, views_of
@@ -11,6 +14,7 @@ from hiddenscope.views.figures.pages import image
 
 FOLDER = Path(__file__).with_name("pictures")
 RESULTS = Path(__file__).with_name("results")
+EXAMPLES = Path(__file__).parent.parent / "examples"
 DPI = 130  # sharp on a screen, and small
 SENTENCE, ANOTHER = (
     "The capital of France is Paris.",
@@ -25,7 +29,19 @@ SOME = "layer.0,layer.8,layer.16,layer.24,layer.29"
 
 def live_results(model: hs.Model) -> dict[str, hs.Result]:
     """Return the results that a page of the site shows live, by their names."""
-    return {"visibility.nc": hs.visibility(model, SENTENCE)}
+    return {
+        "visibility.nc": hs.visibility(model, SENTENCE),
+        "cities.nc": experiment("cities").pictured(model),
+        "steering.nc": experiment("steering").choose_site(model),
+        "port.nc": experiment("port").compare_theta(model),
+    }
+
+
+def experiment(name: str) -> ModuleType:
+    """Return the script of an experiment, which computes what its page shows."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.append(str(EXAMPLES))
+    return importlib.import_module(name)
 
 
 def views(model: hs.Model, live: dict[str, hs.Result]) -> dict[str, tuple[View, ...]]:

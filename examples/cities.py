@@ -164,7 +164,8 @@ def main() -> None:
     data = landmarks(few)
     print(f"  bag of words: {bag_of_words(data).share()}", flush=True)
     for model in (*models, sentence_model):
-        print_probe(hs.probe(model, data, sites=probe_sites(model, options.quick)))
+        sites_probed = probe_sites(model, options.quick)
+        print_probe(model.name, hs.probe(model, data, sites=sites_probed))
 
     print("\n4. The nearest text: a paraphrase, or the same wording of the other city?")
     facts = retrieval_texts(few)
@@ -180,7 +181,7 @@ def main() -> None:
 
     if not options.quick:
         draw_picture(projected[0], "PCA", options.out / "cities-pca.png")
-        mapped = hs.project(models[0], DATA, sites=",".join(PICTURED), pool="last")
+        mapped = pictured(models[0])
         draw_picture(mapped, "UMAP", options.out / "cities-umap.png")
         for suffix in ("html", "nc"):
             mapped.save(options.out / f"cities-umap.{suffix}")
@@ -244,12 +245,12 @@ def probe_sites(model: hs.Model, quick: bool) -> str:
     return ",".join([*filter(known.__contains__, layers), "final"])
 
 
-def print_probe(result: hs.Result) -> None:
+def print_probe(name: str, result: hs.Result) -> None:
     """Print the best site with its interval, and the sites above chance."""
     best = result.facts["best"]
     low, high = best["interval"]
     print(
-        f"  {result.source.model}: best at {best['site']},"
+        f"  {name}: best at {best['site']},"
         f" {best['accuracy']:.0%} ({low:.0%} to {high:.0%}), p = {best['p']:.3f};"
         f" above chance at {result.facts['above_chance_at']}",
         flush=True,
@@ -422,6 +423,11 @@ def draw_retrieval(scores: dict[str, Nearest], facts: Facts, path: Path) -> None
     axis.set_xlabel("share of texts whose nearest text is a ...")
     axis.legend(frameon=False, fontsize=9, loc="lower right")
     save(figure, path)
+
+
+def pictured(model: hs.Model) -> hs.Result:
+    """Return the map by UMAP that the page shows live."""
+    return hs.project(model, DATA, sites=",".join(PICTURED), pool="last")
 
 
 def draw_picture(result: hs.Result, method: str, path: Path) -> None:

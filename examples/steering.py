@@ -25,12 +25,8 @@ from torch import Tensor
 import hiddenscope as hs
 
 CITY = " Toronto"
-SITES = "layer.20,layer.22,layer.24,layer.26,layer.28"
-QUICK_SITES = "layer.26"
 # A prompt counts if the unchanged model gives its city at least this probability.
 LEAST_PROBABILITY = 0.01
-NEW_TOKENS = 8
-WRITTEN = 6
 BATCH = 8
 
 # The other end of the second direction: sentences that lead to cities elsewhere, with
@@ -106,6 +102,46 @@ PROMPTS = {
 CANADA = ("Vancouver", "Ottawa", "Calgary", "Edmonton")
 # The kinds of prompts, in the order of the figure.
 KINDS = ("Toronto", "Montreal", "other Canada", "elsewhere")
+REVIEWS = "film reviews"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is computed: counts of texts and of tokens."""
+
+    sites: str
+    sentences: int
+    quality: int
+    prompts: int
+    reviews: int
+    review_tokens: int
+    randoms: int
+    written: int
+    new_tokens: int
+
+
+FULL = Size(
+    sites="layer.20,layer.22,layer.24,layer.26,layer.28",
+    sentences=13,
+    quality=10,
+    prompts=99,
+    reviews=24,
+    review_tokens=24,
+    randoms=6,
+    written=6,
+    new_tokens=8,
+)
+QUICK = Size(
+    sites="layer.28",
+    sentences=3,
+    quality=2,
+    prompts=3,
+    reviews=2,
+    review_tokens=8,
+    randoms=1,
+    written=1,
+    new_tokens=2,
+)
 
 
 def main() -> None:
@@ -113,49 +149,53 @@ def main() -> None:
     options = _options()
     options.out.mkdir(parents=True, exist_ok=True)
     model = hs.load()
-    toronto, montreal, questions = split_sentences()
-    reviews_count, random_count, tokens, sites = 24, 6, 32, SITES
+    size = FULL
     if options.quick:
-        questions = questions[::6]
-        reviews_count, random_count, tokens, sites = 3, 2, 16, QUICK_SITES
-
-    # The site is chosen on the sentences of the direction, not on the prompts.
-    canadian = hs.Direction.between(
-        model, toronto, ELSEWHERE, sites=sites, spare_first=True
-    )
-    chosen = hs.steer(
-        model,
-        toronto,
-        canadian,
-        strengths="ablate",
-        answers=[CITY, " Montreal"],
-        quality=hs.read("plain").texts[:10],
-        new_tokens=0,
-    )
+        size = QUICK
+    toronto, montreal, questions = split_sentences()
+    questions = some_of_each_kind(questions, size.prompts)
+    chosen = choose_site(model, size)
     print(chosen.summary())
     for suffix in ("html", "nc", "png"):
         chosen.save(options.out / f"steering-sites.{suffix}")
     best = chosen.facts["best"]
-    site = canadian.sites[0]
+    site = str(chosen.data["site"].values[0])
     if best is not None:
         site = best["site"]
     print(f"\nEverything below changes the states at {site}.")
 
-    ids = encode_reviews(model, reviews_count, tokens)
+    ids = encode_reviews(model, size)
     asked = Entry.record(model, questions, site)
     read = Entry.record(model, ids, site)
-    changes = make_changes(model, toronto, montreal, site)
-    rng = torch.Generator().manual_seed(0)
-    controls = {}
-    for number in range(random_count):
-        push = random_push(changes["Toronto - elsewhere, ablated"], rng)
-        controls[f"random {number}"] = push
-    results = measure(asked, read, questions, {**changes, **controls})
-    measured = {name: results[name] for name in changes}
-    randoms = {name: results[name] for name in controls}
-    print_measured(measured, randoms)
-    draw(measured, randoms, options.out / "steering-cost.png")
-    write_texts(model, questions, changes, site)
+    changes = make_changes(
+        model, toronto[: size.sentences], montreal[: size.sentences], site
+    )
+    measured = measure(asked, read, questions, with_controls(changes, size.randoms))
+    for name, result in measured.items():
+        print_measured(name, result)
+    draw(measured, options.out / "steering-cost.png")
+    write_texts(model, questions[: size.written], changes, site, size.new_tokens)
+
+
+def choose_site(model: hs.Model, size: Size = FULL) -> hs.Result:
+    """Ablate "Toronto - elsewhere" at each site, on the sentences that made it.
+
+    The prompts that are asked later have no say in the choice.
+    """
+    toronto, _, _ = split_sentences()
+    toward, away = toronto[: size.sentences], ELSEWHERE[: size.sentences]
+    direction = hs.Direction.between(
+        model, toward, away, sites=size.sites, spare_first=True
+    )
+    return hs.steer(
+        model,
+        toward,
+        direction,
+        strengths="ablate",
+        answers=[CITY, " Montreal"],
+        quality=hs.read("plain").texts[: size.quality],
+        new_tokens=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -189,14 +229,23 @@ def split_sentences() -> tuple[list[str], list[str], list[Question]]:
     return by_city["Toronto"][::2], by_city["Montreal"][::2], questions
 
 
-def encode_reviews(model: hs.Model, count: int, tokens: int) -> list[list[int]]:
+def some_of_each_kind(questions: list[Question], count: int) -> list[Question]:
+    """Return at most so many questions of each kind."""
+    chosen: list[Question] = []
+    for kind in KINDS:
+        alike = [question for question in questions if question.kind == kind]
+        chosen += alike[:count]
+    return chosen
+
+
+def encode_reviews(model: hs.Model, size: Size) -> list[list[int]]:
     """Return the first tokens of the first reviews that are long enough."""
     chosen: list[list[int]] = []
     for text in reviews():
         (ids,) = model.encode(text, truncate=True).ids
-        if len(ids) >= tokens:
-            chosen.append(list(ids[:tokens]))
-        if len(chosen) == count:
+        if len(ids) >= size.review_tokens:
+            chosen.append(list(ids[: size.review_tokens]))
+        if len(chosen) == size.reviews:
             break
     return chosen
 
@@ -232,10 +281,11 @@ def make_changes(
 ) -> dict[str, Change]:
     """Return three ways to take the city out, by their names."""
     # The first token of a text has a huge state that attention rests on.
-    starts = model.capture(toronto + ELSEWHERE, site).pool("first", site)
-    sink = unit(torch.as_tensor(starts).double().mean(0))
+    elsewhere = ELSEWHERE[: len(toronto)]
+    starts = model.capture(toronto + elsewhere, site).pool("first", site)
+    sink = unit(torch.as_tensor(starts).mean(0)).double()
     vectors = []
-    for away in (montreal, ELSEWHERE):
+    for away in (montreal, elsewhere):
         direction = hs.Direction.between(model, toronto, away, sites=site)
         vector = direction.vectors[site]
         vectors.append(vector - (vector @ sink) * sink)
@@ -252,6 +302,17 @@ def make_changes(
 def unit(vector: Tensor) -> Tensor:
     """Return the vector at length 1, in the dtype of the states."""
     return (vector / vector.norm()).float()
+
+
+def with_controls(changes: dict[str, Change], count: int) -> dict[str, list[Change]]:
+    """Put behind each change pushes of the same size in random directions."""
+    controlled = {}
+    for name, change in changes.items():
+        # The same directions for every change.
+        rng = torch.Generator().manual_seed(0)
+        randoms = [random_push(change, rng) for _ in range(count)]
+        controlled[name] = [change, *randoms]
+    return controlled
 
 
 def random_push(change: Change, rng: torch.Generator) -> Change:
@@ -328,74 +389,81 @@ def text_losses(read: Entry, change: Change | None) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a change does: log ratios by kind of prompt, and of the perplexity."""
+    """What a change does: log ratios by kind of prompt, and of the perplexity.
+
+    `random` holds the mean of each push of the same size in a random direction.
+    """
 
     answers: dict[str, Mean]
     perplexity: Mean
+    random: dict[str, list[float]]
 
 
 def measure(
-    asked: Entry, read: Entry, questions: list[Question], changes: dict[str, Change]
+    asked: Entry,
+    read: Entry,
+    questions: list[Question],
+    changes: dict[str, list[Change]],
 ) -> dict[str, Measured]:
     """Compare each change with the unchanged model, text by text."""
     before = answer_log_probs(asked, questions, None)
-    losses_before = text_losses(read, None)
+    losses = text_losses(read, None)
     known = np.exp(before) >= LEAST_PROBABILITY
     kinds = np.array([question.kind for question in questions])
+    counts = {kind: int((known & (kinds == kind)).sum()) for kind in KINDS}
+    print(f"Prompts that count: {counts}")
+    print(f"{len(losses)} reviews, perplexity {np.exp(losses.mean()):.1f}", flush=True)
     measured = {}
-    for name, change in changes.items():
-        moved = answer_log_probs(asked, questions, change) - before
-        answers = {}
-        for kind in KINDS:
-            answers[kind] = mean_interval(moved[known & (kinds == kind)])
-        worse = text_losses(read, change) - losses_before
-        measured[name] = Measured(answers, mean_interval(worse))
-    counts = [int((known & (kinds == kind)).sum()) for kind in KINDS]
-    print(f"Prompts that count: {dict(zip(KINDS, counts, strict=True))}")
-    print(f"Perplexity on {len(losses_before)} reviews before:", end=" ")
-    print(f"{np.exp(losses_before.mean()):.1f}", flush=True)
+    for name, variants in changes.items():
+        moved, worse = [], []
+        for variant in variants:
+            moved.append(answer_log_probs(asked, questions, variant) - before)
+            worse.append(text_losses(read, variant) - losses)
+        measured[name] = summarise(np.array(moved), np.array(worse), known, kinds)
     return measured
 
 
-def print_measured(measured: dict[str, Measured], randoms: dict[str, Measured]) -> None:
-    """Print each change with its intervals, and the range of the random pushes."""
-    for name, result in measured.items():
-        print(f"\n{name}:")
-        for kind, mean in result.answers.items():
-            low, high = np.exp(random_range(randoms, kind))
-            print(f"  {kind}: {mean.factor()}; random {low:.3g} to {high:.3g}")
-        low, high = 100 * np.expm1(random_range(randoms, None))
-        print(f"  perplexity: {result.perplexity.percent()};", end=" ")
-        print(f"random {low:+.2f}% to {high:+.2f}%")
+def summarise(
+    moved: np.ndarray, worse: np.ndarray, known: np.ndarray, kinds: np.ndarray
+) -> Measured:
+    """Average over texts; the first row is the change, the others are random."""
+    answers, random = {}, {REVIEWS: worse[1:].mean(1).tolist()}
+    for kind in KINDS:
+        chosen = known & (kinds == kind)
+        answers[kind] = mean_interval(moved[0, chosen])
+        random[kind] = moved[1:, chosen].mean(1).tolist()
+    return Measured(answers, mean_interval(worse[0]), random)
 
 
-def random_range(randoms: dict[str, Measured], kind: str | None) -> tuple[float, float]:
-    """Return the smallest and largest mean over the random directions."""
-    means = random_means(randoms, kind)
-    return min(means), max(means)
-
-
-def random_means(randoms: dict[str, Measured], kind: str | None) -> list[float]:
-    """Return the mean of each random direction: of a kind, or of the perplexity."""
-    means = []
-    for result in randoms.values():
-        mean = result.perplexity
-        if kind is not None:
-            mean = result.answers[kind]
-        means.append(mean.value)
-    return means
+def print_measured(name: str, result: Measured) -> None:
+    """Print a change with its intervals, and the range of the random pushes."""
+    print(f"\n{name}:")
+    for kind, mean in result.answers.items():
+        low, high = np.exp([min(result.random[kind]), max(result.random[kind])])
+        print(f"  {kind}: {mean.factor()}; random {low:.3g} to {high:.3g}")
+    costs = result.random[REVIEWS]
+    low, high = 100 * np.expm1([min(costs), max(costs)])
+    print(f"  perplexity: {result.perplexity.percent()};", end=" ")
+    print(f"random {low:+.2f}% to {high:+.2f}%", flush=True)
 
 
 def write_texts(
-    model: hs.Model, questions: list[Question], changes: dict[str, Change], site: str
+    model: hs.Model,
+    questions: list[Question],
+    changes: dict[str, Change],
+    site: str,
+    new_tokens: int,
 ) -> None:
-    """Let the model write after prompts about Toronto, unchanged and changed."""
-    prompts = [question.prompt for question in questions if question.kind == "Toronto"]
-    prompts = prompts[:WRITTEN]
-    named = {"unchanged": [continuation(model, prompt) for prompt in prompts]}
+    """Let the model write after the prompts, unchanged and changed."""
+    prompts = [question.prompt for question in questions]
+
+    def write() -> list[str]:
+        return [continuation(model, prompt, new_tokens) for prompt in prompts]
+
+    named = {"unchanged": write()}
     for name, change in changes.items():
         with hs.editing(model, {site: change.as_edit()}):
-            named[name] = [continuation(model, prompt) for prompt in prompts]
+            named[name] = write()
     for name, texts in named.items():
         count = sum(CITY in text for text in texts)
         print(f"\n{name}: {count} of {len(texts)} texts name the city")
@@ -403,18 +471,16 @@ def write_texts(
             print(f"  {prompt} |{text!r}")
 
 
-def continuation(model: hs.Model, prompt: str) -> str:
+def continuation(model: hs.Model, prompt: str, new_tokens: int) -> str:
     """Let the model write greedily with its own `generate`."""
     inputs = model.tokenizer(prompt, return_tensors="pt")
     written = model.module.generate(
-        **inputs, max_new_tokens=NEW_TOKENS, do_sample=False
+        **inputs, max_new_tokens=new_tokens, do_sample=False
     )
     return model.tokenizer.decode(written[0, inputs["input_ids"].shape[1] :])
 
 
-def draw(
-    measured: dict[str, Measured], randoms: dict[str, Measured], path: Path
-) -> None:
+def draw(measured: dict[str, Measured], path: Path) -> None:
     """Draw the factors of the cities above the change of the perplexity."""
     mpl.use("Agg")
     from matplotlib import pyplot as plt
@@ -424,45 +490,36 @@ def draw(
     )
     colours = ("tab:blue", "tab:red", "tab:orange")
     for number, (name, result) in enumerate(measured.items()):
-        shift = 0.2 * (number - 1)
-        rows = np.arange(len(KINDS)) + shift
+        colour, rows = colours[number], np.arange(len(KINDS)) + 0.26 * (number - 1)
         means = [result.answers[kind] for kind in KINDS]
-        draw_means(cities, means, rows, colours[number], np.exp, label=name)
-        percent = lambda values: 100 * np.expm1(values)  # noqa: E731
-        draw_means(cost, [result.perplexity], [shift], colours[number], percent)
-    for row, kind in enumerate(KINDS):
-        means = np.exp(random_means(randoms, kind))
-        cities.plot(means, np.full(len(means), row + 0.36), "|", color="grey")
-    changes = 100 * np.expm1(random_means(randoms, None))
-    cost.plot(
-        changes,
-        np.full(len(changes), 0.36),
-        "|",
-        color="grey",
-        label="same push, random direction",
-    )
+        draw_means(cities, means, rows, colour, np.exp, label=name)
+        draw_means(cost, [result.perplexity], rows[:1], colour, as_percent)
+        for row, kind in zip(rows, KINDS, strict=True):
+            draw_random(cities, np.exp(result.random[kind]), row)
+        draw_random(cost, as_percent(np.array(result.random[REVIEWS])), rows[0])
     cities.set_xscale("log")
     cities.axvline(1.0, color="lightgrey", zorder=0)
     cost.axvline(0.0, color="lightgrey", zorder=0)
-    cities.set_yticks(range(len(KINDS)), KINDS)
-    cities.invert_yaxis()
-    cost.invert_yaxis()
-    cost.set_yticks([0], ["film reviews"])
+    for axes, names in ((cities, KINDS), (cost, ["reviews"])):
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.5, -0.5)
     cities.set_xlabel("probability of the right city, times")
     cost.set_xlabel("perplexity, change in %")
-    handles = cities.get_legend_handles_labels()
-    extra = cost.get_legend_handles_labels()
-    figure.legend(
-        handles[0] + extra[0],
-        handles[1] + extra[1],
-        loc="upper center",
-        ncols=1,
-        frameon=False,
-        fontsize=9,
-    )
-    figure.tight_layout(rect=(0, 0, 1, 0.86))
+    title = "grey: same push, random directions"
+    figure.legend(loc="upper center", frameon=False, fontsize=9, title=title)
+    figure.tight_layout(rect=(0, 0, 1, 0.84))
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def as_percent(log_ratios: np.ndarray) -> np.ndarray:
+    """Return log ratios as changes in percent."""
+    return 100 * np.expm1(log_ratios)
+
+
+def draw_random(axes: "mpl.axes.Axes", values: np.ndarray, row: float) -> None:
+    """Draw what random pushes do, below the change that is as large."""
+    axes.plot(values, np.full(len(values), row + 0.1), "|", color="grey", ms=5)
 
 
 def draw_means(
