@@ -409,7 +409,7 @@ def draw_trap(result: hs.Result, path: Path) -> None:
 def draw_retrieval(scores: dict[str, Nearest], facts: Facts, path: Path) -> None:
     """Draw the shares of paraphrases and decoys with their intervals over topics."""
     plt = pyplot()
-    figure, axis = plt.subplots(figsize=(5.6, 0.42 * len(scores) + 1.4))
+    figure, axis = plt.subplots(figsize=(6.2, 0.36 * len(scores) + 1.6))
     for shift, key, colour in ((-0.12, "paraphrase", "C0"), (0.12, "decoy", "C3")):
         for row, score in enumerate(scores.values()):
             mean = mean_interval(getattr(score, key), facts.topic)
@@ -417,11 +417,12 @@ def draw_retrieval(scores: dict[str, Nearest], facts: Facts, path: Path) -> None
             axis.plot([low, high], [row + shift] * 2, color=colour)
             label = key if row == 0 else None
             axis.plot(mean.value, row + shift, "o", color=colour, ms=5, label=label)
-    axis.set_yticks(range(len(scores)), list(scores))
+    axis.set_yticks(range(len(scores)), list(scores), fontsize=9)
     axis.invert_yaxis()
     axis.set_xlim(-0.03, 1.03)
     axis.set_xlabel("share of texts whose nearest text is a ...")
-    axis.legend(frameon=False, fontsize=9, loc="lower right")
+    figure.legend(frameon=False, fontsize=9, loc="upper right", ncols=2)
+    axis.set_title(" ", fontsize=9)
     save(figure, path)
 
 
@@ -445,6 +446,8 @@ def draw_picture(result: hs.Result, method: str, path: Path) -> None:
         start += len(labels)
         for axis, site in zip(row, PICTURED, strict=True):
             points = texts.sel(site=site)
+            if not np.isfinite(points["x"].values).any():
+                axis.text(0.5, 0.5, "all equal", ha="center", fontsize=8)
             for city, colour in zip(CITIES, ("C0", "C3"), strict=True):
                 chosen = labels == city
                 x, y = points["x"].values[chosen], points["y"].values[chosen]

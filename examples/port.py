@@ -14,9 +14,9 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib as mpl
-import numpy as np
 import torch
 from plain_llama import Attention, Norm, PlainLlama
 from torch import Tensor
@@ -56,7 +56,8 @@ def main() -> None:
         print(f"  {trial.outputs_say()}\n  {trial.drift_says()}", flush=True)
 
     (options.out / "port.md").write_text(table(trials), "utf-8")
-    draw_map(trials, options.out / "port-map.png")
+    rows = [trial.row() for trial in trials]
+    draw_verdicts(rows, options.out / "port-verdicts.png")
     shown = next(trial.result for trial in trials if trial.bug.plant is rope_theta)
     for suffix in ("html", "nc", "png"):
         shown.save(options.out / f"port-drift.{suffix}")
@@ -197,6 +198,11 @@ class Trial:
     same_text: bool
     text: str
     result: hs.Result
+
+    def row(self) -> "Row":
+        """Return what the figure shows."""
+        beyond = self.result.facts["beyond"]
+        return Row(self.bug.name, self.logit_difference, self.same_text, beyond)
 
     def verdict(self) -> str:
         """Say whether drift named the site and the module that are wrong."""
@@ -348,27 +354,41 @@ def table(trials: list[Trial]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def draw_map(trials: list[Trial], path: Path) -> None:
-    """Draw which sites drift in which port, as times the noise envelope."""
+class Row(NamedTuple):
+    """What the figure shows of a bug."""
+
+    name: str
+    logit_difference: float
+    same_text: bool
+    beyond: float
+
+
+def draw_verdicts(rows: list[Row], path: Path) -> None:
+    """Draw how loudly each bug speaks: in the logits, and in drift."""
     mpl.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.colors import LogNorm
 
-    beyond = [trial.result.data["beyond"].values for trial in trials]
-    sites = trials[0].result.data["site"].values
-    figure, axes = plt.subplots(figsize=(6, 0.34 * len(trials) + 1.6))
-    values = np.ma.masked_less(np.stack(beyond), 1.0)
-    image = axes.imshow(values, aspect="auto", cmap="viridis_r", norm=LogNorm(1.0, 1e5))
-    for row, trial in enumerate(trials):
-        first = trial.result.facts["first_site"]
-        if first is not None:
-            axes.plot(list(sites).index(first), row, "v", color="crimson")
-    axes.set_yticks(range(len(trials)), [trial.bug.name for trial in trials])
-    ticks = range(0, len(sites), 4)
-    axes.set_xticks(ticks, [sites[tick].replace("layer.", "") for tick in ticks])
-    axes.set_xlabel("layer, then final and logits")
-    axes.set_title("Local error of each port (white: rounding)", fontsize=11)
-    figure.colorbar(image, label="times the noise envelope")
+    figure, (outputs, drift) = plt.subplots(
+        1, 2, figsize=(6.2, 0.3 * len(rows) + 1.5), sharey=True
+    )
+    for number, row in enumerate(rows):
+        colour = "tab:red"
+        if row.same_text:
+            colour = "tab:blue"
+        outputs.plot(row.logit_difference, number, "o", color=colour)
+        shown = "o"
+        if row.beyond <= 1.0:
+            shown = "x"
+        drift.plot(row.beyond, number, shown, color="black")
+    drift.axvspan(drift.get_xlim()[0], 1.0, color="whitesmoke", zorder=0)
+    drift.axvline(1.0, color="lightgrey", zorder=0)
+    for axes in (outputs, drift):
+        axes.set_xscale("log")
+        axes.grid(axis="x", color="whitesmoke")
+    outputs.set_yticks(range(len(rows)), [row.name for row in rows])
+    outputs.invert_yaxis()
+    outputs.set_title("largest logit difference\nblue: the same text", fontsize=9)
+    drift.set_title("drift, times the envelope\nx: within rounding", fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)
