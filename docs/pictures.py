@@ -33,7 +33,6 @@ def live_results(model: hs.Model) -> dict[str, hs.Result]:
         "visibility.nc": hs.visibility(model, SENTENCE),
         "cities.nc": experiment("cities").pictured(model),
         "steering.nc": experiment("steering").choose_site(model),
-        "port.nc": experiment("port").compare_theta(model),
     }
 
 

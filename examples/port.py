@@ -282,13 +282,6 @@ def greedy(
     return ids[len(prompt) :]
 
 
-def compare_theta(model: hs.Model) -> hs.Result:
-    """Return the comparison that the page shows live: a wrong RoPE theta."""
-    port = PlainLlama(model.module).eval()
-    rope_theta(port)
-    return hs.drift(model, port, TEXTS)
-
-
 def found_on_long_text(model: hs.Model) -> None:
     """Show that the bug of the short table appears once a text is long enough."""
     (ids,) = model.encode(" ".join(TEXTS * 8)).ids
