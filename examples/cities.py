@@ -30,6 +30,7 @@ DECODERS = ("smollm2", "gemma3-270m")
 SENTENCE_MODEL = "minilm"
 CITIES = ("Toronto", "Montreal")
 EVERY_LAYER = "layer.*,final"
+QUICK_SITES = "layer.0,layer.4"
 EARLY = "layer.0,layer.1,layer.2,layer.4"
 PICTURED = ("layer.0", "layer.12", "layer.24", "layer.29")
 
@@ -144,12 +145,13 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     names, sites, few = DECODERS, EVERY_LAYER, None
     if options.quick:
-        names, sites, few = DECODERS[:1], "layer.0,layer.26", 5
+        names, sites, few = DECODERS[:1], QUICK_SITES, 5
     models = [hs.load(name) for name in names]
     sentence_model = hs.load(SENTENCE_MODEL)
 
     print("1. Separation in every layer")
-    projected = [hs.project(models, DATA, method="pca", pool="last", sites=sites)]
+    data = shipped(few)
+    projected = [hs.project(models, data, method="pca", pool="last", sites=sites)]
     if not options.quick:
         projected.append(hs.project(sentence_model, DATA, method="pca"))
     for result in projected:
@@ -161,11 +163,11 @@ def main() -> None:
     draw_trap(trap(models[0]), options.out / "cities-trap.png")
 
     print("\n3. Landmarks that the probe has not seen")
-    data = landmarks(few)
-    print(f"  bag of words: {bag_of_words(data).share()}", flush=True)
+    seen = landmarks(few)
+    print(f"  bag of words: {bag_of_words(seen).share()}", flush=True)
     for model in (*models, sentence_model):
         sites_probed = probe_sites(model, options.quick)
-        print_probe(model.name, hs.probe(model, data, sites=sites_probed))
+        print_probe(model.name, hs.probe(model, seen, sites=sites_probed))
 
     print("\n4. The nearest text: a paraphrase, or the same wording of the other city?")
     facts = retrieval_texts(few)
@@ -185,6 +187,18 @@ def main() -> None:
         draw_picture(mapped, "UMAP", options.out / "cities-umap.png")
         for suffix in ("html", "nc"):
             mapped.save(options.out / f"cities-umap.{suffix}")
+
+
+def shipped(few: int | None) -> dict[str, Labelled]:
+    """Return the shipped sentences, or a few of each city."""
+    data = {}
+    for name, source in DATA.items():
+        texts, labels = columns(hs.read(source))
+        half = len(texts) // 2
+        chosen = [*range(half)[:few], *range(half, len(texts))[:few]]
+        some = [texts[row] for row in chosen], [labels[row] for row in chosen]
+        data[name] = hs.read(some)
+    return data
 
 
 def trap(model: hs.Model) -> hs.Result:
@@ -239,7 +253,7 @@ def probe_sites(model: hs.Model, quick: bool) -> str:
     if model.name == SENTENCE_MODEL:
         return EVERY_LAYER
     if quick:
-        return "layer.0,layer.26"
+        return QUICK_SITES
     layers = [f"layer.{number}" for number in range(0, depth, 4)]
     known = {str(site) for site in model.anatomy.sites}
     return ",".join([*filter(known.__contains__, layers), "final"])

@@ -6,7 +6,7 @@
 bug below is one that ports really have. The script first asks what the outputs alone
 say: how far the logits move, and whether the model still writes the same text. Then it
 asks `hs.drift`. It writes a table, two pictures and the page of one comparison.
-`--quick` takes the first blocks of smollm2 and two of the bugs.
+`--quick` takes the first blocks of smollm2 and one bug.
 """
 
 import argparse
@@ -30,7 +30,7 @@ TEXTS = [
 ]
 PROMPT = "The capital of France is"
 NEW_TOKENS, QUICK_TOKENS = 12, 2
-QUICK_BLOCKS = 3
+QUICK_BLOCKS = 2
 # The block that holds a bug which is not in all of them: in the middle of smollm2.
 BLOCK = 11
 TABLE_END = 64
@@ -174,7 +174,7 @@ BUGS = (
     Bug("RoPE theta", EVERY, rope_theta, "layer.1", FIRST_ATTENTION, quick=True),
     Bug("RoPE pairs", EVERY, rotate_pairs, "layer.1", FIRST_ATTENTION),
     Bug("KV heads in turn", EVERY, repeat_heads, "layer.1", FIRST_ATTENTION),
-    Bug("norm eps", EVERY, norm_eps, "layer.1", ("blocks.0.norm1",), quick=True),
+    Bug("norm eps", EVERY, norm_eps, "layer.1", ("blocks.0.norm1",)),
     Bug(
         "gate and up",
         ONE,
