@@ -4,7 +4,10 @@ Results that the site shows live are saved in docs/results/ beside them.
 """
 
 import copy
+import importlib
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -14,6 +17,7 @@ from hiddenscope.views.figures.pages import image
 
 FOLDER = Path(__file__).with_name("pictures")
 RESULTS = Path(__file__).with_name("results")
+EXAMPLES = Path(__file__).parent.parent / "examples"
 DPI = 130  # sharp on a screen, and small
 SENTENCE, ANOTHER = (
     "The capital of France is Paris.",
@@ -65,7 +69,16 @@ def live_results(model: hs.Model) -> dict[str, hs.Result]:
         "steer.nc": montreal(model),
         "cluster.nc": hs.cluster(hs.load("minilm"), list(TOPICS), smallest=3),
         "two-sentences-patch.nc": hs.patch(model, CAPITALS, layers=0),
+        "cities.nc": experiment("cities").pictured(model),
+        "steering.nc": experiment("steering").choose_site(model),
     }
+
+
+def experiment(name: str) -> ModuleType:
+    """Return the script of an experiment, which computes what its page shows."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.append(str(EXAMPLES))
+    return importlib.import_module(name)
 
 
 def views(model: hs.Model, live: dict[str, hs.Result]) -> dict[str, tuple[View, ...]]:
