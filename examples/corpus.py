@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from reviews import labelled_reviews
 
 import hiddenscope as hs
+from hiddenscope.texts import Labelled
 
 Numbers = NDArray[np.int64]
 Value = TypeVar("Value")
@@ -279,7 +280,7 @@ class SiteSearch:
         )
 
 
-def excerpts(data: Any, count: int) -> Excerpts:
+def excerpts(data: Labelled, count: int) -> Excerpts:
     """Take words from the middle of some texts: half of them, at most 30."""
     numbers = random.Random(1).sample(range(len(data)), min(count, len(data)))
     pieces = []
@@ -292,27 +293,27 @@ def excerpts(data: Any, count: int) -> Excerpts:
 
 
 def search_again(
-    store: hs.Store, model: hs.Model, queries: Excerpts, data: Any, site: str
+    store: hs.Store, model: hs.Model, queries: Excerpts, data: Labelled, site: str
 ) -> SiteSearch:
     """Search for texts with pieces of them."""
     result = hs.search(
         store, (model, queries.pieces), NEIGHBOURS + 1, site=site, pool="mean"
     )
     nearest = result.data["number"].to_numpy()
-    own = nearest == queries.numbers[:, None]
-    others = without_own(nearest, queries.numbers)
+    is_source = nearest == queries.numbers[:, None]
+    others = without_source(nearest, queries.numbers)
     labels = np.array(data.labels)
     share, shuffled = label_agreement(others, queries.numbers, labels)
     return SiteSearch(
         site,
-        float(own[:, 0].mean()),
-        float(own[:, :NEIGHBOURS].any(1).mean()),
+        float(is_source[:, 0].mean()),
+        float(is_source[:, :NEIGHBOURS].any(1).mean()),
         share,
         shuffled,
     )
 
 
-def without_own(nearest: Numbers, numbers: Numbers) -> Numbers:
+def without_source(nearest: Numbers, numbers: Numbers) -> Numbers:
     """Return the neighbours of each query, without the text that it is from."""
     rows = []
     for neighbours, number in zip(nearest, numbers, strict=True):
@@ -370,7 +371,7 @@ def text_means(store: hs.Store, site: str) -> NDArray[np.float32]:
     return (sums / np.bincount(text)[:, None]).astype(np.float32)
 
 
-def show_meanings(store: hs.Store, model: hs.Model, data: Any) -> None:
+def show_meanings(store: hs.Store, model: hs.Model, data: Labelled) -> None:
     """Print the tokens nearest to a word, for two of its meanings."""
     last = str(store.sites[-1])
     tokens = store.tokens
