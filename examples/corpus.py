@@ -214,10 +214,8 @@ def _units(options: argparse.Namespace) -> int:
 def _job(model: hs.Model, texts: Path, options: argparse.Namespace) -> hs.ExtractJob:
     """Plan the job, or plan the rest of one that was stopped."""
     # Every window has its own special tokens. With this stride windows do not overlap.
-    special = len(model.encode("a").ids[0]) - len(
-        model.tokenizer("a", add_special_tokens=False).input_ids
-    )
-    corpus = hs.Corpus(texts, text="text", window=WINDOW, stride=WINDOW - special)
+    stride = WINDOW - special_tokens(model)
+    corpus = hs.Corpus(texts, text="text", window=WINDOW, stride=stride)
     return hs.ExtractJob.plan(
         model,
         corpus,
@@ -226,6 +224,13 @@ def _job(model: hs.Model, texts: Path, options: argparse.Namespace) -> hs.Extrac
         dtype="bfloat16",
         engine=_engine(options),
     )
+
+
+def special_tokens(model: hs.Model) -> int:
+    """Count the tokens that the tokenizer adds to a text."""
+    with_special = model.tokenizer("a").input_ids
+    without = model.tokenizer("a", add_special_tokens=False).input_ids
+    return len(with_special) - len(without)
 
 
 def _engine(options: argparse.Namespace) -> hs.Engine:
@@ -408,7 +413,7 @@ def draw(probe: hs.Result, searches: list[SiteSearch], path: Path) -> None:
     first = [search.first for search in searches]
     same = [search.same_label for search in searches]
     below.plot(x, first, "o-", label="its text comes first")
-    below.plot(x, same, "s-", label="neighbours with its label")
+    below.plot(x, same, "s-", label="neighbours, same label")
     below.fill_between(x, *shuffled.T, color="grey", alpha=0.4, label="labels shuffled")
     below.set(title="Search with a piece of a text", ylabel="share", ylim=(0, 1.05))
     below.set_xticks(x, sites)
