@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from reviews import labelled_reviews
 
 import hiddenscope as hs
+from hiddenscope.texts import Labelled
 
 Numbers = NDArray[np.int64]
 Value = TypeVar("Value")
@@ -76,14 +78,16 @@ def main() -> None:
     show_meanings(store, model, data)
 
     draw(probe, searches, options.out / "corpus-sites.png")
-    for suffix in ("nc", "html"):
-        probe.save(options.out / f"corpus-probe.{suffix}")
     print()
     shown = {name: str(value) for name, value in figures.items()}
     for name, value in shown.items():
         print(f"{name:26} {value}")
     record = shown | {"searches": [asdict(search) for search in searches]}
     (options.out / "figures.json").write_text(json.dumps(record, indent=1), "utf-8")
+    probe.save(options.out / "corpus-probe.html")
+    # A borrowed GPU machine may lack it.
+    if find_spec("h5netcdf"):
+        probe.save(options.out / "corpus-probe.nc")
 
 
 # The corpus
@@ -210,10 +214,8 @@ def _units(options: argparse.Namespace) -> int:
 def _job(model: hs.Model, texts: Path, options: argparse.Namespace) -> hs.ExtractJob:
     """Plan the job, or plan the rest of one that was stopped."""
     # Every window has its own special tokens. With this stride windows do not overlap.
-    special = len(model.encode("a").ids[0]) - len(
-        model.tokenizer("a", add_special_tokens=False).input_ids
-    )
-    corpus = hs.Corpus(texts, text="text", window=WINDOW, stride=WINDOW - special)
+    stride = WINDOW - special_tokens(model)
+    corpus = hs.Corpus(texts, text="text", window=WINDOW, stride=stride)
     return hs.ExtractJob.plan(
         model,
         corpus,
@@ -222,6 +224,13 @@ def _job(model: hs.Model, texts: Path, options: argparse.Namespace) -> hs.Extrac
         dtype="bfloat16",
         engine=_engine(options),
     )
+
+
+def special_tokens(model: hs.Model) -> int:
+    """Count the tokens that the tokenizer adds to a text."""
+    with_special = model.tokenizer("a").input_ids
+    without = model.tokenizer("a", add_special_tokens=False).input_ids
+    return len(with_special) - len(without)
 
 
 def _engine(options: argparse.Namespace) -> hs.Engine:
@@ -276,7 +285,7 @@ class SiteSearch:
         )
 
 
-def excerpts(data: Any, count: int) -> Excerpts:
+def excerpts(data: Labelled, count: int) -> Excerpts:
     """Take words from the middle of some texts: half of them, at most 30."""
     numbers = random.Random(1).sample(range(len(data)), min(count, len(data)))
     pieces = []
@@ -289,27 +298,27 @@ def excerpts(data: Any, count: int) -> Excerpts:
 
 
 def search_again(
-    store: hs.Store, model: hs.Model, queries: Excerpts, data: Any, site: str
+    store: hs.Store, model: hs.Model, queries: Excerpts, data: Labelled, site: str
 ) -> SiteSearch:
     """Search for texts with pieces of them."""
     result = hs.search(
         store, (model, queries.pieces), NEIGHBOURS + 1, site=site, pool="mean"
     )
     nearest = result.data["number"].to_numpy()
-    own = nearest == queries.numbers[:, None]
-    others = without_own(nearest, queries.numbers)
+    is_source = nearest == queries.numbers[:, None]
+    others = without_source(nearest, queries.numbers)
     labels = np.array(data.labels)
     share, shuffled = label_agreement(others, queries.numbers, labels)
     return SiteSearch(
         site,
-        float(own[:, 0].mean()),
-        float(own[:, :NEIGHBOURS].any(1).mean()),
+        float(is_source[:, 0].mean()),
+        float(is_source[:, :NEIGHBOURS].any(1).mean()),
         share,
         shuffled,
     )
 
 
-def without_own(nearest: Numbers, numbers: Numbers) -> Numbers:
+def without_source(nearest: Numbers, numbers: Numbers) -> Numbers:
     """Return the neighbours of each query, without the text that it is from."""
     rows = []
     for neighbours, number in zip(nearest, numbers, strict=True):
@@ -367,7 +376,7 @@ def text_means(store: hs.Store, site: str) -> NDArray[np.float32]:
     return (sums / np.bincount(text)[:, None]).astype(np.float32)
 
 
-def show_meanings(store: hs.Store, model: hs.Model, data: Any) -> None:
+def show_meanings(store: hs.Store, model: hs.Model, data: Labelled) -> None:
     """Print the tokens nearest to a word, for two of its meanings."""
     last = str(store.sites[-1])
     tokens = store.tokens
@@ -404,7 +413,7 @@ def draw(probe: hs.Result, searches: list[SiteSearch], path: Path) -> None:
     first = [search.first for search in searches]
     same = [search.same_label for search in searches]
     below.plot(x, first, "o-", label="its text comes first")
-    below.plot(x, same, "s-", label="neighbours with its label")
+    below.plot(x, same, "s-", label="neighbours, same label")
     below.fill_between(x, *shuffled.T, color="grey", alpha=0.4, label="labels shuffled")
     below.set(title="Search with a piece of a text", ylabel="share", ylim=(0, 1.05))
     below.set_xticks(x, sites)
@@ -433,7 +442,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("out/corpus"))
     options = parser.parse_args()
     if options.quick:
-        options.tokens, options.unit_tokens, options.queries = 2_400, 400, 30
+        options.tokens, options.unit_tokens, options.queries = 1_800, 300, 30
     return options
 
 

@@ -69,5 +69,5 @@ def test_labels_of_neighbours_are_seen_where_they_agree(corpus: dict[str, Any]) 
 
 def test_the_text_of_a_query_is_not_its_neighbour(corpus: dict[str, Any]) -> None:
     nearest = np.array([[3, *range(10, 20)], [*range(10, 21)]])
-    others = corpus["without_own"](nearest, np.array([3, 99]))
+    others = corpus["without_source"](nearest, np.array([3, 99]))
     assert others.tolist() == [list(range(10, 20)), list(range(10, 20))]
