@@ -135,7 +135,7 @@ def _aligned_views(result: Result) -> Iterator[View]:
         "tokens back",
         "share of a token",
         scale="log",
-        note="The first token, and those farther away, are not shown.",
+        note="The first token is left out.",
     )
     yield Lines(
         f"How much of the influence comes from the same token, in {model}",
@@ -496,16 +496,18 @@ def _law_findings(law: "LawFacts") -> Iterator[str]:
         yield f"{subject} {words}: the exponent of a power law is {exponent}."
         return
     better = {
-        "power": "A power law fits better than an exponential.",
-        "exponential": "An exponential fits better than a power law.",
-        None: "These texts do not tell a power law from an exponential.",
+        "power": "A power law fits better than an exponential",
+        "exponential": "An exponential fits better than a power law",
+        None: "These texts do not tell a power law from an exponential",
     }
+    advantage = _with_interval(law["advantage"], "+.1%")
     fit = ""
     if law["explained"] is not None:
         fit = f" and explains {law['explained']:.0%} of the variance of the logarithms"
     yield (
         f"{subject} falls with {along}. Fitted as a power law, its exponent is"
-        f" {exponent}{fit}. {better[law['better']]}"
+        f" {exponent}{fit}. {better[law['better']]}: the power law explains"
+        f" {advantage} more of it."
     )
 
 
