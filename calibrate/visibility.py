@@ -19,9 +19,9 @@ from hiddenscope.states.arrays import Floats
 
 WIDTH, STATES = 64, 200
 # Planted texts: so many sites and tokens, and so many drawn states.
-SITES, TOKENS, TARGETS = 4, 33, 4
+SITES, TOKENS, TARGETS = 9, 33, 4
 # How many texts stand for all texts, for the true values.
-ALL_TEXTS = 30_000
+ALL_TEXTS = 20_000
 PlantedLaw: TypeAlias = Literal["power", "exponential", "none"]
 
 
@@ -56,10 +56,10 @@ def planted_tallies(texts: Texts, seed: int) -> Tallies:
     groups = -(-texts.count // texts.of_group)
     window = DistanceWindow.of(TOKENS, causal=True)
     tallies = Tallies(min(BATCHES, groups), SITES, window)
-    of_group = generator.standard_normal((groups, 2))
+    of_group = generator.standard_normal((groups, 3))
     for text in range(texts.count):
         group = text // texts.of_group
-        traits = generator.standard_normal(2)
+        traits = generator.standard_normal(3)
         if texts.of_group > 1:
             traits = (traits + of_group[group]) / 2**0.5
         targets = draw_targets(
@@ -90,9 +90,22 @@ def _influence(
     seen[token] = seen[1:token].sum() * np.exp(0.5 * traits[1])
     seen[back < 0] = 0
     noise = np.exp(0.8 * generator.standard_normal((SITES, TOKENS)))
-    influence: Floats = seen * noise
+    influence: Floats = seen * noise * _by_depth(law, traits[2], row)[:, None]
     influence[row:] = 0
     return influence
+
+
+def _by_depth(law: PlantedLaw, trait: float, row: int) -> Floats:
+    """Return the influence [source site] on a state, by a law of the depth."""
+    depth = np.maximum(row - np.arange(SITES), 1).astype(float)
+    steepness = 1 + 0.3 * trait
+    falls: Floats = np.ones(SITES)
+    if law == "power":
+        falls = depth**-steepness
+    elif law == "exponential":
+        falls = np.exp(-0.5 * steepness * depth)
+    # Sites differ in size from text to text.
+    return falls * np.exp(0.1 * trait * np.arange(SITES))
 
 
 @cache
@@ -121,6 +134,7 @@ def texts_trial(seed: int, texts: Texts) -> dict[str, float]:
     return {
         "distance": _holds(estimates["decay_below"], np.exp(truth["decay_below"])),
         "exponent": _holds(estimates["exponent_below"], truth["exponent_below"]),
+        "depth": _holds(estimates["exponent_depth"], truth["exponent_depth"]),
         "own": _holds(estimates["own_column"], truth["own_column"]),
         "trend": _holds(estimates["locality_trend"], np.zeros(())),
         "wrong": float(any(wrong)),
@@ -169,7 +183,8 @@ STUDY = Study(
     {
         "interval": Claim("the 95% interval holds the norm", 0.93),
         "distance": Claim("that of a share at a distance holds it", 0.93),
-        "exponent": Claim("that of the exponent holds it", 0.93),
+        "exponent": Claim("that of the exponent by distance holds it", 0.93),
+        "depth": Claim("that of the exponent by depth holds it", 0.93),
         "own": Claim("that of the own column's share holds it", 0.93),
         "trend": Claim("that of the trend over layers holds 0", 0.93),
         "wrong": Claim("a law that is not there is called the better one", high=0.05),

@@ -161,7 +161,7 @@ def test_intervals_hold_planted_truths(
     """The quick slice of `make calibrate`: 60 samples of 20 texts."""
     monkeypatch.setattr("calibrate.visibility.ALL_TEXTS", 4_000)
     records = [texts_trial(seed, Texts(20, 1, law)) for seed in range(500, 560)]
-    for name in ("distance", "exponent", "own", "trend"):
+    for name in ("distance", "exponent", "depth", "own", "trend"):
         held = np.mean([record[name] for record in records])
         # Three standard errors of a share of 60.
         assert held >= 0.95 - 3 * (0.95 * 0.05 / 60) ** 0.5, name
