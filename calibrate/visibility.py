@@ -19,9 +19,11 @@ from hiddenscope.states.arrays import Floats
 
 WIDTH, STATES = 64, 200
 # Planted texts: so many sites and tokens, and so many drawn states.
-SITES, TOKENS, TARGETS = 9, 33, 4
+SITES, TOKENS, TARGETS = 4, 33, 4
 # How many texts stand for all texts, for the true values.
-ALL_TEXTS = 20_000
+ALL_TEXTS = 30_000
+# Texts whose influence falls with the depth: short, with more sites.
+DEEP_SITES, SHORT = 9, 8
 PlantedLaw: TypeAlias = Literal["power", "exponential", "none"]
 
 
@@ -56,10 +58,10 @@ def planted_tallies(texts: Texts, seed: int) -> Tallies:
     groups = -(-texts.count // texts.of_group)
     window = DistanceWindow.of(TOKENS, causal=True)
     tallies = Tallies(min(BATCHES, groups), SITES, window)
-    of_group = generator.standard_normal((groups, 3))
+    of_group = generator.standard_normal((groups, 2))
     for text in range(texts.count):
         group = text // texts.of_group
-        traits = generator.standard_normal(3)
+        traits = generator.standard_normal(2)
         if texts.of_group > 1:
             traits = (traits + of_group[group]) / 2**0.5
         targets = draw_targets(
@@ -90,22 +92,9 @@ def _influence(
     seen[token] = seen[1:token].sum() * np.exp(0.5 * traits[1])
     seen[back < 0] = 0
     noise = np.exp(0.8 * generator.standard_normal((SITES, TOKENS)))
-    influence: Floats = seen * noise * _by_depth(law, traits[2], row)[:, None]
+    influence: Floats = seen * noise
     influence[row:] = 0
     return influence
-
-
-def _by_depth(law: PlantedLaw, trait: float, row: int) -> Floats:
-    """Return the influence [source site] on a state, by a law of the depth."""
-    depth = np.maximum(row - np.arange(SITES), 1).astype(float)
-    steepness = 1 + 0.3 * trait
-    falls: Floats = np.ones(SITES)
-    if law == "power":
-        falls = depth**-steepness
-    elif law == "exponential":
-        falls = np.exp(-0.5 * steepness * depth)
-    # Sites differ in size from text to text.
-    return falls * np.exp(0.1 * trait * np.arange(SITES))
 
 
 @cache
@@ -134,12 +123,55 @@ def texts_trial(seed: int, texts: Texts) -> dict[str, float]:
     return {
         "distance": _holds(estimates["decay_below"], np.exp(truth["decay_below"])),
         "exponent": _holds(estimates["exponent_below"], truth["exponent_below"]),
-        "depth": _holds(estimates["exponent_depth"], truth["exponent_depth"]),
         "own": _holds(estimates["own_column"], truth["own_column"]),
         "trend": _holds(estimates["locality_trend"], np.zeros(())),
         "wrong": float(any(wrong)),
         "right": float(called.get(texts.law, np.nan)),
     }
+
+
+def depth_tallies(texts: Texts, seed: int) -> Tallies:
+    """Tally drawn states of texts whose influence falls with the depth, each text in
+    its own way.
+    """
+    generator = np.random.default_rng(seed)
+    window = DistanceWindow.of(SHORT, causal=True)
+    tallies = Tallies(min(BATCHES, texts.count), DEEP_SITES, window)
+    rows = range(1, DEEP_SITES)
+    for text in range(texts.count):
+        steepness = 1 + 0.3 * generator.standard_normal()
+        for target in draw_targets(rows, window.places(SHORT), TARGETS, generator):
+            depth = np.maximum(target.row - np.arange(DEEP_SITES), 1.0)
+            fall = np.ones(DEEP_SITES)
+            if texts.law == "power":
+                fall = depth**-steepness
+            elif texts.law == "exponential":
+                fall = np.exp(-0.5 * steepness * depth)
+            noise = np.exp(0.8 * generator.standard_normal((DEEP_SITES, SHORT)))
+            influence = fall[:, None] * noise
+            influence[target.row :] = 0
+            tallies.add(text % min(BATCHES, texts.count), target, influence)
+    return tallies
+
+
+@cache
+def _depth_truth(law: PlantedLaw) -> float:
+    """Return the exponent by depth of very many texts."""
+    tallies = depth_tallies(Texts(ALL_TEXTS, 1, law), 10**6)
+    total = {name: array.sum(0) for name, array in tallies.sums.items()}
+    statistics = statistics_of(total, total["targets"] > 0)
+    return float(statistics["exponent_depth"])
+
+
+def depth_trial(seed: int, texts: Texts) -> float:
+    """Tell whether the interval of the exponent by depth holds it."""
+    estimates, _ = estimate(depth_tallies(texts, seed))
+    return _holds(estimates["exponent_depth"], np.array(_depth_truth(texts.law)))
+
+
+def sum_up_depth(records: Sequence[float]) -> Mapping[str, Sequence[float]]:
+    """Name what came of all trials by its claim."""
+    return {"depth": records}
 
 
 def sum_up_texts(records: Sequence[dict[str, float]]) -> Mapping[str, Sequence[float]]:
@@ -173,6 +205,13 @@ PLANTED = (
     Texts(80, 4, "power"),
 )
 
+DEEP = (
+    Texts(20, 1, "power"),
+    Texts(20, 1, "exponential"),
+    Texts(20, 1, "none"),
+    Texts(50, 1, "power"),
+)
+
 STUDY = Study(
     "visibility",
     f"A Jacobian of width {WIDTH} with one, four or sixteen equal singular values, the"
@@ -202,5 +241,13 @@ STUDY = Study(
     + [
         Experiment(_named(texts), each(partial(texts_trial, texts=texts)), sum_up_texts)
         for texts in PLANTED
+    ]
+    + [
+        Experiment(
+            f"{_named(texts)} by depth",
+            each(partial(depth_trial, texts=texts)),
+            sum_up_depth,
+        )
+        for texts in DEEP
     ],
 )
