@@ -34,7 +34,6 @@ def main() -> None:
     draw_one_state(one_text, options.out / "one-state.png")
     # Point at a cell of the page, and it shows what influences that state.
     one_text.save(options.out / "all-states.html")
-    one_text.save(options.out / "all-states.nc")
 
     texts = first_tokens(model, options)
     start = time.perf_counter()
@@ -46,16 +45,16 @@ def main() -> None:
         sampling=hs.Sampling(per_text=options.per_text, baseline=options.baseline),
     )
     seconds = time.perf_counter() - start
-    for suffix in ("html", "nc"):
-        average.save(options.out / f"average.{suffix}")
-    for name, view in zip(PICTURES, views_of(average), strict=False):
-        (options.out / f"{name}.png").write_bytes(image((view,), ".png", dpi=90))
     report = (
         f"{model}\n{one_text.summary()}\n\n{average.summary()}\n"
         f"{len(texts)} texts of {options.tokens} tokens took {seconds:,.0f} s."
     )
     print(report)
     (options.out / "findings.txt").write_text(report + "\n", encoding="utf-8")
+    for suffix in ("html", "json"):
+        average.save(options.out / f"average.{suffix}")
+    for name, view in zip(PICTURES, views_of(average), strict=False):
+        (options.out / f"{name}.png").write_bytes(image((view,), ".png", dpi=90))
 
 
 def draw_one_state(result: hs.Result, path: Path) -> None:
