@@ -78,8 +78,9 @@ def draw_one_state(result: hs.Result, path: Path) -> None:
         # What a state does to itself is 0 or larger than all else.
         numbers = values.to_numpy().copy()
         numbers[site, token] = 0
-        seen = numbers > 0
-        norm = LogNorm(numbers[seen].min(), numbers.max())
+        # White is what has no influence; the least influence is somewhat darker.
+        least = numbers[numbers > 0].min()
+        norm = LogNorm(least / 3, numbers.max())
         image = axis.imshow(
             numbers, norm=norm, cmap=colors, origin="lower", aspect="auto"
         )
