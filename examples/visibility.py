@@ -3,9 +3,9 @@
     python examples/visibility.py
 
 The average draws 16 states of each film review and measures which states influence
-them, in the model and in a copy with random weights. It took an hour on two slow cores
-and takes minutes on a GPU: `--device cuda`. `--quick` gives a first look in seconds,
-and `--texts-file FILE.jsonl` reads the column "text" of your own file.
+them, in the model and in a copy with random weights. A drawn state takes a third of a
+second of a slow core, so use a GPU if you have one: `--device cuda`. `--quick` gives a
+first look, and `--texts-file FILE.jsonl` reads the column "text" of your own file.
 """
 
 import argparse
