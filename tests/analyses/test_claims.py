@@ -447,7 +447,7 @@ def test_a_model_that_mixes_no_tokens_sees_its_own_column() -> None:
             block.self_attn.o_proj.weight.mul_(1e-3)
     texts = many_texts(np.random.default_rng(0))
     result = hs.visibility(hs.load((module, None)), texts)
-    column = r"all lower sites on average (9\d|100)% \((9\d|100)% to 100%\), yes"
+    column = r"(9\d|100)% \(.+ to 100%\) of that of all lower sites on average: yes"
     assert said(result, column), result.summary()
 
 

@@ -126,15 +126,16 @@ def _aligned_views(result: Result) -> Iterator[View]:
     data, model = result.data, model_name(result)
     facts = cast("VisibilityFacts", result.facts)
     farthest = int(data["distance"].values[-1])
-    distances = _even_distances(farthest)
-    series = [*_banded(result, DECAYS, distances)]
+    # The token itself, at distance 0, has no place on a log axis.
+    distances = range(1, farthest + 1)
     yield Lines(
         f"How influence falls with the distance in tokens, in {model}",
         tuple(map(str, distances)),
-        tuple(series),
+        tuple(_banded(result, DECAYS, distances)),
         "tokens back",
         "share of a token",
         scale="log",
+        x_scale="log",
         note="The first token is left out.",
     )
     yield Lines(
@@ -153,15 +154,15 @@ def _aligned_views(result: Result) -> Iterator[View]:
     )
     deepest = facts["aligned"]["deepest"]
     if deepest > 1:
-        depths = _even_distances(deepest)
-        places = [depth - 1 for depth in depths]
+        depths = range(deepest)
         yield Lines(
             f"How influence falls with the depth, in {model}",
-            tuple(map(str, depths)),
-            tuple(_banded(result, {"decay_depth": "of a site"}, places)),
+            labels(data, "depth")[:deepest],
+            tuple(_banded(result, {"decay_depth": "of a site"}, depths)),
             "sites below",
             "share of a site",
             scale="log",
+            x_scale="log",
             note="Of states that have so many sites below them; summed over tokens.",
         )
     distance = {"mean_distance": "of other tokens of the site below"}
@@ -200,20 +201,6 @@ def _banded(
             yield Series(
                 f"{words}{ending}", value, low, high, band="95% interval", style=style
             )
-
-
-def _even_distances(farthest: int) -> list[int]:
-    """Return distances that grow by about the same factor.
-
-    >>> _even_distances(32)
-    [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
-    """
-    distances = []
-    power = 1
-    while power <= farthest:
-        distances += [power, power * 3 // 2]
-        power *= 2
-    return sorted(filter(farthest.__ge__, set(distances)))
 
 
 def _share_series(result: Result) -> Iterator[Series]:
@@ -348,9 +335,8 @@ def sections(result: Result) -> Iterator[Section]:
             as_prose(sentences),
             shown,
             "Influence is averaged as a share: what a token has of the influence of all"
-            " tokens of its site on a state. Bands are 95% intervals over texts. A"
-            " power law is a straight line in the first picture, whose distances grow"
-            " by about the same factor from one to the next."
+            " tokens of its site on a state. Bands are 95% intervals over texts. Where"
+            " both axes are logarithmic, a power law is a straight line."
             f" {MEASURES[result.facts['measure']]}",
         )
         return
@@ -475,7 +461,7 @@ def _column_findings(averages: "AlignedFacts") -> Iterator[str]:
     parts = []
     for whose, share in shares.items():
         if share["value"] is not None:
-            parts.append(f"{whose} {_percent(share)}, {answers[share['verdict']]}")
+            parts.append(f"{_percent(share)} {whose}: {answers[share['verdict']]}")
     yield (
         "Does a state see mostly its own column? The same token has"
         f" {'; '.join(parts)}."
