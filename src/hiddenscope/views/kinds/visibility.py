@@ -486,14 +486,18 @@ def _law_findings(law: "LawFacts") -> Iterator[str]:
         "exponential": "An exponential fits better than a power law",
         None: "These texts do not tell a power law from an exponential",
     }
-    advantage = _with_interval(law["advantage"], "+.1%")
+    advantage = law["advantage"]
+    winner = "power law"
+    if law["better"] == "exponential":
+        advantage = _negative(advantage)
+        winner = "exponential"
     fit = ""
     if law["explained"] is not None:
         fit = f" and explains {law['explained']:.0%} of the variance of the logarithms"
     yield (
         f"{subject} falls with {along}. Fitted as a power law, its exponent is"
-        f" {exponent}{fit}. {better[law['better']]}: the power law explains"
-        f" {advantage} more of it."
+        f" {exponent}{fit}. {better[law['better']]}: the {winner} explains"
+        f" {_with_interval(advantage, '.1%')} more of it."
     )
 
 
@@ -518,6 +522,16 @@ def _random_findings(random: "RandomFacts") -> Iterator[str]:
         f" {_with_interval(random['exponent'], '.2f')}. {beside[random['verdict']]}"
         f" {_with_interval(random['excess'], '.2f')}."
     )
+
+
+def _negative(interval: "IntervalFacts") -> "IntervalFacts":
+    """Turn by how much one number is larger into by how much the other is."""
+    value, low, high = interval["value"], interval["low"], interval["high"]
+    return {
+        "value": None if value is None else -value,
+        "low": None if high is None else -high,
+        "high": None if low is None else -low,
+    }
 
 
 def _percent(interval: "IntervalFacts") -> str:
