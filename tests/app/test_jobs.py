@@ -74,7 +74,7 @@ def test_many_texts_are_drawn_from_as_the_form_says(
     result = bench.answer("visibility", tiny_name, **MANY_TEXTS)
     assert "hs.Sampling(" in result["python"]
     titles = " ".join(view["title"] for view in result["views"])
-    assert "How influence falls with the distance" in titles
+    assert "Influence by the distance in tokens" in titles
 
 
 def test_an_answer_is_that_of_the_library_bit_for_bit(

@@ -129,7 +129,7 @@ def _aligned_views(result: Result) -> Iterator[View]:
     # The token itself, at distance 0, has no place on a log axis.
     distances = range(1, farthest + 1)
     yield Lines(
-        f"How influence falls with the distance in tokens, in {model}",
+        f"Influence by the distance in tokens, in {model}",
         tuple(map(str, distances)),
         tuple(_banded(result, DECAYS, distances)),
         "tokens back",
@@ -156,7 +156,7 @@ def _aligned_views(result: Result) -> Iterator[View]:
     if deepest > 1:
         depths = range(deepest)
         yield Lines(
-            f"How influence falls with the depth, in {model}",
+            f"Influence by the depth, in {model}",
             labels(data, "depth")[:deepest],
             tuple(_banded(result, {"decay_depth": "of a site"}, depths)),
             "sites below",
@@ -331,7 +331,7 @@ def sections(result: Result) -> Iterator[Section]:
     shown, sentences = tuple(views(result)), list(findings(result))
     if "aligned" in result.facts:
         yield Section(
-            "How influence falls with distance and depth",
+            "Influence by distance and depth",
             as_prose(sentences),
             shown,
             "Influence is averaged as a share: what a token has of the influence of all"
