@@ -491,15 +491,15 @@ def test_probes_are_asked_for_below_the_other_fields_and_restored(
     """They are a part of the sampling, which is asked for if any part is filled in."""
     shown = look(fragment(tab="ask", word="visibility", model=here["model"]))
     page = shown.page
-    page.get_by_label("Texts").fill(A)
-    page.get_by_label("Influence").select_option("frobenius")
+    page.get_by_role("textbox", name="Texts").fill(A)
+    page.get_by_role("combobox", name="Influence").select_option("frobenius")
     page.get_by_text("More options").click()
     page.get_by_role("button", name="Run", exact=True).click()
     shown.until(
         "() => location.hash.includes('q=') && !!document.querySelector('.found')"
     )
     assert asked_in(shown) == {"texts": [A], "influence": "frobenius"}
-    page.get_by_label("Probes").fill("4")
+    page.get_by_role("spinbutton", name="Probes").fill("4")
     page.get_by_role("button", name="Run", exact=True).click()
     shown.until("() => location.hash.includes('probes')")
     assert asked_in(shown)["sampling"] == {"probes": 4}
@@ -507,8 +507,8 @@ def test_probes_are_asked_for_below_the_other_fields_and_restored(
     assert "--probes 4" in code_of(shown, "As command")
     again = look(shown.fragment)
     again.page.get_by_text("More options").click()
-    assert again.page.get_by_label("Probes").input_value() == "4"
-    assert again.page.get_by_label("Align").input_value() == "distance"
+    assert again.page.get_by_role("spinbutton", name="Probes").input_value() == "4"
+    assert again.page.get_by_role("combobox", name="Align").input_value() == "distance"
 
 
 def asked_in(shown: Workbench) -> Any:
