@@ -22,6 +22,8 @@ WIDTH, STATES = 64, 200
 SITES, TOKENS, TARGETS = 4, 33, 4
 # How many texts stand for all texts, for the true values.
 ALL_TEXTS = 30_000
+# Texts whose influence falls with the depth: short, with more sites.
+DEEP_SITES, SHORT = 9, 8
 PlantedLaw: TypeAlias = Literal["power", "exponential", "none"]
 
 
@@ -128,6 +130,50 @@ def texts_trial(seed: int, texts: Texts) -> dict[str, float]:
     }
 
 
+def depth_tallies(texts: Texts, seed: int) -> Tallies:
+    """Tally drawn states of texts whose influence falls with the depth, each text in
+    its own way.
+    """
+    generator = np.random.default_rng(seed)
+    window = DistanceWindow.of(SHORT, causal=True)
+    tallies = Tallies(min(BATCHES, texts.count), DEEP_SITES, window)
+    rows = range(1, DEEP_SITES)
+    for text in range(texts.count):
+        steepness = 1 + 0.3 * generator.standard_normal()
+        for target in draw_targets(rows, window.places(SHORT), TARGETS, generator):
+            depth = np.maximum(target.row - np.arange(DEEP_SITES), 1.0)
+            fall = np.ones(DEEP_SITES)
+            if texts.law == "power":
+                fall = depth**-steepness
+            elif texts.law == "exponential":
+                fall = np.exp(-0.5 * steepness * depth)
+            noise = np.exp(0.8 * generator.standard_normal((DEEP_SITES, SHORT)))
+            influence = fall[:, None] * noise
+            influence[target.row :] = 0
+            tallies.add(text % min(BATCHES, texts.count), target, influence)
+    return tallies
+
+
+@cache
+def _depth_truth(law: PlantedLaw) -> float:
+    """Return the exponent by depth of very many texts."""
+    tallies = depth_tallies(Texts(ALL_TEXTS, 1, law), 10**6)
+    total = {name: array.sum(0) for name, array in tallies.sums.items()}
+    statistics = statistics_of(total, total["targets"] > 0)
+    return float(statistics["exponent_depth"])
+
+
+def depth_trial(seed: int, texts: Texts) -> float:
+    """Tell whether the interval of the exponent by depth holds it."""
+    estimates, _ = estimate(depth_tallies(texts, seed))
+    return _holds(estimates["exponent_depth"], np.array(_depth_truth(texts.law)))
+
+
+def sum_up_depth(records: Sequence[float]) -> Mapping[str, Sequence[float]]:
+    """Name what came of all trials by its claim."""
+    return {"depth": records}
+
+
 def sum_up_texts(records: Sequence[dict[str, float]]) -> Mapping[str, Sequence[float]]:
     """Collect what came of all trials, by claim."""
     return {key: [record[key] for record in records] for key in records[0]}
@@ -159,6 +205,13 @@ PLANTED = (
     Texts(80, 4, "power"),
 )
 
+DEEP = (
+    Texts(20, 1, "power"),
+    Texts(20, 1, "exponential"),
+    Texts(20, 1, "none"),
+    Texts(50, 1, "power"),
+)
+
 STUDY = Study(
     "visibility",
     f"A Jacobian of width {WIDTH} with one, four or sixteen equal singular values, the"
@@ -169,7 +222,8 @@ STUDY = Study(
     {
         "interval": Claim("the 95% interval holds the norm", 0.93),
         "distance": Claim("that of a share at a distance holds it", 0.93),
-        "exponent": Claim("that of the exponent holds it", 0.93),
+        "exponent": Claim("that of the exponent by distance holds it", 0.93),
+        "depth": Claim("that of the exponent by depth holds it", 0.93),
         "own": Claim("that of the own column's share holds it", 0.93),
         "trend": Claim("that of the trend over layers holds 0", 0.93),
         "wrong": Claim("a law that is not there is called the better one", high=0.05),
@@ -187,5 +241,13 @@ STUDY = Study(
     + [
         Experiment(_named(texts), each(partial(texts_trial, texts=texts)), sum_up_texts)
         for texts in PLANTED
+    ]
+    + [
+        Experiment(
+            f"{_named(texts)} by depth",
+            each(partial(depth_trial, texts=texts)),
+            sum_up_depth,
+        )
+        for texts in DEEP
     ],
 )

@@ -1,6 +1,7 @@
 """Draw the pictures of the docs again, with the default model: `make docs`.
 
-Results that the site shows live are saved in docs/results/ beside them.
+Results that the site shows live are saved in docs/results/ beside them. The averages in
+visibility-average.nc are those that examples/visibility.py wrote on a GPU.
 """
 
 import copy

@@ -20,6 +20,8 @@ from hiddenscope.testing import tiny_model, tiny_tokenizer
 IDS = [[5, 6, 7, 8, 9]]
 TEXTS = ["The cat sat.", "On the mat.", "The rest of it.", "A cat."]
 LABELS = [0, 1, 0, 1]
+# Long enough to have distances.
+LONGER = [[5, 6, 7, 8, 9, 10, 11, 12], [9, 8, 7, 6, 5, 4, 3, 2]]
 CONTRAST = hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12)
 
 
@@ -78,6 +80,9 @@ QUESTIONS: dict[str, Callable[[hs.Model], Any]] = {
     "project": lambda model: hs.project(model, (TEXTS, LABELS), method="pca"),
     "lens": lambda model: hs.lens(model, IDS),
     "visibility": lambda model: hs.visibility(model, [[5, 6, 7]]),
+    "visibility of many texts": lambda model: hs.visibility(
+        model, LONGER, sampling=hs.Sampling(per_text=1, baseline="random")
+    ),
     "probe": lambda model: hs.probe(model, (TEXTS * 3, LABELS * 3)),
     "patch": lambda model: hs.patch(model, CONTRAST, method="both"),
     "graft": lambda model: hs.graft(model, (copy_of(model), None), [([5, 6, 7], 11)]),

@@ -74,6 +74,8 @@ PLAIN = {
         r"Do not trust|look apart|groups can be seen|^Neighbour is|dashed line|picture"
         r" in two dimensions"
     ),
+    # How the states were drawn.
+    "visibility": r"^Averaged over .* states were drawn, at most",
     "cluster": r"points that are together here may be apart",
     "drift": (
         r"^In the output, the KL|^Local error is what|sites? differs? on equal input|of"
@@ -422,6 +424,31 @@ def test_what_is_planted_is_found(word: str) -> None:
     result = make()
     assert said(result, pattern), result.summary()
     assert unbacked(result) == []
+
+
+def many_texts(generator: np.random.Generator) -> list[list[int]]:
+    texts: list[list[int]] = generator.integers(5, 60, (6, 12)).tolist()
+    return texts
+
+
+def test_averages_over_texts_claim_only_with_an_interval() -> None:
+    """Every sentence that compares holds an interval."""
+    sampling = hs.Sampling(per_text=3, baseline="random")
+    for seed in range(2):
+        texts = many_texts(np.random.default_rng(seed))
+        result = hs.visibility(random_model(1), texts, sampling=sampling)
+        assert unbacked(result) == []
+
+
+def test_a_model_that_mixes_no_tokens_sees_its_own_column() -> None:
+    module: Any = tiny_model("llama")
+    with torch.no_grad():
+        for block in module.model.layers:
+            block.self_attn.o_proj.weight.mul_(1e-3)
+    texts = many_texts(np.random.default_rng(0))
+    result = hs.visibility(hs.load((module, None)), texts)
+    column = r"(9\d|100)% \(.+ to 100%\) of that of all lower sites on average: yes"
+    assert said(result, column), result.summary()
 
 
 def test_embed_says_how_alike_vectors_are_and_no_more(

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from calibrate.visibility import Texts, texts_trial
+from calibrate.visibility import Texts, depth_trial, texts_trial
 from hiddenscope.analyses.visibility.decay import estimate
 from hiddenscope.analyses.visibility.laws import fit_law
 from hiddenscope.analyses.visibility.random_weights import RandomModel
@@ -166,6 +166,14 @@ def test_intervals_hold_planted_truths(
         # Three standard errors of a share of 60.
         assert held >= 0.95 - 3 * (0.95 * 0.05 / 60) ** 0.5, name
     assert np.mean([record["wrong"] for record in records]) <= 0.05 + 0.085
+
+
+def test_the_interval_of_the_law_by_depth_holds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("calibrate.visibility.ALL_TEXTS", 4_000)
+    held = [depth_trial(seed, Texts(20, 1, "power")) for seed in range(500, 560)]
+    assert np.mean(held) >= 0.95 - 3 * (0.95 * 0.05 / 60) ** 0.5
 
 
 def test_copies_of_a_text_are_one_group_and_make_no_interval_narrower(

@@ -37,6 +37,13 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "search": {"query": TEXT, "k": 1, "texts": ["The rest.", "Another."]},
     "cluster": {"texts": ["a", "b", "c", "d e", "f g", "h i"], "smallest": 2},
 }
+# Several texts, which are averaged, with every option of how.
+MANY_TEXTS: dict[str, Any] = {
+    "texts": [f"The rest of number {k} is over here." for k in range(3)],
+    "influence": "frobenius",
+    "sites": "layer.*",
+    "sampling": {"per_text": 2, "probes": 4, "baseline": "random"},
+}
 
 
 def named(bench: Bench, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -14,17 +14,21 @@ import hiddenscope as hs
 from hiddenscope.app.code import as_command
 from hiddenscope.cli.main import app
 
-from .asking import QUESTIONS, TEXT, named
+from .asking import MANY_TEXTS, QUESTIONS, TEXT, named
 from .serving import Bench, computed, same
 
 NO_COMMAND = {"search"}
 
 
-@pytest.mark.parametrize("word", [word for word in QUESTIONS if word != "embed"])
+WITH_RESULT = [*QUESTIONS.items(), ("visibility", MANY_TEXTS)]
+WITH_RESULT.remove(("embed", QUESTIONS["embed"]))
+
+
+@pytest.mark.parametrize(("word", "arguments"), WITH_RESULT)
 def test_the_code_of_every_analysis_gives_the_same(
-    bench: Bench, tiny_name: str, here: Path, word: str
+    bench: Bench, tiny_name: str, here: Path, word: str, arguments: dict[str, Any]
 ) -> None:
-    answered = bench.answer(word, tiny_name, **named(bench, QUESTIONS[word]))
+    answered = bench.answer(word, tiny_name, **named(bench, arguments))
     expected = computed(bench, answered["id"], here)
     namespace: dict[str, Any] = {}
     exec(answered["python"].replace(f"{word}.html", "python.nc"), namespace)

@@ -33,7 +33,7 @@ from hiddenscope.app.settings import Settings
 from hiddenscope.app.worker import NO_MEMORY, explain_error
 from hiddenscope.views import unpack
 
-from .asking import QUESTIONS, SLOW, TEXT, named
+from .asking import MANY_TEXTS, QUESTIONS, SLOW, TEXT, named
 from .serving import SECONDS, TOKEN, Bench, limited, linux
 
 if sys.platform == "linux":
@@ -66,6 +66,15 @@ def test_every_analysis_answers(bench: Bench, tiny_name: str, word: str) -> None
         for section in result["sections"]
         for place in section["views"]
     )
+
+
+def test_many_texts_are_drawn_from_as_the_form_says(
+    bench: Bench, tiny_name: str
+) -> None:
+    result = bench.answer("visibility", tiny_name, **MANY_TEXTS)
+    assert "hs.Sampling(" in result["python"]
+    titles = " ".join(view["title"] for view in result["views"])
+    assert "Influence by the distance in tokens" in titles
 
 
 def test_an_answer_is_that_of_the_library_bit_for_bit(

@@ -485,6 +485,32 @@ def test_pooling_is_a_word_or_a_position_and_nothing_is_chosen_that_the_reader_d
     assert again.page.get_by_role("spinbutton", name="Position").input_value() == "-2"
 
 
+def test_probes_are_asked_for_below_the_other_fields_and_restored(
+    look: Opener, here: dict[str, str]
+) -> None:
+    """They are a part of the sampling, which is asked for if any part is filled in."""
+    shown = look(fragment(tab="ask", word="visibility", model=here["model"]))
+    page = shown.page
+    page.get_by_role("textbox", name="Texts").fill(A)
+    page.get_by_role("combobox", name="Influence").select_option("frobenius")
+    page.get_by_text("More options").click()
+    page.get_by_role("button", name="Run", exact=True).click()
+    shown.until(
+        "() => location.hash.includes('q=') && !!document.querySelector('.found')"
+    )
+    assert asked_in(shown) == {"texts": [A], "influence": "frobenius"}
+    page.get_by_role("spinbutton", name="Probes").fill("4")
+    page.get_by_role("button", name="Run", exact=True).click()
+    shown.until("() => location.hash.includes('probes')")
+    assert asked_in(shown)["sampling"] == {"probes": 4}
+    shown.until("() => !document.querySelector('.stale')")
+    assert "--probes 4" in code_of(shown, "As command")
+    again = look(shown.fragment)
+    again.page.get_by_text("More options").click()
+    assert again.page.get_by_role("spinbutton", name="Probes").input_value() == "4"
+    assert again.page.get_by_role("combobox", name="Align").input_value() == "distance"
+
+
 def asked_in(shown: Workbench) -> Any:
     """What the address says was asked."""
     return json.loads(parse_qs(shown.fragment.removeprefix("#"))["q"][0])

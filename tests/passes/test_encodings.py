@@ -53,6 +53,19 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def _averaged(model: Any) -> hs.Result:
+    """Average several texts, which are drawn from."""
+    texts = [f"{TEXTS[0]} {TEXTS[1]} {text}" for text in TEXTS[:3]]
+    sampling = hs.Sampling(per_text=2)
+    return hs.visibility(model, texts, sites="layer.*", sampling=sampling)
+
+
+def test_many_texts_are_averaged_with_a_module_and_its_tokenizer() -> None:
+    result = _averaged((tiny_model("llama"), tiny_tokenizer()))
+    assert result.source["model"] == "LlamaForCausalLM"
+    assert result.facts["aligned"]["groups"] == 3
+
+
 def _extracted(model: Any) -> tuple[Any, ...]:
     with TemporaryDirectory() as folder:
         return hs.extract(model, TEXTS, folder, sites="layer.1").sites

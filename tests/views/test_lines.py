@@ -123,3 +123,24 @@ def test_layers_stand_at_their_depth_and_final_does_not_hide_the_last(
     ]
     assert "30" in said and "final" in said
     shown.keep("lines-narrow-light")
+
+
+def test_numbers_of_a_log_axis_stand_by_their_doublings(show: Opener) -> None:
+    """On the page and on paper; the powers of two are labelled."""
+    shares = Series("share", 1 / np.arange(1.0, 9.0))
+    distances = tuple(map(str, range(1, 9)))
+    law = Lines("Law", distances, (shares,), "tokens back", scale="log", x_scale="log")
+    expected = np.log2(np.arange(1.0, 9.0))
+    np.testing.assert_allclose(law.places, expected)
+    shown = show([law], width=390)
+    name = "{http://www.w3.org/2000/svg}"
+    drawing = ElementTree.fromstring(shown.save("SVG"))
+    across = np.array(
+        [float(dot.attrib["cx"]) for dot in drawing.iter(f"{name}circle")]
+    )
+    np.testing.assert_allclose(
+        (across - across[0]) / (across[-1] - across[0]), expected / 3, atol=1e-3
+    )
+    texts = [node.text for node in drawing.iter(f"{name}text")]
+    assert {"1", "2", "4", "8"} <= set(texts)
+    assert not {"3", "5", "6", "7"} & set(texts)

@@ -525,6 +525,10 @@ def form_field(parameter: Parameter) -> QuestionAnswer:
         # A field shows one default; a list of numbers has an example in its place.
         default = None
     label = parameter.label or parameter.name.replace("_", " ").capitalize()
+    fields = parameter.fields
+    # A form asks only for what a value needs; a value that needs nothing has options.
+    if any(field.required for field in fields):
+        fields = tuple(field for field in fields if field.required)
     return QuestionAnswer(
         name=parameter.name,
         kind=parameter.kind,
@@ -535,6 +539,6 @@ def form_field(parameter: Parameter) -> QuestionAnswer:
         help=text,
         label=label,
         aside=parameter.aside and not parameter.required,
-        fields=[form_field(field) for field in parameter.fields if field.required],
+        fields=list(map(form_field, fields)),
         of_states=not parameter.of_model,
     )

@@ -8,6 +8,7 @@ They know no model and no analysis. The page, the notebook and matplotlib draw t
 (2, 2)
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -309,11 +310,14 @@ class Lines:
     unit: str = ""
     scale: ColourScale = "linear"
     note: str = ""
+    # On a log axis, `x` are numbers that rise, such as distances.
+    x_scale: ColourScale = "linear"
 
     def __post_init__(self) -> None:
         _set_tuples(self, "series")
         _set(self, x=tuple(map(str, self.x)))
         _check_choice(self, "scale", ColourScale)
+        _check_choice(self, "x_scale", ColourScale)
         if not self.series or not self.x:
             raise StatesError(
                 f"Cannot draw the lines {self.title!r}",
@@ -326,7 +330,7 @@ class Lines:
     @property
     def places(self) -> tuple[float, ...]:
         """Return where each x stands on the axis: layers of one stack at their depth,
-        anything else one after the other.
+        numbers of a log axis by their doublings, anything else one after the other.
 
         >>> norm = Series("norm", [1.0, 2.0, 3.0])
         >>> Lines("Norms", ("layer.0", "layer.12", "final"), (norm,)).places
@@ -334,6 +338,8 @@ class Lines:
         """
         # Some layers may be left out: a curve must not look steeper for that.
         in_order = tuple(float(place) for place in range(len(self.x)))
+        if self.x_scale == "log":
+            return tuple(math.log2(float(x) / float(self.x[0])) for x in self.x)
         if self.x_name != "site":
             return in_order
         depths = []

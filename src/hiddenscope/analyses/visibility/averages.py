@@ -83,7 +83,7 @@ def averages_dataset(
         of_random = estimates.get(f"random_{name}")
         if of_random is not None:
             words = f"{long_name}, with random weights"
-            named = {**attributes, "long_name": words}
+            named: Attributes = {**attributes, "long_name": words}
             _put(variables, f"random_{name}", dim, size, of_random, named)
     return to_dataset(variables, coords, {})
 
@@ -101,7 +101,7 @@ def _put(
         # Not every depth is counted; those that are not have no share.
         numbers = np.full(size, np.nan, dtype=np.float32)
         numbers[: len(values)] = _known(values, name)
-        variables[f"{name}{suffix}"] = ((dim,), numbers, dict(attributes))
+        variables[f"{name}{suffix}"] = ((dim,), numbers, attributes)
 
 
 def _known(values: Floats, name: str) -> Floats:

@@ -77,15 +77,14 @@ def statistics_of(sums: Mapping[str, Floats], mixing: Bools) -> Sums:
     """
     # A site that no target was drawn of divides 0 by 0, and is not a number.
     with np.errstate(divide="ignore", invalid="ignore"):
+        targets = sums["targets"]
         decays = _decays(sums, mixing)
+        statistics = _own_shares(sums, decays)
+        statistics["opening"] = _mean_of(sums["opening"], targets, mixing)
+        statistics["reach"] = np.log(sums["reach"] / targets[-1])
         mean_distance = _mean_distance(sums["below"], mixing)
-        statistics = {
-            **_own_shares(sums, decays),
-            "opening": _mean_of(sums["opening"], sums["targets"], mixing),
-            "reach": np.log(sums["reach"] / sums["targets"][-1]),
-            "mean_distance": mean_distance,
-            "locality_trend": _trend(mean_distance),
-        }
+        statistics["mean_distance"] = mean_distance
+        statistics["locality_trend"] = _trend(mean_distance)
         for decay, shares in decays.items():
             statistics[f"decay_{decay}"] = np.log(shares)
     for decay, shares in decays.items():
@@ -98,11 +97,13 @@ def statistics_of(sums: Mapping[str, Floats], mixing: Bools) -> Sums:
 
 def _decays(sums: Mapping[str, Floats], mixing: Bools) -> dict[str, Floats]:
     """Return the mean shares by distance and by depth."""
-    return {
-        "below": _mean_of(sums["below"], sums["targets"], mixing),
-        "first": sums["first"][-1] / sums["targets"][-1],
-        "depth": sums["depths"] / sums["deep"],
-    }
+    targets = sums["targets"]
+    decays = {}
+    # A site that mixes no tokens, such as a final norm, says nothing of distances.
+    decays["below"] = _mean_of(sums["below"], targets, mixing)
+    decays["first"] = sums["first"][-1] / targets[-1]
+    decays["depth"] = sums["depths"] / sums["deep"]
+    return decays
 
 
 def _mean_of(sums: Floats, targets: Floats, mixing: Bools) -> Floats:
@@ -113,17 +114,18 @@ def _mean_of(sums: Floats, targets: Floats, mixing: Bools) -> Floats:
 
 def _own_shares(sums: Mapping[str, Floats], decays: Mapping[str, Floats]) -> Sums:
     """Return the share of the same token: by site, by depth, and on the whole."""
-    targets, own = sums["targets"], sums["own"]
-    depths = np.arange(1, len(targets))
+    targets = sums["targets"]
+    own = sums["own"]
+    shares: Sums = {}
+    shares["own_below"] = sums["below"][:, 0] / targets
+    shares["own_mean"] = decays["below"][0]
+    shares["own_first"] = decays["first"][0]
     # Of each target, the mean over its lower sites.
+    depths = np.arange(1, len(targets))
     of_column = own.sum(1)[1:] / depths
-    return {
-        "own_below": sums["below"][:, 0] / targets,
-        "own_mean": decays["below"][0],
-        "own_first": decays["first"][0],
-        "own_column": of_column.sum() / targets[1:].sum(),
-        "own_by_depth": _own_by_depth(own, targets),
-    }
+    shares["own_column"] = of_column.sum() / targets[1:].sum()
+    shares["own_by_depth"] = _own_by_depth(own, targets)
+    return shares
 
 
 def _own_by_depth(own: Floats, targets: Floats) -> Floats:

@@ -8,6 +8,8 @@ from hiddenscope.states.arrays import Floats
 
 # Two numbers lie on every line.
 FEWEST_SHARES = 3
+# Logarithms that differ by less differ by rounding.
+ROUNDING = 1e-12
 
 
 class Law(NamedTuple):
@@ -27,6 +29,8 @@ class Law(NamedTuple):
 
 
 NO_LAW = Law(np.nan, np.nan, np.nan, np.nan)
+# Equal shares leave nothing to explain, and neither law is better.
+NO_DECAY = Law(0.0, 0.0, 0.0, np.nan)
 
 
 class Line(NamedTuple):
@@ -42,20 +46,21 @@ def fit_law(shares: Floats) -> Law:
     >>> law = fit_law(np.arange(1, 30) ** -1.5)
     >>> round(law.exponent, 6), law.advantage > 0
     (1.5, True)
+    >>> fit_law(np.full(4, 0.1)).exponent
+    0.0
     """
     if len(shares) < FEWEST_SHARES or not (shares > 0).all():
         return NO_LAW
     distances = np.arange(1.0, len(shares) + 1)
     logarithms = np.log(shares)
+    if np.ptp(logarithms) < ROUNDING:
+        return NO_DECAY
     # The distances of every octave weigh as much as those of the next.
     weights = 1 / distances
     power = _fit_line(np.log(distances), logarithms, weights)
     exponential = _fit_line(distances, logarithms, weights)
     mean = np.average(logarithms, weights=weights)
     variance = float(np.average((logarithms - mean) ** 2, weights=weights))
-    # Equal shares leave nothing to explain, and neither law is better.
-    if not variance > 0:
-        return Law(-power.slope, -exponential.slope, 0.0, np.nan)
     advantage = (exponential.error - power.error) / variance
     explained = 1 - power.error / variance
     return Law(-power.slope, -exponential.slope, advantage, explained)

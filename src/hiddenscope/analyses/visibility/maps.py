@@ -267,6 +267,7 @@ def influence_on_targets(
 ) -> Floats:
     """Return the influence on some states of a text, [target, source site, token]."""
     sums = _Sums(axes, len(targets), squares=measure.probes > 0)
+    # The pass is made once; all vectors go backward through it together.
     run = tape(model, text, axes.sites)
     norms = [run.values(site).double().norm(dim=-1) for site in axes.sites]
     for seeds, numbers in _sampled_chunks(

@@ -57,7 +57,7 @@ DESCRIPTION = Description(
             "What is computed of each text, and how texts are averaged.",
             fields=SAMPLING,
             constructor="Sampling",
-            in_form=False,
+            aside=True,
         ),
         seed(),
     )

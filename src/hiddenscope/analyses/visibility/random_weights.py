@@ -36,6 +36,7 @@ class RandomModel:
     @classmethod
     def of(cls, model: Model, seed: int) -> RandomModel:
         """Copy a model and draw its matrices."""
+        # The user's module keeps its weights: the copy has tensors of its own.
         module = private_copy(model.module, to_random(seed))
         return cls(model, module, Trials(module))
 

@@ -42,16 +42,19 @@ class Tallies:
         self.window = window
         self.deepest = deepest_of(sites)
         distances = window.farthest + 1
-        self.sums: Sums = {
-            "targets": np.zeros((batches, sites)),
-            "below": np.zeros((batches, sites, distances)),
-            "first": np.zeros((batches, sites, distances)),
-            "own": np.zeros((batches, sites, sites)),
-            "opening": np.zeros((batches, sites)),
-            "reach": np.zeros((batches, sites)),
-            "deep": np.zeros(batches),
-            "depths": np.zeros((batches, self.deepest)),
+        shapes: dict[str, tuple[int, ...]] = {
+            "targets": (sites,),
+            "below": (sites, distances),
+            "first": (sites, distances),
+            "own": (sites, sites),
+            "opening": (sites,),
+            "reach": (sites,),
+            "deep": (),
+            "depths": (self.deepest,),
         }
+        self.sums: Sums = {}
+        for name, shape in shapes.items():
+            self.sums[name] = np.zeros((batches, *shape))
 
     def add(self, batch: int, target: DrawnTarget, influence: Floats) -> None:
         """Add the influence [source site, token] on one target."""
@@ -59,6 +62,7 @@ class Tallies:
         lower = influence[:row]
         totals = lower.sum(1)
         shares = np.zeros_like(lower)
+        # A site that does not influence the target has no shares.
         known = totals > 0
         shares[known] = lower[known] / totals[known, None]
         self.sums["targets"][batch, row] += 1
@@ -74,6 +78,7 @@ class Tallies:
         """Add the share of each lower site in all influence on a target."""
         if is_last and totals.sum() > 0:
             self.sums["reach"][batch, :row] += totals / totals.sum()
+        # The same targets count at every depth, or the fall would mix with the layers.
         nearest = totals[::-1][: self.deepest]
         if row >= self.deepest and nearest.sum() > 0:
             self.sums["deep"][batch] += 1
@@ -85,6 +90,7 @@ class Tallies:
         before = shares[token - farthest : token + 1][::-1]
         if self.window.causal:
             return before
+        # An encoder looks both ways.
         after = shares[token : token + farthest + 1]
         both: Floats = (before + after) / 2
         return both

@@ -91,6 +91,7 @@ def visibility(
         )
     plain_texts = texts.texts if isinstance(texts, Labelled) else texts
     inputs = model.encode(plain_texts)
+    # Whole maps of many texts take too long, so a few states of each are drawn.
     if len(inputs) > 1 and sampling.align == "distance":
         groups = _groups(inputs, texts)
         _check_alignable(inputs, selected, influence)

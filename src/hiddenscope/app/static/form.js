@@ -188,17 +188,18 @@ function flag(question) {
 }
 
 /**
- * Several fields that belong together; in part they are no question.
+ * Several fields that belong together; without all that are required they are no question.
  * @param {Question} question
  * @param {Lists} lists
  * @returns {Field}
  */
 function group(question, lists) {
-  const parts = question.fields.map((part) => /** @type {const} */ ([part.name, fieldOf(part, lists)]));
-  const filled = () => parts.map(([name, field]) => [name, field.get()]).filter(([, value]) => value !== undefined);
+  const parts = question.fields.map((part) => /** @type {const} */ ([part, fieldOf(part, lists)]));
+  const lacking = () => parts.some(([part, field]) => part.required && field.get() === undefined);
+  const filled = () => parts.map(([part, field]) => [part.name, field.get()]).filter(([, value]) => value !== undefined);
   return {
     root: element("fieldset", {}, [element("legend", {}, [question.label]), ...parts.map(([, field]) => field.root)]),
-    get: () => (filled().length === parts.length ? Object.fromEntries(filled()) : undefined),
-    set: (value) => { for (const [name, field] of parts) field.set(value[name] ?? ""); },
+    get: () => (lacking() || !filled().length ? undefined : Object.fromEntries(filled())),
+    set: (value) => { for (const [part, field] of parts) field.set(value[part.name] ?? part.default ?? ""); },
   };
 }

@@ -126,16 +126,17 @@ def _aligned_views(result: Result) -> Iterator[View]:
     data, model = result.data, model_name(result)
     facts = cast("VisibilityFacts", result.facts)
     farthest = int(data["distance"].values[-1])
-    distances = _even_distances(farthest)
-    series = [*_banded(result, DECAYS, distances)]
+    # The token itself, at distance 0, has no place on a log axis.
+    distances = range(1, farthest + 1)
     yield Lines(
-        f"How influence falls with the distance in tokens, in {model}",
+        f"Influence by the distance in tokens, in {model}",
         tuple(map(str, distances)),
-        tuple(series),
+        tuple(_banded(result, DECAYS, distances)),
         "tokens back",
         "share of a token",
         scale="log",
-        note="The first token, and those farther away, are not shown.",
+        x_scale="log",
+        note="The first token is left out.",
     )
     yield Lines(
         f"How much of the influence comes from the same token, in {model}",
@@ -153,15 +154,15 @@ def _aligned_views(result: Result) -> Iterator[View]:
     )
     deepest = facts["aligned"]["deepest"]
     if deepest > 1:
-        depths = _even_distances(deepest)
-        places = [depth - 1 for depth in depths]
+        depths = range(deepest)
         yield Lines(
-            f"How influence falls with the depth, in {model}",
-            tuple(map(str, depths)),
-            tuple(_banded(result, {"decay_depth": "of a site"}, places)),
+            f"Influence by the depth, in {model}",
+            labels(data, "depth")[:deepest],
+            tuple(_banded(result, {"decay_depth": "of a site"}, depths)),
             "sites below",
             "share of a site",
             scale="log",
+            x_scale="log",
             note="Of states that have so many sites below them; summed over tokens.",
         )
     distance = {"mean_distance": "of other tokens of the site below"}
@@ -200,20 +201,6 @@ def _banded(
             yield Series(
                 f"{words}{ending}", value, low, high, band="95% interval", style=style
             )
-
-
-def _even_distances(farthest: int) -> list[int]:
-    """Return distances that grow by about the same factor.
-
-    >>> _even_distances(32)
-    [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
-    """
-    distances = []
-    power = 1
-    while power <= farthest:
-        distances += [power, power * 3 // 2]
-        power *= 2
-    return sorted(filter(farthest.__ge__, set(distances)))
 
 
 def _share_series(result: Result) -> Iterator[Series]:
@@ -344,13 +331,12 @@ def sections(result: Result) -> Iterator[Section]:
     shown, sentences = tuple(views(result)), list(findings(result))
     if "aligned" in result.facts:
         yield Section(
-            "How influence falls with distance and depth",
+            "Influence by distance and depth",
             as_prose(sentences),
             shown,
             "Influence is averaged as a share: what a token has of the influence of all"
-            " tokens of its site on a state. Bands are 95% intervals over texts. A"
-            " power law is a straight line in the first picture, whose distances grow"
-            " by about the same factor from one to the next."
+            " tokens of its site on a state. Bands are 95% intervals over texts. Where"
+            " both axes are logarithmic, a power law is a straight line."
             f" {MEASURES[result.facts['measure']]}",
         )
         return
@@ -475,7 +461,7 @@ def _column_findings(averages: "AlignedFacts") -> Iterator[str]:
     parts = []
     for whose, share in shares.items():
         if share["value"] is not None:
-            parts.append(f"{whose} {_percent(share)}, {answers[share['verdict']]}")
+            parts.append(f"{_percent(share)} {whose}: {answers[share['verdict']]}")
     yield (
         "Does a state see mostly its own column? The same token has"
         f" {'; '.join(parts)}."
@@ -496,16 +482,22 @@ def _law_findings(law: "LawFacts") -> Iterator[str]:
         yield f"{subject} {words}: the exponent of a power law is {exponent}."
         return
     better = {
-        "power": "A power law fits better than an exponential.",
-        "exponential": "An exponential fits better than a power law.",
-        None: "These texts do not tell a power law from an exponential.",
+        "power": "A power law fits better than an exponential",
+        "exponential": "An exponential fits better than a power law",
+        None: "These texts do not tell a power law from an exponential",
     }
+    advantage = law["advantage"]
+    winner = "power law"
+    if law["better"] == "exponential":
+        advantage = _negative(advantage)
+        winner = "exponential"
     fit = ""
     if law["explained"] is not None:
         fit = f" and explains {law['explained']:.0%} of the variance of the logarithms"
     yield (
         f"{subject} falls with {along}. Fitted as a power law, its exponent is"
-        f" {exponent}{fit}. {better[law['better']]}"
+        f" {exponent}{fit}. {better[law['better']]}: the {winner} explains"
+        f" {_with_interval(advantage, '.1%')} more of it."
     )
 
 
@@ -530,6 +522,16 @@ def _random_findings(random: "RandomFacts") -> Iterator[str]:
         f" {_with_interval(random['exponent'], '.2f')}. {beside[random['verdict']]}"
         f" {_with_interval(random['excess'], '.2f')}."
     )
+
+
+def _negative(interval: "IntervalFacts") -> "IntervalFacts":
+    """Turn by how much one number is larger into by how much the other is."""
+    value, low, high = interval["value"], interval["low"], interval["high"]
+    return {
+        "value": None if value is None else -value,
+        "low": None if high is None else -high,
+        "high": None if low is None else -low,
+    }
 
 
 def _percent(interval: "IntervalFacts") -> str:

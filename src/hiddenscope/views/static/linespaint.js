@@ -3,7 +3,7 @@
 import { widthOf } from "./canvas.js";
 import { linearTicks, logTicks, formatTick } from "./numbers.js";
 import { lettering } from "./pen.js";
-import { placesAlong, shortSite, shownText } from "./text.js";
+import { octavesAlong, placesAlong, shortSite, shownText } from "./text.js";
 
 /**
  * @typedef {import("./payload.js").Lines} Lines
@@ -28,7 +28,8 @@ export function chartOf(lines, drawn, width, log, font) {
   const { low, high, bend, ticks } = rangeOf(drawn, log);
   const widest = ticks.reduce((most, tick) => Math.max(most, widthOf(formatTick(tick), lettering(font, { size: SMALL }))), 0);
   const height = Math.round(Math.min(340, Math.max(220, width * 0.4)));
-  return { left: Math.ceil(widest) + 18, top: lines.y_name || lines.unit || bend ? 30 : 12, right: 14, bottom: 46, width, height, low, high, log, bend, ticks, at: placesAlong(lines.x, lines.x_name === "site") };
+  const at = lines.x_scale === "log" ? octavesAlong(lines.x) : placesAlong(lines.x, lines.x_name === "site");
+  return { left: Math.ceil(widest) + 18, top: lines.y_name || lines.unit || bend ? 30 : 12, right: 14, bottom: 46, width, height, low, high, log, bend, ticks, at };
 }
 
 /**

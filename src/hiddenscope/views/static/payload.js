@@ -16,7 +16,7 @@
  * @typedef {{kind: "Series", name: string, y: Numbers, low: Numbers | null, high: Numbers | null, band: string,
  *   style: "line" | "dash" | "bar"}} Series
  * @typedef {{kind: "Lines", title: string, x: string[], series: Series[], x_name: string, y_name: string,
- *   unit: string, scale: "linear" | "log", note: string}} Lines
+ *   unit: string, scale: "linear" | "log", note: string, x_scale?: "linear" | "log"}} Lines
  * @typedef {Grid | Panels | Lines} View
  * @typedef {{dtype: string, shape: number[], offset: number, length: number}} Section
  */

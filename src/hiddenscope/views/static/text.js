@@ -73,6 +73,14 @@ export function shortSite(site) {
 }
 
 /**
+ * Where numbers stand along a log axis: each by how many doublings it is beyond the first.
+ * @param {string[]} numbers
+ */
+export function octavesAlong(numbers) {
+  return numbers.map((number) => Math.log2(Number(number) / Number(numbers[0])));
+}
+
+/**
  * Where names stand along an axis: layers of one stack at their depth, all else one after the other.
  * @param {string[]} names
  * @param {boolean} areSites
