@@ -46,7 +46,7 @@ from bench.peers.environments import NNTERP, PEERS, set_up
 PICTURE = page.PATH.parent / "pictures" / "growth.png"
 PEER_GROUP, GROWTH_GROUP = "peers", "growth"
 # What QUICK=1 measures: seconds each, and the peers of the tasks that need one pass.
-QUICK_ROWS = ("start", "capture", "lens", "probe")
+QUICK_ROWS = ("capture", "depth", "patch")
 QUICK_TASKS = ("capture", "early stop", "lens")
 
 

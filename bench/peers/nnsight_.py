@@ -79,11 +79,12 @@ def early(job: Job) -> Way:
 
 def ragged(job: Job) -> Way:
     """Trace padded batches in the order of the texts, without the head."""
-    model = _model(job["folder"])
+    # nnsight pads on the left by default, where plain code pads on the right.
+    model, tokenizer = _model(job["folder"]), _tokenizer(job["folder"])
 
     def run() -> list[Any]:
         kept: list[Any] = []
-        for batch in plain.batches(job["texts"], model.tokenizer, "cpu"):
+        for batch in plain.batches(job["texts"], tokenizer, "cpu"):
             ids, mask = batch["input_ids"], batch["attention_mask"]
             with model.trace(ids, attention_mask=mask, use_cache=False) as tracer:
                 states = model.model.norm.output.save()
@@ -97,12 +98,13 @@ def ragged(job: Job) -> Way:
 
 def extract(job: Job) -> Way:
     """Save the states of padded batches with torch.save."""
-    model, folder = _model(job["folder"]), Path(job["to"], "nnsight")
+    model, tokenizer = _model(job["folder"]), _tokenizer(job["folder"])
+    folder = Path(job["to"], "nnsight")
 
     def run() -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        batches = plain.batches(job["texts"], model.tokenizer, "cpu")
+        batches = plain.batches(job["texts"], tokenizer, "cpu")
         for number, batch in enumerate(batches):
             ids, mask = batch["input_ids"], batch["attention_mask"]
             states: list[Any] = []

@@ -10,7 +10,9 @@ from bench.peers.ways import Job, Numbers, Way
 
 
 def _wrap(folder: str) -> Any:
-    return StandardizedTransformer(folder, dtype=torch.float32, device_map="cpu")
+    # Without `dispatch` the weights would be loaded by the first trace.
+    options = {"dtype": torch.float32, "device_map": "cpu", "dispatch": True}
+    return StandardizedTransformer(folder, **options)
 
 
 @lru_cache(maxsize=1)
@@ -23,7 +25,7 @@ def load(job: Job) -> Way:
 
     def run() -> Numbers:
         model = _wrap(job["folder"])
-        return {"embeddings": model.embed_tokens.weight[:4]}
+        return {"embeddings": model._model.get_input_embeddings().weight[:4]}
 
     return Way(run)
 

@@ -94,21 +94,25 @@ def early(job: Job) -> Way:
 
 
 def ragged(job: Job) -> Way:
-    """Cache the output of the final norm of padded batches, in their order."""
-    bridge = _bridge(job["folder"])
+    """Cache the last block's output of padded batches, then apply the final norm.
+
+    The pass stops after the last block: asked for the norm's own output, it would run
+    the head as well.
+    """
+    bridge, tokenizer = _bridge(job["folder"]), _tokenizer(job["folder"])
+    name = f"blocks.{_depth(bridge) - 1}.hook_resid_post"
 
     def run() -> list[Any]:
         kept = []
-        for batch in plain.batches(job["texts"], bridge.tokenizer, "cpu"):
+        for batch in plain.batches(job["texts"], tokenizer, "cpu"):
             mask = batch["attention_mask"]
             _, cache = bridge.run_with_cache(
                 batch["input_ids"],
                 attention_mask=mask,
-                names_filter="ln_final.hook_out",
-                return_type=None,
+                names_filter=name,
+                stop_at_layer=_depth(bridge),
             )
-            states = cache["ln_final.hook_out"]
-            for row, state in enumerate(states):
+            for row, state in enumerate(bridge.ln_final(cache[name])):
                 kept.append(state[mask[row].bool()])
         return kept
 
@@ -117,12 +121,13 @@ def ragged(job: Job) -> Way:
 
 def extract(job: Job) -> Way:
     """Save the cache of padded batches with torch.save."""
-    bridge, folder = _bridge(job["folder"]), Path(job["to"], "transformer_lens")
+    bridge, tokenizer = _bridge(job["folder"]), _tokenizer(job["folder"])
+    folder = Path(job["to"], "transformer_lens")
 
     def run() -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        batches = plain.batches(job["texts"], bridge.tokenizer, "cpu")
+        batches = plain.batches(job["texts"], tokenizer, "cpu")
         for number, batch in enumerate(batches):
             _, cache = bridge.run_with_cache(
                 batch["input_ids"],
