@@ -135,12 +135,13 @@ SUBJECTS = (
 
 def measured(rounds: int, names: Sequence[str] = ()) -> Iterator[Growth]:
     """Measure every task along every axis and yield the exponents of both libraries."""
-    for subject in SUBJECTS:
-        if names and subject.task not in names:
-            continue
-        for axis, sizes in subject.axes.items():
-            with TemporaryDirectory() as folder, beside.workers() as held:
-                yield from _along(subject, axis, sizes, Path(folder), held, rounds)
+    with TemporaryDirectory() as folder, beside.workers() as held:
+        for subject in SUBJECTS:
+            if names and subject.task not in names:
+                continue
+            for axis, sizes in subject.axes.items():
+                place = Path(folder, subject.task, axis)
+                yield from _along(subject, axis, sizes, place, held, rounds)
 
 
 def _along(
