@@ -1,6 +1,7 @@
 """Describe the tasks: what is asked of every library, on which model and texts."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,14 @@ def draw(texts: int, tokens: int, words: int = 40_000) -> list[list[int]]:
 def all_tasks(place: Path) -> list[Task]:
     """Return every task; models with random weights are saved under a folder."""
     smollm2 = str(zoo.zoo_folder("smollm2"))
+    sweep = patch_task(smollm2, LAYERS, PATCH_TOKENS, TRACERS)
     return [
         _load(smollm2),
         *_captures(smollm2),
         _ragged(place),
         _extract(place),
         _lens(smollm2),
-        patch_task(smollm2, LAYERS, PATCH_TOKENS, TRACERS),
+        replace(sweep, what=f"smollm2, {sweep.what}"),
         visibility_task(gpt2(place, 12, 768), MAP_TOKENS),
         _embed(),
         _drift(place),
