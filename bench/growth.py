@@ -278,6 +278,7 @@ def picture(growths: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_xlim(-0.5, 3.0)
     axes.set_xticks([0, 1, 2, 3])
     axes.tick_params(axis="x", labelsize=8.5)
+    axes.tick_params(axis="y", length=0)
     axes.set_xlabel("exponent of CPU time", fontsize=9)
     axes.grid(axis="x", color="#dddddd")
     axes.set_axisbelow(True)
