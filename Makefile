@@ -67,8 +67,8 @@ format: $(STAMP) ## Format, and mend what lint can mend.
 conformance: $(STAMP) ## Prove the anatomy of every text model that transformers has. ANALYSES=1 runs every analysis on them.
 	$(BIN)/python tests/conformance/run.py $(if $(ANALYSES),--analyses)
 
-bench: $(STAMP)  ## Measure speed and memory against the bare forward pass.
-	$(BIN)/python -m bench $(if $(PEERS),--peers)
+bench: $(STAMP)  ## Measure speed and memory beside other libraries (an hour). QUICK=1 make bench   takes minutes.
+	$(BIN)/python -m bench $(if $(QUICK),--quick,--write --peers)
 
 calibrate: $(STAMP) ## Measure whether intervals and tests hold at the level that they state (hours; minutes with DEVICE=cuda).
 	$(BIN)/python -m calibrate $(if $(DEVICE),--device $(DEVICE)) $(if $(SEED),--seed-offset $(SEED))

@@ -24,9 +24,7 @@ WHAT = (
 
 
 def batch(module: Any) -> dict[str, Any]:
-    """A batch without padding, the same each time, and so without a mask: nothing makes
-    the bare pass dearer.
-    """
+    """Draw a batch without padding, and so without a mask, the same each time."""
     ids = torch.randint(
         100,
         module.config.vocab_size,
@@ -38,9 +36,7 @@ def batch(module: Any) -> dict[str, Any]:
 
 @torch.no_grad()
 def rows(repeats: int) -> list[Row]:
-    """Ours, Hugging Face's own way, and the whole model with its head, each for one
-    bare pass of the base model.
-    """
+    """Compare ours, Hugging Face's own way and the whole model with a bare pass."""
     model = hs.load("smollm2", dtype="float32", device="cpu")
     base, given = model.module.model, batch(model.module)
     texts = given["input_ids"].tolist()
@@ -77,9 +73,7 @@ def rows(repeats: int) -> list[Row]:
 
 
 def _memory() -> Row:
-    """How much higher the peak of a process is with our capture than with the bare
-    pass, for one byte of states.
-    """
+    """Compare the peak of a capture with that of a bare pass, per byte of states."""
     what = "peak memory of capture less that of the bare pass / size of the states"
     if not sys.platform.startswith("linux"):
         return Row(
@@ -103,8 +97,7 @@ def _memory() -> Row:
 
 @torch.no_grad()
 def _measure_memory() -> list[float]:
-    """In a process of its own: the peak of a capture less that of a bare pass, over the
-    size of the states, in turn.
+    """Measure in a process of its own: peaks of a capture and of a bare pass, in turn.
 
     The allocator takes some rounds to settle: in the first one it may hold half the
     size of the states besides.

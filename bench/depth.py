@@ -1,4 +1,4 @@
-"""Only layers up to k of L: the pass should cost k/L of a pass over all of them."""
+"""Capture layers up to k of L: the pass should cost k/L of the whole."""
 
 import torch
 
@@ -13,7 +13,7 @@ BAR = 1.08
 
 @torch.no_grad()
 def rows(repeats: int) -> list[Row]:
-    """One row a depth: time up to layer k, as a share of k/L of the time up to layer L."""
+    """Compare the time up to layer k with k/L of the time up to layer L."""
     model = hs.load("smollm2", dtype="float32", device="cpu")
     depth = model.anatomy.stacks[0].depth
     generator = torch.Generator().manual_seed(0)

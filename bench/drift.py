@@ -1,6 +1,4 @@
-"""Drift between two live models, against a bare pass of each: what the verdict about
-the layers costs.
-"""
+"""Compare two live models by drift, against a bare pass of each."""
 
 import copy
 from typing import Any
@@ -18,7 +16,7 @@ TOKENS = 128
 
 
 def rows(repeats: int) -> list[Row]:
-    """A whole comparison of smollm2 with a copy of itself, over one bare pass of each."""
+    """Compare smollm2 with a copy of itself, over one bare pass of each."""
     model = hs.load("smollm2", dtype="float32", device="cpu")
     candidate = copy.deepcopy(model.module)
     ids = torch.randint(

@@ -1,6 +1,4 @@
-"""Vectors of sentences: ours against sentence-transformers' own, on texts of many
-lengths.
-"""
+"""Embed texts of many lengths, against sentence-transformers."""
 
 import warnings
 from typing import Any
@@ -16,7 +14,7 @@ TEXTS, BAR = 192, 1.3
 
 
 def rows(repeats: int) -> list[Row]:
-    """How many times more texts a second our vectors take than sentence-transformers'."""
+    """Compare texts a second of our vectors with sentence-transformers'."""
     try:
         theirs = _theirs()
     except ImportError:
@@ -28,7 +26,7 @@ def rows(repeats: int) -> list[Row]:
             )
         ]
     model = hs.load("minilm")
-    texts, kind = ragged._texts(model.tokenizer, TEXTS)
+    texts, kind = ragged.texts(model.tokenizer, TEXTS)
     ours, other = hs.embed(model, texts), theirs(texts)
     ways = {"ours": lambda: hs.embed(model, texts), "theirs": lambda: theirs(texts)}
     found = measure.ratios(measure.interleaved(ways, repeats), "ours")["theirs"]
@@ -44,9 +42,7 @@ def rows(repeats: int) -> list[Row]:
 
 
 def _theirs() -> Any:
-    """The model that sentence-transformers makes of the same folder, with its own
-    defaults.
-    """
+    """Build sentence-transformers' model of the same folder, with its own defaults."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from sentence_transformers import SentenceTransformer, models

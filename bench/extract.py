@@ -1,5 +1,4 @@
-"""A corpus job, end to end: against the bare forward pass over the same batches, and
-against the loop people write.
+"""Extract a corpus, against the bare passes of its batches and the loop people write.
 
 Everything is counted: reading the file, tokenising, planning, the passes, the
 checksums, and the bytes on the disk. The share of the bare pass is that of a corpus
@@ -41,7 +40,7 @@ GPU_OPTIONS: dict[str, Any] = {"engine": hs.Engine(unit_bytes=2 * 10**9)}
 
 @torch.no_grad()
 def rows(repeats: int) -> list[Row]:
-    """A short job against the loop, two workers against one, and memory."""
+    """Compare a short job with the loop, two workers with one, and memory."""
     model = hs.load("smollm2", dtype="float32", device="cpu")
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -68,9 +67,7 @@ def rows(repeats: int) -> list[Row]:
 
 @torch.no_grad()
 def share_rows(repeats: int) -> list[Row]:
-    """The share of the bare pass that a job over a corpus reaches, one whole job after
-    one run of all its passes.
-    """
+    """Compare one whole job over a corpus with one run of all its passes."""
     model = hs.load("smollm2", dtype="float32", device="cpu")
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -89,8 +86,8 @@ def share_rows(repeats: int) -> list[Row]:
 
 
 def _corpus(model: hs.Model, folder: Path, count: int) -> tuple[Path, str]:
-    """A file of reviews, and what is extracted of it in words."""
-    texts, kind = ragged._texts(model.tokenizer, count)
+    """Write a file of reviews; return it and what is extracted, in words."""
+    texts, kind = ragged.texts(model.tokenizer, count)
     corpus = folder / "corpus.jsonl"
     corpus.write_text(
         "".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8"
@@ -103,7 +100,7 @@ def _corpus(model: hs.Model, folder: Path, count: int) -> tuple[Path, str]:
 
 
 def extracted(model: hs.Model, corpus: Any, to: Path, **options: Any) -> None:
-    """The whole job, into a folder that is removed first."""
+    """Run the whole job into a folder that is removed first."""
     shutil.rmtree(to, ignore_errors=True)
     hs.extract(model, corpus, to, sites=SITES, **options)
 
@@ -111,9 +108,7 @@ def extracted(model: hs.Model, corpus: Any, to: Path, **options: Any) -> None:
 def bare_passes(
     model: hs.Model, corpus: Any, to: Path, **options: Any
 ) -> Callable[[], None]:
-    """What runs the base model over the batches of a job, each already on its device,
-    and does nothing else.
-    """
+    """Return what runs the base model over the batches of a job and nothing else."""
     shutil.rmtree(to, ignore_errors=True)
     writer = hs.ExtractJob.plan(model, corpus, to, sites=SITES, **options).writer
     base: Any = getattr(model.module, "model", model.module)
@@ -138,7 +133,7 @@ def bare_passes(
 
 
 def _loop(model: hs.Model, corpus: Path, to: Path) -> None:
-    """What people write today."""
+    """Run the loop that people write."""
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir()
     tokenizer: Any = model.tokenizer
@@ -157,9 +152,7 @@ def _loop(model: hs.Model, corpus: Path, to: Path) -> None:
 
 
 def _workers(model: hs.Model, corpus: Path, folder: Path, repeats: int) -> Row:
-    """Tokens a second between the first unit and the last: two processes of one thread,
-    one of two threads.
-    """
+    """Compare tokens a second of two processes of a thread with one of two."""
     ratios = []
     for _ in range(repeats):
         two, one = (
@@ -195,9 +188,7 @@ def _speed(
 
 
 def _memory() -> Row:
-    """The peak of a process that extracts ten times the corpus, for one that extracts a
-    tenth, each by itself.
-    """
+    """Compare the peak of a process with that of one that extracts a tenth."""
     what = f"peak memory of a job over {MANY:,} texts / over {FEW:,}"
     if not sys.platform.startswith("linux"):
         return Row(
@@ -217,7 +208,7 @@ def _memory() -> Row:
 
 
 def _peak(count: int) -> int:
-    """The peak of this process over a job with so many texts and many units."""
+    """Return the peak of this process over a job with many units."""
     from hiddenscope.testing import tiny_model
 
     model = hs.load((tiny_model("llama"), tiny_tokenizer()))
@@ -233,8 +224,7 @@ def _peak(count: int) -> int:
 
 
 def on_gpu(module: Any, repeats: int) -> dict[str, Any]:
-    """On a GPU: the share of the bare pass that a job reaches with all layers to the
-    disk, and the disk's own speed.
+    """Measure on a GPU the share of the bare pass that a job reaches, and the disk.
 
     The same with `final` alone, where the disk is not the limit. Planning is told
     apart: it takes one core and no GPU.
@@ -292,9 +282,7 @@ def _job_on_gpu(
 
 
 def _raw_speed(path: Path) -> float:
-    """Bytes a second that the disk takes, written in one go and brought to it; the file
-    is deleted.
-    """
+    """Return the bytes a second that the disk takes in one sequential write."""
     import os
 
     piece, begin, written = os.urandom(2**26), time.perf_counter(), 0

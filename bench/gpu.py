@@ -173,9 +173,10 @@ def _lens(subject: Subject, rounds: int) -> list[Row]:
     model = hs.load((subject.module, None))
     ids = subject.ids(1, LENS_TOKENS)
     texts = model.encode(ids.tolist())
+    sites = f"layer.1-{subject.module.config.num_hidden_layers}"
     ways = {
         "plain": lambda: plain.lens(subject.module, ids, 5),
-        "ours": lambda: hs.lens(model, texts, k=5),
+        "ours": lambda: hs.lens(model, texts, k=5, sites=sites),
     }
     cost = measure.ratios(_interleaved(ways, rounds), "plain")["ours"]
     what = f"{subject.where}, one text of {LENS_TOKENS} tokens"

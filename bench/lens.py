@@ -1,17 +1,14 @@
-"""The logit lens over every layer and token, against the bare products with the
-unembedding.
-"""
+"""Read every layer and token, against the bare products with the unembedding."""
 
 import json
 import subprocess
 import sys
 from typing import Any
 
-import numpy as np
 import torch
 
 import hiddenscope as hs
-from bench import measure, peers
+from bench import measure
 from bench.measure import Row
 from hiddenscope.analyses.lens.reading import read_predictions
 from hiddenscope.passes.unembed import Unembedding
@@ -31,7 +28,7 @@ def _model() -> tuple[Any, list[list[int]]]:
 
 
 @torch.no_grad()
-def rows(repeats: int, *, ask_peers: bool = False) -> list[Row]:
+def rows(repeats: int) -> list[Row]:
     """Reading every layer of given states, the loop that people write, and the whole
     analysis with its pass.
     """
@@ -88,44 +85,11 @@ def rows(repeats: int, *, ask_peers: bool = False) -> list[Row]:
             whole.wall / (1 + one.wall),
         ),
         _memory(),
-        *(_agreement() if ask_peers else []),
     ]
 
 
-def _agreement() -> list[Row]:
-    """How far the numbers of other libraries are from ours, on the same weights and
-    text.
-
-    Probabilities are to be the same to 1e-4. TransformerLens attends with code of its
-    own, so that its states differ by rounding, and the entropy, of several nats, shows
-    that: it is there to be read.
-    """
-    model, texts = _model()
-    ids = texts[0][:12]
-    blocks = model.anatomy.stacks[0].depth
-    asked = peers.ask("lens", 1, {"ids": ids, "k": K, "blocks": blocks})
-    data = hs.lens(model, [ids], k=K, sites=f"layer.1-{blocks}").data
-    found = []
-    for name, pinned in peers.PINNED.items():
-        for measured in ("probability", "entropy"):
-            what = (
-                f"largest difference of the {measured} in {pinned}'s logit lens / 1e-4"
-            )
-            if isinstance(asked, str):
-                found.append(Row("lens", what, skipped=asked))
-                continue
-            ours, theirs = data[measured].to_numpy(), np.array(asked[name][measured])
-            bar = 1.0 if measured == "probability" else None
-            found.append(
-                Row("lens", what, float(np.abs(ours - theirs).max()) / 1e-4, None, bar)
-            )
-    return found
-
-
 def _memory() -> Row:
-    """How much higher the peak of a process is with the lens than with the capture of
-    the same states.
-    """
+    """Compare the peak of the lens with that of a capture of the same states."""
     what = "peak memory of hs.lens less that of capture / 64 MiB"
     if not sys.platform.startswith("linux"):
         return Row("lens", what, skipped="the peak is read from /proc, which Linux has")
@@ -138,9 +102,7 @@ def _memory() -> Row:
 
 @torch.no_grad()
 def _measure_memory() -> dict[str, int]:
-    """In a process of its own: the peaks of a capture and of a lens, after each was run
-    once.
-    """
+    """Measure in a process of its own: the peaks of a capture and of a lens."""
     model, texts = _model()
     model.capture(texts, "layer.*")
     hs.lens(model, texts, k=K)

@@ -1,6 +1,4 @@
-"""The second load of a model, whose proof is remembered, against Hugging Face's own
-`from_pretrained`.
-"""
+"""Load a model whose proof is remembered, against `from_pretrained`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +14,7 @@ BAR = 1.15
 
 
 def rows(repeats: int) -> list[Row]:
-    """`hs.load` of a folder that was loaded before; the first load, which proves
-    everything, is not measured.
-    """
+    """Compare the second `hs.load` of a folder; the first proves everything."""
     folder = zoo.zoo_folder("smollm2")
     ways: dict[str, Callable[[], Any]] = {
         "ours": lambda: hs.load(folder, dtype="float32", device="cpu"),

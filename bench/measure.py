@@ -1,6 +1,4 @@
-"""What a computation costs: CPU time, wall time and memory, always one way beside
-another in the same run.
-"""
+"""Measure CPU time, wall time and memory, always one way beside another in one run."""
 
 import ctypes
 import gc
@@ -44,7 +42,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the bar is met; None where there is no bar, or nothing was measured."""
+        """Tell whether the bar is met; None without a bar, or without a number."""
         value = self.cpu if self.judged == "cpu" else self.wall
         if self.bar is None or value is None:
             return None
@@ -52,17 +50,21 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """The same in a word."""
+        """Return the same in a word."""
         if self.skipped:
             return f"skipped: {self.skipped}"
         return {True: "met", False: "MISSED", None: ""}[self.met]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields for the file of results."""
         return {**asdict(self), "met": self.met}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Row":
-        return cls(**{name: value for name, value in fields.items() if name != "met"})
+        """Return the row that was kept."""
+        known = dict(fields)
+        known.pop("met", None)
+        return cls(**known)
 
 
 def interleaved(
@@ -78,8 +80,9 @@ def interleaved(
     Each way is first run once unmeasured, unless `warm` is False. What a way returns is
     let go when its time is known.
     """
-    for way in ways.values() if warm else ():
-        way()
+    if warm:
+        for way in ways.values():
+            way()
     costs: dict[str, list[Cost]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():
@@ -94,21 +97,22 @@ def interleaved(
 
 
 def ratios(costs: Mapping[str, list[Cost]], reference: str) -> dict[str, Cost]:
-    """What each way costs for one of the reference: the median over rounds of the ratio
-    within the round.
+    """Return what each way costs for one of the reference.
+
+    It is the median over rounds of the ratio within the round.
     """
-    base = costs[reference]
-    return {
-        name: Cost(
-            statistics.median(a.cpu / b.cpu for a, b in zip(own, base, strict=True)),
-            statistics.median(a.wall / b.wall for a, b in zip(own, base, strict=True)),
-        )
-        for name, own in costs.items()
-    }
+    made = {}
+    for name, measured in costs.items():
+        cpu, wall = [], []
+        for cost, base in zip(measured, costs[reference], strict=True):
+            cpu.append(cost.cpu / base.cpu)
+            wall.append(cost.wall / base.wall)
+        made[name] = Cost(statistics.median(cpu), statistics.median(wall))
+    return made
 
 
 def median(costs: list[Cost]) -> Cost:
-    """The median of each time by itself."""
+    """Return the median of each time by itself."""
     return Cost(
         statistics.median(cost.cpu for cost in costs),
         statistics.median(cost.wall for cost in costs),
@@ -116,13 +120,13 @@ def median(costs: list[Cost]) -> Cost:
 
 
 def peak(way: Callable[[], Any]) -> int:
-    """The most memory that the process held while the way ran, in bytes; Linux only.
+    """Return the most bytes that the process held while the way ran; Linux only.
 
     Memory that was freed before is given back to the system first, so that it cannot
     hide what the way needs.
     """
     gc.collect()
-    _give_back_freed()
+    give_back_freed()
     # The high-water mark starts again from here.
     Path("/proc/self/clear_refs").write_text("5")
     kept = way()
@@ -132,24 +136,23 @@ def peak(way: Callable[[], Any]) -> int:
 
 
 def resident(which: str = "VmRSS") -> int:
-    """The memory that the process holds now (VmRSS), or held at most (VmHWM), in bytes."""
+    """Return the bytes that the process holds now (VmRSS), or held at most (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(which))
+    for line in lines:
+        if line.startswith(which):
+            return int(line.split()[1]) * 1024
+    raise LookupError(f"no {which} in /proc/self/status")
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on; nothing that would tell whose machine it is."""
+    """Describe the machine; nothing tells whose it is."""
     import torch
     import transformers
 
     return {
         "cpu": _cpu(),
         "architecture": platform.machine(),
-        "cores": (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count()
-        ),
+        "cores": _cores(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -159,16 +162,21 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _give_back_freed() -> None:
+def give_back_freed() -> None:
+    """Return the memory that was freed to the system, where the C library can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _cpu() -> str:
-    """The CPU's model; on some machines the kernel knows numbers only, and lscpu the
-    name.
-    """
+    """Return the model of the CPU, which only lscpu knows on some machines."""
     import subprocess
 
     try:
@@ -177,9 +185,7 @@ def _cpu() -> str:
         ).stdout
     except (OSError, subprocess.CalledProcessError):
         return platform.machine()
-    names = [
-        line.partition(":")[2].strip()
-        for line in listing.splitlines()
-        if line.startswith("Model name")
-    ]
-    return names[0] if names else platform.machine()
+    for line in listing.splitlines():
+        if line.startswith("Model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

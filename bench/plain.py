@@ -31,8 +31,8 @@ def hidden_states(module: nn.Module, ids: Tensor) -> tuple[Tensor, ...]:
 
 
 def lens(module: Any, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Read the `k` best words of every layer: norm, head, softmax, top-k."""
-    states = hidden_states(module, ids)
+    """Read the `k` best words after every block: norm, head, softmax, top-k."""
+    states = hidden_states(module, ids)[1:]
     norm = _final_norm(module)
     probabilities = []
     words = []
@@ -89,15 +89,16 @@ def visibility(module: nn.Module, ids: Tensor) -> Tensor:
         influence = torch.zeros(layers, tokens, layers, tokens)
         for layer in range(layers):
             for token in range(tokens):
-                length = _length(states[layer][0, token])
+                target = length(states[layer][0, token])
                 sources = states[: layer + 1]
-                gradients = torch.autograd.grad(length, sources, retain_graph=True)
+                gradients = torch.autograd.grad(target, sources, retain_graph=True)
                 for source, gradient in enumerate(gradients):
                     influence[layer, token, source] = gradient[0].abs().sum(-1).cpu()
     return influence
 
 
-def _length(state: Tensor) -> Tensor:
+def length(state: Tensor) -> Tensor:
+    """Return |h|₁/|h|₂, whose gradient is what `hs.visibility` measures."""
     return state.abs().sum() / state.norm()
 
 

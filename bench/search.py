@@ -1,6 +1,4 @@
-"""Exact search over a million vectors: against the bare matrix product of the same
-numbers.
-"""
+"""Search a million vectors exactly, against the bare matrix product."""
 
 import numpy as np
 import torch
@@ -19,9 +17,7 @@ DRAWN = 100_000  # rows that are drawn at a time
 
 
 def rows(repeats: int) -> list[Row]:
-    """The k nearest rows to each query, against one matrix product of all rows with all
-    queries.
-    """
+    """Compare a search with one matrix product of all rows and queries."""
     generator = np.random.default_rng(0)
     values = np.empty((COUNT, WIDTH), dtype=np.float32)
     for start in range(0, COUNT, DRAWN):

@@ -1,6 +1,4 @@
-"""How soon the workbench shows the grid of a text after the last keystroke, in a real
-browser.
-"""
+"""Time the workbench from the last keystroke to the painted grid, in a browser."""
 
 import os
 import shutil
@@ -44,9 +42,7 @@ TYPED = """(text) => new Promise((done) => {
 
 
 def rows(repeats: int) -> list[Row]:
-    """The time from a keystroke to the painted grid, less that of the pass, as a share
-    of what is allowed.
-    """
+    """Compare the time to the painted grid, less the pass, with what is allowed."""
     what = (
         "smollm2: keystroke to painted grid in Chromium, less the pass itself / 300 ms"
     )
@@ -60,7 +56,7 @@ def rows(repeats: int) -> list[Row]:
     model = hs.load("smollm2")
     rest, whole, passes = [], [], []
     with _served() as link, _page(path, link) as page:
-        for text in _texts(repeats + WARM):
+        for text in texts(repeats + WARM):
             shown = page.evaluate(TYPED, text) / 1000
             start = time.perf_counter()
             model.capture(text)
@@ -86,8 +82,8 @@ def rows(repeats: int) -> list[Row]:
     ]
 
 
-def _texts(count: int) -> Iterator[str]:
-    """Texts of a few words, each unlike the one before."""
+def texts(count: int) -> Iterator[str]:
+    """Yield texts of a few words, each unlike the one before."""
     words = WORDS.split()
     for number in range(count):
         yield " ".join(words[: 6 + number % (len(words) - 6)]) + " again" * (
@@ -97,7 +93,7 @@ def _texts(count: int) -> Iterator[str]:
 
 @contextmanager
 def _served() -> Iterator[str]:
-    """A workbench with an empty cache; the link to it."""
+    """Serve a workbench with an empty cache; yield the link to it."""
     from hiddenscope import app
 
     with tempfile.TemporaryDirectory(prefix="hiddenscope-") as folder:
@@ -119,7 +115,7 @@ def _served() -> Iterator[str]:
 
 @contextmanager
 def _page(path: str, link: str) -> Iterator[Any]:
-    """The grid tab in a browser, with smollm2 loaded and a first grid painted."""
+    """Open the grid in a browser, with smollm2 loaded and a first grid painted."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -1,6 +1,4 @@
-"""A store on disk: writing, reading one layer and reading here and there, against the
-bare file system.
-"""
+"""Write a store, read a layer and pick rows, against the bare file system."""
 
 import os
 import shutil
@@ -8,12 +6,13 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import hiddenscope as hs
 from bench import measure
-from bench.measure import Row
+from bench.measure import Cost, Row
 from hiddenscope.extract.compute import WRITERS
 from hiddenscope.store import StorePlan, StoreSequence, Writer, create
 from hiddenscope.store.checksums import PIECE
@@ -33,10 +32,11 @@ WRITTEN_ROWS, WRITTEN_SITES = (
 )
 PICKED = 1000
 WRITE_BAR, READ_BAR, PICK_BAR = 0.8, 0.8, 5.0
+Array = np.ndarray[Any, Any]
 
 
 def rows(repeats: int) -> list[Row]:
-    """One store of two layers in bfloat16, and one plain file of the bytes of a layer."""
+    """Compare a store of two layers with a plain file of the bytes of a layer."""
     folder = Path(tempfile.mkdtemp(prefix="hiddenscope-bench-"))
     try:
         states = np.random.default_rng(0).integers(
@@ -47,119 +47,105 @@ def rows(repeats: int) -> list[Row]:
         shutil.rmtree(folder)
 
 
-def _write(folder: Path, states: np.ndarray, repeats: int) -> Row:
-    """Units of 31 layers committed with their checksums, against the same bytes in one
-    file.
-    """
+def _write(folder: Path, states: Array, repeats: int) -> Row:
+    """Compare committing units of 31 layers with the same bytes in one file."""
     parts = len(states) // WRITTEN_ROWS
-    values = {
-        site: states.reshape(parts, WRITTEN_ROWS, WIDTH)[n % parts]
-        for n, site in enumerate(WRITTEN_SITES)
-    }
+    pieces = states.reshape(parts, WRITTEN_ROWS, WIDTH)
+    values = {}
+    for number, site in enumerate(WRITTEN_SITES):
+        values[site] = pieces[number % parts]
     size = UNITS * sum(value.nbytes for value in values.values())
-
-    def clear() -> None:
-        for path in folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        os.sync()
-
     ways: dict[str, Callable[[], object]] = {
         "raw": lambda: _raw(folder / "raw", [*values.values()] * UNITS),
-        "ours": lambda: _stored(folder / "store", values),
+        "ours": lambda: stored(folder / "store", values),
     }
-    costs = measure.interleaved(ways, repeats, before=clear)
-    ratio, raw = measure.ratios(costs, "ours")["raw"], measure.median(costs["raw"]).wall
-    clear()
+    costs = measure.interleaved(ways, repeats, before=lambda: _clear(folder))
+    ratio = measure.ratios(costs, "ours")["raw"]
+    raw = measure.median(costs["raw"]).wall
+    _clear(folder)
     what = (
         f"{len(values)} layers, {size / 1e9:.1f} GB in {UNITS} units, with plan,"
-        " checksums and fsync: speed"
+        " checksums and fsync: speed / that of one sequential write with fsync"
+        f" ({size / raw / 1e9:.2f} GB/s)"
     )
-    what = (
-        f"{what} / that of one sequential write with fsync ({size / raw / 1e9:.2f}"
-        " GB/s)"
-    )
-    return Row(
-        "store write",
-        what,
-        ratio.cpu,
-        ratio.wall,
-        WRITE_BAR,
-        at_least=True,
-        judged="wall",
-    )
+    return _by_wall("store write", what, ratio, WRITE_BAR)
 
 
-def _read(folder: Path, states: np.ndarray, repeats: int) -> list[Row]:
-    """One layer of the store against a plain file of as many bytes, and 1,000 vectors
-    against that layer.
-    """
+def _clear(folder: Path) -> None:
+    """Remove everything in a folder, and have the disk finish."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    os.sync()
+
+
+def _read(folder: Path, states: Array, repeats: int) -> list[Row]:
+    """Compare a layer with a plain file, and 1,000 vectors with that layer."""
     path, plain = folder / "store", folder / "plain"
-    _stored(path, dict.fromkeys(SITES, states))
+    stored(path, dict.fromkeys(SITES, states))
     _raw(plain, [states] * UNITS)
-    size = f"{plain.stat().st_size / 1e6:.0f} MB"
-    numbers = np.sort(
-        np.random.default_rng(1).choice(UNITS * ROWS, PICKED, replace=False)
+    numbers = np.random.default_rng(1).choice(UNITS * ROWS, PICKED, replace=False)
+    numbers.sort()
+    opened = hs.open(path)
+    warm: dict[str, Callable[[], object]] = {
+        "raw": lambda: _plain(plain),
+        "layer": lambda: _layer(opened),
+        "picked": lambda: opened.rows("layer.1", numbers),
+    }
+    cold: dict[str, Callable[[], object]] = {
+        "raw": lambda: _plain(plain),
+        "layer": lambda: _layer(hs.open(path)),
+        "picked": lambda: hs.open(path).rows("layer.1", numbers),
+    }
+    size = plain.stat().st_size
+    evicted = measure.interleaved(
+        cold, repeats, before=lambda: _evict(folder), warm=False
     )
-    found = []
-    for cold in (False, True):
-        opened = hs.open(path)
-        ways: dict[str, Callable[[], object]] = {
-            "raw": lambda: _plain(plain),
-            "layer": lambda opened=opened, cold=cold: _layer(
-                hs.open(path) if cold else opened
-            ),
-            "picked": (
-                lambda opened=opened, cold=cold: (
-                    hs.open(path) if cold else opened
-                ).rows("layer.1", numbers)
-            ),
-        }
-        before = (lambda: _evict(folder)) if cold else (lambda: None)
-        costs = measure.interleaved(ways, repeats, before=before, warm=not cold)
-        when = "cold" if cold else "warm"
-        read, pick = (
-            measure.ratios(costs, "layer")["raw"],
-            measure.ratios(costs, "picked")["layer"],
-        )
-        seconds = measure.median(costs["picked"]).wall * 1000
-        found += [
-            Row(
-                f"store read {when}",
-                f"one layer of {size}, every block checked: speed / that of a plain"
-                " file of the same bytes",
-                *(read.cpu, read.wall, READ_BAR),
-                at_least=True,
-                judged="wall",
-            ),
-            Row(
-                f"store pick {when}",
-                f"reading that layer / reading {PICKED:,} of its vectors, checked"
-                f" ({seconds:.0f} ms)",
-                *(pick.cpu, pick.wall, PICK_BAR),
-                at_least=True,
-                judged="wall",
-            ),
-        ]
-    return found
+    cached = measure.interleaved(warm, repeats, before=lambda: None)
+    return [*_read_rows("warm", size, cached), *_read_rows("cold", size, evicted)]
+
+
+def _read_rows(when: str, size: int, costs: dict[str, list[Cost]]) -> list[Row]:
+    layer = measure.ratios(costs, "layer")["raw"]
+    picked = measure.ratios(costs, "picked")["layer"]
+    seconds = measure.median(costs["picked"]).wall
+    what = (
+        f"one layer of {size / 1e6:.0f} MB, every block checked: speed / that of a"
+        " plain file of the same bytes"
+    )
+    pick = (
+        f"reading that layer / reading {PICKED:,} of its vectors, checked"
+        f" ({seconds * 1000:.0f} ms)"
+    )
+    return [
+        _by_wall(f"store read {when}", what, layer, READ_BAR),
+        _by_wall(f"store pick {when}", pick, picked, PICK_BAR),
+    ]
+
+
+def _by_wall(name: str, what: str, ratio: Cost, bar: float) -> Row:
+    return Row(name, what, ratio.cpu, ratio.wall, bar, at_least=True, judged="wall")
 
 
 def _plain(path: Path) -> int:
     """Read a file as a reader would that checks nothing: 64 MiB at a time, each into
     memory of its own.
     """
+    total = 0
     with path.open("rb", buffering=0) as file:
-        return sum(
-            file.readinto(np.empty(BLOCK_BYTES, np.uint8).data)
-            for _ in range(path.stat().st_size // BLOCK_BYTES)
-        )
+        for _ in range(path.stat().st_size // BLOCK_BYTES):
+            total += file.readinto(np.empty(BLOCK_BYTES, np.uint8).data)
+    return total
 
 
 def _layer(store: hs.Store) -> int:
     return sum(len(block) for block in store.blocks("layer.1"))
 
 
-def _stored(path: Path, values: dict[str, np.ndarray]) -> Writer:
-    """A store of units that all hold these values."""
+def stored(path: Path, values: dict[str, Array]) -> Writer:
+    """Write a store of units that all hold these values."""
     plan = StorePlan(
         {"model": "bench"}, {}, tuple(values), dict.fromkeys(values, WIDTH), "bfloat16"
     )
@@ -179,7 +165,7 @@ def _stored(path: Path, values: dict[str, np.ndarray]) -> Writer:
     return writer
 
 
-def _raw(path: Path, arrays: list[np.ndarray]) -> None:
+def _raw(path: Path, arrays: list[Array]) -> None:
     with path.open("wb", buffering=0) as file:
         for array in arrays:
             content = array.reshape(-1).view(np.uint8).data

@@ -1,133 +1,116 @@
-"""The map of what every state sees, against one backward pass a target, and against one
-a pair of states.
+"""Map what every state sees, against one backward pass a target, and one a pair.
 
 The weights are random, in GPT-2's shape: what a product costs does not depend on them.
 """
 
 import itertools
 import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import hiddenscope as hs
-from bench import measure
+from bench import measure, plain
 from bench.measure import Row
 
-TOKENS, DEPTH = 16, 12
+TOKENS, DEPTH, WORDS = 16, 12, 1000
 SAMPLE = 12
-BAR, LOOP_BAR = 2.5, 400
-WHAT = f"GPT-2's shape, float32, {TOKENS} tokens, layer.0 to layer.{DEPTH}"
+BAR, LOOP_BAR = 3.5, 400
+SITES = f"layer.0-{DEPTH - 1},final"
+WHAT = f"GPT-2's shape, float32, {TOKENS} tokens, {SITES}"
+Cell = tuple[int, int]
+Pair = tuple[Cell, Cell]
 
 
 def rows(repeats: int) -> list[Row]:
-    """Both ratios; a map that is not the same stops the run."""
-    model, ids = _model(), _ids()
-    sites = model.anatomy.select("layer.*")
-    sample = _sample()
-    ways = {
-        "ours": lambda: ours(model, ids),
-        "separate": lambda: separate(model, ids, sites),
-        "loop": lambda: loop(model, ids, sites, sample),
+    """Measure both ratios; a map that is not the same stops the run."""
+    module = _module()
+    model = hs.load((module, None))
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, WORDS, (1, TOKENS), generator=generator)
+    sample = random.Random(0).sample(_pairs(), SAMPLE)
+    ways: dict[str, Callable[[], Any]] = {
+        "ours": lambda: _ours(model, ids),
+        "separate": lambda: plain.visibility(module, ids),
+        "loop": lambda: _loop(module, ids, sample),
     }
-    expected, influence = separate(model, ids, sites), ours(model, ids)
-    np.testing.assert_allclose(
-        influence, expected, rtol=1e-3, atol=1e-6 * expected.max()
-    )
-    for (target, source), value in loop(model, ids, sites, sample).items():
-        np.testing.assert_allclose(
-            influence[(*target, *source)], value, rtol=1e-3, atol=1e-6 * expected.max()
-        )
+    _check(ways["ours"](), ways["separate"](), ways["loop"]())
     costs = measure.interleaved(ways, max(1, repeats // 2))
     cost = measure.ratios(costs, "ours")
+    separate, loop = cost["separate"], cost["loop"]
     pairs = len(_pairs())
     times = pairs / len(sample)
+    targets = TOKENS * (DEPTH + 1)
+    what = f"{WHAT}: {targets} separate backward passes, one a target / ours"
+    by_pair = (
+        f"the same: {pairs:,} whole backward passes, one a pair of states"
+        f" (from {SAMPLE} of them) / ours"
+    )
+    cpu, wall = loop.cpu * times, loop.wall * times
     return [
         Row(
             "visibility",
-            f"{WHAT}: {TOKENS * len(sites)} separate backward passes, one a target /"
-            " ours; same numbers",
-            cost["separate"].cpu,
-            cost["separate"].wall,
+            f"{what}; same numbers",
+            separate.cpu,
+            separate.wall,
             BAR,
             at_least=True,
         ),
-        Row(
-            "visibility",
-            f"the same: {pairs:,} whole backward passes, one a pair of states (from"
-            f" {len(sample)} of them) / ours",
-            cost["loop"].cpu * times,
-            cost["loop"].wall * times,
-            LOOP_BAR,
-            at_least=True,
-        ),
+        Row("visibility", by_pair, cpu, wall, LOOP_BAR, at_least=True),
     ]
 
 
-def ours(model: hs.Model, ids: list[list[int]]) -> Any:
-    """The map by hiddenscope."""
-    return hs.visibility(model, ids, sites="layer.*").data["l1"].to_numpy()
-
-
-def separate(model: hs.Model, ids: list[list[int]], sites: Any) -> Any:
-    """One pass, then for each target one backward pass to all the states below."""
-    live = hs.record(model, ids, "layer.*", grad=True).live
-    states = [live[site] for site in sites]
-    influence = np.zeros((len(sites), TOKENS, len(sites), TOKENS))
-    for site, token in itertools.product(range(len(sites)), range(TOKENS)):
-        gradients = torch.autograd.grad(
-            _length(states[site][0, token]), states[: site + 1], retain_graph=True
-        )
-        for source, gradient in enumerate(gradients):
-            influence[site, token, source] = gradient[0].abs().sum(-1).numpy()
+def _ours(model: hs.Model, ids: Tensor) -> np.ndarray[Any, Any]:
+    result = hs.visibility(model, ids.tolist(), sites=SITES)
+    influence: np.ndarray[Any, Any] = result.data["l1"].to_numpy()
     return influence
 
 
-def loop(
-    model: hs.Model, ids: list[list[int]], sites: Any, pairs: list[Any]
-) -> dict[Any, float]:
-    """For each pair of states one `backward` through the whole model, weights and all,
-    as one would write it first.
-    """
-    live = hs.record(model, ids, "layer.*", grad=True).live
-    for state in live.values():
-        state.retain_grad()
+def _loop(
+    module: Any, ids: Tensor, pairs: Sequence[Pair]
+) -> dict[tuple[int, ...], float]:
+    """Run one `backward` through the whole model for each pair, weights and all."""
     influence = {}
-    for target, source in pairs:
-        _length(live[sites[target[0]]][0, target[1]]).backward(retain_graph=True)
-        influence[target, source] = float(
-            live[sites[source[0]]].grad[0, source[1]].abs().sum()
-        )
-        model.module.zero_grad()
-        for state in live.values():
-            state.grad = None
+    with torch.enable_grad():
+        states = plain.hidden_states(module, ids)
+        for state in states:
+            state.retain_grad()
+        for target, source in pairs:
+            plain.length(states[target[0]][0, target[1]]).backward(retain_graph=True)
+            gradient = states[source[0]].grad
+            assert gradient is not None
+            influence[(*target, *source)] = float(gradient[0, source[1]].abs().sum())
+            module.zero_grad()
+            for state in states:
+                state.grad = None
     return influence
 
 
-def _length(state: Tensor) -> Tensor:
-    return state.abs().sum() / state.norm()
+def _check(
+    ours: np.ndarray[Any, Any], separate: Tensor, loop: dict[tuple[int, ...], float]
+) -> None:
+    """Compare our map with both others."""
+    least = 1e-6 * float(separate.max())
+    np.testing.assert_allclose(ours, separate.numpy(), rtol=1e-3, atol=least)
+    for place, value in loop.items():
+        np.testing.assert_allclose(ours[place], value, rtol=1e-3, atol=least)
 
 
-def _model() -> hs.Model:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
+def _module() -> Any:
     torch.manual_seed(0)
-    return hs.load((GPT2LMHeadModel(GPT2Config(n_layer=DEPTH)).eval(), None))
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(n_layer=DEPTH, vocab_size=WORDS, **ends)).eval()
 
 
-def _ids() -> list[list[int]]:
-    return torch.randint(
-        100, 50_000, (1, TOKENS), generator=torch.Generator().manual_seed(0)
-    ).tolist()
-
-
-def _pairs() -> list[Any]:
-    """Every pair of a state and one that it can see, itself included."""
+def _pairs() -> list[Pair]:
+    """Return every pair of a state and one that it can see, itself included."""
     cells = list(itertools.product(range(DEPTH + 1), range(TOKENS)))
-    return [(a, b) for a in cells for b in cells if b[0] <= a[0] and b[1] <= a[1]]
-
-
-def _sample() -> list[Any]:
-    return random.Random(0).sample(_pairs(), SAMPLE)
+    pairs = []
+    for target, source in itertools.product(cells, cells):
+        if source[0] <= target[0] and source[1] <= target[1]:
+            pairs.append((target, source))
+    return pairs

@@ -1,0 +1,249 @@
+"""Write docs/bench.md: the peers first, then how cost grows, then every row."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.measure import Row
+from bench.peers.environments import NNTERP, OURS, PEERS, PLAIN
+
+PATH = Path(__file__).parent.parent / "docs" / "bench.md"
+HEAD = ("row", "what is compared", "CPU", "wall", "bar", "")
+COLUMNS = (PLAIN, OURS, "TransformerLens", "nnsight", "nnterp", "TorchLens")
+INTRODUCTION = """\
+# What it costs
+
+You find here what a task costs in hiddenscope, in other libraries and in plain Hugging Face code, how that cost grows, and
+how far hiddenscope is from the bare forward pass. `make bench` writes this page; no number is typed in by hand.
+"""
+BESIDE = """\
+## Beside its peers
+
+CPU time, as a ratio to plain Hugging Face code for the same task: 2.00 takes twice as long. The least of each row is
+bold, whoever it is. Every library does the task as its documentation recommends, without gradients, and stops the pass
+early where it can. The libraries run in turn, round after round, in processes of their own, and a ratio is the median over
+rounds. What is an empty cell is not offered by that library, or was not measured; the table below says which.
+"""
+DETAILS = """\
+The tasks in full. "Same to 1e-06" is the largest difference from the numbers of plain Hugging Face, relative to the
+largest of them; DIFFER says that they are not the same.
+"""
+GROWTH = """\
+## How cost grows
+
+The exponent of CPU time in one size while the others stay: 1 means that twice the tokens take twice the time. It is the
+slope of a line through the logarithms of at least four sizes, with the 95 % interval of that slope. A wide interval means
+that cost is no power of the size in this range; a fixed cost makes the exponent smaller than it is for large sizes. Models
+have random weights and the shape of Llama (GPT-2 for visibility). The peer of capture, lens and patch is TransformerLens,
+of visibility a loop of backward passes, of extract a loop with `torch.save`, of probe scikit-learn.
+
+![Exponents of CPU time for hiddenscope and its peers](pictures/growth.png)
+"""
+ROWS = """\
+## Every row
+
+One table for each architecture that was measured. Every number is a ratio of two ways run in turn in one process, the
+median over several rounds. CPU time counts all threads. The bar is compared with CPU time, on a GPU with wall time; memory
+has one ratio, which stands under CPU. A bare pass is the module's own forward under `no_grad`, with nothing else asked of
+it. A run replaces its rows in the table of its own architecture and leaves the others as they were measured, with the bars
+of that time.
+"""
+TITLE = """\
+### {architecture}: {cpu}
+
+{cores} cores, {threads} torch threads, Python {python}, torch {torch}, transformers {transformers}, hiddenscope
+{hiddenscope}. Medians of several rounds, thrice as many for rows that take a second, fewer for those that take
+minutes. The load average is that of the moment when they began.
+
+{runs}
+"""
+GPU_TITLE = """\
+### {architecture}: {cpu}
+
+Measured by `python -m bench.gpu`, hiddenscope {hiddenscope}.
+"""
+Record = Mapping[str, Any]
+
+
+def page(results: Mapping[str, Record]) -> str:
+    """Return the page of everything that was measured."""
+    order = sorted(results, key=lambda name: (name == "cuda", name != "x86_64"))
+    parts = [INTRODUCTION]
+    parts += _beside(results, order)
+    parts += _growth(results, order)
+    parts.append(ROWS)
+    for architecture in order:
+        parts += _rows(architecture, results[architecture])
+    return "\n".join(parts)
+
+
+def _beside(results: Mapping[str, Record], order: Sequence[str]) -> list[str]:
+    """Return the tables of peers, one an architecture."""
+    measured = [name for name in order if results[name].get("peers")]
+    if not measured:
+        return []
+    parts = [BESIDE]
+    for architecture in measured:
+        standings = results[architecture]["peers"]
+        parts.append(f"{_place(results[architecture])}.\n")
+        parts.append(_table(_ratios(standings)))
+        parts.append(_remarks(standings))
+    parts.append(_versions())
+    parts.append(DETAILS)
+    for architecture in measured:
+        parts.append(f"{_place(results[architecture])}.\n")
+        parts.append(_table(details(results[architecture]["peers"])))
+    return parts
+
+
+def _place(record: Record) -> str:
+    machine = record["machine"]
+    return f"{machine['architecture']} ({machine['cpu']}, {machine['cores']} cores)"
+
+
+def _versions() -> str:
+    pins = dict.fromkeys([*PEERS.pins, *NNTERP.pins])
+    return f"Versions: {', '.join(pins)}; nnterp runs on the older nnsight.\n"
+
+
+def _ratios(standings: Sequence[Record]) -> Iterable[Sequence[str]]:
+    """Yield one line for each task, with the least ratio bold."""
+    yield ("task", *COLUMNS)
+    for task, here in _by_task(standings).items():
+        numbers = {row["library"]: row["cpu"] for row in here if row["cpu"] is not None}
+        least = min(numbers.values(), default=0.0)
+        cells = []
+        for library in COLUMNS:
+            cell = _number(numbers.get(library))
+            bold = numbers.get(library) == least and bool(cell)
+            cells.append(f"**{cell}**" if bold else cell)
+        yield (task, *cells)
+
+
+def _remarks(standings: Sequence[Record]) -> str:
+    """Say who is ahead of us, and what other libraries take."""
+    lines = []
+    for task, here in _by_task(standings).items():
+        numbers = {row["library"]: row["cpu"] for row in here if row["cpu"] is not None}
+        ours = numbers.get(OURS)
+        for library, ratio in numbers.items():
+            if library not in COLUMNS:
+                lines.append(f"- {task}: {library} takes {_number(ratio)}.")
+            if ours is not None and library != OURS and ratio < ours:
+                times = _number(ours / ratio)
+                lines.append(
+                    f"- {task}: {library} is ahead; hiddenscope takes {times} times as"
+                    " long."
+                )
+    return "\n".join(lines) + "\n"
+
+
+def details(standings: Sequence[Record]) -> Iterable[Sequence[str]]:
+    """Yield one line for each task and library."""
+    yield ("task", "what is asked", "library", "CPU", "wall", "CPU seconds", "numbers")
+    for row in standings:
+        note = row["numbers"]
+        if row["skipped"]:
+            note = f"not measured: {row['skipped']}"
+        seconds = _number(row["seconds"])
+        if row["task"] == "memory" and row["seconds"]:
+            seconds = f"{row['seconds'] / 2**20:.0f} MiB"
+        yield (
+            row["task"],
+            row["what"],
+            row["library"],
+            _number(row["cpu"]),
+            _number(row["wall"]),
+            seconds,
+            note.replace("|", "/"),
+        )
+
+
+def _by_task(standings: Sequence[Record]) -> dict[str, list[Record]]:
+    tasks: dict[str, list[Record]] = {}
+    for row in standings:
+        tasks.setdefault(row["task"], []).append(row)
+    return tasks
+
+
+def _growth(results: Mapping[str, Record], order: Sequence[str]) -> list[str]:
+    """Return the tables of exponents."""
+    measured = [name for name in order if results[name].get("growth")]
+    if not measured:
+        return []
+    parts = [GROWTH]
+    for architecture in measured:
+        parts.append(f"{_place(results[architecture])}.\n")
+        parts.append(_table(_exponents(results[architecture]["growth"])))
+    return parts
+
+
+def _exponents(growths: Sequence[Record]) -> Iterable[Sequence[str]]:
+    """Yield one line for each task and axis: ours, the peer's, and both costs."""
+    yield (
+        "task",
+        "grows in",
+        "sizes",
+        "hiddenscope",
+        "peer",
+        "which",
+        "at the largest",
+    )
+    pairs: dict[tuple[str, str], dict[bool, Record]] = {}
+    for row in growths:
+        pair = pairs.setdefault((row["task"], row["axis"]), {})
+        pair[row["library"] == OURS] = row
+    for (task, axis), pair in pairs.items():
+        if len(pair) < 2:
+            continue
+        ours, peer = pair[True], pair[False]
+        sizes = ", ".join(str(size) for size in ours["sizes"])
+        times = peer["seconds"][-1] / ours["seconds"][-1]
+        yield (
+            task,
+            axis,
+            sizes,
+            _exponent(ours),
+            _exponent(peer),
+            peer["library"],
+            f"the peer takes {_number(times)} times ours",
+        )
+
+
+def _exponent(growth: Record) -> str:
+    return f"{growth['exponent']:.2f} ± {growth['half']:.2f}"
+
+
+def _rows(architecture: str, record: Record) -> list[str]:
+    title = GPU_TITLE if architecture == "cuda" else TITLE
+    runs = "\n".join(_run(run) for run in record["runs"])
+    lines = [cells(Row.from_json(row)) for row in record["rows"]]
+    return [title.format(**record["machine"], runs=runs), _table([HEAD, *lines])]
+
+
+def _run(run: Record) -> str:
+    names = ", ".join(run["rows"])
+    return f"- {run['repeats']} rounds, load average {run['load']}: {names}"
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Return the cells of a row with a bar."""
+    bar = ""
+    if row.bar is not None:
+        sign = "≥" if row.at_least else "≤"
+        bar = f"{sign} {row.bar:g}"
+    return row.name, row.what, _number(row.cpu), _number(row.wall), bar, row.verdict
+
+
+def _table(lines: Iterable[Sequence[str]]) -> str:
+    head, *body = lines
+    rule = ["---"] * len(head)
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *body]) + "\n"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    if value < 2:
+        return f"{value:.3f}"
+    return f"{value:.2f}"
