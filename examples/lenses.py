@@ -42,6 +42,8 @@ class Size(NamedTuple):
 
 FULL = Size(40, 24, 3, 8, 24, 16)
 QUICK = Size(6, 8, 2, 8, 3, 6)
+# For a GPU.
+LARGE = Size(200, 64, 16, 32, 100, 32)
 
 
 class Scores(NamedTuple):
@@ -56,7 +58,9 @@ class Scores(NamedTuple):
 def main() -> None:
     """Fit the lenses, read held-out reviews, print what was seen and draw it."""
     options = _options()
-    size = QUICK if options.quick else FULL
+    size = LARGE if options.large else FULL
+    if options.quick:
+        size = QUICK
     options.out.mkdir(parents=True, exist_ok=True)
     # The derivatives of a Jacobian lens take minutes in a real model.
     model = tiny() if options.quick else hs.load()
@@ -223,6 +227,7 @@ def _layers(layers: NDArray[np.int64]) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--large", action="store_true", help="more text, for a GPU")
     parser.add_argument("--out", type=Path, default=Path("out/lenses"))
     return parser.parse_args()
 
