@@ -1,6 +1,7 @@
 """Which lens reads the next token earliest, on texts that it was not fitted to?
 
     python examples/lenses.py
+    python examples/lenses.py --large    # more text, where there is a GPU
 
 It fits a tuned and a Jacobian lens of smollm2 to some film reviews, reads other reviews
 with each, and compares every layer's prediction with the model's own. `--quick` takes
@@ -190,7 +191,7 @@ def draw(scores: dict[str, Scores], path: Path) -> None:
     below.set_ylabel("same top token as the model", fontsize=13)
     below.set_xlabel("layer", fontsize=13)
     below.axhline(0.5, color="#999999", lw=1, ls=":")
-    above.legend(frameon=False, fontsize=12)
+    below.legend(frameon=False, fontsize=12, loc="upper left")
     for axes in (above, below):
         axes.set_ylim(bottom=0)
         axes.tick_params(labelsize=12)
