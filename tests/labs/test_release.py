@@ -126,6 +126,7 @@ def test_the_metadata_are_complete(wheel: Path) -> None:
     assert set(fields.get_all("Provides-Extra") or []) == {
         "app",
         "dev",
+        "docs",
         "pacmap",
         "ray",
     }

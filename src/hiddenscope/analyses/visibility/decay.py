@@ -8,7 +8,7 @@ import numpy as np
 from hiddenscope.analyses.visibility.facts import DECAYS
 from hiddenscope.analyses.visibility.jackknife import Estimate, jackknife
 from hiddenscope.analyses.visibility.laws import fit_law
-from hiddenscope.analyses.visibility.tallies import Sums, Tallies
+from hiddenscope.analyses.visibility.tallies import NamedSums, Tallies
 from hiddenscope.states.arrays import Bools, Floats
 
 # An influence of others below this share of all is rounding: a norm mixes no tokens.
@@ -53,7 +53,7 @@ def mixing_sites(sums: Mapping[str, Floats]) -> Bools:
     return marked
 
 
-def _paired_statistics(sums: Sums, mixing: Bools, random_mixing: Bools) -> Sums:
+def _paired_statistics(sums: NamedSums, mixing: Bools, random_mixing: Bools) -> NamedSums:
     """Return the statistics of a model, of its baseline, and their difference."""
     random_sums = {}
     for name in sums:
@@ -70,7 +70,7 @@ def _paired_statistics(sums: Sums, mixing: Bools, random_mixing: Bools) -> Sums:
     return statistics
 
 
-def statistics_of(sums: Mapping[str, Floats], mixing: Bools) -> Sums:
+def statistics_of(sums: Mapping[str, Floats], mixing: Bools) -> NamedSums:
     """Return the statistics of sums over some batches.
 
     Those in `LOGARITHMIC` are logarithms.
@@ -112,11 +112,11 @@ def _mean_of(sums: Floats, targets: Floats, mixing: Bools) -> Floats:
     return mean
 
 
-def _own_shares(sums: Mapping[str, Floats], decays: Mapping[str, Floats]) -> Sums:
+def _own_shares(sums: Mapping[str, Floats], decays: Mapping[str, Floats]) -> NamedSums:
     """Return the share of the same token: by site, by depth, and on the whole."""
     targets = sums["targets"]
     own = sums["own"]
-    shares: Sums = {}
+    shares: NamedSums = {}
     shares["own_below"] = sums["below"][:, 0] / targets
     shares["own_mean"] = decays["below"][0]
     shares["own_first"] = decays["first"][0]

@@ -1,6 +1,6 @@
 """Intervals over groups of texts: the jackknife (Tukey 1958) with Student's quantile.
 
-Texts are what was sampled, and texts of a group belong together. Sums are kept for each
+Texts are what was sampled, and texts of a group belong together. NamedSums are kept for each
 batch of groups; every statistic is computed again without each of the batches. With no
 more groups than batches, that is the jackknife over groups.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hiddenscope.analyses.visibility.tallies import Sums
+from hiddenscope.analyses.visibility.tallies import NamedSums
 from hiddenscope.states.arrays import Floats
 
 LEVEL = 0.95
@@ -25,7 +25,7 @@ class Estimate(NamedTuple):
 
 
 def jackknife(
-    sums: Sums, statistics: Callable[[Sums], Mapping[str, Floats]]
+    sums: NamedSums, statistics: Callable[[NamedSums], Mapping[str, Floats]]
 ) -> tuple[dict[str, Estimate], float]:
     """Return statistics of sums [batch, ...] with their intervals.
 

@@ -20,7 +20,7 @@ from hiddenscope.analyses.visibility.sampling import (
 from hiddenscope.states.arrays import Floats
 
 BATCHES = 64
-Sums: TypeAlias = dict[str, Floats]
+NamedSums: TypeAlias = dict[str, Floats]
 
 
 class Tallies:
@@ -52,7 +52,7 @@ class Tallies:
             "deep": (),
             "depths": (self.deepest,),
         }
-        self.sums: Sums = {}
+        self.sums: NamedSums = {}
         for name, shape in shapes.items():
             self.sums[name] = np.zeros((batches, *shape))
 
