@@ -6,7 +6,7 @@ rows in minutes and uses the environments of peers only if they are there.
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -51,24 +51,41 @@ QUICK_TASKS = ("capture", "early stop", "lens")
 
 
 def main() -> None:
-    """Measure what was asked for, print it, and write it."""
+    """Measure what was asked for, print it, and write it as it comes."""
     options = _options()
     console = Console()
     machine = measure.machine()
-    rows = _measure_rows(options, console)
-    standings = _measure_peers(options, console)
-    rows += beside.barred(standings)
-    growths = _measure_growth(options, console)
+    rows: list[Row] = []
+    standings: list[Standing] = []
+    for measured in _measure_rows(options, console):
+        rows += measured
+        _keep(options, machine, measured, (), ())
+    for compared in _measure_peers(options, console):
+        barred = beside.barred(compared)
+        rows += barred
+        standings += compared
+        _keep(options, machine, barred, compared, ())
+    for growths in _measure_growth(options, console):
+        _keep(options, machine, (), (), growths)
     console.print(_row_table(rows))
     console.print(_peer_table(standings))
+
+
+def _keep(
+    options: argparse.Namespace,
+    machine: results.Record,
+    rows: Sequence[Row],
+    standings: Sequence[Standing],
+    growths: Sequence[Growth],
+) -> None:
+    """Write what was just measured, so that a run that is stopped leaves the rest."""
     if not options.write:
         return
     known = results.read()
     results.keep_rows(known, machine, rows, options.repeats)
-    results.keep_standings(known, machine, [one.to_json() for one in standings])
-    results.keep_growths(known, machine, [one.to_json() for one in growths])
+    results.keep_standings(known, machine, [row.to_json() for row in standings])
+    results.keep_growths(known, machine, [row.to_json() for row in growths])
     write(known, machine["architecture"])
-    console.print(f"Written: {results.PATH.name}, {page.PATH.name}")
 
 
 def write(known: dict[str, results.Record], architecture: str) -> None:
@@ -80,32 +97,31 @@ def write(known: dict[str, results.Record], architecture: str) -> None:
         growth.picture(growths, PICTURE)
 
 
-def _measure_rows(options: argparse.Namespace, console: Console) -> list[Row]:
-    rows: list[Row] = []
+def _measure_rows(options: argparse.Namespace, console: Console) -> Iterator[list[Row]]:
+    """Yield the rows of every group."""
     for name, group in _groups(options).items():
         if _wanted(name, options):
             begin = time.perf_counter()
-            rows += group()
+            yield group()
             _report(console, name, begin)
-    return rows
 
 
-def _measure_peers(options: argparse.Namespace, console: Console) -> list[Standing]:
-    """Measure every task beside the peers; environments are made if they may be."""
+def _measure_peers(
+    options: argparse.Namespace, console: Console
+) -> Iterator[list[Standing]]:
+    """Yield every task beside the peers; environments are made if they may be."""
     if not _wanted(PEER_GROUP, options):
-        return []
+        return
     if options.peers:
         for environment in (PEERS, NNTERP):
             problem = set_up(environment)
             if problem:
                 console.print(f"{environment.folder}: {problem}")
-    standings: list[Standing] = []
     with TemporaryDirectory() as folder, beside.workers() as held:
         for task in _chosen_tasks(Path(folder), options):
             begin = time.perf_counter()
-            standings += beside.measured(task, held, options.repeats)
+            yield beside.measured(task, held, options.repeats)
             _report(console, f"peers, {task.name}", begin)
-    return standings
 
 
 def _chosen_tasks(folder: Path, options: argparse.Namespace) -> list[Task]:
@@ -117,15 +133,17 @@ def _chosen_tasks(folder: Path, options: argparse.Namespace) -> list[Task]:
     return chosen
 
 
-def _measure_growth(options: argparse.Namespace, console: Console) -> list[Growth]:
+def _measure_growth(
+    options: argparse.Namespace, console: Console
+) -> Iterator[list[Growth]]:
+    """Yield the exponents of both libraries, task by task and axis by axis."""
     if not _wanted(GROWTH_GROUP, options):
-        return []
+        return
     begin = time.perf_counter()
-    growths = []
-    for exponent in growth.measured(options.repeats, options.tasks):
-        growths.append(exponent)
-        _report(console, f"growth, {exponent.task}, {exponent.axis}", begin)
-    return growths
+    for pair in growth.measured(options.repeats, options.tasks):
+        yield pair
+        for exponent in pair[:1]:
+            _report(console, f"growth, {exponent.task}, {exponent.axis}", begin)
 
 
 def _wanted(name: str, options: argparse.Namespace) -> bool:

@@ -133,7 +133,7 @@ SUBJECTS = (
 )
 
 
-def measured(rounds: int, names: Sequence[str] = ()) -> Iterator[Growth]:
+def measured(rounds: int, names: Sequence[str] = ()) -> Iterator[list[Growth]]:
     """Measure every task along every axis and yield the exponents of both libraries."""
     with TemporaryDirectory() as folder, beside.workers() as held:
         for subject in SUBJECTS:
@@ -141,7 +141,7 @@ def measured(rounds: int, names: Sequence[str] = ()) -> Iterator[Growth]:
                 continue
             for axis, sizes in subject.axes.items():
                 place = Path(folder, subject.task, axis)
-                yield from _along(subject, axis, sizes, place, held, rounds)
+                yield _along(subject, axis, sizes, place, held, rounds)
 
 
 def _along(
@@ -151,7 +151,7 @@ def _along(
     folder: Path,
     held: Workers,
     rounds: int,
-) -> Iterator[Growth]:
+) -> list[Growth]:
     """Measure one axis; a library that fails at a size has no exponent."""
     seconds: dict[str, list[float]] = {}
     for size in sizes:
@@ -161,14 +161,16 @@ def _along(
             if standing.seconds is not None:
                 seconds.setdefault(standing.library, []).append(standing.seconds)
         shutil.rmtree(folder / str(size), ignore_errors=True)
+    growths = []
     for library, costs in seconds.items():
         if len(costs) < len(sizes):
             continue
         exponent, half = fit(sizes, costs)
         name = subject.peer if library != OURS else OURS
-        yield Growth(
-            subject.task, axis, name, tuple(sizes), tuple(costs), exponent, half
+        growths.append(
+            Growth(subject.task, axis, name, tuple(sizes), tuple(costs), exponent, half)
         )
+    return growths
 
 
 def fit(sizes: Sequence[float], costs: Sequence[float]) -> tuple[float, float]:
@@ -301,8 +303,9 @@ def picture(growths: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Measure alone and print, one line for each exponent."""
-    for growth in measured(1):
-        print(json.dumps(growth.to_json()), flush=True)
+    for growths in measured(1):
+        for growth in growths:
+            print(json.dumps(growth.to_json()), flush=True)
 
 
 if __name__ == "__main__":

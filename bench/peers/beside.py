@@ -3,7 +3,7 @@
 import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -117,7 +117,9 @@ class Process:
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                pipe.close()
+                # An order that a dead worker never read is flushed here.
+                with suppress(BrokenPipeError):
+                    pipe.close()
 
 
 class Workers:

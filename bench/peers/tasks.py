@@ -18,7 +18,7 @@ from hiddenscope.loading.folder import check_folder
 TEXTS, TOKENS, EARLY = 8, 64, 5
 LENS_TOKENS, K = 64, 5
 LAYERS, PATCH_TOKENS = 30, 12
-RAGGED, EXTRACTED, EMBEDDED = 160, 64, 192
+RAGGED, EXTRACTED, EMBEDDED = 64, 32, 96
 MAP_TOKENS, DRIFT_TOKENS = 16, 128
 TRACERS = ("TransformerLens", "nnsight")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
