@@ -22,8 +22,10 @@ from hiddenscope.loading import zoo
 
 WORDS, CONFIDENCE = 4096, 0.95
 LENS = "TransformerLens"
-# The token " the" of smollm2's tokenizer, for texts of a known length.
-WORD = " the"
+# Two tokens of smollm2's tokenizer, for texts of a known length.
+WORD, OTHER_WORD = " the", " of"
+# A number in two words: enough for a thousand texts.
+DIGITS = 10
 
 
 @dataclass(frozen=True)
@@ -224,8 +226,21 @@ def _patch(problem: Sizes, folder: Path) -> Task:
     return tasks.patch_task(place, problem.layers, problem.tokens, (), WORDS)
 
 
+def _different_texts(count: int, tokens: int) -> list[str]:
+    """Return texts of one length that all differ: extract computes a copy once.
+
+    Each ends with its number, written in two words.
+    """
+    texts = []
+    for number in range(count):
+        digits = f"{number:0{DIGITS}b}"
+        end = digits.replace("0", WORD).replace("1", OTHER_WORD)
+        texts.append(WORD * (tokens - DIGITS) + end)
+    return texts
+
+
 def _extract(problem: Sizes, folder: Path) -> Task:
-    texts = [WORD * problem.tokens] * problem.texts
+    texts = _different_texts(problem.texts, problem.tokens)
     place = _llama(problem, folder)
     job = {
         "folder": place,
