@@ -40,8 +40,9 @@ browser:         ## Install the browser that the views are tested in, where that
 	    $(AGAIN) sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null' || true; fi; \
 	  command -v chromium >/dev/null || echo 'There is no Chromium, and it cannot be installed here (that takes root and apt): the views are not tested in a browser.'; }
 
+# Three processes on two cores: some tests wait for others' processes most of their time.
 test: $(STAMP) browser ## Run the tests, the docstrings' examples and the docs' examples.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile
 
 check: $(STAMP) scripts ## Check format, lint and types.
 	$(BIN)/ruff format --check .

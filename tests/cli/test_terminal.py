@@ -32,7 +32,7 @@ from hiddenscope.loading.outline import Outline, check_sites, outline
 from hiddenscope.store import verify
 from hiddenscope.store.folder import StoreFolder
 from hiddenscope.testing import tiny_model
-from tests.slices import sliced
+from tests.slices import THOROUGH, sliced
 
 COMMANDS = get_command(cli.app).commands  # type: ignore[attr-defined]
 TEXT = "The capital of France is Paris."
@@ -304,7 +304,7 @@ def with_marker(marker: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, 2] if THOROUGH else [2])
 def test_ctrl_c_stops_a_job_that_goes_on_later(
     folder: str, tmp_path: Path, workers: int
 ) -> None:

@@ -654,8 +654,10 @@ def test_copies_are_equal_up_to_case_space_and_punctuation() -> None:
     assert copy_groups(["a", "b", "A", "c", "b."]) == [0, 1, 0, 2, 1]
 
 
-@pytest.mark.parametrize("kind", ["gz", "zst"])
-@pytest.mark.parametrize("unit", [b"a", b"a\n", b"\n", b'{"text": "a"}\n'])
+BOMBS = [("gz", b"a"), ("zst", b"a\n"), ("gz", b"\n"), ("zst", b'{"text": "a"}\n')]
+
+
+@pytest.mark.parametrize(("kind", "unit"), BOMBS)
 def test_a_compressed_bomb_is_refused(tmp_path: Path, kind: str, unit: bytes) -> None:
     content = unit * (2**23 // len(unit))
     path = tmp_path / f"bomb.{'jsonl' if unit.startswith(b'{') else 'txt'}.{kind}"
