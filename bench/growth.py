@@ -6,6 +6,7 @@ and Llama's or GPT-2's shape: what a pass costs does not depend on the weights.
 
 import json
 import math
+import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,8 +23,8 @@ from hiddenscope.loading import zoo
 
 WORDS, CONFIDENCE = 4096, 0.95
 LENS = "TransformerLens"
-# The token " the" of smollm2's tokenizer, for texts of a known length.
-WORD = " the"
+# Each is one token of smollm2's tokenizer, for texts of a known length.
+COMMON = (" the", " of", " and", " to", " in", " a", " is", " that", " for", " it")
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,12 @@ def _patch(problem: Sizes, folder: Path) -> Task:
 
 
 def _extract(problem: Sizes, folder: Path) -> Task:
-    texts = [WORD * problem.tokens] * problem.texts
+    # All texts differ: hiddenscope computes a text that comes twice only once.
+    generator = random.Random(0)
+    texts = []
+    for _ in range(problem.texts):
+        words = generator.choices(COMMON, k=problem.tokens)
+        texts.append("".join(words))
     place = _llama(problem, folder)
     job = {
         "folder": place,
