@@ -6,6 +6,7 @@ and Llama's or GPT-2's shape: what a pass costs does not depend on the weights.
 
 import json
 import math
+import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,10 +23,8 @@ from hiddenscope.loading import zoo
 
 WORDS, CONFIDENCE = 4096, 0.95
 LENS = "TransformerLens"
-# Two tokens of smollm2's tokenizer, for texts of a known length.
-WORD, OTHER_WORD = " the", " of"
-# A number in two words: enough for a thousand texts.
-DIGITS = 10
+# Each is one token of smollm2's tokenizer, for texts of a known length.
+COMMON = (" the", " of", " and", " to", " in", " a", " is", " that", " for", " it")
 
 
 @dataclass(frozen=True)
@@ -226,21 +225,13 @@ def _patch(problem: Sizes, folder: Path) -> Task:
     return tasks.patch_task(place, problem.layers, problem.tokens, (), WORDS)
 
 
-def _different_texts(count: int, tokens: int) -> list[str]:
-    """Return texts of one length that all differ: extract computes a copy once.
-
-    Each ends with its number, written in two words.
-    """
-    texts = []
-    for number in range(count):
-        digits = f"{number:0{DIGITS}b}"
-        end = digits.replace("0", WORD).replace("1", OTHER_WORD)
-        texts.append(WORD * (tokens - DIGITS) + end)
-    return texts
-
-
 def _extract(problem: Sizes, folder: Path) -> Task:
-    texts = _different_texts(problem.texts, problem.tokens)
+    # All texts differ: hiddenscope computes a text that comes twice only once.
+    generator = random.Random(0)
+    texts = []
+    for _ in range(problem.texts):
+        words = generator.choices(COMMON, k=problem.tokens)
+        texts.append("".join(words))
     place = _llama(problem, folder)
     job = {
         "folder": place,
