@@ -18,6 +18,8 @@ from hiddenscope.texts import as_list
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# Of a token that stands for no character.
+NO_SPAN = (-1, -1)
 OTHER_TOKENIZER = "Use a tokenizer that you trust, or give lists of token ids."
 
 
@@ -79,7 +81,10 @@ class TextEncoder:
         """
         _check_readable(0, text)
         tokenizer: Any = self.tokenizer
-        overlap = window - tokenizer.num_special_tokens_to_add() - stride
+        special = tokenizer.num_special_tokens_to_add()
+        overlap = window - special - stride
+        before: list[int] = []
+        after: list[int] = []
         reason = ""
         if overlap < 0:
             reason = (
@@ -88,6 +93,10 @@ class TextEncoder:
             )
         elif not getattr(tokenizer, "is_fast", False):
             reason = "its tokenizer is not a fast one, and cannot cut windows"
+        else:
+            before, after = _special_tokens(tokenizer)
+            if len(before) + len(after) != special:
+                reason = "its special tokens do not stand at the ends of a text"
         if reason:
             raise TextError(
                 f"Cannot cut a text for {self.name}",
@@ -97,21 +106,24 @@ class TextEncoder:
         with without_panic(TextError, "Cannot encode the text", OTHER_TOKENIZER):
             encoding = tokenizer(
                 text,
+                add_special_tokens=False,
                 return_attention_mask=False,
                 return_token_type_ids=False,
                 verbose=False,
-                truncation=True,
-                max_length=window,
-                stride=overlap,
-                return_overflowing_tokens=True,
-            )
+            ).encodings[0]
+        # The tokenizer's own truncation loses whatever does not fit in the first window
+        # in tokenizers 0.23.1 and 0.23.2; that of an encoding does not.
+        encoding.truncate(window - special, stride=overlap)
         # The library holds the whole text in some 100 bytes a token. Python's numbers
         # take several times as much, so there is one window of them at a time.
-        encodings = encoding.encodings
-        del encoding
-        for encoded in encodings:
-            spans = tuple(map(_span, encoded.offsets))
-            inputs = Inputs((tuple(encoded.ids),), None, (spans,))
+        for piece in (encoding, *encoding.overflowing):
+            ids = (*before, *piece.ids, *after)
+            spans = (
+                *[NO_SPAN] * len(before),
+                *map(_span, piece.offsets),
+                *[NO_SPAN] * len(after),
+            )
+            inputs = Inputs((ids,), None, (spans,))
             self._check(inputs)
             yield inputs
 
@@ -453,8 +465,16 @@ def _first(inputs: Inputs, window: int) -> Inputs:
 
 def _span(pair: tuple[int, int]) -> tuple[int, int]:
     start, end = pair
-    # A token that stands for no character has no span.
-    return (-1, -1) if start == end else (int(start), int(end))
+    return NO_SPAN if start == end else (int(start), int(end))
+
+
+def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the ids that a tokenizer puts before a text, and those after it."""
+    encoding = tokenizer("a").encodings[0]
+    mask = encoding.special_tokens_mask
+    first = mask.index(0)
+    last = len(mask) - mask[::-1].index(0)
+    return encoding.ids[:first], encoding.ids[last:]
 
 
 def _without_end(tokenizer: Any, ids: Sequence[int]) -> Sequence[int]:

@@ -53,7 +53,9 @@ def mixing_sites(sums: Mapping[str, Floats]) -> Bools:
     return marked
 
 
-def _paired_statistics(sums: NamedSums, mixing: Bools, random_mixing: Bools) -> NamedSums:
+def _paired_statistics(
+    sums: NamedSums, mixing: Bools, random_mixing: Bools
+) -> NamedSums:
     """Return the statistics of a model, of its baseline, and their difference."""
     random_sums = {}
     for name in sums:

@@ -1,6 +1,6 @@
 """Intervals over groups of texts: the jackknife (Tukey 1958) with Student's quantile.
 
-Texts are what was sampled, and texts of a group belong together. NamedSums are kept for each
+Texts are what was sampled, and texts of a group belong together. Sums are kept for each
 batch of groups; every statistic is computed again without each of the batches. With no
 more groups than batches, that is the jackknife over groups.
 """
