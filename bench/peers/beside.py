@@ -234,9 +234,10 @@ def _interleaved(
 
 def _cost(task: Task, process: Process) -> Cost:
     if task.memory:
-        answer = process.ask("peak")
-        # Both columns of memory are the growth and the whole process.
-        return Cost(answer["most"] - answer["before"], answer["most"])
+        # Of the whole process: what a task adds cannot be told, since it may reuse
+        # memory that was freed before and is still held.
+        most = process.ask("peak")["most"]
+        return Cost(most, most)
     answer = process.ask("run")
     return Cost(answer["cpu"], answer["wall"])
 

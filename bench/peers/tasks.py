@@ -72,7 +72,7 @@ def _captures(folder: str) -> list[Task]:
         Task("early stop", f"{what}, layer.{EARLY} of 30", job, libraries, "early"),
         Task(
             "memory",
-            f"{every}: growth of the process (CPU column) and its peak (wall column)",
+            f"{every}: peak memory of the whole process, model and library included",
             job,
             libraries,
             "capture",

@@ -50,12 +50,8 @@ class Worker:
         return {"cpu": cost[0] * way.times, "wall": cost[1] * way.times}
 
     def peak(self) -> dict[str, int]:
-        """Return the bytes that the process held before the task, and at most in it."""
-        way = self._ready()
-        gc.collect()
-        measure.give_back_freed()
-        before = measure.resident()
-        return {"before": before, "most": measure.peak(way.run)}
+        """Return the most bytes that the process held while the task ran."""
+        return {"most": measure.peak(self._ready().run)}
 
     def numbers(self, to: str) -> dict[str, Any]:
         """Run the task and write its numbers to a file."""
