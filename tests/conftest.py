@@ -127,7 +127,8 @@ def counting() -> Callable[[hs.Model], Counting]:
 
 def _real(name: str) -> hs.Model:
     try:
-        return hs.load(name)
+        # Beside plain torch, whose tensors are in host memory; tests/test_gpu.py has CUDA.
+        return hs.load(name, device="cpu")
     except Unreachable as error:
         pytest.skip(f"{name} cannot be had here: {error}")
 

@@ -39,7 +39,7 @@ IDS = [list(range(5, 35))]
 @pytest.fixture(scope="module")
 def gemma() -> hs.Model:
     try:
-        return hs.load("gemma3-270m")
+        return hs.load("gemma3-270m", device="cpu")
     except hs.errors.Unreachable as error:
         pytest.skip(f"gemma3-270m cannot be had here: {error}")
 

