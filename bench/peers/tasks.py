@@ -22,7 +22,8 @@ RAGGED, EXTRACTED, EMBEDDED = 64, 32, 96
 MAP_TOKENS, DRIFT_TOKENS = 16, 128
 TRACERS = ("TransformerLens", "nnsight")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-LONGEST, MINILM_WIDTH = 256, 384
+# As many positions as minilm has, so that no library cuts a text.
+LONGEST, MINILM_WIDTH = 512, 384
 
 
 def draw(texts: int, tokens: int, words: int = 40_000) -> list[list[int]]:
