@@ -135,8 +135,9 @@ def _read_torch(path: Path) -> Any:
 
 
 def _read_safetensors(path: Path) -> Any:
+    # A copy, since a tensor that is only mapped was not read yet.
     with safe_open(path, framework="pt") as file:
-        return file.get_tensor(READ)
+        return file.get_tensor(READ).clone()
 
 
 def _read_datasets(path: Path) -> Any:

@@ -9,7 +9,20 @@ from bench.peers.environments import NNTERP, OURS, PEERS, PLAIN
 
 PATH = Path(__file__).parent.parent / "docs" / "bench.md"
 HEAD = ("row", "what is compared", "CPU", "wall", "bar", "")
-COLUMNS = (PLAIN, OURS, "TransformerLens", "nnsight", "nnterp", "TorchLens")
+COLUMNS = (
+    PLAIN,
+    OURS,
+    "TransformerLens",
+    "nnsight",
+    "nnterp",
+    "TorchLens",
+    "sentence-transformers",
+)
+# Two libraries whose costs differ by less share a place: medians of a few rounds move
+# this much from run to run.
+TIE = 1.03
+# Packages that every environment has in the version of the machine's record.
+SHARED = ("torch==", "transformers==")
 INTRODUCTION = """\
 # What it costs
 
@@ -20,7 +33,7 @@ BESIDE = """\
 ## Beside its peers
 
 CPU time, as a ratio to plain Hugging Face code for the same task: 2.00 takes twice as long. The least of each row is
-bold, whoever it is. Every library does the task as its documentation recommends, without gradients, and stops the pass
+bold, whoever it is, with all that are within 3 % of it. Every library does the task as its documentation recommends, without gradients, and stops the pass
 early where it can. The libraries run in turn, round after round, in processes of their own, and a ratio is the median over
 rounds. What is an empty cell is not offered by that library, or was not measured; the table below says which.
 """
@@ -88,7 +101,7 @@ def _beside(results: Mapping[str, Record], order: Sequence[str]) -> list[str]:
         parts.append(f"{_place(results[architecture])}.\n")
         parts.append(_table(_ratios(standings)))
         parts.append(_remarks(standings))
-    parts.append(_versions())
+        parts.append(_versions(results[architecture]))
     parts.append(DETAILS)
     for architecture in measured:
         parts.append(f"{_place(results[architecture])}.\n")
@@ -101,41 +114,55 @@ def _place(record: Record) -> str:
     return f"{machine['architecture']} ({machine['cpu']}, {machine['cores']} cores)"
 
 
-def _versions() -> str:
+def _versions(record: Record) -> str:
+    """Return the versions of everything that was measured on one architecture."""
+    machine = record["machine"]
+    shared = [f"torch {machine['torch']}", f"transformers {machine['transformers']}"]
     pins = dict.fromkeys([*PEERS.pins, *NNTERP.pins])
-    return f"Versions: {', '.join(pins)}; nnterp runs on the older nnsight.\n"
+    own = [pin.replace("==", " ") for pin in pins if not pin.startswith(SHARED)]
+    versions = ", ".join([*shared, *own])
+    return f"Versions: {versions}; nnterp runs on the older nnsight.\n"
 
 
 def _ratios(standings: Sequence[Record]) -> Iterable[Sequence[str]]:
-    """Yield one line for each task, with the least ratio bold."""
+    """Yield one line for each task, with the least ratios bold."""
     yield ("task", *COLUMNS)
     for task, here in _by_task(standings).items():
-        numbers = {row["library"]: row["cpu"] for row in here if row["cpu"] is not None}
-        least = min(numbers.values(), default=0.0)
+        ratios = _cpu_ratios(here)
+        least = min(ratios.values(), default=0.0)
         cells = []
         for library in COLUMNS:
-            cell = _number(numbers.get(library))
-            bold = numbers.get(library) == least and bool(cell)
-            cells.append(f"**{cell}**" if bold else cell)
+            ratio = ratios.get(library)
+            cell = _number(ratio)
+            if ratio is not None and ratio <= least * TIE:
+                cell = f"**{cell}**"
+            cells.append(cell)
         yield (task, *cells)
 
 
 def _remarks(standings: Sequence[Record]) -> str:
-    """Say who is ahead of us, and what other libraries take."""
+    """Say who is ahead of us, and by how much."""
     lines = []
     for task, here in _by_task(standings).items():
-        numbers = {row["library"]: row["cpu"] for row in here if row["cpu"] is not None}
-        ours = numbers.get(OURS)
-        for library, ratio in numbers.items():
-            if library not in COLUMNS:
-                lines.append(f"- {task}: {library} takes {_number(ratio)}.")
-            if ours is not None and library != OURS and ratio < ours:
-                times = _number(ours / ratio)
+        ratios = _cpu_ratios(here)
+        ours = ratios.get(OURS)
+        if ours is None:
+            continue
+        amount = "much" if task == "memory" else "long"
+        for library, ratio in ratios.items():
+            times = ours / ratio
+            if times > TIE:
                 lines.append(
-                    f"- {task}: {library} is ahead; hiddenscope takes {times} times as"
-                    " long."
+                    f"- {task}: {library} is ahead; hiddenscope takes {_number(times)}"
+                    f" times as {amount}."
                 )
     return "\n".join(lines) + "\n"
+
+
+def _cpu_ratios(standings: Sequence[Record]) -> dict[str, float]:
+    """Return the ratio of CPU time of each library that was measured."""
+    measured = [row for row in standings if row["cpu"] is not None]
+    return {row["library"]: row["cpu"] for row in measured}
 
 
 def details(standings: Sequence[Record]) -> Iterable[Sequence[str]]:
