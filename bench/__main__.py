@@ -85,16 +85,18 @@ def _keep(
     results.keep_rows(known, machine, rows, options.repeats)
     results.keep_standings(known, machine, [row.to_json() for row in standings])
     results.keep_growths(known, machine, [row.to_json() for row in growths])
-    write(known, machine["architecture"])
+    write(known)
 
 
-def write(known: dict[str, results.Record], architecture: str) -> None:
+def write(known: dict[str, results.Record]) -> None:
     """Write the results, their page and the picture of growth."""
     results.write(known)
     page.PATH.write_text(page.page(known), encoding="utf-8")
-    growths = known[architecture].get("growth")
-    if growths:
-        growth.picture(growths, PICTURE)
+    for architecture in page.architectures(known):
+        growths = known[architecture].get("growth")
+        if growths:
+            growth.picture(growths, architecture, PICTURE)
+            break
 
 
 def _measure_rows(options: argparse.Namespace, console: Console) -> Iterator[list[Row]]:

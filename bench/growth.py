@@ -261,7 +261,9 @@ TASKS = {
 }
 
 
-def picture(growths: Sequence[Mapping[str, Any]], path: Path) -> None:
+def picture(
+    growths: Sequence[Mapping[str, Any]], architecture: str, path: Path
+) -> None:
     """Draw every exponent with its interval, readable on a phone."""
     from matplotlib import pyplot
 
@@ -287,7 +289,7 @@ def picture(growths: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_xticks([0, 1, 2, 3])
     axes.tick_params(axis="x", labelsize=8.5)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("exponent of CPU time", fontsize=9)
+    axes.set_xlabel(f"exponent of CPU time, {architecture}", fontsize=9)
     axes.grid(axis="x", color="#dddddd")
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):

@@ -21,6 +21,20 @@ COLUMNS = (
 # Two libraries whose costs differ by less share a place: medians of a few rounds move
 # this much from run to run.
 TIE = 1.03
+# The order of the tasks in both tables, whatever was measured last.
+TASKS = (
+    "load",
+    "capture",
+    "early stop",
+    "memory",
+    "ragged corpus",
+    "extract",
+    "lens",
+    "patch",
+    "visibility",
+    "embed",
+    "drift",
+)
 # Packages that every environment has in the version of the machine's record.
 SHARED = ("torch==", "transformers==")
 INTRODUCTION = """\
@@ -33,9 +47,10 @@ BESIDE = """\
 ## Beside its peers
 
 CPU time, as a ratio to plain Hugging Face code for the same task: 2.00 takes twice as long. The least of each row is
-bold, whoever it is, with all that are within 3 % of it. Every library does the task as its documentation recommends, without gradients, and stops the pass
-early where it can. The libraries run in turn, round after round, in processes of their own, and a ratio is the median over
-rounds. What is an empty cell is not offered by that library, or was not measured; the table below says which.
+bold, whoever it is, with all that are within 3 % of it. Every library does the task as its documentation recommends,
+without gradients, and stops the pass early where it can. The libraries run in turn, round after round, in processes of
+their own, and a ratio is the median over rounds. An empty cell is not offered by that library, or was not measured; the
+table below says which.
 """
 DETAILS = """\
 The tasks in full. "Same to 1e-06" is the largest difference from the numbers of plain Hugging Face, relative to the
@@ -80,7 +95,7 @@ Record = Mapping[str, Any]
 
 def page(results: Mapping[str, Record]) -> str:
     """Return the page of everything that was measured."""
-    order = sorted(results, key=lambda name: (name == "cuda", name != "x86_64"))
+    order = architectures(results)
     parts = [INTRODUCTION]
     parts += _beside(results, order)
     parts += _growth(results, order)
@@ -88,6 +103,11 @@ def page(results: Mapping[str, Record]) -> str:
     for architecture in order:
         parts += _rows(architecture, results[architecture])
     return "\n".join(parts)
+
+
+def architectures(results: Mapping[str, Record]) -> list[str]:
+    """Return what was measured: the architecture of most users first, a GPU last."""
+    return sorted(results, key=lambda name: (name == "cuda", name != "x86_64"))
 
 
 def _beside(results: Mapping[str, Record], order: Sequence[str]) -> list[str]:
@@ -168,7 +188,7 @@ def _cpu_ratios(standings: Sequence[Record]) -> dict[str, float]:
 def details(standings: Sequence[Record]) -> Iterable[Sequence[str]]:
     """Yield one line for each task and library."""
     yield ("task", "what is asked", "library", "CPU", "wall", "CPU seconds", "numbers")
-    for row in standings:
+    for row in sorted(standings, key=_place_of_task):
         note = row["numbers"]
         if row["skipped"]:
             note = f"not measured: {row['skipped']}"
@@ -188,9 +208,17 @@ def details(standings: Sequence[Record]) -> Iterable[Sequence[str]]:
 
 def _by_task(standings: Sequence[Record]) -> dict[str, list[Record]]:
     tasks: dict[str, list[Record]] = {}
-    for row in standings:
+    for row in sorted(standings, key=_place_of_task):
         tasks.setdefault(row["task"], []).append(row)
     return tasks
+
+
+def _place_of_task(standing: Record) -> int:
+    """Return where a task stands in the tables; a task without a place is last."""
+    task = standing["task"]
+    if task in TASKS:
+        return TASKS.index(task)
+    return len(TASKS)
 
 
 def _growth(results: Mapping[str, Record], order: Sequence[str]) -> list[str]:
