@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGE := .venv/.package
 STAMP := .venv/.installed
+EXPERIMENTS := two_sentences visibility cities hooks port corpus steering lenses
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
 # A network that fails for a moment is asked again, twice.
 AGAIN := again() { "$$@" || { sleep 10; "$$@"; } || { sleep 60; "$$@"; }; }; again
@@ -87,11 +88,12 @@ faults: $(STAMP) ## Plant faults in models, let drift look for them, and write t
 	$(BIN)/python -m faults --write
 	$(BIN)/python -m faults.systematic --write
 
-docs: $(STAMP)   ## Write the generated pages and the pictures again, run every example in the docs, and build the site.
+docs: $(STAMP)   ## Write the generated pages and pictures again, run the docs' examples, build the site. FULL=1 runs the experiments too (hours).
 	$(BIN)/python -m docs.generate
 	$(BIN)/python -m docs.pictures
 	$(BIN)/python -m docs.example
 	$(BIN)/python -m pytest tests/test_docs.py
+	$(if $(FULL),$(foreach script,$(EXPERIMENTS),$(BIN)/python examples/$(script).py &&) true)
 	$(BIN)/python -m docs.site
 
 site: $(STAMP)   ## Build the site in out/site, from the pages as they are.
