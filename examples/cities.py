@@ -35,39 +35,41 @@ EARLY = "layer.0,layer.1,layer.2,layer.4"
 PICTURED = ("layer.0", "layer.12", "layer.24", "layer.29")
 
 # Part 3. Each landmark is a group: a probe is tested on landmarks it was not fitted to.
+TORONTO = """
+CN Tower
+Royal Ontario Museum
+Casa Loma castle
+Hockey Hall of Fame
+Rogers Centre
+Distillery District
+Yonge Street subway
+Bay Street exchange
+Pearson Airport
+Queen's Park legislature
+Kensington Market
+Ryerson University campus
+Maple Leafs arena
+Scarborough Bluffs
+"""
+MONTREAL = """
+Mount Royal cross
+Notre-Dame Basilica
+Saint Joseph's Oratory
+Bell Centre
+Olympic Stadium of 1976
+Old Port
+Saint Catherine Street shops
+Expo 67 Biosphere
+Trudeau Airport
+McGill University campus
+Jean-Talon Market
+Concordia University campus
+Canadiens arena
+Lachine Canal
+"""
 LANDMARKS = {
-    "Toronto": (
-        "CN Tower",
-        "Royal Ontario Museum",
-        "Casa Loma castle",
-        "Hockey Hall of Fame",
-        "Rogers Centre",
-        "Distillery District",
-        "Yonge Street subway",
-        "Bay Street exchange",
-        "Pearson Airport",
-        "Queen's Park legislature",
-        "Kensington Market",
-        "Ryerson University campus",
-        "Maple Leafs arena",
-        "Scarborough Bluffs",
-    ),
-    "Montreal": (
-        "Mount Royal cross",
-        "Notre-Dame Basilica",
-        "Saint Joseph's Oratory",
-        "Bell Centre",
-        "Olympic Stadium of 1976",
-        "Old Port",
-        "Saint Catherine Street shops",
-        "Expo 67 Biosphere",
-        "Trudeau Airport",
-        "McGill University campus",
-        "Jean-Talon Market",
-        "Concordia University campus",
-        "Canadiens arena",
-        "Lachine Canal",
-    ),
+    "Toronto": TORONTO.strip().splitlines(),
+    "Montreal": MONTREAL.strip().splitlines(),
 }
 LEADS = (
     "The {x} is in the Canadian city of",
@@ -143,9 +145,13 @@ def main() -> None:
     """Run the four parts, print what they say and draw it."""
     options = _options()
     options.out.mkdir(parents=True, exist_ok=True)
-    names, sites, few = DECODERS, EVERY_LAYER, None
+    names = DECODERS
+    sites = EVERY_LAYER
+    few = None
     if options.quick:
-        names, sites, few = DECODERS[:1], QUICK_SITES, 5
+        names = DECODERS[:1]
+        sites = QUICK_SITES
+        few = 5
     models = [hs.load(name) for name in names]
     sentence_model = hs.load(SENTENCE_MODEL)
 
@@ -160,24 +166,26 @@ def main() -> None:
     draw_separation(projected, options.out / "cities-separation.png")
 
     print("\n2. The trap: the city is the last token")
-    draw_trap(trap(models[0]), options.out / "cities-trap.png")
+    trapped = trap(models[0])
+    draw_trap(trapped, options.out / "cities-trap.png")
 
     print("\n3. Landmarks that the probe has not seen")
-    seen = landmarks(few)
-    print(f"  bag of words: {bag_of_words(seen).share()}", flush=True)
+    sentences = landmarks(few)
+    print(f"  bag of words: {bag_of_words(sentences).share()}", flush=True)
     for model in (*models, sentence_model):
         sites_probed = probe_sites(model, options.quick)
-        print_probe(model.name, hs.probe(model, seen, sites=sites_probed))
+        result = hs.probe(model, sentences, sites=sites_probed)
+        print_probe(model.name, result)
 
     print("\n4. The nearest text: a paraphrase, or the same wording of the other city?")
     facts = retrieval_texts(few)
     scores = rivals(sentence_model, facts)
-    layers = {}
     for model in models:
-        layers[model.name] = scores_by_layer(model, facts, sites)
-        for pool, by_site in layers[model.name].items():
+        layers = scores_by_layer(model, facts, sites)
+        for pool, by_site in layers.items():
+            *_, last = by_site.values()
             scores[f"{model.name}, {pool}"] = cross_fitted(by_site, facts)
-            scores[f"{model.name}, {pool} of final"] = list(by_site.values())[-1]
+            scores[f"{model.name}, {pool} of final"] = last
     print_retrieval(scores, facts)
     draw_retrieval(scores, facts, options.out / "cities-retrieval.png")
 
@@ -194,21 +202,24 @@ def shipped(few: int | None) -> dict[str, Labelled]:
     data = {}
     for name, source in DATA.items():
         texts, labels = columns(hs.read(source))
+        # The sentences of one city stand before those of the other.
         half = len(texts) // 2
-        chosen = [*range(half)[:few], *range(half, len(texts))[:few]]
-        some = [texts[row] for row in chosen], [labels[row] for row in chosen]
-        data[name] = hs.read(some)
+        some_texts = texts[:half][:few] + texts[half:][:few]
+        some_labels = labels[:half][:few] + labels[half:][:few]
+        data[name] = hs.read((some_texts, some_labels))
     return data
 
 
 def trap(model: hs.Model) -> hs.Result:
     """Compare sentences that stop before the city with the same that end in it."""
     data = hs.read("cities-incomplete")
-    named = [f"{text} {city}" for text, city in zip(*columns(data), strict=True)]
+    pairs = zip(*columns(data), strict=True)
+    named = [f"{text} {city}" for text, city in pairs]
     sets = {"stops before": data, "ends in the city": (named, data.labels)}
     result = hs.project(model, sets, method="pca", sites=EARLY, pool="last")
     scores = result.data[["neighbour", "silhouette", "silhouette_p"]]
-    print(scores.isel(site=0).to_dataframe().to_string(), flush=True)
+    first = scores.isel(site=0).to_dataframe()
+    print(first.to_string(), flush=True)
     return result
 
 
@@ -219,7 +230,9 @@ def columns(data: Labelled) -> tuple[list[str], list[str]]:
 
 def landmarks(few: int | None) -> Labelled:
     """Return sentences that stop before the city of a landmark, grouped by landmark."""
-    texts, labels, groups = [], [], []
+    texts = []
+    labels = []
+    groups = []
     for city, places in LANDMARKS.items():
         for place in places[:few]:
             for lead in LEADS:
@@ -239,24 +252,24 @@ def bag_of_words(data: Labelled) -> Mean:
     words = TfidfVectorizer().fit_transform(texts)
     number = {}
     for places in LANDMARKS.values():
-        number.update({place: index for index, place in enumerate(places)})
+        for index, place in enumerate(places):
+            number[place] = index
     folds = [number[place] for place in data.groups]
     predicted = cross_val_predict(
         LogisticRegression(), words, labels, groups=folds, cv=LeaveOneGroupOut()
     )
-    return mean_interval(predicted == np.array(labels), data.groups)
+    is_right = predicted == np.array(labels)
+    return mean_interval(is_right, data.groups)
 
 
 def probe_sites(model: hs.Model, quick: bool) -> str:
     """Return every fourth layer of a deep model, and `final`; else every layer."""
-    depth = len(model.anatomy.sites)
     if model.name == SENTENCE_MODEL:
         return EVERY_LAYER
     if quick:
         return QUICK_SITES
-    layers = [f"layer.{number}" for number in range(0, depth, 4)]
-    known = {str(site) for site in model.anatomy.sites}
-    return ",".join([*filter(known.__contains__, layers), "final"])
+    *layers, final = model.anatomy.select(EVERY_LAYER)
+    return ",".join(map(str, [*layers[::4], final]))
 
 
 def print_probe(name: str, result: hs.Result) -> None:
@@ -283,8 +296,10 @@ class Facts:
 
 def retrieval_texts(few: int | None) -> Facts:
     """Return every topic in three wordings for either city."""
-    texts, rows = [], []
-    for topic, (names, wordings) in enumerate(list(TOPICS.items())[:few]):
+    texts = []
+    rows = []
+    topics = list(TOPICS.items())[:few]
+    for topic, (names, wordings) in enumerate(topics):
         for city, name in enumerate(names):
             for number, wording in enumerate(wordings):
                 text = wording.format(city=CITIES[city], x=name)
@@ -342,15 +357,16 @@ def scores_by_layer(
 
 def cross_fitted(by_site: dict[str, Nearest], facts: Facts) -> Nearest:
     """Choose the layer on half of the topics and score it on the other half."""
-    half = facts.topic % 2
+    scores = list(by_site.values())
+    is_even = facts.topic % 2 == 0
     paraphrase = np.zeros(len(facts.texts), bool)
     decoy = np.zeros(len(facts.texts), bool)
-    for side in (0, 1):
-        best = max(
-            by_site.values(), key=lambda score: score.paraphrase[half == side].mean()
-        )
-        paraphrase[half != side] = best.paraphrase[half != side]
-        decoy[half != side] = best.decoy[half != side]
+    for chosen_on in (is_even, ~is_even):
+        shares = [score.paraphrase[chosen_on].mean() for score in scores]
+        best = scores[np.argmax(shares)]
+        scored_on = ~chosen_on
+        paraphrase[scored_on] = best.paraphrase[scored_on]
+        decoy[scored_on] = best.decoy[scored_on]
     return Nearest(paraphrase, decoy)
 
 
@@ -373,14 +389,17 @@ def draw_separation(results: list[hs.Result], path: Path) -> None:
     """Draw the share of nearest neighbours of one class, by depth, beside chance."""
     plt = pyplot()
     figure, axes = plt.subplots(2, 1, figsize=(5.2, 6), sharex=True, sharey=True)
+    axis_of = dict(zip(DATA, axes, strict=True))
     for result in results:
         for part in result.facts["parts"]:
+            axis = axis_of[part["dataset"]]
             scores = part_scores(result, part)
-            row = list(DATA).index(part["dataset"])
-            depth = np.linspace(0, 1, len(scores["neighbour"]))
-            (line,) = axes[row].plot(depth, scores["neighbour"], label=part["model"])
-            axes[row].plot(depth, scores["neighbour_high"], ":", color=line.get_color())
-    for axis, name in zip(axes, DATA, strict=True):
+            share = scores["neighbour"]
+            depth = np.linspace(0, 1, len(share))
+            (line,) = axis.plot(depth, share, label=part["model"])
+            colour = line.get_color()
+            axis.plot(depth, scores["neighbour_high"], ":", color=colour)
+    for name, axis in axis_of.items():
         axis.set_title(f"{name} sentences", fontsize=11)
         axis.set_ylabel("neighbour of its class")
         axis.axhline(0.5, color="lightgrey", zorder=0)
@@ -425,12 +444,15 @@ def draw_retrieval(scores: dict[str, Nearest], facts: Facts, path: Path) -> None
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(6.2, 0.36 * len(scores) + 1.6))
     for shift, key, colour in ((-0.12, "paraphrase", "C0"), (0.12, "decoy", "C3")):
+        label: str | None = key
         for row, score in enumerate(scores.values()):
             mean = mean_interval(getattr(score, key), facts.topic)
-            low, high = np.clip([mean.low, mean.high], 0, 1)
-            axis.plot([low, high], [row + shift] * 2, color=colour)
-            label = key if row == 0 else None
-            axis.plot(mean.value, row + shift, "o", color=colour, ms=5, label=label)
+            ends = np.clip([mean.low, mean.high], 0, 1)
+            height = row + shift
+            axis.plot(ends, [height, height], color=colour)
+            axis.plot(mean.value, height, "o", color=colour, ms=5, label=label)
+            # The legend names each colour once.
+            label = None
     axis.set_yticks(range(len(scores)), list(scores), fontsize=9)
     axis.invert_yaxis()
     axis.set_xlim(-0.03, 1.03)
@@ -442,7 +464,8 @@ def draw_retrieval(scores: dict[str, Nearest], facts: Facts, path: Path) -> None
 
 def pictured(model: hs.Model) -> hs.Result:
     """Return the map by UMAP that the page shows live."""
-    return hs.project(model, DATA, sites=",".join(PICTURED), pool="last")
+    sites = ",".join(PICTURED)
+    return hs.project(model, DATA, sites=sites, pool="last")
 
 
 def draw_picture(result: hs.Result, method: str, path: Path) -> None:
@@ -456,15 +479,17 @@ def draw_picture(result: hs.Result, method: str, path: Path) -> None:
     for row, name in zip(axes, DATA, strict=True):
         labels = np.array(hs.read(DATA[name]).labels)
         # The texts of the datasets stand one after the other.
-        texts = data.isel(text=slice(start, start + len(labels)))
-        start += len(labels)
+        stop = start + len(labels)
+        texts = data.isel(text=slice(start, stop))
+        start = stop
         for axis, site in zip(row, PICTURED, strict=True):
             points = texts.sel(site=site)
             if not np.isfinite(points["x"].values).any():
                 axis.text(0.5, 0.5, "all equal", ha="center", fontsize=8)
             for city, colour in zip(CITIES, ("C0", "C3"), strict=True):
-                chosen = labels == city
-                x, y = points["x"].values[chosen], points["y"].values[chosen]
+                of_city = labels == city
+                x = points["x"].values[of_city]
+                y = points["y"].values[of_city]
                 axis.plot(x, y, ".", color=colour, label=city, ms=5)
             axis.set(xticks=[], yticks=[])
             axis.set_title(site, fontsize=9)

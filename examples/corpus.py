@@ -72,8 +72,9 @@ def main() -> None:
     queries = excerpts(data, options.queries)
     searches = []
     for site in store.sites:
-        searches.append(search_again(store, model, queries, data, str(site)))
-        print(searches[-1].sentence())
+        search = search_again(store, model, queries, data, str(site))
+        print(search.sentence())
+        searches.append(search)
     figures |= time_queries(store, model)
     show_meanings(store, model, data)
 
@@ -82,8 +83,10 @@ def main() -> None:
     shown = {name: str(value) for name, value in figures.items()}
     for name, value in shown.items():
         print(f"{name:26} {value}")
-    record = shown | {"searches": [asdict(search) for search in searches]}
-    (options.out / "figures.json").write_text(json.dumps(record, indent=1), "utf-8")
+    record: dict[str, Any] = {**shown}
+    record["searches"] = [asdict(search) for search in searches]
+    written = json.dumps(record, indent=1)
+    (options.out / "figures.json").write_text(written, "utf-8")
     probe.save(options.out / "corpus-probe.html")
     # A borrowed GPU machine may lack it.
     if find_spec("h5netcdf"):
@@ -112,7 +115,8 @@ def write_texts(model: hs.Model, options: argparse.Namespace) -> Path:
                 continue
             seen.add(review.text)
             # Not verbose: a long text is no mistake here.
-            tokens += len(model.tokenizer(review.text, verbose=False).input_ids)
+            encoded = model.tokenizer(review.text, verbose=False)
+            tokens += len(encoded.input_ids)
             row = {"text": review.text, "label": review.sentiment}
             file.write(json.dumps(row) + "\n")
     print(f"{path} holds {len(seen):,} texts from {source}, {tokens:,} tokens.")
@@ -136,9 +140,12 @@ class Duration:
 
 def timed(step: Callable[[], Value]) -> tuple[Value, Duration]:
     """Return what a step returns, and how long it took."""
-    start, cpu = time.perf_counter(), _cpu_seconds()
+    start = time.perf_counter()
+    start_cpu = _cpu_seconds()
     value = step()
-    return value, Duration(time.perf_counter() - start, _cpu_seconds() - cpu)
+    seconds = time.perf_counter() - start
+    cpu = _cpu_seconds() - start_cpu
+    return value, Duration(seconds, cpu)
 
 
 def _cpu_seconds() -> float:
@@ -148,8 +155,9 @@ def _cpu_seconds() -> float:
 
 def chosen_sites(model: hs.Model) -> str:
     """Return the first, the middle and the last site of a model."""
-    every = model.anatomy.select("layer.*,final")
-    return f"{every[0]},{every[len(every) // 2]},{every[-1]}"
+    sites = model.anatomy.select("layer.*,final")
+    middle = sites[len(sites) // 2]
+    return f"{sites[0]},{middle},{sites[-1]}"
 
 
 def extract(
@@ -208,7 +216,8 @@ def kill_a_job(texts: Path, options: argparse.Namespace) -> None:
 
 def _units(options: argparse.Namespace) -> int:
     """Count the units that are committed: each has a record."""
-    return len(list((options.out / "states" / "commits").glob("*.json")))
+    commits = options.out / "states" / "commits"
+    return len(list(commits.glob("*.json")))
 
 
 def _job(model: hs.Model, texts: Path, options: argparse.Namespace) -> hs.ExtractJob:
@@ -287,13 +296,16 @@ class SiteSearch:
 
 def excerpts(data: Labelled, count: int) -> Excerpts:
     """Take words from the middle of some texts: half of them, at most 30."""
-    numbers = random.Random(1).sample(range(len(data)), min(count, len(data)))
+    count = min(count, len(data))
+    numbers = random.Random(1).sample(range(len(data)), count)
     pieces = []
     for number in numbers:
         words = data.texts[number].split()
-        length = max(1, min(EXCERPT_WORDS, len(words) // 2))
+        half = len(words) // 2
+        length = max(1, min(EXCERPT_WORDS, half))
         start = (len(words) - length) // 2
-        pieces.append(" ".join(words[start : start + length]))
+        middle = words[start : start + length]
+        pieces.append(" ".join(middle))
     return Excerpts(pieces, np.array(numbers))
 
 
@@ -306,15 +318,17 @@ def search_again(
     )
     nearest = result.data["number"].to_numpy()
     is_source = nearest == queries.numbers[:, None]
+    is_first = is_source[:, 0]
+    is_among_first = is_source[:, :NEIGHBOURS].any(1)
     others = without_source(nearest, queries.numbers)
     labels = np.array(data.labels)
     share, shuffled = label_agreement(others, queries.numbers, labels)
     return SiteSearch(
         site,
-        float(is_source[:, 0].mean()),
-        float(is_source[:, :NEIGHBOURS].any(1).mean()),
-        share,
-        shuffled,
+        first=float(is_first.mean()),
+        among_first=float(is_among_first.mean()),
+        same_label=share,
+        shuffled=shuffled,
     )
 
 
@@ -322,7 +336,8 @@ def without_source(nearest: Numbers, numbers: Numbers) -> Numbers:
     """Return the neighbours of each query, without the text that it is from."""
     rows = []
     for neighbours, number in zip(nearest, numbers, strict=True):
-        rows.append(neighbours[neighbours != number][:NEIGHBOURS])
+        others = neighbours[neighbours != number]
+        rows.append(others[:NEIGHBOURS])
     return np.array(rows)
 
 
@@ -335,14 +350,18 @@ def label_agreement(
     shuffled. Some texts are neighbours of many queries. Shuffling takes account of it,
     and an interval over queries would not.
     """
-    share = float((labels[neighbours] == labels[numbers, None]).mean())
+
+    def share_of(labels: NDArray[Any]) -> float:
+        is_same = labels[neighbours] == labels[numbers, None]
+        return float(is_same.mean())
+
     generator = np.random.default_rng(0)
     shares = []
     for _ in range(SHUFFLES):
         shuffled = generator.permutation(labels)
-        shares.append((shuffled[neighbours] == shuffled[numbers, None]).mean())
+        shares.append(share_of(shuffled))
     low, high = np.quantile(shares, (0.025, 0.975))
-    return share, (float(low), float(high))
+    return share_of(labels), (float(low), float(high))
 
 
 def time_queries(store: hs.Store, model: hs.Model) -> dict[str, Duration]:
@@ -367,13 +386,17 @@ def time_queries(store: hs.Store, model: hs.Model) -> dict[str, Duration]:
 
 def text_means(store: hs.Store, site: str) -> NDArray[np.float32]:
     """Return the mean state of every text, read block by block."""
+    states = store[site]
     text = store.tokens.text
-    sums = np.zeros((int(text.max()) + 1, store[site].shape[1]), dtype=np.float64)
-    done = 0
-    for block in store[site].blocks():
-        np.add.at(sums, text[done : done + len(block)], block)
-        done += len(block)
-    return (sums / np.bincount(text)[:, None]).astype(np.float32)
+    lengths = np.bincount(text)
+    sums = np.zeros((len(lengths), states.shape[1]), dtype=np.float64)
+    start = 0
+    for block in states.blocks():
+        stop = start + len(block)
+        np.add.at(sums, text[start:stop], block)
+        start = stop
+    means = sums / lengths[:, None]
+    return means.astype(np.float32)
 
 
 def show_meanings(store: hs.Store, model: hs.Model, data: Labelled) -> None:
@@ -389,9 +412,10 @@ def show_meanings(store: hs.Store, model: hs.Model, data: Labelled) -> None:
         for number in near.data["number"].to_numpy()[0]:
             start, stop = tokens.spans[number]
             text = data.texts[tokens.text[number]]
-            around = text[max(0, start - 30) : start], text[stop : stop + 30]
+            before = text[max(0, start - 30) : start]
+            after = text[stop : stop + 30]
             # A review is a stranger's text: `repr` keeps it from moving the cursor.
-            print("   ", repr(f"{around[0]}[{text[start:stop]}]{around[1]}"))
+            print("   ", repr(f"{before}[{text[start:stop]}]{after}"))
 
 
 def draw(probe: hs.Result, searches: list[SiteSearch], path: Path) -> None:
@@ -442,7 +466,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("out/corpus"))
     options = parser.parse_args()
     if options.quick:
-        options.tokens, options.unit_tokens, options.queries = 1_800, 300, 30
+        options.tokens = 1_800
+        options.unit_tokens = 300
+        options.queries = 30
     return options
 
 

@@ -110,8 +110,14 @@ def main() -> None:
         report(comparison)
     draw_entries(comparisons, options.out / "hooks-entries.png")
     names = list(families())
-    count_families(names[:4] if options.quick else names)
-    profile(options.out, *((3, 8) if options.quick else (24, 24)))
+    texts = 24
+    tokens = 24
+    if options.quick:
+        names = names[:4]
+        texts = 3
+        tokens = 8
+    count_families(names)
+    profile(options.out, texts, tokens)
 
 
 def compare(case: Case) -> Iterator[Comparison]:
@@ -119,24 +125,22 @@ def compare(case: Case) -> Iterator[Comparison]:
     model = case.load()
     inputs = model_inputs(model, two_stacks=len(case.stacks) > 1)
     for stack in case.stacks:
-        blocks = list(model.module.get_submodule(stack.blocks).children())
-        with hooked(blocks) as outputs, torch.no_grad():
+        blocks = model.module.get_submodule(stack.blocks)
+        with hooked(list(blocks)) as outputs, torch.no_grad():
             returned = model.module(**inputs, output_hidden_states=True)
         entries = [entry[0] for entry in returned[stack.entries]]
         captured = capture(model, inputs)
         same_bits = 0
         for number, output in enumerate(outputs):
-            same_bits += torch.equal(captured[f"{stack.prefix}layer.{number}"], output)
+            state = captured[f"{stack.prefix}layer.{number}"]
+            same_bits += torch.equal(state, output)
         final = f"{stack.prefix}final"
         final_is_last_entry = None
         if final in map(str, captured.sites):
             final_is_last_entry = torch.equal(captured[final], entries[-1])
-        yield Comparison(
-            f"{case.name} {stack.prefix.rstrip('.')}".strip(),
-            compared(outputs, entries),
-            same_bits,
-            final_is_last_entry,
-        )
+        title = f"{case.name} {stack.prefix.rstrip('.')}".strip()
+        rows = compared(outputs, entries)
+        yield Comparison(title, rows, same_bits, final_is_last_entry)
 
 
 @contextmanager
@@ -181,7 +185,8 @@ def capture(model: hs.Model, inputs: dict[str, Tensor]) -> hs.States | hs.Pair:
     ids = inputs["input_ids"].tolist()
     if "decoder_input_ids" not in inputs:
         return model.capture(ids)
-    return model.capture(ids, targets=inputs["decoder_input_ids"].tolist())
+    targets = inputs["decoder_input_ids"].tolist()
+    return model.capture(ids, targets=targets)
 
 
 def compared(outputs: list[Tensor], entries: list[Tensor]) -> list[Entry]:
@@ -189,7 +194,8 @@ def compared(outputs: list[Tensor], entries: list[Tensor]) -> list[Entry]:
     rows = []
     for output, entry in zip(outputs, entries, strict=True):
         distance = (entry - output).norm() / output.norm()
-        rows.append(Entry(torch.equal(output, entry), distance.item()))
+        is_output = torch.equal(output, entry)
+        rows.append(Entry(is_output, distance.item()))
     return rows
 
 
@@ -228,18 +234,19 @@ def draw_entries(comparisons: list[Comparison], path: Path) -> None:
             # Aligned on the right, where the last entries are.
             place = (number - last - 0.45, row)
             colour = SAME if entry.is_output else DIFFERENT
-            axes.add_patch(plt.Rectangle(place, 0.9, 0.4, color=colour, lw=0))
+            square = plt.Rectangle(place, 0.9, 0.4, color=colour, lw=0)
+            axes.add_patch(square)
         axes.text(-30.4, row - 0.07, comparison.title, fontsize=11, va="bottom")
     axes.set_xlim(-31, 1)
     axes.set_ylim(len(comparisons) - 0.4, -1)
     axes.set_yticks([])
-    axes.set_xticks([-30, -20, -10, 0], ["L-30", "L-20", "L-10", "L"], fontsize=12)
+    places = {-30: "L-30", -20: "L-20", -10: "L-10", 0: "L"}
+    axes.set_xticks(list(places), list(places.values()), fontsize=12)
     axes.set_xlabel("entry of hidden_states", fontsize=12)
     axes.spines[["top", "right", "left"]].set_visible(False)
     patches = [plt.Rectangle((0, 0), 1, 1, color=c) for c in (SAME, DIFFERENT)]
-    axes.legend(
-        patches, ["a block's output", "not"], loc="upper left", ncols=2, frameon=False
-    )
+    meanings = ["a block's output", "not"]
+    axes.legend(patches, meanings, loc="upper left", ncols=2, frameon=False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -250,8 +257,7 @@ def count_families(names: Sequence[str]) -> None:
     raw: dict[str, list[str]] = {"encoder": [], "decoder": []}
     for name in names:
         result = hs.anatomy((tiny_model(name), None))
-        sites = result.data["site"].values.tolist()
-        entries = dict(zip(sites, result.data["entry"].values.tolist(), strict=True))
+        entries = result.data["entry"].to_series()
         stacks = result.facts["stacks"]
         for stack in stacks:
             prefix = f"{stack['stack']}." if len(stacks) > 1 else ""
@@ -259,12 +265,14 @@ def count_families(names: Sequence[str]) -> None:
             where = normed if entries.get(f"{prefix}final") else raw
             where[stack["stack"]].append(name)
     for stack in ("encoder", "decoder"):
-        total = len(normed[stack]) + len(raw[stack])
+        changed = normed[stack]
+        unchanged = raw[stack]
+        total = len(changed) + len(unchanged)
         print(
-            f"{stack}: of {total} families, the last entry of {len(normed[stack])} is"
-            f" not the last block's output: {', '.join(normed[stack]) or 'none'}."
+            f"{stack}: of {total} families, the last entry of {len(changed)} is"
+            f" not the last block's output: {', '.join(changed) or 'none'}."
         )
-        print(f"  It is that output in: {', '.join(raw[stack]) or 'none'}.")
+        print(f"  It is that output in: {', '.join(unchanged) or 'none'}.")
 
 
 def profile(folder: Path, count: int, length: int) -> None:
@@ -283,15 +291,17 @@ def profile(folder: Path, count: int, length: int) -> None:
     # The raw last layer is missing from hidden_states; `final` has its place.
     naive = np.delete(raw, layers - 1, axis=1)
     print(f"The mean norm over {count} texts of {length} tokens, without first tokens:")
-    for title, values, names in (
-        ("raw", raw[:, -4:-1], _names(layers - 3, layers)),
-        ("in hidden_states", naive[:, -3:], _names(layers - 3, layers)),
-        ("through the final norm", normed[:, -3:], _names(layers - 3, layers)),
-    ):
+    last_three = {
+        "raw": raw[:, -4:-1],
+        "in hidden_states": naive[:, -3:],
+        "through the final norm": normed[:, -3:],
+    }
+    numbers = range(layers - 3, layers)
+    for title, values in last_three.items():
         mean = mean_over_texts(values)
         parts = []
-        for name, value, low, high in zip(names, *mean, strict=True):
-            parts.append(f"{name} {value:.1f} ({low:.1f} to {high:.1f})")
+        for number, value, low, high in zip(numbers, *mean, strict=True):
+            parts.append(f"{number} {value:.1f} ({low:.1f} to {high:.1f})")
         print(f"  {title}: {'; '.join(parts)}")
     draw_norms(naive, raw[:, :-1], normed, folder / "hooks-norms.png")
 
@@ -299,8 +309,10 @@ def profile(folder: Path, count: int, length: int) -> None:
 def norms_by_text(result: hs.Result, count: int) -> np.ndarray:
     """Return the mean norm of each text [text, site], without first tokens."""
     norm = result.data["norm"].transpose("token", "site")
-    others = norm.values[norm["position"].values > 0]
-    return others.reshape(count, -1, others.shape[1]).mean(1)
+    is_later = norm["position"].values > 0
+    others = norm.values[is_later]
+    by_text = others.reshape(count, -1, others.shape[1])
+    return by_text.mean(1)
 
 
 def draw_norms(
@@ -325,10 +337,6 @@ def draw_norms(
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
-
-
-def _names(first: int, stop: int) -> list[str]:
-    return [str(number) for number in range(first, stop)]
 
 
 def _options() -> argparse.Namespace:

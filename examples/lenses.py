@@ -11,7 +11,7 @@ the same steps on a tiny model with random weights: its numbers mean nothing.
 import argparse
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -59,7 +59,9 @@ class Scores(NamedTuple):
 def main() -> None:
     """Fit the lenses, read held-out reviews, print what was seen and draw it."""
     options = _options()
-    size = LARGE if options.large else FULL
+    size = FULL
+    if options.large:
+        size = LARGE
     if options.quick:
         size = QUICK
     options.out.mkdir(parents=True, exist_ok=True)
@@ -97,8 +99,11 @@ def fit(model: hs.Model, name: str, texts: list[str], size: Size) -> hs.Lens:
     if name == "tuned":
         count, length = size.tuned_texts, size.tuned_tokens
     chosen = first_tokens(model, texts, count, length)
+    kind: Literal["jacobian", "tuned"] = "tuned"
+    if name == "Jacobian":
+        kind = "jacobian"
     start = time.process_time()
-    lens = hs.Lens.fit(model, chosen, "jacobian" if name == "Jacobian" else "tuned")
+    lens = hs.Lens.fit(model, chosen, kind)
     seconds = time.process_time() - start
     print(
         f"Fitting the {name} lens to {count} texts, {count * length:,} tokens:"
@@ -111,7 +116,8 @@ def read(model: hs.Model, texts: list[list[int]], lens: str | hs.Lens) -> Scores
     """Read texts of one length with a lens; average over the tokens of each text."""
     depth = model.module.config.num_hidden_layers
     # Every second layer, which halves the cost, and the last layer.
-    sites = [f"layer.{number}" for number in range(depth % 2, depth + 1, 2)]
+    layers = np.arange(depth % 2, depth + 1, 2)
+    sites = [f"layer.{layer}" for layer in layers]
     start = time.process_time()
     data = hs.lens(model, texts, lens=lens, k=1, sites=sites).data
     seconds = time.process_time() - start
@@ -120,12 +126,9 @@ def read(model: hs.Model, texts: list[list[int]], lens: str | hs.Lens) -> Scores
     # The last layer is the model's own prediction.
     agrees = words == words[-1]
     shape = (len(kl), len(texts), -1)
-    return Scores(
-        np.arange(depth % 2, depth + 1, 2),
-        kl.reshape(shape).mean(2).T.astype(np.float64),
-        agrees.reshape(shape).mean(2).T,
-        seconds,
-    )
+    mean_kl = kl.reshape(shape).mean(2).T
+    agreement = agrees.reshape(shape).mean(2).T
+    return Scores(layers, mean_kl.astype(np.float64), agreement, seconds)
 
 
 def report(scores: dict[str, Scores]) -> None:
@@ -133,9 +136,9 @@ def report(scores: dict[str, Scores]) -> None:
     for name, score in scores.items():
         agreement = mean_over_texts(score.agreement)
         kl = mean_over_texts(score.kl)
-        half = score.layers[first_lasting(agreement.value >= 0.5)]
-        sure = score.layers[first_lasting(agreement.low >= 0.5)]
-        near = score.layers[first_lasting(kl.value <= 1)]
+        half = first_lasting(score.layers, agreement.value >= 0.5)
+        sure = first_lasting(score.layers, agreement.low >= 0.5)
+        near = first_lasting(score.layers, kl.value <= 1)
         print(
             f"{name}: agrees with the model on half of the tokens from layer.{half} on"
             f" (surely from layer.{sure}), and is within 1 nat from layer.{near} on."
@@ -157,9 +160,9 @@ def _compare(scores: dict[str, Scores], name: str, other: str) -> None:
     # At the last layer every lens is the model itself.
     layers = scores[name].layers[:-1]
     for measure, sign in (("agreement", 1), ("kl", -1)):
-        ours = getattr(scores[name], measure)[:, :-1]
-        theirs = getattr(scores[other], measure)[:, :-1]
-        gain = mean_over_texts(sign * (ours - theirs), comparisons=len(layers))
+        difference = getattr(scores[name], measure) - getattr(scores[other], measure)
+        gains = sign * difference[:, :-1]
+        gain = mean_over_texts(gains, comparisons=len(layers))
         ahead = layers[gain.low > 0]
         behind = layers[gain.high < 0]
         print(
@@ -168,10 +171,13 @@ def _compare(scores: dict[str, Scores], name: str, other: str) -> None:
         )
 
 
-def first_lasting(holds: NDArray[np.bool_]) -> int:
-    """Return the first place from which on a condition holds everywhere."""
+def first_lasting(layers: NDArray[np.int64], holds: NDArray[np.bool_]) -> int:
+    """Return the layer from which on a condition holds at every layer."""
     fails = np.flatnonzero(~holds)
-    return int(fails[-1]) + 1 if len(fails) else 0
+    first = 0
+    if len(fails):
+        first = fails[-1] + 1
+    return int(layers[first])
 
 
 def draw(scores: dict[str, Scores], path: Path) -> None:

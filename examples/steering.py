@@ -31,74 +31,72 @@ BATCH = 8
 
 # The other end of the second direction: sentences that lead to cities elsewhere, with
 # the last words of the shipped sentences. None of these cities is asked for later.
-ELSEWHERE = [
-    "The parliament of Poland meets in the city of",
-    "The airport of Sweden's largest city, Arlanda, is near the city of",
-    "The Braves are a baseball team from the American city of",
-    "Charles University is in the city of",
-    "The Dolphins belong to the American city of",
-    "The largest city in Pennsylvania is",
-    "The capital of the state of Arizona is",
-    "The most populous city in the Netherlands is",
-    "The government of Belgium has its seat in",
-    "The largest airport of Norway is in",
-    "The capital of Hungary is called",
-    "The largest city in Louisiana is called",
-]
-# Prompts that had no part in any direction.
-PROMPTS = {
-    "Toronto": [
-        "Ontario's provincial capital is the city of",
-        "The Raptors are a basketball team from the city of",
-        "The University with the largest campus in Ontario is the University of",
-        "The biggest city in Canada by population is",
-        "The headquarters of Canada's largest banks are in",
-        "The Scotiabank Arena, home of the Raptors, is in downtown",
-        "Every September a great film festival is held in the Canadian city of",
-        "The city on Lake Ontario with the most inhabitants is",
-        "The seat of the government of Ontario is in",
-        "On the north shore of Lake Ontario lies the large city of",
-    ],
-    "Montreal": [
-        "The largest city of Quebec is",
-        "The Canadiens are a hockey team from",
-        "The largest French-speaking city in North America is",
-        "Concordia University is in the Canadian city of",
-    ],
-    "Vancouver": [
-        "The largest city of British Columbia is",
-        "The 2010 Winter Olympics were held in the city of",
-        "Stanley Park is a large park in the Canadian city of",
-        "The largest Canadian city on the Pacific coast is",
-    ],
-    "Ottawa": [
-        "The capital of Canada is",
-        "Parliament Hill is in the Canadian city of",
-    ],
-    "Calgary": ["The largest city in Alberta is"],
-    "Edmonton": ["The capital of Alberta is", "The Oilers are a hockey team from"],
-    "Paris": ["The capital of France is", "The Eiffel Tower stands in the city of"],
-    "London": ["The capital of England is the city of", "Big Ben is a clock tower in"],
-    "Berlin": [
-        "The capital of Germany is",
-        "The Brandenburg Gate stands in the city of",
-    ],
-    "Rome": ["The capital of Italy is", "The Colosseum is an arena in the city of"],
-    "Tokyo": ["The capital of Japan is the city of", "The largest city of Japan is"],
-    "Chicago": ["The largest city in Illinois is"],
-    "Boston": ["The capital of Massachusetts is"],
-    "Madrid": ["The capital of Spain is", "The Prado is a museum in"],
-    "Sydney": ["The largest city in Australia is"],
-    "Moscow": ["The capital of Russia is", "The Kremlin is a fortress in the city of"],
-    "Vienna": ["The capital of Austria is"],
-    "Athens": ["The capital of Greece is", "The Acropolis is in the city of"],
-    "Dublin": ["The capital of Ireland is"],
-    "Seattle": ["The largest city in the state of Washington is"],
-    "Beijing": ["The capital of China is"],
-    "Lisbon": ["The capital of Portugal is"],
-    "Detroit": ["The largest city in Michigan is"],
-    "Denver": ["The capital of Colorado is"],
-}
+ELSEWHERE = """
+The parliament of Poland meets in the city of
+The airport of Sweden's largest city, Arlanda, is near the city of
+The Braves are a baseball team from the American city of
+Charles University is in the city of
+The Dolphins belong to the American city of
+The largest city in Pennsylvania is
+The capital of the state of Arizona is
+The most populous city in the Netherlands is
+The government of Belgium has its seat in
+The largest airport of Norway is in
+The capital of Hungary is called
+The largest city in Louisiana is called
+""".strip().splitlines()
+# Prompts that had no part in any direction, each behind the city that is right.
+PROMPTS = """
+Toronto: Ontario's provincial capital is the city of
+Toronto: The Raptors are a basketball team from the city of
+Toronto: The University with the largest campus in Ontario is the University of
+Toronto: The biggest city in Canada by population is
+Toronto: The headquarters of Canada's largest banks are in
+Toronto: The Scotiabank Arena, home of the Raptors, is in downtown
+Toronto: Every September a great film festival is held in the Canadian city of
+Toronto: The city on Lake Ontario with the most inhabitants is
+Toronto: The seat of the government of Ontario is in
+Toronto: On the north shore of Lake Ontario lies the large city of
+Montreal: The largest city of Quebec is
+Montreal: The Canadiens are a hockey team from
+Montreal: The largest French-speaking city in North America is
+Montreal: Concordia University is in the Canadian city of
+Vancouver: The largest city of British Columbia is
+Vancouver: The 2010 Winter Olympics were held in the city of
+Vancouver: Stanley Park is a large park in the Canadian city of
+Vancouver: The largest Canadian city on the Pacific coast is
+Ottawa: The capital of Canada is
+Ottawa: Parliament Hill is in the Canadian city of
+Calgary: The largest city in Alberta is
+Edmonton: The capital of Alberta is
+Edmonton: The Oilers are a hockey team from
+Paris: The capital of France is
+Paris: The Eiffel Tower stands in the city of
+London: The capital of England is the city of
+London: Big Ben is a clock tower in
+Berlin: The capital of Germany is
+Berlin: The Brandenburg Gate stands in the city of
+Rome: The capital of Italy is
+Rome: The Colosseum is an arena in the city of
+Tokyo: The capital of Japan is the city of
+Tokyo: The largest city of Japan is
+Chicago: The largest city in Illinois is
+Boston: The capital of Massachusetts is
+Madrid: The capital of Spain is
+Madrid: The Prado is a museum in
+Sydney: The largest city in Australia is
+Moscow: The capital of Russia is
+Moscow: The Kremlin is a fortress in the city of
+Vienna: The capital of Austria is
+Athens: The capital of Greece is
+Athens: The Acropolis is in the city of
+Dublin: The capital of Ireland is
+Seattle: The largest city in the state of Washington is
+Beijing: The capital of China is
+Lisbon: The capital of Portugal is
+Detroit: The largest city in Michigan is
+Denver: The capital of Colorado is
+""".strip().splitlines()
 CANADA = ("Vancouver", "Ottawa", "Calgary", "Edmonton")
 # The kinds of prompts, in the order of the figure.
 KINDS = ("Toronto", "Montreal", "other Canada", "elsewhere")
@@ -167,14 +165,16 @@ def main() -> None:
     ids = encode_reviews(model, size)
     asked = Entry.record(model, questions, site)
     read = Entry.record(model, ids, site)
-    changes = make_changes(
-        model, toronto[: size.sentences], montreal[: size.sentences], site
-    )
-    measured = measure(asked, read, questions, with_controls(changes, size.randoms))
+    toronto = toronto[: size.sentences]
+    montreal = montreal[: size.sentences]
+    changes = make_changes(model, toronto, montreal, site)
+    controlled = with_controls(changes, size.randoms)
+    measured = measure(asked, read, questions, controlled)
     for name, result in measured.items():
         print_measured(name, result)
     draw(measured, options.out / "steering-cost.png")
-    write_texts(model, questions[: size.written], changes, site, size.new_tokens)
+    questions = questions[: size.written]
+    write_texts(model, questions, changes, site, size.new_tokens)
 
 
 def choose_site(model: hs.Model, size: Size = FULL) -> hs.Result:
@@ -183,17 +183,19 @@ def choose_site(model: hs.Model, size: Size = FULL) -> hs.Result:
     The prompts that are asked later have no say in the choice.
     """
     toronto, _, _ = split_sentences()
-    toward, away = toronto[: size.sentences], ELSEWHERE[: size.sentences]
+    toward = toronto[: size.sentences]
+    away = ELSEWHERE[: size.sentences]
     direction = hs.Direction.between(
         model, toward, away, sites=size.sites, spare_first=True
     )
+    sentences = hs.read("plain").texts
     return hs.steer(
         model,
         toward,
         direction,
         strengths="ablate",
         answers=[CITY, " Montreal"],
-        quality=hs.read("plain").texts[: size.quality],
+        quality=sentences[: size.quality],
         new_tokens=0,
     )
 
@@ -216,17 +218,23 @@ def split_sentences() -> tuple[list[str], list[str], list[Question]]:
     by_city: dict[str, list[str]] = {"Toronto": [], "Montreal": []}
     for text, label in zip(data.texts, data.labels, strict=True):
         by_city[label].append(text)
+    prompts: dict[str, list[str]] = {}
+    for line in PROMPTS:
+        city, prompt = line.split(": ", 1)
+        prompts.setdefault(city, []).append(prompt)
     questions = []
-    for city, prompts in PROMPTS.items():
+    for city, of_city in prompts.items():
         held_out = by_city.get(city, [])[1::2]
         kind = "elsewhere"
         if city in by_city:
             kind = city
         elif city in CANADA:
             kind = "other Canada"
-        for prompt in (*prompts, *held_out):
+        for prompt in of_city + held_out:
             questions.append(Question(prompt, city, kind))
-    return by_city["Toronto"][::2], by_city["Montreal"][::2], questions
+    toronto = by_city["Toronto"][::2]
+    montreal = by_city["Montreal"][::2]
+    return toronto, montreal, questions
 
 
 def some_of_each_kind(questions: list[Question], count: int) -> list[Question]:
@@ -243,8 +251,9 @@ def encode_reviews(model: hs.Model, size: Size) -> list[list[int]]:
     chosen: list[list[int]] = []
     for text in reviews():
         (ids,) = model.encode(text, truncate=True).ids
-        if len(ids) >= size.review_tokens:
-            chosen.append(list(ids[: size.review_tokens]))
+        start = ids[: size.review_tokens]
+        if len(start) == size.review_tokens:
+            chosen.append(list(start))
         if len(chosen) == size.reviews:
             break
     return chosen
@@ -282,20 +291,22 @@ def make_changes(
     """Return three ways to take the city out, by their names."""
     # The first token of a text has a huge state that attention rests on.
     elsewhere = ELSEWHERE[: len(toronto)]
-    starts = model.capture(toronto + elsewhere, site).pool("first", site)
-    sink = unit(torch.as_tensor(starts).mean(0)).double()
+    states = model.capture(toronto + elsewhere, site)
+    starts = torch.as_tensor(states.pool("first", site))
+    sink = unit(starts.mean(0)).double()
     vectors = []
     for away in (montreal, elsewhere):
         direction = hs.Direction.between(model, toronto, away, sites=site)
         vector = direction.vectors[site]
-        vectors.append(vector - (vector @ sink) * sink)
+        along_sink = (vector @ sink) * sink
+        vectors.append(vector - along_sink)
     neighbours, world = vectors
+    length = float(world.norm())
+    neighbours, world = unit(neighbours), unit(world)
     return {
-        "Toronto - Montreal, ablated": Change(unit(neighbours), unit(neighbours)),
-        "Toronto - elsewhere, ablated": Change(unit(world), unit(world)),
-        "Toronto - elsewhere, subtracted": Change(
-            unit(world), unit(world), float(world.norm())
-        ),
+        "Toronto - Montreal, ablated": Change(neighbours, neighbours),
+        "Toronto - elsewhere, ablated": Change(world, world),
+        "Toronto - elsewhere, subtracted": Change(world, world, length),
     }
 
 
@@ -317,8 +328,9 @@ def with_controls(changes: dict[str, Change], count: int) -> dict[str, list[Chan
 
 def random_push(change: Change, rng: torch.Generator) -> Change:
     """Return pushes as long as those of a change, along a random vector."""
-    drawn = unit(torch.randn(len(change.pushed), generator=rng))
-    return Change(change.measured, drawn, change.length)
+    width = len(change.pushed)
+    drawn = torch.randn(width, generator=rng)
+    return Change(change.measured, unit(drawn), change.length)
 
 
 @dataclass(frozen=True)
@@ -343,7 +355,8 @@ class Entry:
         batches = []
         for start in range(0, len(rows), BATCH):
             batch = rows[start : start + BATCH]
-            batches.append((batch, hs.record(model, batch, site).states[site]))
+            states = hs.record(model, batch, site).states
+            batches.append((batch, states[site]))
         return cls(model, site, batches)
 
     def final_states(self, change: Change | None) -> Iterator[tuple[list[int], Tensor]]:
@@ -371,7 +384,8 @@ def answer_log_probs(
     states = asked.final_states(change)
     for question, (_, final) in zip(questions, states, strict=True):
         (answer,) = asked.model.encode(f" {question.city}").ids[0]
-        scores.append(head(final[-1]).log_softmax(-1)[answer].item())
+        log_probs = head(final[-1]).log_softmax(-1)
+        scores.append(log_probs[answer].item())
     return np.array(scores)
 
 
@@ -382,7 +396,8 @@ def text_losses(read: Entry, change: Change | None) -> np.ndarray:
     losses = []
     for ids, final in read.final_states(change):
         targets = torch.tensor(ids[1:])
-        loss = torch.nn.functional.cross_entropy(head(final[:-1]), targets)
+        logits = head(final[:-1])
+        loss = torch.nn.functional.cross_entropy(logits, targets)
         losses.append(loss.item())
     return np.array(losses)
 
@@ -408,30 +423,42 @@ def measure(
     """Compare each change with the unchanged model, text by text."""
     before = answer_log_probs(asked, questions, None)
     losses = text_losses(read, None)
-    known = np.exp(before) >= LEAST_PROBABILITY
-    kinds = np.array([question.kind for question in questions])
-    counts = {kind: int((known & (kinds == kind)).sum()) for kind in KINDS}
+    counted = prompts_that_count(questions, before)
+    counts = {kind: int(prompts.sum()) for kind, prompts in counted.items()}
     print(f"Prompts that count: {counts}")
-    print(f"{len(losses)} reviews, perplexity {np.exp(losses.mean()):.1f}", flush=True)
+    perplexity = np.exp(losses.mean())
+    print(f"{len(losses)} reviews, perplexity {perplexity:.1f}", flush=True)
     measured = {}
     for name, variants in changes.items():
-        moved, worse = [], []
+        moved = []
+        worse = []
         for variant in variants:
-            moved.append(answer_log_probs(asked, questions, variant) - before)
+            after = answer_log_probs(asked, questions, variant)
+            moved.append(after - before)
             worse.append(text_losses(read, variant) - losses)
-        measured[name] = summarise(np.array(moved), np.array(worse), known, kinds)
+        measured[name] = summarise(np.array(moved), np.array(worse), counted)
     return measured
 
 
+def prompts_that_count(
+    questions: list[Question], log_probs: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Mark the prompts of each kind whose city the unchanged model knows."""
+    known = np.exp(log_probs) >= LEAST_PROBABILITY
+    kinds = np.array([question.kind for question in questions])
+    return {kind: known & (kinds == kind) for kind in KINDS}
+
+
 def summarise(
-    moved: np.ndarray, worse: np.ndarray, known: np.ndarray, kinds: np.ndarray
+    moved: np.ndarray, worse: np.ndarray, counted: dict[str, np.ndarray]
 ) -> Measured:
     """Average over texts; the first row is the change, the others are random."""
-    answers, random = {}, {REVIEWS: worse[1:].mean(1).tolist()}
-    for kind in KINDS:
-        chosen = known & (kinds == kind)
-        answers[kind] = mean_interval(moved[0, chosen])
-        random[kind] = moved[1:, chosen].mean(1).tolist()
+    answers = {}
+    random = {REVIEWS: worse[1:].mean(1).tolist()}
+    for kind, prompts in counted.items():
+        of_kind = moved[:, prompts]
+        answers[kind] = mean_interval(of_kind[0])
+        random[kind] = of_kind[1:].mean(1).tolist()
     return Measured(answers, mean_interval(worse[0]), random)
 
 
@@ -439,10 +466,11 @@ def print_measured(name: str, result: Measured) -> None:
     """Print a change with its intervals, and the range of the random pushes."""
     print(f"\n{name}:")
     for kind, mean in result.answers.items():
-        low, high = np.exp([min(result.random[kind]), max(result.random[kind])])
+        factors = np.exp(result.random[kind])
+        low, high = factors.min(), factors.max()
         print(f"  {kind}: {mean.factor()}; random {low:.3g} to {high:.3g}")
-    costs = result.random[REVIEWS]
-    low, high = 100 * np.expm1([min(costs), max(costs)])
+    costs = as_percent(np.array(result.random[REVIEWS]))
+    low, high = costs.min(), costs.max()
     print(f"  perplexity: {result.perplexity.percent()};", end=" ")
     print(f"random {low:+.2f}% to {high:+.2f}%", flush=True)
 
@@ -474,10 +502,9 @@ def write_texts(
 def continuation(model: hs.Model, prompt: str, new_tokens: int) -> str:
     """Let the model write greedily with its own `generate`."""
     inputs = model.tokenizer(prompt, return_tensors="pt")
-    written = model.module.generate(
-        **inputs, max_new_tokens=new_tokens, do_sample=False
-    )
-    return model.tokenizer.decode(written[0, inputs["input_ids"].shape[1] :])
+    (ids,) = model.module.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
+    length = inputs["input_ids"].shape[1]
+    return model.tokenizer.decode(ids[length:])
 
 
 def draw(measured: dict[str, Measured], path: Path) -> None:
@@ -490,13 +517,16 @@ def draw(measured: dict[str, Measured], path: Path) -> None:
     )
     colours = ("tab:blue", "tab:red", "tab:orange")
     for number, (name, result) in enumerate(measured.items()):
-        colour, rows = colours[number], np.arange(len(KINDS)) + 0.26 * (number - 1)
+        colour = colours[number]
+        rows = np.arange(len(KINDS)) + 0.26 * (number - 1)
         means = [result.answers[kind] for kind in KINDS]
         draw_means(cities, means, rows, colour, np.exp, label=name)
         draw_means(cost, [result.perplexity], rows[:1], colour, as_percent)
         for row, kind in zip(rows, KINDS, strict=True):
-            draw_random(cities, np.exp(result.random[kind]), row)
-        draw_random(cost, as_percent(np.array(result.random[REVIEWS])), rows[0])
+            factors = np.exp(result.random[kind])
+            draw_random(cities, factors, row)
+        costs = as_percent(np.array(result.random[REVIEWS]))
+        draw_random(cost, costs, rows[0])
     cities.set_xscale("log")
     cities.axvline(1.0, color="lightgrey", zorder=0)
     cost.axvline(0.0, color="lightgrey", zorder=0)
@@ -519,7 +549,8 @@ def as_percent(log_ratios: np.ndarray) -> np.ndarray:
 
 def draw_random(axes: "mpl.axes.Axes", values: np.ndarray, row: float) -> None:
     """Draw what random pushes do, below the change that is as large."""
-    axes.plot(values, np.full(len(values), row + 0.1), "|", color="grey", ms=5)
+    heights = np.full(len(values), row + 0.1)
+    axes.plot(values, heights, "|", color="grey", ms=5)
 
 
 def draw_means(

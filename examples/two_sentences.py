@@ -94,12 +94,13 @@ def measure_states(model: hs.Model, path: Path) -> None:
     (facts,) = result.facts["stacks"]
     mean_share = abs(sizes["mean"] / sizes["deviation"]).max().item()
     norm = sizes["norm"].sel(site=_layers(model)).values
-    site, token = np.unravel_index(norm.argmax(), norm.shape)
+    layer, token = np.unravel_index(norm.argmax(), norm.shape)
+    largest = norm[layer, token]
+    median = np.median(norm[layer])
     print(f"The mean is at most {mean_share:.2f} standard deviations from zero.")
     print(
-        f"The largest state is that of token {token} at layer.{site}: norm"
-        f" {norm[site, token]:,.0f}; the median of layer.{site} is"
-        f" {np.median(norm[site]):,.0f}."
+        f"The largest state is that of token {token} at layer.{layer}: norm"
+        f" {largest:,.0f}; the median of layer.{layer} is {median:,.0f}."
     )
     print(
         f"{facts['tokens_equal']} of {facts['tokens_compared']} tokens have the same"
@@ -117,24 +118,27 @@ def measure_states(model: hs.Model, path: Path) -> None:
 def raw_beside_final(model: hs.Model) -> None:
     """Print size and direction of the raw last layer and of `final`, by token."""
     states = model.capture(PARIS)
-    raw, final = states[_layers(model)[-1]], states["final"]
+    last = _layers(model)[-1]
+    raw = states[last]
+    final = states["final"]
     cosine = torch.cosine_similarity(raw, final)
     print("token: norm of the raw last layer, norm of final, cosine of the two")
-    for row, string in enumerate(states.tokens.strings):
-        sizes = f"{raw[row].norm():,.0f}, {final[row].norm():,.0f}"
-        print(f"  {string!r}: {sizes}, {cosine[row]:.2f}")
+    strings = states.tokens.strings
+    columns = (strings, raw.norm(dim=1), final.norm(dim=1), cosine)
+    for string, of_raw, of_final, angle in zip(*columns, strict=True):
+        print(f"  {string!r}: {of_raw:,.0f}, {of_final:,.0f}, {angle:.2f}")
 
 
 def read_layers(model: hs.Model, path: Path) -> None:
     """Print where each answer comes up among the layers' predictions."""
-    for prompt, answer in (
-        (CAPITALS.clean, CAPITALS.answer),
-        (CAPITALS.corrupt, CAPITALS.other),
-    ):
+    answers = {CAPITALS.clean: CAPITALS.answer, CAPITALS.corrupt: CAPITALS.other}
+    for prompt, answer in answers.items():
         result = hs.lens(model, prompt, target=answer)
-        result.save(path.with_name(f"{path.stem}-{answer.strip()}.html"))
-        rank = result.data["target_rank"].isel(token=-1).values
-        probability = result.data["target_probability"].isel(token=-1).values
+        name = f"{path.stem}-{answer.strip()}.html"
+        result.save(path.with_name(name))
+        last_token = result.data.isel(token=-1)
+        rank = last_token["target_rank"].values
+        probability = last_token["target_probability"].values
         print(
             f"{prompt!r}: {answer!r} is among the ten best {_since(rank <= 10)}, the"
             f" best {_since(rank <= 1)}; its probability at the end is"
@@ -148,10 +152,11 @@ def move_states(model: hs.Model, path: Path) -> None:
     result.save(path)
     result.save(path.with_suffix(".html"))
     result.save(path.with_suffix(".nc"))
-    for key, title in (
-        ("differing_token", "the country's token"),
-        ("answer_token", "the last token"),
-    ):
+    tokens = {
+        "differing_token": "the country's token",
+        "answer_token": "the last token",
+    }
+    for key, title in tokens.items():
         facts = result.facts[key]
         print(
             f"Moving {title} brings back at least half of the answer at"
@@ -167,11 +172,12 @@ def lend_layers(
     result = hs.graft(model, damaged(model), data, layers=window)
     result.save(path)
     facts = result.facts
+    of_model = facts["model_alone"]["accuracy"]
+    of_donor = facts["donor_alone"]["accuracy"]
     print(
         f"The donor is the same model with noise of {NOISE} standard deviations in the"
         f" weights of its blocks. Of {facts['prompts']} answers the model gives"
-        f" {facts['model_alone']['accuracy']:.0%}, the donor"
-        f" {facts['donor_alone']['accuracy']:.0%}."
+        f" {of_model:.0%}, the donor {of_donor:.0%}."
     )
     for name in ("middle", "late"):
         part = facts[name]
@@ -218,30 +224,39 @@ def ask_for_rank(model: hs.Model, size: Size, path: Path) -> None:
     texts = first_tokens(model, reviews(), size.texts, size.tokens)
     last = _layers(model)[-1]
     states = model.capture(texts, f"{last},final")
-    raw, final = states[last].double(), states["final"].double()
+    raw = states[last].double()
+    final = states["final"].double()
     rows = raw / raw.norm(dim=1, keepdim=True)
     clouds = {"raw": raw, "rows": rows, "final": final}
-    first = torch.from_numpy(states.tokens.positions == 0)
+    is_later = torch.from_numpy(states.tokens.positions > 0)
     print(f"{len(raw)} tokens of {size.texts} reviews, hidden size {raw.shape[1]}:")
+    later = {}
+    ranks = {}
     for name, cloud in clouds.items():
-        others = variances(cloud[~first])
-        print(
-            f"  {name}: rank {torch.linalg.matrix_rank(cloud)}; effective rank"
-            f" {effective_rank(variances(cloud)):.1f} with first tokens,"
-            f" {effective_rank(others):.1f} without; participation ratio without"
-            f" {participation_ratio(others):.1f}"
-        )
-    cosine = torch.cosine_similarity(raw, final)[~first]
+        later[name] = cloud[is_later]
+        ranks[name] = ranks_by_text(cloud, size.texts)
+        print(f"  {name}: {describe_ranks(cloud, later[name])}")
+    cosine = torch.cosine_similarity(raw, final)[is_later]
     print(f"  cosine of raw and final: median {cosine.median():.2f}")
-    ranks = {name: ranks_by_text(cloud, size.texts) for name, cloud in clouds.items()}
     for name, other in (("final", "raw"), ("rows", "raw"), ("final", "rows")):
-        ratio = mean_over_texts(np.log(ranks[name] / ranks[other]))
-        low, value, high = np.exp((ratio.low, ratio.value, ratio.high))
+        log_ratio = np.log(ranks[name] / ranks[other])
+        value, low, high = np.exp(mean_over_texts(log_ratio))
         print(
             f"  within a text, {name} has {value:.3f} times the effective rank of"
             f" {other} ({low:.3f} to {high:.3f})."
         )
-    draw_spectra({name: cloud[~first] for name, cloud in clouds.items()}, path)
+    draw_spectra(later, path)
+
+
+def describe_ranks(cloud: Tensor, later: Tensor) -> str:
+    """Say the rank of a cloud, and its effective rank with and without first tokens."""
+    spectrum = variances(later)
+    return (
+        f"rank {torch.linalg.matrix_rank(cloud)}; effective rank"
+        f" {effective_rank(variances(cloud)):.1f} with first tokens,"
+        f" {effective_rank(spectrum):.1f} without; participation ratio without"
+        f" {participation_ratio(spectrum):.1f}"
+    )
 
 
 def variances(cloud: Tensor) -> Tensor:
@@ -252,12 +267,14 @@ def variances(cloud: Tensor) -> Tensor:
 
 def participation_ratio(spectrum: Tensor) -> float:
     """Return the squared sum of variances over the sum of their squares."""
-    return (spectrum.sum().square() / spectrum.square().sum()).item()
+    ratio = spectrum.sum().square() / spectrum.square().sum()
+    return ratio.item()
 
 
 def ranks_by_text(cloud: Tensor, texts: int) -> NDArray[np.float64]:
     """Return the effective rank of the states of each text, without its first token."""
-    parts = cloud.reshape(texts, -1, cloud.shape[1])[:, 1:]
+    by_text = cloud.reshape(texts, -1, cloud.shape[1])
+    parts = by_text[:, 1:]
     return np.array([effective_rank(variances(part)) for part in parts])
 
 
@@ -271,8 +288,8 @@ def draw_grids(panels: dict, path: Path) -> None:
         strings = [str(string).strip() for string in data["string"].values]
         ax.set_xticks(range(len(strings)), strings, rotation=90, fontsize=11)
         count = len(values)
-        ticks = [*range(0, count - 5, 5), count - 1]
-        ax.set_yticks(ticks, [*map(str, ticks[:-1]), "final"], fontsize=10)
+        layers = list(range(0, count - 5, 5))
+        ax.set_yticks([*layers, count - 1], [*layers, "final"], fontsize=10)
         ax.axhline(count - 1.5, color="white", lw=1.5)
         bar = figure.colorbar(picture, ax=ax)
         bar.ax.tick_params(labelsize=9)
@@ -290,12 +307,12 @@ def draw_spectra(clouds: dict[str, Tensor], path: Path) -> None:
         "final": "final: and each channel times its gain",
     }
     figure, axes = plt.subplots(figsize=(6, 4.2), layout="constrained")
-    for (name, cloud), colour in zip(
-        clouds.items(), ("#0b6e99", "#999999", "#d9772b"), strict=True
-    ):
+    colours = {"raw": "#0b6e99", "rows": "#999999", "final": "#d9772b"}
+    for name, cloud in clouds.items():
         spectrum = variances(cloud)
         shares = spectrum / spectrum.sum()
-        axes.plot(range(1, len(shares) + 1), shares, color=colour, label=titles[name])
+        numbers = range(1, len(shares) + 1)
+        axes.plot(numbers, shares, color=colours[name], label=titles[name])
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_ylim(bottom=1e-6)
@@ -313,7 +330,9 @@ def _since(holds: NDArray[np.bool_]) -> str:
     if not holds[-1]:
         return "at no layer to the end"
     fails = np.flatnonzero(~holds)
-    first = int(fails[-1]) + 1 if len(fails) else 0
+    first = 0
+    if len(fails):
+        first = int(fails[-1]) + 1
     return f"from layer.{first} of {len(holds) - 1} on"
 
 

@@ -54,7 +54,8 @@ def main() -> None:
     for suffix in ("html", "json"):
         average.save(options.out / f"average.{suffix}")
     for name, view in zip(PICTURES, views_of(average), strict=False):
-        (options.out / f"{name}.png").write_bytes(image((view,), ".png", dpi=90))
+        picture = image((view,), ".png", dpi=90)
+        (options.out / f"{name}.png").write_bytes(picture)
 
 
 def draw_one_state(result: hs.Result, path: Path) -> None:
@@ -99,8 +100,9 @@ def first_tokens(model: hs.Model, options: argparse.Namespace) -> list[list[int]
     chosen = []
     for text in read_texts(options.texts_file):
         (ids,) = model.encode(text, truncate=True).ids
-        if len(ids) >= options.tokens:
-            chosen.append(list(ids[: options.tokens]))
+        start = ids[: options.tokens]
+        if len(start) == options.tokens:
+            chosen.append(list(start))
         if len(chosen) == options.texts:
             break
     return chosen
@@ -134,7 +136,9 @@ def read_options() -> argparse.Namespace:
     if options.baseline == "none":
         options.baseline = None
     if options.quick:
-        options.texts, options.per_text, options.tokens = 4, 2, QUICK_TOKENS
+        options.texts = 4
+        options.per_text = 2
+        options.tokens = QUICK_TOKENS
         options.sites = QUICK_SITES
     return options
 

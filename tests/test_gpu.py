@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 # What chance or a sign decides, and what therefore need not agree in every digit.
 UNLIKE = {
     "project": {"x", "y"},
-    "probe": {"mix_weight", "mix_weight_low", "mix_weight_high"},
+    "probe": {"mix_weight", "mix_weight_fold"},
     # The noise that a difference is measured against is that of the device.
     "drift": {"beyond", "noise", "envelope"},
 }

@@ -118,6 +118,8 @@ def test_a_planted_direction_is_found_where_it_was_planted(found: hs.Result) -> 
     assert data["coef"].dims == ("site", "class", "width")
     np.testing.assert_allclose(data["selectivity"], data["accuracy"] - data["control"])
     np.testing.assert_allclose(data["mix_weight"].sum(), 1, rtol=1e-5)
+    np.testing.assert_allclose(data["mix_weight_fold"].sum("site"), 1, rtol=1e-5)
+    assert found.facts["mix"]["largest_weight"]["folds"] == data.sizes["fold"]
     assert (data["accuracy_low"] < data["accuracy"]).all() and (
         data["accuracy"] <= data["accuracy_high"]
     ).all()
@@ -556,6 +558,29 @@ def test_a_model_and_its_states_give_the_same(tiny: Tiny) -> None:
         .values[0]
         == "decoder.layer.0"
     )
+
+
+def test_weights_of_noise_are_not_told_as_a_finding() -> None:
+    """On noise nearly all weight can go to one site, and to another in the next fold:
+    the range over the folds then excludes the weights of all rows. So there is none,
+    and the findings say how many folds agree.
+    """
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randn(6, 20, 64, generator=generator)
+    result = hs.probe(states(values), [k % 2 for k in range(20)])
+    data = result.data
+    weights = data["mix_weight"].to_numpy()
+    by_fold = data["mix_weight_fold"].to_numpy()
+    assert weights.max() > 0.9
+    assert ((weights < by_fold.min(1)) | (weights > by_fold.max(1))).any()
+    assert not {"mix_weight_low", "mix_weight_high"} & set(data)
+    agreeing = int((by_fold.argmax(0) == weights.argmax()).sum())
+    assert agreeing < data.sizes["fold"]
+    assert f"as in {agreeing} of {data.sizes['fold']} folds" in result.summary()
+    _, mix_view = views_of(result)
+    assert isinstance(mix_view, Lines)
+    assert all(series.low is None for series in mix_view.series)
+    assert len(mix_view.series) == 1 + data.sizes["fold"]
 
 
 def test_the_mix_is_that_of_its_definition() -> None:

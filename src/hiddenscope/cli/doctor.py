@@ -37,8 +37,8 @@ def doctor(shared: Shared) -> None:
     counts = Counter(check.status for check in checks)
     healthy = counts["problem"] == 0
     if shared.json:
-        found = [check.as_json() for check in checks]
-        print_json({"healthy": healthy, "checks": found})
+        records = [check.as_json() for check in checks]
+        print_json({"healthy": healthy, "checks": records})
     else:
         echo(f"\n{_verdict(counts)}")
     if not healthy:

@@ -89,16 +89,16 @@ def examine_extras() -> Iterator[Check]:
 
 def _examine_extra(extra: str) -> Check:
     remedy = f"Run `pip install 'hiddenscope[{extra}]'`."
-    asked = requirements(extra)
-    missing = [part.name for part in asked if not _is_installed(part.name)]
+    required = requirements(extra)
+    missing = [part.name for part in required if not _is_installed(part.name)]
     if missing:
         message = f"Not installed ({', '.join(missing)})."
         return Check("extras", extra, "note", message, remedy)
-    for requirement in asked:
+    for requirement in required:
         problem = compare_package(requirement)
         if problem is not None:
             return Check("extras", extra, "problem", *problem)
-    versions = {part.name: metadata.version(part.name) for part in asked}
+    versions = {part.name: metadata.version(part.name) for part in required}
     named = [f"{name} {version}" for name, version in versions.items()]
     return Check("extras", extra, "ok", f"{', '.join(named)}.", facts=versions)
 

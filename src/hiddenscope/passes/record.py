@@ -33,25 +33,25 @@ OTHER_HEAD = "Use a model with a language-model head."
 class Pass:
     """The states of one pass, and its logits [token, vocabulary] if requested.
 
-    `kept` is None for a pass without sites. With `grad`, `live` holds the tensors
+    `recorded` is None for a pass without sites. With `grad`, `live` holds the tensors
     themselves. `notes` say what was unusual about how the pass was run.
     """
 
-    kept: States | Pair | None
+    recorded: States | Pair | None
     logits: Tensor | None = None
     live: Mapping[Site, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
     def states(self) -> States | Pair:
-        """Return the states that were kept."""
-        if self.kept is None:
+        """Return the recorded states; raise PassError where there are none."""
+        if self.recorded is None:
             raise PassError(
                 "No states",
                 "the pass was made with sites=()",
                 "Name the sites to keep.",
             )
-        return self.kept
+        return self.recorded
 
 
 @checked

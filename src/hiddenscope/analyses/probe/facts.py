@@ -30,10 +30,11 @@ class BestSiteFacts(ScoreFacts):
 
 
 class WeightFacts(TypedDict):
-    """The weight of a site in the mix."""
+    """The largest weight in the mix, and in how many folds that site has it too."""
 
     site: str
     weight: float
+    folds: int
 
 
 class MixFacts(ScoreFacts):

@@ -56,15 +56,15 @@ class Column:
 class Mix:
     """The probe of a mix of all sites.
 
-    It has the weight of each site with its range over the folds. An R² has no interval:
-    none of those tried held the truth often enough (docs/log.md).
+    `weights` are those of the probe of all rows, `fold_weights` `[site, fold]` those of
+    each fold. Neither the weights nor an R² have an interval: none of those tried held
+    the truth often enough (docs/probe.md, docs/log.md).
     """
 
     score: float
     interval: Interval | None
     weights: Floats
-    low: Floats
-    high: Floats
+    fold_weights: Floats
     penalty: Floats
 
 
@@ -197,15 +197,10 @@ def _mix_variables(scored: Scored, mix: Mix) -> Variables:
     score, name = scored.score, scored.long_name
     variables: Variables = {
         "mix_weight": ("site", mix.weights, {"long_name": "weight in the mix"}),
-        "mix_weight_low": (
-            "site",
-            mix.low,
-            {"long_name": "weight in the mix, least of the folds"},
-        ),
-        "mix_weight_high": (
-            "site",
-            mix.high,
-            {"long_name": "weight in the mix, most of the folds"},
+        "mix_weight_fold": (
+            ("site", "fold"),
+            mix.fold_weights,
+            {"long_name": "weight in the mix of each fold"},
         ),
         "mix_penalty": (
             "fold",
@@ -280,9 +275,11 @@ def _mix_facts(mix: Mix, score: str, sites: Sequence[Site]) -> Facts:
     if mix.interval is not None:
         facts["interval"] = [mix.interval.low, mix.interval.high]
     largest = int(np.argmax(mix.weights))
+    largest_by_fold = np.argmax(mix.fold_weights, axis=0)
     facts["largest_weight"] = {
         "site": sites[largest],
         "weight": float(mix.weights[largest]),
+        "folds": int(np.sum(largest_by_fold == largest)),
     }
     return facts
 

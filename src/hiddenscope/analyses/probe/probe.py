@@ -238,8 +238,9 @@ def _probe_mix(
     estimate = estimate_score(held_out[..., None], design.targets[:1].T, target, design)
     interval = None
     if target.classes is not None:
-        # The mix is not fitted again under permuted targets. Where nothing favours a
-        # site, its weights stay nearly equal, so the mean of all sites stands for it.
+        # The mix is not fitted again under permuted targets: the mean of all sites
+        # stands for it. On noise the weights often single out a site, yet intervals
+        # with this variance held the truth (docs/probe.md).
         mean = scaled.mean(0)
         null = null_distribution(mean, mean[:, 0], target, design)
         test = permutation_test(null.scores[None])
@@ -249,7 +250,6 @@ def _probe_mix(
         score=float(estimate.score),
         interval=interval,
         weights=weights[:, -1],
-        low=weights[:, :-1].min(1),
-        high=weights[:, :-1].max(1),
+        fold_weights=weights[:, :-1],
         penalty=penalty[:-1].numpy(),
     )

@@ -1,6 +1,7 @@
 """Which states influence a state, and which does it influence?
 
 maps            measures of the Jacobian, and the map of one text
+seeds           the vectors of targets, in batches that go through a model together
 findings        the labelled arrays, and the facts: reach, decay, own share
 sampling        which states of many texts are drawn
 aligned         many texts, aligned by distance and depth

@@ -1,7 +1,7 @@
 """Influence over many texts, aligned by distance and depth."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +13,11 @@ from hiddenscope.analyses.visibility.averages import (
 )
 from hiddenscope.analyses.visibility.decay import estimate
 from hiddenscope.analyses.visibility.facts import AlignedFacts
+from hiddenscope.analyses.visibility.findings import measurement_facts
 from hiddenscope.analyses.visibility.maps import (
     Axes,
     InfluenceMeasure,
+    Measurement,
     cut_texts,
     influence_on_targets,
 )
@@ -31,11 +33,9 @@ from hiddenscope.errors import TextError
 from hiddenscope.model import Model
 from hiddenscope.modules import autograd
 from hiddenscope.passes import Inputs
+from hiddenscope.results import Result
 from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Ints
-
-if TYPE_CHECKING:
-    import xarray
 
 
 class DrawnTexts(NamedTuple):
@@ -46,6 +46,11 @@ class DrawnTexts(NamedTuple):
     batches: Ints
     window: DistanceWindow
 
+    @property
+    def target_count(self) -> int:
+        """Return the number of targets of all texts."""
+        return sum(map(len, self.targets))
+
 
 def aligned(
     model: Model,
@@ -55,8 +60,8 @@ def aligned(
     sampling: Sampling,
     groups: Ints,
     seed: int,
-) -> tuple["xarray.Dataset", AlignedFacts]:
-    """Return averages over texts with intervals, and the facts that they show."""
+) -> Result:
+    """Average influence over texts by distance and depth, with intervals."""
     _check_groups(groups, sites)
     causal = model.anatomy.stack(sites[0]).causal
     window = DistanceWindow.of(min(inputs.lengths), causal)
@@ -69,12 +74,12 @@ def aligned(
         copy = RandomModel.of(model, seed)
         what = "Looking back with random weights"
         tallies.append(_tally(copy, drawn, sites, measure, what))
-    estimates, count = estimate(*tallies)
+    estimates, batch_count = estimate(*tallies)
     data = averages_dataset(sites, window, estimates)
-    facts: AlignedFacts = {
+    averages: AlignedFacts = {
         "groups": group_count,
-        "batches": round(count, 1),
-        "targets": sum(map(len, targets)),
+        "batches": round(batch_count, 1),
+        "targets": drawn.target_count,
         "targets_per_text": sampling.per_text,
         "farthest": window.farthest,
         "deepest": tallies[0].deepest,
@@ -82,7 +87,11 @@ def aligned(
         "site": str(sites[-1]),
         **averages_facts(estimates),
     }
-    return data, facts
+    facts = measurement_facts(measure, sites, len(inputs), sum(inputs.lengths))
+    facts["cut"] = False
+    facts["stacks"] = []
+    facts["aligned"] = averages
+    return Result("visibility", data, facts, model.source(sites[0].stack))
 
 
 def _check_groups(groups: Ints, sites: Sequence[Site]) -> None:
@@ -124,20 +133,21 @@ def _tally(
     what: str,
 ) -> Tallies:
     """Sum up the shares of all texts, one text at a time."""
-    tallies = Tallies(int(drawn.batches.max()) + 1, len(sites), drawn.window)
+    batch_count = int(drawn.batches.max()) + 1
+    tallies = Tallies(batch_count, len(sites), drawn.window)
     generator = torch.Generator().manual_seed(measure.seed)
     stack = sites[0].stack
     with (
         model.lock,
         autograd.restored(inference=False),
-        progress.track(what, sum(map(len, drawn.targets))) as advance,
+        progress.track(what, drawn.target_count) as advance,
     ):
         for number, targets in enumerate(drawn.targets):
             text = _up_to_last_target(model, drawn, number, stack)
-            axes = Axes(tuple(sites), {stack: text.of(stack).lengths[0]})
-            influence = influence_on_targets(
-                model, text, axes, targets, measure, generator
-            )
+            (length,) = text.of(stack).lengths
+            axes = Axes(tuple(sites), {stack: length})
+            measurement = Measurement(model, axes, measure, generator)
+            influence = influence_on_targets(measurement, text, targets)
             batch = int(drawn.batches[number])
             for target, of_target in zip(targets, influence, strict=True):
                 tallies.add(batch, target, of_target)
@@ -150,9 +160,10 @@ def _up_to_last_target(
 ) -> Inputs:
     """Cut a text where its last target is: what follows that changes nothing."""
     text = drawn.inputs.some([number])
+    (length,) = text.lengths
     switch = model.batching.rope_switch
     # With LongRoPE, the start of a long text has other states without the rest.
-    is_long = switch is not None and drawn.inputs.lengths[number] > switch
+    is_long = switch is not None and length > switch
     if is_long or not drawn.window.causal:
         return text
     last = max(target.token for target in drawn.targets[number])

@@ -117,27 +117,27 @@ def _mean_of(sums: Floats, targets: Floats, mixing: Bools) -> Floats:
 def _own_shares(sums: Mapping[str, Floats], decays: Mapping[str, Floats]) -> NamedSums:
     """Return the share of the same token: by site, by depth, and on the whole."""
     targets = sums["targets"]
-    own = sums["own"]
+    same_token = sums["own"]
     shares: NamedSums = {}
     shares["own_below"] = sums["below"][:, 0] / targets
     shares["own_mean"] = decays["below"][0]
     shares["own_first"] = decays["first"][0]
     # Of each target, the mean over its lower sites.
     depths = np.arange(1, len(targets))
-    of_column = own.sum(1)[1:] / depths
+    of_column = same_token.sum(1)[1:] / depths
     shares["own_column"] = of_column.sum() / targets[1:].sum()
-    shares["own_by_depth"] = _own_by_depth(own, targets)
+    shares["own_by_depth"] = _own_by_depth(same_token, targets)
     return shares
 
 
-def _own_by_depth(own: Floats, targets: Floats) -> Floats:
+def _own_by_depth(same_token: Floats, targets: Floats) -> Floats:
     """Return the share of the same token by how many sites below the source is.
 
     The array begins with depth 1.
     """
     shares = []
     for depth in range(1, len(targets)):
-        sources = np.diagonal(own, -depth)
+        sources = np.diagonal(same_token, -depth)
         shares.append(sources.sum() / targets[depth:].sum())
     return np.array(shares)
 

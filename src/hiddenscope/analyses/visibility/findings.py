@@ -5,9 +5,11 @@ the distance in tokens, and how far back in layers it reaches.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hiddenscope.analyses.visibility.maps import Axes, InfluenceMeasure
 from hiddenscope.results.dataset import (
@@ -20,8 +22,9 @@ from hiddenscope.results.dataset import (
     text_array,
     to_dataset,
 )
+from hiddenscope.sites import Site, summarise
 from hiddenscope.states import Tokens
-from hiddenscope.states.arrays import Floats
+from hiddenscope.states.arrays import Bools, Floats
 
 if TYPE_CHECKING:
     import xarray
@@ -43,8 +46,23 @@ DECAYS = {
         "influence of the first site on the last, relative to that of the same token"
     ),
 }
+# Influence by distance, of each decay and stack.
+StackDecays: TypeAlias = dict[str, dict[str | None, Floats]]
 # The first token of a causal text is told apart from the others from this length on.
 FEWEST = 4
+
+
+def measurement_facts(
+    measure: InfluenceMeasure, sites: Sequence[Site], texts: int, tokens: int
+) -> dict[str, Any]:
+    """Return what was measured."""
+    return {
+        "measure": measure.name,
+        "probes": measure.probes or None,
+        "texts": texts,
+        "tokens": tokens,
+        "sites": summarise(sites),
+    }
 
 
 def visibility_dataset(
@@ -63,50 +81,64 @@ def visibility_dataset(
     if measure.name == "logit":
         dims = MAP[1:]
         empty = np.broadcast_to(~filled, values.shape)
-        last = list(tokens)[-1]
+        last = axes.last_stack
         coords |= _token_coords({last: tokens[last]}, "")
         coords |= _token_coords(tokens, "source_")
-        # The token that all texts predict at a place, or nothing.
-        targets = []
-        for strings in zip(
-            *(row[: axes.lengths[last]] for row in predicted), strict=True
-        ):
-            targets.append(strings[0] if len(set(strings)) == 1 else "")
+        targets = _common_targets(predicted, axes.lengths[last])
         coords["target"] = "token", text_array(targets)
     else:
         empty = ~filled[None, None] | ~filled[:, :, None, None]
-        coords |= {"site": names, **_token_coords(tokens, "")}
+        coords["site"] = names
+        coords |= _token_coords(tokens, "")
     long_name, units = MEASURES[measure.name]
     attributes: Attributes = {"long_name": long_name, "units": units, "scale": "log"}
-    masked = np.where(empty, np.nan, values).astype(np.float32)
+    masked = _masked(values, empty)
     variables: Variables = {measure.name: (dims, masked, attributes)}
     if half_interval is not None:
-        masked = np.where(empty, np.nan, half_interval).astype(np.float32)
+        masked = _masked(half_interval, empty)
         attributes = {**attributes, "long_name": "half the 95% interval"}
         variables[f"{measure.name}_error"] = dims, masked, attributes
     texts = {}
     for name, of_stack in tokens.items():
         if of_stack.texts is not None:
-            texts["targets" if name == "decoder" else "texts"] = list(of_stack.texts)
+            attribute = "targets" if name == "decoder" else "texts"
+            texts[attribute] = list(of_stack.texts)
     return to_dataset(variables, coords, texts)
+
+
+def _masked(values: Floats, empty: Bools) -> NDArray[np.float32]:
+    """Return values in float32, with NaN in empty cells."""
+    masked = np.where(empty, np.nan, values)
+    return masked.astype(np.float32)
+
+
+def _common_targets(predicted: Sequence[Sequence[str]], length: int) -> list[str]:
+    """Return the token that all texts predict at each place, or nothing."""
+    rows = [row[:length] for row in predicted]
+    targets = []
+    for strings in zip(*rows, strict=True):
+        is_common = len(set(strings)) == 1
+        targets.append(strings[0] if is_common else "")
+    return targets
 
 
 def _token_coords(stacks: Mapping[str | None, Tokens], prefix: str) -> Coordinates:
     """Label each place by the token that all texts have there, or by its position."""
     columns: list[tuple[int, int, str] | None] = []
-    for tokens in stacks.values():
+    counts = {}
+    for name, tokens in stacks.items():
         length = int(tokens.lengths[0])
+        counts[str(name)] = length
         texts = tokens.ids.reshape(-1, length)
         for place in range(length):
-            same = bool((texts[:, place] == texts[0, place]).all())
-            if same:
-                columns.append((place, int(texts[0, place]), tokens.strings[place]))
+            ids = texts[:, place]
+            if (ids == ids[0]).all():
+                columns.append((place, int(ids[0]), tokens.strings[place]))
             else:
                 columns.append((place, -1, str(place)))
     dim = f"{prefix}token"
     coords: Coordinates = {**column_coords(columns, dim=dim, prefix=prefix)}
     if len(stacks) > 1:
-        counts = {str(name): int(tokens.lengths[0]) for name, tokens in stacks.items()}
         coords[f"{prefix}stack"] = dim, stack_column(counts)
     return coords
 
@@ -118,48 +150,80 @@ def put_findings(
     values = data[measure].to_numpy().astype(np.float64)
     if measure == "logit":
         return {"stacks": _of_predictions(data, values, axes, causal)}
-    shares = {name: np.full(len(axes.sites), np.nan) for name in SHARES}
-    reach = np.full(len(axes.sites), np.nan)
-    decays: dict[str, dict[str | None, Floats]] = {name: {} for name in DECAYS}
+    unknown = np.full(len(axes.sites), np.nan, dtype=np.float32)
+    shares = {name: unknown.copy() for name in SHARES}
+    reach = unknown.copy()
+    decays: StackDecays = {name: {} for name in DECAYS}
     stacks = []
     for stack, length in axes.lengths.items():
         rows = axes.rows(stack)
         if not rows or length < 2:
             continue
-        columns = axes.columns(stack)
-        inside = values[rows][:, columns][:, :, rows][..., columns]
-        stack_shares = _same_token_shares(inside, causal[stack])
-        stack_decays = _decays(inside, causal[stack])
+        within = _within_stack(values, axes, stack, causal[stack])
         for name in SHARES:
-            shares[name][rows] = stack_shares[name]
+            shares[name][rows] = within.shares[name]
         for name in DECAYS:
-            decays[name][stack] = stack_decays[name]
-        reach[rows[:-1]] = inside[-1, :, :-1].sum(-1).mean(0)
-        names = site_names(axes.sites[row] for row in rows)
-        facts = _stack_facts(names, inside, stack_shares, stack_decays, causal[stack])
+            decays[name][stack] = within.decays[name]
+        reach[rows] = within.reach
+        # The last site does not reach itself.
+        reach[rows[-1]] = np.nan
+        facts = _stack_facts(within)
         stacks.append({"stack": stack, **facts})
     for name, long_name in SHARES.items():
         attributes = {"long_name": long_name, "units": "share"}
-        data[name] = "site", shares[name].astype(np.float32), attributes
+        data[name] = "site", shares[name], attributes
     attributes = {
         "long_name": "influence of each site on the last, summed over tokens",
         "scale": "log",
         "units": data[measure].attrs["units"],
     }
-    data["reach"] = "source_site", reach.astype(np.float32), attributes
+    data["reach"] = "source_site", reach, attributes
     _put_decays(data, decays)
     if len(axes.lengths) > 1:
         return {"stacks": stacks, **_across_stacks(values, axes)}
     return {"stacks": stacks}
 
 
-def _put_decays(
-    data: "xarray.Dataset", decays: Mapping[str, Mapping[str | None, Floats]]
-) -> None:
+@dataclass(frozen=True, eq=False)
+class _WithinStack:
+    """The influence within one stack, [site, token, source site, source token].
+
+    `reach` is the influence of each site on the last, summed over tokens.
+    """
+
+    names: list[str]
+    influence: Floats
+    causal: bool
+    shares: Mapping[str, Floats]
+    decays: Mapping[str, Floats]
+    reach: Floats
+
+
+def _within_stack(
+    values: Floats, axes: Axes, stack: str | None, causal: bool
+) -> _WithinStack:
+    """Cut out the influence of a stack's states on each other, and sum it up."""
+    rows = axes.rows(stack)
+    columns = axes.columns(stack)
+    on_stack = values[rows][:, columns]
+    influence = on_stack[:, :, rows][..., columns]
+    on_last = influence[-1].sum(-1)
+    return _WithinStack(
+        names=site_names(axes.sites[row] for row in rows),
+        influence=influence,
+        causal=causal,
+        shares=_same_token_shares(influence, causal),
+        decays=_decays(influence, causal),
+        reach=on_last.mean(0),
+    )
+
+
+def _put_decays(data: "xarray.Dataset", decays: StackDecays) -> None:
     """Put one variable for each stack, as long as the farthest distance in any."""
     farthest = 0
     for by_stack in decays.values():
-        farthest = max([farthest, *map(len, by_stack.values())])
+        for decay in by_stack.values():
+            farthest = max(farthest, len(decay))
     for name, by_stack in decays.items():
         attributes = {"long_name": DECAYS[name], "units": "share", "scale": "log"}
         for stack, decay in by_stack.items():
@@ -175,13 +239,15 @@ def _put_decays(
 
 def _same_token_shares(inside: Floats, causal: bool) -> dict[str, Floats]:
     """Return the share of the same token in the influence on each target site."""
-    shares = {name: np.full(len(inside), np.nan) for name in SHARES}
-    for site in range(len(inside)):
-        shares["own_first"][site] = _same_token_share(inside[site, :, 0], causal)
+    of_below = [np.nan]
+    of_first = []
+    for site, on_site in enumerate(inside):
+        first = on_site[:, 0]
+        of_first.append(_same_token_share(first, causal))
         if site:
-            below = inside[site, :, site - 1]
-            shares["own_below"][site] = _same_token_share(below, causal)
-    return shares
+            below = on_site[:, site - 1]
+            of_below.append(_same_token_share(below, causal))
+    return {"own_below": np.array(of_below), "own_first": np.array(of_first)}
 
 
 def _same_token_share(influence: Floats, causal: bool) -> float:
@@ -193,7 +259,8 @@ def _same_token_share(influence: Floats, causal: bool) -> float:
     influenced = total > 0
     if not influenced.any():
         return float("nan")
-    return float((diagonal[influenced] / total[influenced]).mean())
+    shares = diagonal[influenced] / total[influenced]
+    return float(shares.mean())
 
 
 def _decays(inside: Floats, causal: bool) -> dict[str, Floats]:
@@ -203,15 +270,17 @@ def _decays(inside: Floats, causal: bool) -> dict[str, Floats]:
     """
     first = _by_distance(inside[-1, :, 0], causal)
     nothing = np.full(len(first), np.nan)
+    decays = {"decay_below": nothing, "decay_first": nothing}
     relative = []
     for site in range(1, len(inside)):
         decay = _by_distance(inside[site, :, site - 1], causal)
         if decay[0] > 0:
             relative.append(decay / decay[0])
-    return {
-        "decay_below": np.mean(relative, axis=0) if relative else nothing,
-        "decay_first": first / first[0] if first[0] > 0 else nothing,
-    }
+    if relative:
+        decays["decay_below"] = np.mean(relative, axis=0)
+    if first[0] > 0:
+        decays["decay_first"] = first / first[0]
+    return decays
 
 
 def _by_distance(influence: Floats, causal: bool) -> Floats:
@@ -219,55 +288,73 @@ def _by_distance(influence: Floats, causal: bool) -> Floats:
     # Attention rests on the first token of a causal text whatever the distance.
     if causal and len(influence) >= FEWEST:
         influence = influence[1:, 1:]
-    distances = range(len(influence))
-    before = np.array([np.diagonal(influence, -back).mean() for back in distances])
+    before = _diagonal_means(influence)
     if causal:
         return before
-    after = np.array([np.diagonal(influence, ahead).mean() for ahead in distances])
+    after = _diagonal_means(influence.T)
     both: Floats = (before + after) / 2
     return both
 
 
-def _stack_facts(
-    names: list[str],
-    inside: Floats,
-    shares: Mapping[str, Floats],
-    decays: Mapping[str, Floats],
-    causal: bool,
-) -> dict[str, Any]:
+def _diagonal_means(influence: Floats) -> Floats:
+    """Return the mean of each diagonal, from the main one down."""
+    means = []
+    for back in range(len(influence)):
+        diagonal = np.diagonal(influence, -back)
+        means.append(diagonal.mean())
+    return np.array(means)
+
+
+def _stack_facts(within: _WithinStack) -> dict[str, Any]:
     """Return the facts of one stack, as far as there is anything to say."""
-    facts: dict[str, Any] = {}
-    # The final norm mixes no tokens: its share of 1 says nothing.
-    below = np.where(shares["own_below"] < 1, shares["own_below"], np.nan)
-    if np.isfinite(below).any():
-        lowest, highest = int(np.nanargmin(below)), int(np.nanargmax(below))
-        facts["own_below"] = {
-            "mean": float(np.nanmean(below)),
-            "least": {"site": names[lowest], "share": below[lowest]},
-            "most": {"site": names[highest], "share": below[highest]},
-        }
-        if np.isfinite(shares["own_first"][-1]):
-            facts["own_first"] = {
-                "site": names[-1],
-                "source_site": names[0],
-                "share": shares["own_first"][-1],
-            }
-    if causal and inside.shape[1] >= FEWEST:
-        facts["first_token_share"] = _first_token_share(inside)
+    facts = _own_facts(within)
+    tokens = within.influence.shape[1]
+    if within.causal and tokens >= FEWEST:
+        facts["first_token_share"] = _first_token_share(within.influence)
     for end in ("below", "first"):
-        distances = _distances(decays[f"decay_{end}"])
+        decay = within.decays[f"decay_{end}"]
+        distances = _distances(decay)
         if distances is not None:
             facts[f"distance_{end}"] = distances
-    if len(names) > 1:
-        influence = inside[-1].sum(-1).mean(0)
-        first, below_last = float(influence[0]), float(influence[-2])
-        facts["reach"] = {
-            "site": names[-1],
-            "first": {"source_site": names[0], "influence": first},
-            "below": {"source_site": names[-2], "influence": below_last},
-            "ratio": first / below_last if below_last > 0 else None,
-        }
+    if len(within.names) > 1:
+        facts["reach"] = _reach_facts(within)
     return facts
+
+
+def _own_facts(within: _WithinStack) -> dict[str, Any]:
+    """Return the shares of the same token."""
+    names = within.names
+    below = within.shares["own_below"]
+    # The final norm mixes no tokens: its share of 1 says nothing.
+    below = np.where(below < 1, below, np.nan)
+    if not np.isfinite(below).any():
+        return {}
+    lowest = int(np.nanargmin(below))
+    highest = int(np.nanargmax(below))
+    facts: dict[str, Any] = {}
+    facts["own_below"] = {
+        "mean": float(np.nanmean(below)),
+        "least": {"site": names[lowest], "share": below[lowest]},
+        "most": {"site": names[highest], "share": below[highest]},
+    }
+    share = within.shares["own_first"][-1]
+    if np.isfinite(share):
+        ends = {"site": names[-1], "source_site": names[0]}
+        facts["own_first"] = {**ends, "share": share}
+    return facts
+
+
+def _reach_facts(within: _WithinStack) -> dict[str, Any]:
+    """Compare the influences of the first site and of the site below on the last."""
+    names = within.names
+    first = float(within.reach[0])
+    below = float(within.reach[-2])
+    return {
+        "site": names[-1],
+        "first": {"source_site": names[0], "influence": first},
+        "below": {"source_site": names[-2], "influence": below},
+        "ratio": first / below if below > 0 else None,
+    }
 
 
 def _first_token_share(inside: Floats) -> float:
@@ -282,7 +369,8 @@ def _first_token_share(inside: Floats) -> float:
         others = total - np.diagonal(influence, 2)
         # Where nothing but rounding comes from other tokens, a share means nothing.
         rows = others > 1e-9 * total
-        shares += (influence[rows, 0] / others[rows]).tolist()
+        of_first = influence[rows, 0] / others[rows]
+        shares += of_first.tolist()
     if not shares:
         return 0.0
     return float(np.mean(shares))
@@ -296,12 +384,19 @@ def _distances(decay: Floats) -> dict[str, Any] | None:
         return None
     shares = np.cumsum(others) / total
     return {
-        "half_within": int(np.argmax(shares >= 0.5 - 1e-9)) + 1,
-        "nine_tenths_within": int(np.argmax(shares >= 0.9 - 1e-9)) + 1,
+        "half_within": _distance_within(shares, 0.5),
+        "nine_tenths_within": _distance_within(shares, 0.9),
         "farthest": len(others),
         "at_one": float(others[0]),
         "at_farthest": float(others[-1]),
     }
+
+
+def _distance_within(shares: Floats, share: float) -> int:
+    """Return the first distance up to which there is so much of all influence."""
+    # Rounding must not put it one token farther.
+    reached = shares >= share - 1e-9
+    return int(np.argmax(reached)) + 1
 
 
 def _across_stacks(values: Floats, axes: Axes) -> dict[str, Any]:
@@ -309,21 +404,25 @@ def _across_stacks(values: Floats, axes: Axes) -> dict[str, Any]:
 
     The other share is that of the decoder's first site.
     """
-    encoders, decoders = axes.rows("encoder"), axes.rows("decoder")
+    encoders = axes.rows("encoder")
+    decoders = axes.rows("decoder")
     if not encoders or not decoders:
         return {}
-    last, first, encoder = decoders[-1], decoders[0], encoders[-1]
-    influence = values[last, axes.columns("decoder")]
-    cross = influence[:, encoder, axes.columns("encoder")].sum(-1)
-    within = influence[:, first, axes.columns("decoder")].sum(-1)
-    return {
-        "cross": {
-            "site": axes.sites[last],
-            "source_site": axes.sites[encoder],
-            "beside": axes.sites[first],
-            "share": float((cross / (cross + within)).mean()),
-        }
+    encoder = encoders[-1]
+    first, last = decoders[0], decoders[-1]
+    encoder_columns = axes.columns("encoder")
+    decoder_columns = axes.columns("decoder")
+    influence = values[last, decoder_columns]
+    cross = influence[:, encoder, encoder_columns].sum(-1)
+    within = influence[:, first, decoder_columns].sum(-1)
+    share = cross / (cross + within)
+    facts = {
+        "site": axes.sites[last],
+        "source_site": axes.sites[encoder],
+        "beside": axes.sites[first],
+        "share": float(share.mean()),
     }
+    return {"cross": facts}
 
 
 def _of_predictions(
@@ -336,8 +435,9 @@ def _of_predictions(
 
     `values` is [token, source site, source token].
     """
-    stack = list(axes.lengths)[-1]
-    rows, columns = axes.rows(stack), axes.columns(stack)
+    stack = axes.last_stack
+    rows = axes.rows(stack)
+    columns = axes.columns(stack)
     if not rows or axes.lengths[stack] < 2:
         return []
     inside = values[:, rows][..., columns]
@@ -349,18 +449,18 @@ def _of_predictions(
     ends = []
     # One site is both the first and the last.
     for row in sorted({rows[0], rows[-1]}):
-        if np.isfinite(shares[row]):
-            ends.append({"source_site": axes.sites[row], "share": shares[row]})
+        share = shares[row]
+        if np.isfinite(share):
+            ends.append({"source_site": axes.sites[row], "share": share})
     last = inside[-1]
     site, token = np.unravel_index(np.argmax(last), last.shape)
+    row = rows[site]
+    strings = data["source_string"].to_numpy()[columns]
     facts: dict[str, Any] = {
         "stack": stack,
         "targets": data["target"].to_numpy().tolist(),
         "own": ends,
-        "most_seen": {
-            "source_site": axes.sites[rows[site]],
-            "source_token": data["source_string"].to_numpy()[columns][token],
-        },
+        "most_seen": {"source_site": axes.sites[row], "source_token": strings[token]},
     }
     first = _by_distance(inside[:, 0], causal[stack])
     if first[0] > 0:

@@ -4,10 +4,10 @@ The vectors of every target go through the model together, from the top down, an
 products with the Jacobian are met at every source on the way.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hiddenscope.analyses.visibility.random_weights import RandomModel
 from hiddenscope.analyses.visibility.sampling import DrawnTarget
+from hiddenscope.analyses.visibility.seeds import Seed, batched
 from hiddenscope.errors import NotFinite, StatesError
 from hiddenscope.model import Model
 from hiddenscope.modules import autograd
@@ -29,6 +30,8 @@ MeasureName: TypeAlias = Literal["l1", "frobenius", "relative", "logit"]
 # Up to this width the Frobenius norm is exact unless probes are given.
 EXACT_WIDTH = 128
 DEFAULT_PROBES = 16
+# Measures that take one vector for each target.
+ONE_VECTOR = ("l1", "logit")
 # About how many rows [token, width] go through a block together.
 ROWS = {"cpu": 1024, "cuda": 65_536}
 # The width of such a row, for logits, which are as wide as the vocabulary.
@@ -50,14 +53,15 @@ class InfluenceMeasure:
         A Frobenius norm is exact for narrow states, and with as many probes as the
         width.
         """
-        if name not in get_args(MeasureName):
-            choices = ", ".join(get_args(MeasureName))
+        names = get_args(MeasureName)
+        if name not in names:
+            choices = ", ".join(names)
             raise StatesError(
                 f"No measure {str(name)[:40]!r}",
                 f"the measures are {choices}",
                 "Choose one of these.",
             )
-        if name in ("l1", "logit"):
+        if name in ONE_VECTOR:
             if probes is not None:
                 raise StatesError(
                     f"Cannot use probes for {name}",
@@ -73,11 +77,18 @@ class InfluenceMeasure:
                 "an interval needs at least two",
                 f"Give 2 to {width}, which is exact.",
             )
-        return cls(name, 0 if probes >= width else probes, seed)
+        if probes >= width:
+            probes = 0
+        return cls(name, probes, seed)
+
+    @property
+    def estimated(self) -> bool:
+        """Tell whether probes estimate the measure."""
+        return self.probes > 0
 
     def count(self, width: int) -> int:
         """Return how many vectors each target takes."""
-        if self.name in ("l1", "logit"):
+        if self.name in ONE_VECTOR:
             return 1
         return self.probes or width
 
@@ -86,12 +97,11 @@ class InfluenceMeasure:
         if self.name == "l1":
             return scale_free_gradient(states)[:, None]
         tokens, width = states.shape
-        if not self.probes:
+        if not self.estimated:
             units: Tensor = torch.eye(width, dtype=states.dtype, device=states.device)
             return units.expand(tokens, width, width)
-        probes: Tensor = torch.randn(
-            tokens, self.probes, width, generator=generator, dtype=torch.float64
-        )
+        shape = tokens, self.probes, width
+        probes = torch.randn(shape, generator=generator, dtype=torch.float64)
         # Probes on a sphere are exact where the Jacobian is a rotation.
         lengths = torch.linalg.vector_norm(probes, dim=-1, keepdim=True)
         probes *= width**0.5 / lengths
@@ -112,13 +122,16 @@ class InfluenceMeasure:
         """Return the measure, and half of its 95% interval where it is estimated."""
         if self.name == "l1":
             return sums, None
-        if not self.probes:
+        if not self.estimated:
             return np.sqrt(sums), None
         mean = sums / self.probes
-        variance = np.maximum(squares / self.probes - mean**2, 0) / (self.probes - 1)
+        spread = squares / self.probes - mean**2
+        # Rounding can bring the difference of equal squares below 0.
+        variance = np.maximum(spread, 0) / (self.probes - 1)
         norm = np.sqrt(mean)
+        quantile = student_quantile(self.probes)
         with np.errstate(invalid="ignore", divide="ignore"):
-            half = student_quantile(self.probes) * np.sqrt(variance) / (2 * norm)
+            half = quantile * np.sqrt(variance) / (2 * norm)
         return norm, np.where(norm > 0, half, 0.0)
 
 
@@ -140,7 +153,8 @@ def student_quantile(probes: int) -> float:
     """
     from scipy.stats import t
 
-    return float(t.ppf(0.975, max(1.0, (probes - 1) / 4)))
+    freedom = max(1.0, (probes - 1) / 4)
+    return float(t.ppf(0.975, freedom))
 
 
 @dataclass
@@ -152,13 +166,27 @@ class Axes:
     starts: dict[str | None, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        ends = np.cumsum([0, *self.lengths.values()]).tolist()
-        self.starts = dict(zip(self.lengths, ends, strict=False))
+        self.starts = {}
+        start = 0
+        for stack, length in self.lengths.items():
+            self.starts[stack] = start
+            start += length
 
     @property
     def tokens(self) -> int:
         """Return the number of tokens in all stacks."""
         return sum(self.lengths.values())
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """Return the numbers of sites and tokens."""
+        return len(self.sites), self.tokens
+
+    @property
+    def last_stack(self) -> str | None:
+        """Return the name of the last stack, whose states predict tokens."""
+        *_, last = self.lengths
+        return last
 
     def columns(self, stack: str | None) -> slice:
         """Return where the tokens of a stack are."""
@@ -172,10 +200,30 @@ class Axes:
     @property
     def filled(self) -> NDArray[np.bool_]:
         """Mark the cells [site, token] that hold a state: those of the site's stack."""
-        cells = np.zeros((len(self.sites), self.tokens), dtype=bool)
+        filled = np.zeros(self.cells, dtype=bool)
         for row, site in enumerate(self.sites):
-            cells[row, self.columns(site.stack)] = True
-        return cells
+            columns = self.columns(site.stack)
+            filled[row, columns] = True
+        return filled
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """A measure of the influences in a model, on the axes of a map."""
+
+    model: Model | RandomModel
+    axes: Axes
+    measure: InfluenceMeasure
+    generator: torch.Generator
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows [token, width] go through a block together."""
+        return ROWS.get(self.model.device.type, ROWS["cpu"])
+
+    def vectors(self, states: Tensor) -> Tensor:
+        """Return the vectors [token, vector, width] of states [token, width]."""
+        return self.measure.vectors(states, self.generator)
 
 
 class _Sums:
@@ -185,19 +233,24 @@ class _Sums:
         self.axes = axes
         shape = len(axes.sites), targets, axes.tokens
         self.first = torch.zeros(shape, dtype=torch.float64)
-        self.second = torch.zeros(shape, dtype=torch.float64) if squares else None
+        self.second: Tensor | None = None
+        if squares:
+            self.second = torch.zeros(shape, dtype=torch.float64)
         self._rows = {site: row for row, site in enumerate(axes.sites)}
 
     def add(self, site: Site, sizes: Tensor, targets: Tensor) -> None:
         """Add the sizes [vector, token] at a source, each vector to its target."""
         sizes = sizes.cpu()
+        count, tokens = sizes.shape
         # A vector whose target lies below the source has no product there.
-        targets = targets[: len(sizes)]
+        targets = targets[:count]
+        row = self._rows[site]
         start = self.axes.starts[site.stack]
-        row, columns = self._rows[site], slice(start, start + sizes.shape[1])
+        columns = slice(start, start + tokens)
         self.first[row, :, columns].index_add_(0, targets, sizes)
         if self.second is not None:
-            self.second[row, :, columns].index_add_(0, targets, sizes.square())
+            squares = sizes.square()
+            self.second[row, :, columns].index_add_(0, targets, squares)
 
     def arrays(self, *shape: int) -> tuple[Floats, Floats]:
         """Return the sums and the sums of squares.
@@ -210,44 +263,26 @@ class _Sums:
 
 def _by_target(sums: Tensor, shape: tuple[int, ...]) -> Floats:
     sites, _, tokens = sums.shape
-    array: Floats = sums.transpose(0, 1).reshape(*shape, sites, tokens).numpy()
+    by_target = sums.transpose(0, 1)
+    array: Floats = by_target.reshape(*shape, sites, tokens).numpy()
     return array
 
 
 def influence_on_states(
-    model: Model,
-    text: Inputs,
-    axes: Axes,
-    measure: InfluenceMeasure,
-    generator: torch.Generator,
-    advance: Callable[[float], None],
+    measurement: Measurement, text: Inputs, advance: Callable[[float], None]
 ) -> tuple[Floats, Floats | None]:
     """Return one text's map, and half the 95% interval where it is estimated.
 
     The map is [site, token, source site, source token].
     """
-    sums = _Sums(axes, len(axes.sites) * axes.tokens, squares=measure.probes > 0)
-    norms = np.ones((len(axes.sites), axes.tokens))
-    for name, length in axes.lengths.items():
-        rows = axes.rows(name)
-        if not rows:
-            continue
-        sites = [axes.sites[row] for row in rows]
-        sources = [site for site in axes.sites if not site > sites[-1]]
-        vectors = sum(measure.count(model.anatomy.width(site)) for site in sites)
-        for start, end in _spans(model, sites[0], length, vectors):
-            run = tape(model, cut_texts(text, name, end), sources)
-            for seeds, targets in _chunks(
-                model, run, axes, sites, (start, end), measure, generator
-            ):
-                for site, products in run.pull(seeds):
-                    sums.add(site, measure.size(products), targets)
-            columns = slice(axes.starts[name] + start, axes.starts[name] + end)
-            for row, site in zip(rows, sites, strict=True):
-                states = run.values(site)[start:end].double()
-                norms[row, columns] = states.norm(dim=-1).cpu()
-            advance(len(sites) * (end - start))
-    values, half = measure.values(*sums.arrays(len(axes.sites), axes.tokens))
+    axes, measure = measurement.axes, measurement.measure
+    sums = _Sums(axes, len(axes.sites) * axes.tokens, squares=measure.estimated)
+    norms = np.ones(axes.cells)
+    for stack in axes.lengths:
+        for span in _spans(measurement, stack):
+            _add_span(measurement, text, span, sums, norms)
+            advance(len(span.sites) * len(span.tokens))
+    values, half = measure.values(*sums.arrays(*axes.cells))
     if measure.name == "relative":
         with np.errstate(divide="ignore", invalid="ignore"):
             scale = norms[None, None] / norms[:, :, None, None]
@@ -257,175 +292,199 @@ def influence_on_states(
     return values, half
 
 
+def _add_span(
+    measurement: Measurement, text: Inputs, span: "_Span", sums: _Sums, norms: Floats
+) -> None:
+    """Add the influences on the states of a span, and put their norms."""
+    axes, measure = measurement.axes, measurement.measure
+    sources = [site for site in axes.sites if not site > span.sites[-1]]
+    text = cut_texts(text, span.stack, span.tokens.stop)
+    run = tape(measurement.model, text, sources)
+    seeds = _span_seeds(measurement, run, span)
+    most = max(1, 2 * measurement.rows // span.tokens.stop)
+    for batch in batched(run, seeds, most):
+        for site, products in run.pull(batch.vectors):
+            sums.add(site, measure.size(products), batch.targets)
+    first = axes.starts[span.stack]
+    columns = slice(first + span.tokens.start, first + span.tokens.stop)
+    for site in span.sites:
+        states = run.values(site)[span.tokens.start :].double()
+        row = axes.sites.index(site)
+        norms[row, columns] = states.norm(dim=-1).cpu()
+
+
+def _span_seeds(measurement: Measurement, run: Tape, span: "_Span") -> Iterator[Seed]:
+    """Yield the vectors of all states of a span, from the top down."""
+    axes = measurement.axes
+    for site in sorted(span.sites, reverse=True):
+        states = run.values(site)[span.tokens.start :]
+        row = axes.sites.index(site)
+        # Targets are numbered row after row of the map.
+        first = row * axes.tokens + axes.starts[span.stack]
+        vectors = measurement.vectors(states)
+        for token, of_token in zip(span.tokens, vectors, strict=True):
+            yield Seed(first + token, site, token, of_token)
+
+
 def influence_on_targets(
-    model: Model | RandomModel,
-    text: Inputs,
-    axes: Axes,
-    targets: Sequence[DrawnTarget],
-    measure: InfluenceMeasure,
-    generator: torch.Generator,
+    measurement: Measurement, text: Inputs, targets: Sequence[DrawnTarget]
 ) -> Floats:
     """Return the influence on some states of a text, [target, source site, token]."""
-    sums = _Sums(axes, len(targets), squares=measure.probes > 0)
+    axes, measure = measurement.axes, measurement.measure
+    sums = _Sums(axes, len(targets), squares=measure.estimated)
     # The pass is made once; all vectors go backward through it together.
-    run = tape(model, text, axes.sites)
-    norms = [run.values(site).double().norm(dim=-1) for site in axes.sites]
-    for seeds, numbers in _sampled_chunks(
-        model, run, axes, targets, measure, generator
-    ):
-        for site, products in run.pull(seeds):
-            sums.add(site, measure.size(products), numbers)
+    run = tape(measurement.model, text, axes.sites)
+    seeds = _target_seeds(measurement, run, targets)
+    most = max(1, 2 * measurement.rows // axes.tokens)
+    for batch in batched(run, seeds, most):
+        for site, products in run.pull(batch.vectors):
+            sums.add(site, measure.size(products), batch.targets)
     values, _ = measure.values(*sums.arrays(len(targets)))
     if measure.name == "relative":
         # The norm of a target is the same for all its sources.
-        values = values * torch.stack(norms).cpu().numpy()
+        values = values * _norms(run, axes)
     _check_finite(values, axes)
     return values
 
 
-def _sampled_chunks(
-    model: Model | RandomModel,
-    run: Tape,
-    axes: Axes,
-    targets: Sequence[DrawnTarget],
-    measure: InfluenceMeasure,
-    generator: torch.Generator,
-) -> Iterator[tuple[dict[Site, Tensor], Tensor]]:
-    """Yield the vectors of the targets with the number of each, from the top down."""
-    most = max(1, 2 * _rows(model) // axes.tokens)
-    order = sorted(
-        range(len(targets)), key=lambda number: axes.sites[targets[number].row]
-    )
-    seeds: dict[Site, list[Tensor]] = {}
-    numbers: list[int] = []
+def _norms(run: Tape, axes: Axes) -> Floats:
+    """Return the norms of all states, [site, token]."""
+    norms = []
+    for site in axes.sites:
+        states = run.values(site).double()
+        norms.append(states.norm(dim=-1))
+    stacked: Floats = torch.stack(norms).cpu().numpy()
+    return stacked
+
+
+def _target_seeds(
+    measurement: Measurement, run: Tape, targets: Sequence[DrawnTarget]
+) -> Iterator[Seed]:
+    """Yield the vectors of drawn targets, from the top down."""
+    sites = [measurement.axes.sites[target.row] for target in targets]
+    order = sorted(range(len(targets)), key=sites.__getitem__)
     for number in reversed(order):
-        row, token = targets[number]
-        site = axes.sites[row]
-        states = run.values(site)
-        (vectors,) = measure.vectors(states[token : token + 1], generator)
-        for part in vectors.split(most):
-            if numbers and len(numbers) + len(part) > most:
-                yield _joined(seeds), torch.tensor(numbers)
-                seeds, numbers = {}, []
-            seed = states.new_zeros((len(part), *states.shape))
-            seed[:, token] = part
-            seeds.setdefault(site, []).append(seed)
-            numbers += [number] * len(part)
-    yield _joined(seeds), torch.tensor(numbers)
+        token = targets[number].token
+        states = run.values(sites[number])
+        (vectors,) = measurement.vectors(states[token : token + 1])
+        yield Seed(number, sites[number], token, vectors)
 
 
 def influence_on_log_probability(
-    model: Model,
+    measurement: Measurement,
     text: Inputs,
     predicted: Sequence[int],
-    axes: Axes,
-    measure: InfluenceMeasure,
     advance: Callable[[float], None],
 ) -> Floats:
     """Return one text's map [token, source site, source token].
 
     It is of the log-probability of one predicted token at each place.
     """
-    name = list(axes.lengths)[-1]
-    length = axes.lengths[name]
+    axes = measurement.axes
+    stack = axes.last_stack
+    length = axes.lengths[stack]
     sums = _Sums(axes, length, squares=False)
-    for start, end in _spans(model, Site(0, "", name), length, 1):
-        run = tape(model, cut_texts(text, name, end), axes.sites, logits=True)
-        assert run.logits is not None
-        ids = torch.tensor(predicted[:end], device=run.logits.device)
-        wide = torch.promote_types(run.logits.dtype, torch.float32)
-        with autograd.restored(), torch.enable_grad():
-            logits = run.logits.to(wide)
-            log_probabilities = logits.log_softmax(-1).gather(-1, ids[:, None])[:, 0]
-        units = torch.eye(end, dtype=wide, device=logits.device)
-        most = max(1, _rows(model) * ROW_WIDTH // logits.shape[1])
-        for first in range(start, end, most):
-            targets = torch.arange(first, min(end, first + most))
-            vectors = units[targets.to(units.device)]
-            for site, products in run.pull({}, (log_probabilities, vectors)):
-                sums.add(site, measure.size(products), targets)
-        advance(end - start)
+    for tokens in _ranges(measurement, Site(0, "", stack), length, 1):
+        part = cut_texts(text, stack, tokens.stop)
+        run = tape(measurement.model, part, axes.sites, logits=True)
+        outputs = _log_probabilities(run, predicted[: tokens.stop])
+        _add_outputs(measurement, run, outputs, tokens, sums)
+        advance(len(tokens))
     squares, _ = sums.arrays(length)
     values: Floats = np.sqrt(squares)
     _check_finite(values, axes)
     return values
 
 
+def _log_probabilities(run: Tape, predicted: Sequence[int]) -> Tensor:
+    """Return the log-probability of the token predicted at each place."""
+    assert run.logits is not None
+    wide = torch.promote_types(run.logits.dtype, torch.float32)
+    ids = torch.tensor(predicted, device=run.logits.device)
+    with autograd.restored(), torch.enable_grad():
+        log_probabilities = run.logits.to(wide).log_softmax(-1)
+        of_predicted = log_probabilities.gather(-1, ids[:, None])
+        return of_predicted[:, 0]
+
+
+def _add_outputs(
+    measurement: Measurement, run: Tape, outputs: Tensor, tokens: range, sums: _Sums
+) -> None:
+    """Add the influences on the outputs [token] of a pass at some tokens."""
+    assert run.logits is not None
+    units = torch.eye(len(outputs), dtype=outputs.dtype, device=outputs.device)
+    vocabulary = run.logits.shape[1]
+    most = max(1, measurement.rows * ROW_WIDTH // vocabulary)
+    for start in range(0, len(tokens), most):
+        targets = torch.tensor(tokens[start : start + most])
+        vectors = units[targets.to(units.device)]
+        for site, products in run.pull({}, (outputs, vectors)):
+            sums.add(site, measurement.measure.size(products), targets)
+
+
 def cut_texts(inputs: Inputs, stack: str | None, length: int) -> Inputs:
     """Cut the texts of one stack; the texts of the other stay whole."""
     if stack == "decoder" and inputs.targets is not None:
-        return inputs.with_targets(cut_texts(inputs.targets, None, length))
+        targets = cut_texts(inputs.targets, None, length)
+        return inputs.with_targets(targets)
     ids = tuple(text[:length] for text in inputs.ids)
-    spans = inputs.spans and tuple(row[:length] for row in inputs.spans)
+    spans = inputs.spans
+    if spans:
+        spans = tuple(row[:length] for row in spans)
     return Inputs(ids, inputs.texts, spans, inputs.targets)
 
 
-def _rows(model: Model | RandomModel) -> int:
-    return ROWS.get(model.device.type, ROWS["cpu"])
+class _Span(NamedTuple):
+    """The sites of a stack, and a run of its tokens that has a pass of its own."""
+
+    stack: str | None
+    sites: list[Site]
+    tokens: range
 
 
-def _spans(
-    model: Model, site: Site, length: int, vectors: int
-) -> list[tuple[int, int]]:
+def _spans(measurement: Measurement, stack: str | None) -> Iterator[_Span]:
+    """Yield the spans of a stack; none where it has no sites."""
+    axes, anatomy = measurement.axes, measurement.model.anatomy
+    sites = [axes.sites[row] for row in axes.rows(stack)]
+    if not sites:
+        return
+    widths = map(anatomy.width, sites)
+    vectors = sum(map(measurement.measure.count, widths))
+    for tokens in _ranges(measurement, sites[0], axes.lengths[stack], vectors):
+        yield _Span(stack, sites, tokens)
+
+
+def _ranges(
+    measurement: Measurement, site: Site, length: int, vectors: int
+) -> Iterator[range]:
     """Cut the target tokens of a causal stack into runs with a pass of their own.
 
     The pass of a run ends where the run ends. A run is as long as fills the rows that
     go through a block together: a longer one would compute more than it sees.
     """
+    model = measurement.model
     # Beyond this length LongRoPE scales positions, so the start of a text run without
     # the rest would have other states.
     switch = model.batching.rope_switch
-    if not model.anatomy.stack(site).causal or (switch is not None and length > switch):
-        return [(0, length)]
-    count = min(length, max(1, round(vectors * length**2 / _rows(model))))
-    return list(pairwise(round(length * part / count) for part in range(count + 1)))
-
-
-def _chunks(
-    model: Model,
-    run: Tape,
-    axes: Axes,
-    sites: Sequence[Site],
-    span: tuple[int, int],
-    measure: InfluenceMeasure,
-    generator: torch.Generator,
-) -> Iterator[tuple[dict[Site, Tensor], Tensor]]:
-    """Yield the vectors of all targets of a span with the target of each.
-
-    As many are yielded at a time as go through the model together.
-    """
-    start, end = span
-    most = max(1, 2 * _rows(model) // end)
-    seeds: dict[Site, list[Tensor]] = {}
-    targets: list[int] = []
-    for site in sorted(sites, reverse=True):
-        states = run.values(site)
-        first_target = axes.sites.index(site) * axes.tokens + axes.starts[site.stack]
-        vectors = measure.vectors(states[start:end], generator)
-        for token, of_token in enumerate(vectors, start):
-            for part in of_token.split(most):
-                if targets and len(targets) + len(part) > most:
-                    yield _joined(seeds), torch.tensor(targets)
-                    seeds, targets = {}, []
-                seed = states.new_zeros((len(part), *states.shape))
-                seed[:, token] = part
-                seeds.setdefault(site, []).append(seed)
-                targets += [first_target + token] * len(part)
-    yield _joined(seeds), torch.tensor(targets)
-
-
-def _joined(seeds: Mapping[Site, Sequence[Tensor]]) -> dict[Site, Tensor]:
-    return {site: torch.cat(list(parts)) for site, parts in seeds.items()}
+    is_long = switch is not None and length > switch
+    count = 1
+    if model.anatomy.stack(site).causal and not is_long:
+        passes = round(vectors * length**2 / measurement.rows)
+        count = min(length, max(1, passes))
+    ends = [round(length * part / count) for part in range(count + 1)]
+    return itertools.starmap(range, itertools.pairwise(ends))
 
 
 def _check_finite(values: Floats, axes: Axes) -> None:
     """Refuse a map that holds a NaN or an infinity."""
-    if np.isfinite(values).all():
+    finite = np.isfinite(values)
+    if finite.all():
         return
-    place = np.argwhere(~np.isfinite(values))[0]
-    site, token = axes.sites[place[-2]], place[-1]
+    place = np.argwhere(~finite)[0]
+    *_, row, token = place
+    value = values[tuple(place)]
     raise NotFinite(
         "An influence is not finite",
-        f"that of {site} at token {token} is {values[tuple(place)]}",
+        f"that of {axes.sites[row]} at token {token} is {value}",
         "Look at the states with profile(), or choose other sites.",
     )

@@ -1,18 +1,21 @@
 """Which states influence a state, and which does it influence?"""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from hiddenscope import progress
 from hiddenscope.analyses.visibility.aligned import aligned
-from hiddenscope.analyses.visibility.facts import AlignedFacts
-from hiddenscope.analyses.visibility.findings import put_findings, visibility_dataset
+from hiddenscope.analyses.visibility.findings import (
+    measurement_facts,
+    put_findings,
+    visibility_dataset,
+)
 from hiddenscope.analyses.visibility.maps import (
     Axes,
     InfluenceMeasure,
+    Measurement,
     MeasureName,
     cut_texts,
     influence_on_log_probability,
@@ -26,13 +29,10 @@ from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import autograd
 from hiddenscope.passes import Inputs, Texts, record
 from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
-from hiddenscope.results import Facts, Result
-from hiddenscope.sites import Site, SitePatterns, summarise
+from hiddenscope.results import Result
+from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states.arrays import Floats, Ints
 from hiddenscope.texts import Labelled, copy_groups
-
-if TYPE_CHECKING:
-    import xarray
 
 
 @checked
@@ -95,17 +95,32 @@ def visibility(
     if len(inputs) > 1 and sampling.align == "distance":
         groups = _groups(inputs, texts)
         _check_alignable(inputs, selected, influence)
-        data, found = aligned(model, inputs, selected, measure, sampling, groups, seed)
-        return _averages(model, inputs, selected, measure, data, found)
-    stacks = _stacks(model, inputs, selected, logit=influence == "logit")
+        return aligned(model, inputs, selected, measure, sampling, groups, seed)
+    return _whole_maps(model, inputs, selected, measure, target)
+
+
+def _whole_maps(
+    model: Model,
+    inputs: Inputs,
+    sites: tuple[Site, ...],
+    measure: InfluenceMeasure,
+    target: str | int | None,
+) -> Result:
+    """Average the whole maps of texts, place by place."""
+    is_logit = measure.name == "logit"
+    stacks = _stacks(model, inputs, sites, logit=is_logit)
     predicted: list[tuple[int, ...]] = []
-    if influence == "logit":
-        predicted = _predicted(model, list(stacks.values())[-1], inputs, target)
-    lengths = {name: min(of_stack.lengths) for name, of_stack in stacks.items()}
-    longest = {name: max(of_stack.lengths) for name, of_stack in stacks.items()}
-    for name, length in lengths.items():
-        inputs = cut_texts(inputs, name, length)
-    axes = Axes(selected, lengths)
+    if is_logit:
+        *_, last_stack = stacks.values()
+        predicted = _predicted(model, last_stack, inputs, target)
+    lengths = {}
+    is_cut = False
+    for name, of_stack in stacks.items():
+        shortest = min(of_stack.lengths)
+        lengths[name] = shortest
+        is_cut |= shortest < max(of_stack.lengths)
+        inputs = cut_texts(inputs, name, shortest)
+    axes = Axes(sites, lengths)
     _check_memory(axes, measure)
     values, half_interval = _mean_map(model, inputs, axes, measure, predicted)
     # A tokenizer serves one thread at a time.
@@ -115,20 +130,12 @@ def visibility(
         strings = [list(map(encoder.string, row)) for row in predicted]
     data = visibility_dataset(axes, measure, values, half_interval, tokens, strings)
     # Without targets, an encoder-decoder has only the first of its stacks here.
-    causal = {
-        name: stack.causal
-        for name, stack in zip(stacks, model.anatomy.stacks, strict=False)
-    }
-    facts: Facts = {
-        "measure": influence,
-        "probes": measure.probes or None,
-        "texts": len(inputs),
-        "tokens": axes.tokens,
-        "sites": summarise(selected),
-        "cut": longest != lengths,
-        **put_findings(data, axes, influence, causal),
-    }
-    return Result("visibility", data, facts, model.source(selected[0].stack))
+    pairs = zip(stacks, model.anatomy.stacks, strict=False)
+    causal = {name: stack.causal for name, stack in pairs}
+    facts = measurement_facts(measure, sites, len(inputs), axes.tokens)
+    facts["cut"] = is_cut
+    facts |= put_findings(data, axes, measure.name, causal)
+    return Result("visibility", data, facts, model.source(sites[0].stack))
 
 
 def _groups(inputs: Inputs, texts: object) -> Ints:
@@ -153,28 +160,6 @@ def _check_alignable(inputs: Inputs, sites: Sequence[Site], influence: str) -> N
         )
 
 
-def _averages(
-    model: Model,
-    inputs: Inputs,
-    sites: Sequence[Site],
-    measure: InfluenceMeasure,
-    data: "xarray.Dataset",
-    found: AlignedFacts,
-) -> Result:
-    """Return the averages over several texts as a result."""
-    facts: Facts = {
-        "measure": measure.name,
-        "probes": measure.probes or None,
-        "texts": len(inputs),
-        "tokens": sum(inputs.lengths),
-        "sites": summarise(sites),
-        "cut": False,
-        "stacks": [],
-        "aligned": found,
-    }
-    return Result("visibility", data, facts, model.source(sites[0].stack))
-
-
 def _stacks(
     model: Model, inputs: Inputs, sites: Sequence[Site], *, logit: bool
 ) -> dict[str | None, Inputs]:
@@ -191,8 +176,11 @@ def _stacks(
                 model.text_encoder.required_start()
             names = ["encoder"]
     stacks = {name: inputs.of(name) for name in names}
+    tokens = 0
     for of_stack, stack in zip(stacks.values(), model.anatomy.stacks, strict=False):
-        shortest, longest = min(of_stack.lengths), max(of_stack.lengths)
+        shortest = min(of_stack.lengths)
+        longest = max(of_stack.lengths)
+        tokens += shortest
         if shortest < longest and not stack.causal:
             reason = (
                 f"they have {shortest:,} to {longest:,} tokens, and in this model a"
@@ -203,7 +191,7 @@ def _stacks(
                 reason,
                 "Give texts with the same number of tokens.",
             )
-    if sum(min(of_stack.lengths) for of_stack in stacks.values()) < 2:
+    if tokens < 2:
         raise TextError(
             "No influence to measure",
             "a text has only one token, which no other token can influence",
@@ -228,9 +216,11 @@ def _predicted(
         return list(of_stack.ids)
     predicted = []
     for number, ids in enumerate(of_stack.ids):
-        logits = record(model, inputs.some([number]), (), logits=True).logits
+        text = inputs.some([number])
+        logits = record(model, text, (), logits=True).logits
         assert logits is not None
-        predicted.append((*ids[1:], int(logits[-1].argmax())))
+        after_last = int(logits[-1].argmax())
+        predicted.append((*ids[1:], after_last))
     return predicted
 
 
@@ -247,47 +237,48 @@ def _mean_map(
     the number of texts.
     """
     total: Floats = np.zeros(())
-    squares: Floats | None = None
+    squares: Floats = np.zeros(())
     generator = torch.Generator().manual_seed(measure.seed)
+    measurement = Measurement(model, axes, measure, generator)
+    count = len(inputs)
     targets = int(axes.filled.sum())
     if measure.name == "logit":
-        targets = list(axes.lengths.values())[-1]
+        targets = axes.lengths[axes.last_stack]
     with (
         model.lock,
         autograd.restored(inference=False),
-        progress.track("Looking back", targets * len(inputs)) as advance,
+        progress.track("Looking back", targets * count) as advance,
     ):
-        for number in range(len(inputs)):
+        for number in range(count):
             text = inputs.some([number])
+            half = None
             if measure.name == "logit":
                 values = influence_on_log_probability(
-                    model, text, predicted[number], axes, measure, advance
+                    measurement, text, predicted[number], advance
                 )
-                half = None
             else:
-                values, half = influence_on_states(
-                    model, text, axes, measure, generator, advance
-                )
+                values, half = influence_on_states(measurement, text, advance)
             total = total + values
             if half is not None:
-                squares = half**2 if squares is None else squares + half**2
-    mean = total / len(inputs)
-    if squares is None:
+                squares = squares + half**2
+    mean = total / count
+    if not measure.estimated:
         return mean, None
-    return mean, np.sqrt(squares) / len(inputs)
+    return mean, np.sqrt(squares) / count
 
 
 def _check_memory(axes: Axes, measure: InfluenceMeasure) -> None:
     """Refuse a map that memory does not hold."""
-    sites = len(axes.sites)
-    targets = axes.tokens if measure.name == "logit" else sites * axes.tokens
+    sites, tokens = axes.cells
+    sources = sites * tokens
+    targets = tokens if measure.name == "logit" else sources
     # The sums, one text's map and the mean, in float64; an interval has as many again.
-    copies = 6 if measure.probes else 3
-    size = targets * sites * axes.tokens * 8 * copies
+    copies = 6 if measure.estimated else 3
+    size = targets * sources * 8 * copies
     free = free_memory()
     if size > SHARE_OF_FREE_MEMORY * free:
         raise TooLarge(
-            f"A map of {sites} sites and {axes.tokens:,} tokens does not fit in memory",
+            f"A map of {sites} sites and {tokens:,} tokens does not fit in memory",
             f"it takes {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
             "Choose fewer sites, such as sites='layer.0,layer.-1', or a shorter text.",
         )

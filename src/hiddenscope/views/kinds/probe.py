@@ -17,7 +17,7 @@ from hiddenscope.views.standing import standing
 from hiddenscope.views.values import Lines, Section, Series, View
 
 if TYPE_CHECKING:
-    from hiddenscope.analyses.probe.facts import ProbeFacts, ScoreFacts
+    from hiddenscope.analyses.probe.facts import ProbeFacts, ScoreFacts, WeightFacts
 
 # The largest p-value that shows something.
 LEVEL = 0.05
@@ -53,19 +53,22 @@ def views(result: Result) -> Iterator[View]:
         y_name="accuracy" if score == "accuracy" else "R²",
     )
     if "mix_weight" in data:
-        weight = Series(
-            "weight",
-            data["mix_weight"].to_numpy(),
-            data["mix_weight_low"].to_numpy(),
-            data["mix_weight_high"].to_numpy(),
-            band="least and most of the folds",
-        )
         yield Lines(
             "The weight of each site in the mix",
             sites,
-            (weight,),
+            tuple(_mix_weights(result)),
             y_name="weight in the mix",
         )
+
+
+def _mix_weights(result: Result) -> Iterator[Series]:
+    """Yield the weights of all rows, and those of each fold."""
+    data = result.data
+    yield Series("all rows", data["mix_weight"].to_numpy())
+    # Older files have the weights of all rows alone.
+    if "mix_weight_fold" in data:
+        for fold, weights in enumerate(data["mix_weight_fold"].to_numpy().T):
+            yield Series(f"fold {fold}", weights, style="dash")
 
 
 def findings(result: Result) -> Iterator[str]:
@@ -94,11 +97,8 @@ def findings(result: Result) -> Iterator[str]:
         )
     mix = facts.get("mix")
     if mix:
-        top = mix["largest_weight"]
-        yield (
-            f"A probe of a mix of all sites comes to {_with_interval(mix, score)}; its"
-            f" largest weight, {top['weight']:.2f}, is that of {top['site']}."
-        )
+        yield f"A probe of a mix of all sites comes to {_with_interval(mix, score)}."
+        yield _largest_weight(mix["largest_weight"], facts["folds"])
     if facts["token"] != "each":
         yield f"What was probed is {standing(facts['token'])}."
     yield independence(facts)
@@ -120,10 +120,23 @@ def sections(result: Result) -> Iterator[Section]:
             "",
             tuple(weights),
             "One more probe reads a weighted sum of all layers, and learns the weights"
-            " with its coefficients. The weights add up to 1; the band is their range"
-            " over the folds.",
+            " with its coefficients. The weights add up to 1. Dashed lines are the"
+            " weights of each fold. They show how far the weights depend on the texts;"
+            " they are no interval, for any two folds share most of their texts.",
             folded=True,
         )
+
+
+def _largest_weight(largest: "WeightFacts", folds: int) -> str:
+    """Name the site of the largest weight, and say how far to trust it."""
+    in_folds = ""
+    if "folds" in largest:
+        in_folds = f", as in {largest['folds']:,} of {folds:,} folds"
+    return (
+        f"Its largest weight, {largest['weight']:.2f}, is that of"
+        f" {largest['site']}{in_folds}; weights have no interval, and noise too can"
+        " give nearly all weight to one site."
+    )
 
 
 def _against_chance(result: Result) -> Iterator[str]:

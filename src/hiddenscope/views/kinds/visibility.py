@@ -144,11 +144,11 @@ def _aligned_views(result: Result) -> Iterator[View]:
         tuple(_banded(result, {"own_below": SHARES["own_below"]})),
         y_name="share of the same token",
     )
-    own = tuple(_banded(result, {"own_by_depth": "of the influence of a lower site"}))
+    by_depth = {"own_by_depth": "of the influence of a lower site"}
     yield Lines(
         f"The share of the same token, by how many sites below, in {model}",
         labels(data, "depth"),
-        own,
+        tuple(_banded(result, by_depth)),
         "sites below",
         "share of the same token",
     )
