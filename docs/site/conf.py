@@ -7,7 +7,7 @@ author = "the authors of hiddenscope"
 version = release = hiddenscope.__version__
 language = "en"
 
-extensions = ["myst_parser", "docs.site.formulas"]
+extensions = ["myst_parser", "docs.site.formulas", "docs.site.names"]
 # Headings get the anchors that GitHub gives them.
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "dollarmath"]
