@@ -138,8 +138,8 @@ def compare(theirs: Arrays, ours: Arrays) -> list[Row]:
         _near("edit", "the logits", _relative(theirs["logits"], ours["logits"])),
         _near(
             "patch",
-            "the effect of every cell, absolute",
-            _absolute(theirs["effect"], effect),
+            "the effect of every cell, over the largest",
+            _over_largest(theirs["effect"], effect),
         ),
         _same("steer", "the text", theirs["written"], ours["written"]),
         Row(
@@ -183,6 +183,18 @@ def _absolute(theirs: Array, ours: Array) -> float:
     if theirs.shape != ours.shape:
         return float("inf")
     return float(np.max(np.abs(theirs.astype(float) - ours)))
+
+
+def _over_largest(theirs: Array, ours: Array) -> float:
+    """Return the largest difference over the largest value.
+
+    An effect is a difference of logits over that of the clean and the corrupted run. A
+    model that hardly tells the prompts apart divides by little, and rounding grows with
+    the effects. In the small model of tests/labs/test_coming_from.py the divisor is a
+    hundredth of the largest logit: effects go up to 23.5, and those of hiddenscope and
+    TransformerLens are 1.6e-3 and 2.0e-3 away from float64, and 4.3e-4 from each other.
+    """
+    return _absolute(theirs, ours) / float(np.max(np.abs(ours)))
 
 
 def _all_rows(model: Path | None) -> dict[str, list[Row]]:

@@ -1,12 +1,19 @@
 """Draw the pictures of the docs again, with the default model: `make docs`.
 
-Results that the site shows live are saved in docs/results/ beside them. The averages in
-visibility-average.nc are those that examples/visibility.py wrote on a GPU.
+    python -m docs.pictures                     all of them
+    python -m docs.pictures port.nc drift.png   some of them
+
+Results that the site shows live are saved in docs/results/, and their pictures are
+drawn from there. The averages in visibility-average.nc are those that
+examples/visibility.py wrote on a GPU.
 """
 
+import argparse
 import copy
 import importlib
 import sys
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -59,20 +66,46 @@ TOPICS = (
 QUERIES = ["How do I cook rice?", "news from space"]
 
 
-def live_results(model: hs.Model) -> dict[str, hs.Result]:
-    """Return the results that a page of the site shows live, by their names."""
+def main() -> None:
+    """Compute and draw what the command line names, or everything."""
+    results, pictures = live_results(), views()
+    names = _names([*results, *pictures])
+    model = hs.load()
+    # Results first: pictures are drawn from those that are saved.
+    for name, compute in results.items():
+        if name in names:
+            compute(model).save(RESULTS / name)
+            print(f"Wrote docs/results/{name}", flush=True)
+    for name, draw in pictures.items():
+        if name in names:
+            picture = image(draw(model), ".png", dpi=DPI)
+            (FOLDER / name).write_bytes(picture)
+            size = len(picture) / 1000
+            print(f"Wrote docs/pictures/{name}: {size:.0f} kB", flush=True)
+
+
+def live_results() -> dict[str, Callable[[hs.Model], hs.Result]]:
+    """Return how each result that a page shows live is computed, by its name."""
     return {
-        "visibility.nc": hs.visibility(model, SENTENCE),
-        "compare.nc": hs.compare(model, SENTENCE, ANOTHER),
-        "lens.nc": hs.lens(model, CAPITALS.clean, target=CAPITALS.answer),
-        "patch.nc": hs.patch(model, CAPITALS),
-        "drift.nc": wrong_scale(model),
-        "steer.nc": montreal(model),
-        "cluster.nc": hs.cluster(hs.load("minilm"), list(TOPICS), smallest=3),
-        "two-sentences-patch.nc": hs.patch(model, CAPITALS, layers=0),
-        "cities.nc": experiment("cities").pictured(model),
-        "steering.nc": experiment("steering").choose_site(model),
+        "visibility.nc": lambda model: hs.visibility(model, SENTENCE),
+        "compare.nc": lambda model: hs.compare(model, SENTENCE, ANOTHER),
+        "lens.nc": capital_lens,
+        "patch.nc": lambda model: hs.patch(model, CAPITALS),
+        "drift.nc": wrong_scale,
+        "steer.nc": montreal,
+        "cluster.nc": lambda _: hs.cluster(minilm(), list(TOPICS), smallest=3),
+        "two-sentences-patch.nc": lambda model: hs.patch(model, CAPITALS, layers=0),
+        "cities.nc": lambda model: experiment("cities").pictured(model),
+        "steering.nc": lambda model: experiment("steering").choose_site(model),
+        "hooks.nc": lambda model: hs.profile(model, SENTENCE),
+        "lenses.nc": capital_tuned_lens,
+        "port.nc": unscaled_port,
     }
+
+
+def saved(name: str) -> Sequence[View]:
+    """Return the views of a result that a page shows live."""
+    return views_of(hs.Result.load(RESULTS / name))
 
 
 def experiment(name: str) -> ModuleType:
@@ -82,31 +115,65 @@ def experiment(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def views(model: hs.Model, live: dict[str, hs.Result]) -> dict[str, tuple[View, ...]]:
-    """Return what each picture shows, by its name."""
-    along = views_of(hs.project(model, CITIES, method="pca"))
-    encoder = hs.load("minilm")
-    nearest = hs.search(encoder, QUERIES, k=4, texts=list(TOPICS))
+def views() -> dict[str, Callable[[hs.Model], Sequence[View]]]:
+    """Return how each picture's views are made, by its name."""
     return {
-        "anatomy.png": views_of(hs.anatomy(model))[:1],
-        "norms.png": views_of(hs.profile(model, SENTENCE))[:2],
-        "difference.png": views_of(live["compare.nc"])[:2],
-        "drift.png": views_of(live["drift.nc"])[1:2],
-        "start.png": views_of(hs.lens(model, CHILD))[:1],
-        "lens.png": views_of(live["lens.nc"])[:1],
-        "patch.png": views_of(live["patch.nc"]),
-        "graft.png": views_of(broken_attention(model))[:1],
-        "steer.png": views_of(live["steer.nc"])[:1],
-        "visibility.png": views_of(live["visibility.nc"])[:2],
-        "cities.png": (
-            *views_of(hs.project(model, CITIES, sites=SOME))[:1],
-            *along[1:2],
-        ),
-        "probe.png": views_of(hs.probe(model, "cities-incomplete"))[:1],
-        "embed.png": (cosines(encoder),),
-        "search.png": views_of(nearest)[:2],
-        "cluster.png": views_of(live["cluster.nc"])[:1],
+        "anatomy.png": lambda model: views_of(hs.anatomy(model))[:1],
+        "norms.png": lambda _: saved("hooks.nc")[:2],
+        "difference.png": lambda _: saved("compare.nc")[:2],
+        "drift.png": lambda _: saved("drift.nc")[1:2],
+        "start.png": lambda model: views_of(hs.lens(model, CHILD))[:1],
+        "lens.png": lambda _: saved("lens.nc")[:1],
+        "patch.png": lambda _: saved("patch.nc"),
+        "graft.png": lambda model: views_of(broken_attention(model))[:1],
+        "steer.png": lambda _: saved("steer.nc")[:1],
+        "visibility.png": lambda _: saved("visibility.nc")[:2],
+        "cities.png": cities,
+        "probe.png": lambda model: views_of(hs.probe(model, "cities-incomplete"))[:1],
+        "embed.png": lambda _: (cosines(minilm()),),
+        "search.png": lambda _: nearest_texts(minilm()),
+        "cluster.png": lambda _: saved("cluster.nc")[:1],
+        "experiments/lenses-tuned.png": lambda _: saved("lenses.nc")[:1],
+        "experiments/port-drift.png": lambda _: saved("port.nc")[1:2],
     }
+
+
+@cache
+def minilm() -> hs.Model:
+    """Load the encoder once."""
+    return hs.load("minilm")
+
+
+def cities(model: hs.Model) -> Sequence[View]:
+    """Return a map of a few layers, and the scores along all layers."""
+    few = hs.project(model, CITIES, sites=SOME)
+    along = hs.project(model, CITIES, method="pca")
+    return *views_of(few)[:1], *views_of(along)[1:2]
+
+
+def nearest_texts(encoder: hs.Model) -> Sequence[View]:
+    """Return the texts that are nearest to two queries."""
+    return views_of(hs.search(encoder, QUERIES, k=4, texts=list(TOPICS)))[:2]
+
+
+def capital_lens(model: hs.Model, lens: str | hs.Lens = "logit") -> hs.Result:
+    """Read a prompt with a lens, and follow its answer."""
+    return hs.lens(model, CAPITALS.clean, lens=lens, target=CAPITALS.answer)
+
+
+def capital_tuned_lens(model: hs.Model) -> hs.Result:
+    """Read the prompt with the tuned lens of examples/lenses.py: a minute to fit."""
+    script = experiment("lenses")
+    texts = experiment("reviews").reviews()
+    return capital_lens(model, script.fit(model, "tuned", texts, script.FULL))
+
+
+def unscaled_port(model: hs.Model) -> hs.Result:
+    """Compare the model with a port that forgot the scale of attention in a block."""
+    script = experiment("port")
+    port = experiment("plain_llama").PlainLlama(model.module).eval()
+    script.forget_scale(port)
+    return hs.drift(model, port, script.TEXTS)
 
 
 def wrong_scale(model: hs.Model) -> hs.Result:
@@ -162,13 +229,16 @@ def cosines(encoder: hs.Model) -> View:
     return Grid(title, TOPICS[::-1], TOPICS, (cosine,), x_name="text", y_name="text")
 
 
+def _names(known: Sequence[str]) -> Sequence[str]:
+    """Return the names on the command line, or all names if there are none."""
+    parser = argparse.ArgumentParser(prog="python -m docs.pictures")
+    parser.add_argument("names", nargs="*", help="all, if none is named")
+    names: list[str] = parser.parse_args().names
+    unknown = sorted({*names} - {*known})
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: not among {', '.join(known)}")
+    return names or known
+
+
 if __name__ == "__main__":
-    default = hs.load()
-    saved = live_results(default)
-    for name, result in saved.items():
-        result.save(RESULTS / name)
-        print(f"Wrote docs/results/{name}")
-    for name, shown in views(default, saved).items():
-        picture = image(shown, ".png", dpi=DPI)
-        (FOLDER / name).write_bytes(picture)
-        print(f"Wrote docs/pictures/{name}: {len(picture) / 1000:.0f} kB")
+    main()

@@ -258,6 +258,46 @@ def test_no_page_is_wider_than_the_screen(site: Path, page: "Page") -> None:
     assert wide == []
 
 
+def test_a_name_in_a_table_is_not_broken_within_a_word(
+    site: Path, page: "Page"
+) -> None:
+    # A name with a mark may go on in the next line there; the others have one box.
+    boxes = """(selector) => {
+        const broken = [];
+        for (const name of document.querySelectorAll(selector))
+            if (name.getClientRects().length > 1) broken.push(name.textContent);
+        return broken;
+    }"""
+    unmarked = "code span.pre:not(:has(wbr))"
+    for name in ("coming-from", "reference", "store", "errors"):
+        page.goto((site / f"{name}.html").as_uri())
+        page.set_viewport_size({"width": 1280, "height": 800})
+        assert page.locator("td code span.pre").count() >= 10
+        assert page.evaluate(boxes, f"td {unmarked}") == []
+        # On a phone the last of two columns is narrower than some names.
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate(boxes, f"td:first-child {unmarked}") == []
+        wide = f"table:has(th:nth-child(3)) td {unmarked}"
+        assert page.evaluate(boxes, wide) == []
+
+
+def test_a_wide_table_scrolls_in_its_own_box_on_a_phone(
+    site: Path, page: "Page"
+) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto((site / "coming-from.html").as_uri())
+    table = page.locator("table:has(th:nth-child(5))").first
+    box = table.evaluate(
+        "table => [table.scrollWidth, table.parentElement.clientWidth]"
+    )
+    assert box[0] > box[1]
+    assert box[1] < 390
+    # No column of prose is squeezed to a word in each line.
+    prose = table.locator("td", has_text="what enters the first block").bounding_box()
+    assert prose
+    assert prose["width"] > 120
+
+
 def test_the_gallery_shows_the_pictures_of_its_pages(
     site: Path, documents: dict[Path, Document]
 ) -> None:

@@ -6,8 +6,11 @@ project = "hiddenscope"
 author = "the authors of hiddenscope"
 version = release = hiddenscope.__version__
 language = "en"
+# A token such as " Paris" begins with a space: its first mark would be turned the wrong
+# way round.
+smartquotes = False
 
-extensions = ["myst_parser", "docs.site.formulas"]
+extensions = ["myst_parser", "docs.site.formulas", "docs.site.names"]
 # Headings get the anchors that GitHub gives them.
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "dollarmath"]
