@@ -46,9 +46,13 @@ how far hiddenscope is from the bare forward pass. `make bench` writes this page
 BESIDE = """\
 ## Beside its peers
 
-CPU time, as a ratio to plain Hugging Face code for the same task: 2.00 takes twice as long. The least of each row is
+Ratios to plain Hugging Face code for the same task: of CPU time, except in the row memory, which is the peak memory of the
+process. 2.00 takes twice as much. The least of each row is
 bold, whoever it is, with all that are within 3 % of it. Every library does the task as its documentation recommends,
-without gradients, and stops the pass early where it can. The libraries run in turn, round after round, in processes of
+without gradients (except visibility, which is made of them), and stops the pass early where it can; plain Hugging Face runs
+the whole pass. We are ahead where passes are shared (patch and visibility: plain code makes one for each cell or target) and where
+nothing is padded (ragged corpus, extract, embed). Drift does more than the plain difference: it runs both models again, finds
+the block, and tells rounding from a fault. The libraries run in turn, round after round, in processes of
 their own, and a ratio is the median over rounds. An empty cell is not offered by that library, or was not measured; the
 table below says which.
 """
@@ -118,18 +122,18 @@ def _beside(results: Mapping[str, Record], order: Sequence[str]) -> list[str]:
     parts = [BESIDE]
     for architecture in measured:
         standings = results[architecture]["peers"]
-        parts.append(f"{_place(results[architecture])}.\n")
+        parts.append(f"{_machine_line(results[architecture])}.\n")
         parts.append(_table(_ratios(standings)))
         parts.append(_remarks(standings))
         parts.append(_versions(results[architecture]))
     parts.append(DETAILS)
     for architecture in measured:
-        parts.append(f"{_place(results[architecture])}.\n")
+        parts.append(f"{_machine_line(results[architecture])}.\n")
         parts.append(_table(details(results[architecture]["peers"])))
     return parts
 
 
-def _place(record: Record) -> str:
+def _machine_line(record: Record) -> str:
     machine = record["machine"]
     return f"{machine['architecture']} ({machine['cpu']}, {machine['cores']} cores)"
 
@@ -137,11 +141,15 @@ def _place(record: Record) -> str:
 def _versions(record: Record) -> str:
     """Return the versions of everything that was measured on one architecture."""
     machine = record["machine"]
-    shared = [f"torch {machine['torch']}", f"transformers {machine['transformers']}"]
-    pins = dict.fromkeys([*PEERS.pins, *NNTERP.pins])
-    own = [pin.replace("==", " ") for pin in pins if not pin.startswith(SHARED)]
-    versions = ", ".join([*shared, *own])
-    return f"Versions: {versions}; nnterp runs on the older nnsight.\n"
+    versions = [f"torch {machine['torch']}", f"transformers {machine['transformers']}"]
+    for pin in PEERS.pins:
+        if not pin.startswith(SHARED):
+            versions.append(pin.replace("==", " "))
+    measured = _cpu_ratios(record["peers"])
+    if "nnterp" in measured:
+        nnterp, nnsight = NNTERP.pins[-2:]
+        versions.append(f"{nnterp} with {nnsight}".replace("==", " "))
+    return f"Versions: {', '.join(versions)}.\n"
 
 
 def _ratios(standings: Sequence[Record]) -> Iterable[Sequence[str]]:
@@ -187,8 +195,16 @@ def _cpu_ratios(standings: Sequence[Record]) -> dict[str, float]:
 
 def details(standings: Sequence[Record]) -> Iterable[Sequence[str]]:
     """Yield one line for each task and library."""
-    yield ("task", "what is asked", "library", "CPU", "wall", "CPU seconds", "numbers")
-    for row in sorted(standings, key=_place_of_task):
+    yield (
+        "task",
+        "what is asked",
+        "library",
+        "CPU",
+        "wall",
+        "CPU seconds or peak memory",
+        "numbers",
+    )
+    for row in sorted(standings, key=_task_rank):
         note = row["numbers"]
         if row["skipped"]:
             note = f"not measured: {row['skipped']}"
@@ -208,12 +224,12 @@ def details(standings: Sequence[Record]) -> Iterable[Sequence[str]]:
 
 def _by_task(standings: Sequence[Record]) -> dict[str, list[Record]]:
     tasks: dict[str, list[Record]] = {}
-    for row in sorted(standings, key=_place_of_task):
+    for row in sorted(standings, key=_task_rank):
         tasks.setdefault(row["task"], []).append(row)
     return tasks
 
 
-def _place_of_task(standing: Record) -> int:
+def _task_rank(standing: Record) -> int:
     """Return where a task stands in the tables; a task without a place is last."""
     task = standing["task"]
     if task in TASKS:
@@ -228,7 +244,7 @@ def _growth(results: Mapping[str, Record], order: Sequence[str]) -> list[str]:
         return []
     parts = [GROWTH]
     for architecture in measured:
-        parts.append(f"{_place(results[architecture])}.\n")
+        parts.append(f"{_machine_line(results[architecture])}.\n")
         parts.append(_table(_exponents(results[architecture]["growth"])))
     return parts
 

@@ -159,6 +159,7 @@ def main() -> None:
     data = shipped(few)
     projected = [hs.project(models, data, method="pca", pool="last", sites=sites)]
     if not options.quick:
+        # A sentence model is read as it was trained: by the mean of all tokens.
         projected.append(hs.project(sentence_model, DATA, method="pca"))
     for result in projected:
         print(result.summary(), flush=True)
@@ -245,8 +246,9 @@ def landmarks(few: int | None) -> Labelled:
 def bag_of_words(data: Labelled) -> Mean:
     """Score a logistic regression on words, with whole landmarks held out.
 
-    A landmark of either city is held out at a time: with unequal classes left, a model
-    that knows nothing would name the larger one, and be wrong.
+    One landmark of each city is held out at a time, so that the classes that are left
+    stay equal. Otherwise a model that knows nothing would name the larger one, and be
+    wrong.
     """
     texts, labels = columns(data)
     words = TfidfVectorizer().fit_transform(texts)
@@ -285,7 +287,7 @@ def print_probe(name: str, result: hs.Result) -> None:
 
 
 @dataclass(frozen=True)
-class Facts:
+class RetrievalTexts:
     """Texts with their topic, city and wording, one row each."""
 
     texts: list[str]
@@ -294,7 +296,7 @@ class Facts:
     wording: np.ndarray
 
 
-def retrieval_texts(few: int | None) -> Facts:
+def retrieval_texts(few: int | None) -> RetrievalTexts:
     """Return every topic in three wordings for either city."""
     texts = []
     rows = []
@@ -305,7 +307,7 @@ def retrieval_texts(few: int | None) -> Facts:
                 text = wording.format(city=CITIES[city], x=name)
                 texts.append(text[0].upper() + text[1:])
                 rows.append((topic, city, number))
-    return Facts(texts, *np.array(rows).T)
+    return RetrievalTexts(texts, *np.array(rows).T)
 
 
 @dataclass(frozen=True)
@@ -316,7 +318,7 @@ class Nearest:
     decoy: np.ndarray
 
 
-def nearest(vectors: np.ndarray, facts: Facts) -> Nearest:
+def nearest(vectors: np.ndarray, facts: RetrievalTexts) -> Nearest:
     """Find the nearest other text by the cosine of centred vectors."""
     centred = vectors - vectors.mean(0)
     norms = np.linalg.norm(centred, axis=1, keepdims=True)
@@ -331,7 +333,7 @@ def nearest(vectors: np.ndarray, facts: Facts) -> Nearest:
     return Nearest(same_topic & same_city, same_topic & same_wording)
 
 
-def rivals(sentence_model: hs.Model, facts: Facts) -> dict[str, Nearest]:
+def rivals(sentence_model: hs.Model, facts: RetrievalTexts) -> dict[str, Nearest]:
     """Score a bag of words, and the sentence model as it is meant to be used."""
     words = TfidfVectorizer().fit_transform(facts.texts).toarray()
     vectors = hs.embed(sentence_model, facts.texts)
@@ -342,7 +344,7 @@ def rivals(sentence_model: hs.Model, facts: Facts) -> dict[str, Nearest]:
 
 
 def scores_by_layer(
-    model: hs.Model, facts: Facts, sites: str
+    model: hs.Model, facts: RetrievalTexts, sites: str
 ) -> dict[str, dict[str, Nearest]]:
     """Score the states of every layer: the last token's, and the mean of all."""
     states = model.capture(facts.texts, sites)
@@ -355,7 +357,7 @@ def scores_by_layer(
     return scores
 
 
-def cross_fitted(by_site: dict[str, Nearest], facts: Facts) -> Nearest:
+def cross_fitted(by_site: dict[str, Nearest], facts: RetrievalTexts) -> Nearest:
     """Choose the layer on half of the topics and score it on the other half."""
     scores = list(by_site.values())
     is_even = facts.topic % 2 == 0
@@ -370,17 +372,17 @@ def cross_fitted(by_site: dict[str, Nearest], facts: Facts) -> Nearest:
     return Nearest(paraphrase, decoy)
 
 
-def print_retrieval(scores: dict[str, Nearest], facts: Facts) -> None:
+def print_retrieval(scores: dict[str, Nearest], facts: RetrievalTexts) -> None:
     """Print the shares with intervals over topics, and each rival's difference."""
     reference = scores[f"{SENTENCE_MODEL}, sentence model"].paraphrase.astype(float)
     for name, score in scores.items():
         share = mean_interval(score.paraphrase, facts.topic)
         decoy = mean_interval(score.decoy, facts.topic)
-        less = mean_interval(score.paraphrase - reference, facts.topic)
+        difference = mean_interval(score.paraphrase - reference, facts.topic)
         print(
             f"  {name}: paraphrase {share.share()}, decoy {decoy.share()};"
-            f" against the sentence model {100 * less.value:+.0f}"
-            f" ({100 * less.low:+.0f} to {100 * less.high:+.0f}) points",
+            f" against the sentence model {100 * difference.value:+.0f}"
+            f" ({100 * difference.low:+.0f} to {100 * difference.high:+.0f}) points",
             flush=True,
         )
 
@@ -425,7 +427,7 @@ def part_scores(result: hs.Result, part: dict[str, str]) -> dict[str, np.ndarray
 
 
 def draw_trap(result: hs.Result, path: Path) -> None:
-    """Draw the silhouettes of the first layers, with and without the name."""
+    """Draw how often the nearest text is of the same city, in the first layers."""
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(5.2, 3.2))
     sites = list(result.data["site"].values)
@@ -439,7 +441,9 @@ def draw_trap(result: hs.Result, path: Path) -> None:
     save(figure, path)
 
 
-def draw_retrieval(scores: dict[str, Nearest], facts: Facts, path: Path) -> None:
+def draw_retrieval(
+    scores: dict[str, Nearest], facts: RetrievalTexts, path: Path
+) -> None:
     """Draw the shares of paraphrases and decoys with their intervals over topics."""
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(6.2, 0.36 * len(scores) + 1.6))

@@ -284,7 +284,7 @@ def test_outside_the_causal_cone_is_exactly_zero_whether_the_text_is_cut_or_not(
         64,
         10**9,
     ):
-        monkeypatch.setitem(maps.ROWS, "cpu", rows)
+        monkeypatch.setitem(maps.ROW_BUDGET, "cpu", rows)
         found[rows] = hs.visibility(model, IDS, sites="layer.*").data["l1"].to_numpy()
         assert (found[rows][~cone(4, 4)] == 0).all()
         assert (found[rows][cone(4, 4)] > 0).all()

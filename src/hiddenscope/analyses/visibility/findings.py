@@ -33,7 +33,7 @@ MAP = ("site", "token", "source_site", "source_token")
 MEASURES = {
     "l1": ("L1 norm of the gradient of |h|₁/|h|₂", "L1"),
     "frobenius": ("Frobenius norm of the Jacobian", "L2"),
-    "relative": ("relative change for a relative change", ""),
+    "relative": ("relative change of the target per relative change of the source", ""),
     "logit": ("norm of the gradient of a token's log-probability", "nats per L2"),
 }
 SHARES = {
@@ -48,8 +48,9 @@ DECAYS = {
 }
 # Influence by distance, of each decay and stack.
 StackDecays: TypeAlias = dict[str, dict[str | None, Floats]]
-# The first token of a causal text is told apart from the others from this length on.
-FEWEST = 4
+# The first token of a causal text is told apart from the others from this length on: in
+# a shorter text too few others are left for a share of their own.
+FEWEST_TOKENS = 4
 
 
 def measurement_facts(
@@ -286,7 +287,7 @@ def _decays(inside: Floats, causal: bool) -> dict[str, Floats]:
 def _by_distance(influence: Floats, causal: bool) -> Floats:
     """Return the mean of [token, source token] at each distance."""
     # Attention rests on the first token of a causal text whatever the distance.
-    if causal and len(influence) >= FEWEST:
+    if causal and len(influence) >= FEWEST_TOKENS:
         influence = influence[1:, 1:]
     before = _diagonal_means(influence)
     if causal:
@@ -309,7 +310,7 @@ def _stack_facts(within: _WithinStack) -> dict[str, Any]:
     """Return the facts of one stack, as far as there is anything to say."""
     facts = _own_facts(within)
     tokens = within.influence.shape[1]
-    if within.causal and tokens >= FEWEST:
+    if within.causal and tokens >= FEWEST_TOKENS:
         facts["first_token_share"] = _first_token_share(within.influence)
     for end in ("below", "first"):
         decay = within.decays[f"decay_{end}"]

@@ -33,7 +33,7 @@ DEFAULT_PROBES = 16
 # Measures that take one vector for each target.
 ONE_VECTOR = ("l1", "logit")
 # About how many rows [token, width] go through a block together.
-ROWS = {"cpu": 1024, "cuda": 65_536}
+ROW_BUDGET = {"cpu": 1024, "cuda": 65_536}
 # The width of such a row, for logits, which are as wide as the vocabulary.
 ROW_WIDTH = 768
 
@@ -129,7 +129,7 @@ class InfluenceMeasure:
         # Rounding can bring the difference of equal squares below 0.
         variance = np.maximum(spread, 0) / (self.probes - 1)
         norm = np.sqrt(mean)
-        quantile = student_quantile(self.probes)
+        quantile = widened_quantile(self.probes)
         with np.errstate(invalid="ignore", divide="ignore"):
             half = quantile * np.sqrt(variance) / (2 * norm)
         return norm, np.where(norm > 0, half, 0.0)
@@ -144,12 +144,13 @@ def scale_free_gradient(states: Tensor) -> Tensor:
     return gradient.to(states.dtype)
 
 
-def student_quantile(probes: int) -> float:
+def widened_quantile(probes: int) -> float:
     """Return how many standard errors hold 95%.
 
     Squared norms of few probes are skewed to the right, the more so the fewer
-    directions a Jacobian has, and Student's own quantile would hold too little: it is
-    taken with a quarter of the degrees of freedom.
+    directions a Jacobian has, and Student's own quantile would hold too little. With a
+    quarter of the degrees of freedom intervals hold what they state in the simulations
+    of docs/calibration.md.
     """
     from scipy.stats import t
 
@@ -217,9 +218,9 @@ class Measurement:
     generator: torch.Generator
 
     @property
-    def rows(self) -> int:
+    def row_budget(self) -> int:
         """Return how many rows [token, width] go through a block together."""
-        return ROWS.get(self.model.device.type, ROWS["cpu"])
+        return ROW_BUDGET.get(self.model.device.type, ROW_BUDGET["cpu"])
 
     def vectors(self, states: Tensor) -> Tensor:
         """Return the vectors [token, vector, width] of states [token, width]."""
@@ -242,7 +243,8 @@ class _Sums:
         """Add the sizes [vector, token] at a source, each vector to its target."""
         sizes = sizes.cpu()
         count, tokens = sizes.shape
-        # A vector whose target lies below the source has no product there.
+        # Vectors come from the top target down, so those that reach this source are the
+        # first; a target below the source has no product there.
         targets = targets[:count]
         row = self._rows[site]
         start = self.axes.starts[site.stack]
@@ -301,7 +303,7 @@ def _add_span(
     text = cut_texts(text, span.stack, span.tokens.stop)
     run = tape(measurement.model, text, sources)
     seeds = _span_seeds(measurement, run, span)
-    most = max(1, 2 * measurement.rows // span.tokens.stop)
+    most = _most_vectors(measurement, span.tokens.stop)
     for batch in batched(run, seeds, most):
         for site, products in run.pull(batch.vectors):
             sums.add(site, measure.size(products), batch.targets)
@@ -311,6 +313,12 @@ def _add_span(
         states = run.values(site)[span.tokens.start :].double()
         row = axes.sites.index(site)
         norms[row, columns] = states.norm(dim=-1).cpu()
+
+
+def _most_vectors(measurement: Measurement, tokens: int) -> int:
+    """Return how many vectors go backward together through a pass of so many tokens."""
+    # Their targets lie at many sites, so about half of them have begun at a block.
+    return max(1, 2 * measurement.row_budget // tokens)
 
 
 def _span_seeds(measurement: Measurement, run: Tape, span: "_Span") -> Iterator[Seed]:
@@ -329,19 +337,22 @@ def _span_seeds(measurement: Measurement, run: Tape, span: "_Span") -> Iterator[
 def influence_on_targets(
     measurement: Measurement, text: Inputs, targets: Sequence[DrawnTarget]
 ) -> Floats:
-    """Return the influence on some states of a text, [target, source site, token]."""
+    """Return the influence on some states of a text, [target, source site, token].
+
+    A relative influence is not divided by the norm of its target: callers take shares
+    of each target, in which that norm cancels.
+    """
     axes, measure = measurement.axes, measurement.measure
     sums = _Sums(axes, len(targets), squares=measure.estimated)
     # The pass is made once; all vectors go backward through it together.
     run = tape(measurement.model, text, axes.sites)
     seeds = _target_seeds(measurement, run, targets)
-    most = max(1, 2 * measurement.rows // axes.tokens)
+    most = _most_vectors(measurement, axes.tokens)
     for batch in batched(run, seeds, most):
         for site, products in run.pull(batch.vectors):
             sums.add(site, measure.size(products), batch.targets)
     values, _ = measure.values(*sums.arrays(len(targets)))
     if measure.name == "relative":
-        # The norm of a target is the same for all its sources.
         values = values * _norms(run, axes)
     _check_finite(values, axes)
     return values
@@ -414,7 +425,7 @@ def _add_outputs(
     assert run.logits is not None
     units = torch.eye(len(outputs), dtype=outputs.dtype, device=outputs.device)
     vocabulary = run.logits.shape[1]
-    most = max(1, measurement.rows * ROW_WIDTH // vocabulary)
+    most = max(1, measurement.row_budget * ROW_WIDTH // vocabulary)
     for start in range(0, len(tokens), most):
         targets = torch.tensor(tokens[start : start + most])
         vectors = units[targets.to(units.device)]
@@ -435,7 +446,7 @@ def cut_texts(inputs: Inputs, stack: str | None, length: int) -> Inputs:
 
 
 class _Span(NamedTuple):
-    """The sites of a stack, and a run of its tokens that has a pass of its own."""
+    """The sites of a stack, and a piece of its tokens that has a pass of its own."""
 
     stack: str | None
     sites: list[Site]
@@ -457,10 +468,11 @@ def _spans(measurement: Measurement, stack: str | None) -> Iterator[_Span]:
 def _ranges(
     measurement: Measurement, site: Site, length: int, vectors: int
 ) -> Iterator[range]:
-    """Cut the target tokens of a causal stack into runs with a pass of their own.
+    """Cut the target tokens of a causal stack into pieces with a pass of their own.
 
-    The pass of a run ends where the run ends. A run is as long as fills the rows that
-    go through a block together: a longer one would compute more than it sees.
+    The pass of a piece ends with it, so no product is computed for later tokens. All
+    vectors together take `vectors * length**2` rows, and each piece gets as many as go
+    through a block together.
     """
     model = measurement.model
     # Beyond this length LongRoPE scales positions, so the start of a text run without
@@ -469,7 +481,7 @@ def _ranges(
     is_long = switch is not None and length > switch
     count = 1
     if model.anatomy.stack(site).causal and not is_long:
-        passes = round(vectors * length**2 / measurement.rows)
+        passes = round(vectors * length**2 / measurement.row_budget)
         count = min(length, max(1, passes))
     ends = [round(length * part / count) for part in range(count + 1)]
     return itertools.starmap(range, itertools.pairwise(ends))
