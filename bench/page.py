@@ -47,14 +47,15 @@ BESIDE = """\
 ## Beside its peers
 
 Ratios to plain Hugging Face code for the same task: of CPU time, except in the row memory, which is the peak memory of the
-process. 2.00 takes twice as much. The least of each row is
-bold, whoever it is, with all that are within 3 % of it. Every library does the task as its documentation recommends,
-without gradients (except visibility, which is made of them), and stops the pass early where it can; plain Hugging Face runs
-the whole pass. We are ahead where passes are shared (patch and visibility: plain code makes one for each cell or target) and where
-nothing is padded (ragged corpus, extract, embed). Drift does more than the plain difference: it runs both models again, finds
-the block, and tells rounding from a fault. The libraries run in turn, round after round, in processes of
-their own, and a ratio is the median over rounds. An empty cell is not offered by that library, or was not measured; the
-table below says which.
+process. 2.00 takes twice as much. The least of each row is bold, whoever it is, with all that are within 3 % of it. An empty
+cell is not offered by that library, or was not measured; the table below says which.
+
+- Every library does the task as its documentation recommends, without gradients (visibility is made of them), and stops the
+  pass early where it can. Plain Hugging Face runs the whole pass.
+- The libraries run in turn, round after round, in processes of their own. A ratio is the median over rounds.
+- We are ahead where passes are shared (patch and visibility: plain code makes one for each cell or target), and where nothing
+  is padded (ragged corpus, extract, embed).
+- Drift does more than the plain difference: it runs both models again, finds the block, and tells rounding from a fault.
 """
 DETAILS = """\
 The tasks in full. "Same to 1e-06" is the largest difference from the numbers of plain Hugging Face, relative to the
