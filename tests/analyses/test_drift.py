@@ -973,7 +973,7 @@ def test_the_mistakes_of_a_plain_port_are_found(mistake: str) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("mistake", sliced(list(MISTAKES), 2))
+@pytest.mark.parametrize("mistake", sliced(list(MISTAKES), 1))
 def test_the_mistakes_of_a_plain_port_of_a_real_model_are_found(
     mistake: str, smollm2: hs.Model
 ) -> None:
