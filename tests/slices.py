@@ -11,9 +11,11 @@ THOROUGH = bool(os.environ.get("HIDDENSCOPE_THOROUGH"))
 def sliced(cases: Sequence[T], count: int) -> Sequence[T]:
     """Return so many of the cases, evenly spread, or all if HIDDENSCOPE_THOROUGH is set.
 
-    The first and the last are among them.
+    The first and the last are among them; if it is a single case, the last.
     """
     if THOROUGH or len(cases) <= count:
         return cases
+    if count == 1:
+        return cases[-1:]
     last = len(cases) - 1
     return [cases[round(at * last / (count - 1))] for at in range(count)]

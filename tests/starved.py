@@ -1,8 +1,8 @@
 """Extract in a process that has too few descriptors, or too little memory: what each
 job ends with, one line each.
 
-Called as `python -m tests.starved descriptors|memory`. A line is `done`, or the error
-and its text.
+Called as `python -m tests.starved descriptors memory`. A line is what the process had
+too little of, and `done`, or the error and its text.
 """
 
 import os
@@ -19,16 +19,18 @@ ENGINE = hs.Engine(threads=1)
 MEGABYTE = 2**20
 
 
-def main(what: str) -> None:
+def main(whats: list[str]) -> None:
     """Give one job after another a little more."""
     model = hs.load((tiny_model("gpt2"), tiny_tokenizer()))
     with TemporaryDirectory() as folder:
         # What is imported is imported now.
         hs.extract(model, texts(20), Path(folder, "warm"), engine=ENGINE)
-    amounts = (0, 1, 2, 3, 4, 6, 16) if what == "descriptors" else (64 * MEGABYTE,)
-    for amount in amounts:
-        with TemporaryDirectory() as folder:
-            print(attempt(model, Path(folder), what, amount), flush=True)
+    amounts = {"descriptors": (0, 1, 2, 3, 4, 6, 16), "memory": (64 * MEGABYTE,)}
+    for what in whats:
+        for amount in amounts[what]:
+            with TemporaryDirectory() as folder:
+                ended = attempt(model, Path(folder), what, amount)
+            print(f"{what}: {ended}", flush=True)
 
 
 def attempt(model: hs.Model, folder: Path, what: str, amount: int) -> str:
@@ -57,4 +59,4 @@ def attempt(model: hs.Model, folder: Path, what: str, amount: int) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

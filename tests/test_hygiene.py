@@ -15,6 +15,7 @@ import hiddenscope as hs
 from fuzz.questions import QUESTIONS, asked_model, state_of
 from hiddenscope.errors import AnatomyError, NotFinite, PassError
 from hiddenscope.testing import identity_block, nan_weight, tiny_model
+from tests.slices import sliced
 
 Hanging = Callable[[nn.Module], dict[str, Any]]
 TEXT = [7, 99, 23, 64, 31]
@@ -121,7 +122,7 @@ class _Tearing:
             raise self.error
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("name", sliced(list(QUESTIONS), 12))
 def test_after_an_error_or_an_interrupt_in_any_question(name: str) -> None:
     """Whether the question is answered nevertheless is its own affair: some try what
     may fail.

@@ -18,6 +18,7 @@ from faults.planted.fault import replace_forward
 from hiddenscope.analyses.drift.calls import ModuleCall, record_calls, tensors_in
 from hiddenscope.analyses.drift.hints import argument_hints, explain_fault
 from hiddenscope.analyses.drift.suspect import Suspect
+from tests.slices import sliced
 
 CPU = torch.device("cpu")
 ROUNDING = 2e-5
@@ -191,7 +192,7 @@ def pairs() -> list[tuple[str, str]]:
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-@pytest.mark.parametrize(("family", "kind"), pairs())
+@pytest.mark.parametrize(("family", "kind"), sliced(pairs(), 70))
 def test_every_kind_of_fault_is_called_by_its_name_and_by_no_other(
     family: str, kind: str
 ) -> None:

@@ -1187,7 +1187,7 @@ def test_one_label_for_each_position_is_told_from_chance() -> None:
 def test_groups_of_paraphrases_are_one_piece_of_evidence_each() -> None:
     """Without groups, forty texts of ten sentences are read at many sites in most runs."""
     alone = together = 0
-    for seed in range(10):
+    for seed in range(6):
         generator = torch.Generator().manual_seed(seed)
         values = torch.randn(2, 10, 1, 40, generator=generator).repeat(1, 1, 4, 1)
         values = (
@@ -1205,7 +1205,7 @@ def test_groups_of_paraphrases_are_one_piece_of_evidence_each() -> None:
             and grouped.facts["groups_given"]
             and not grouped.facts["calibrated"]
         )
-    assert alone >= 6 and together <= 2
+    assert alone >= 4 and together <= 1
     assert (
         "with as few as 10 groups of texts they were not calibrated"
         in grouped.summary()

@@ -902,7 +902,13 @@ def test_montreal_is_unlearned_and_toronto_is_not(smollm2: hs.Model) -> None:
     sets = cities("Toronto"), cities("Montreal")
     direction = hs.Direction.between(smollm2, *sets, sites="layer.25", spare_first=True)
     result = hs.steer(
-        smollm2, prompts, direction, strengths="ablate", answers=CITIES, new_tokens=0
+        smollm2,
+        prompts,
+        direction,
+        strengths="ablate",
+        answers=CITIES,
+        quality=texts.read("plain").texts[:20],
+        new_tokens=0,
     )
     here = result.data.isel(site=0, strength=0)
     times = (

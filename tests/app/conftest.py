@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, BrowserContext
 
 import hiddenscope as hs
 from hiddenscope.testing import tiny_model, tiny_tokenizer
@@ -91,13 +91,57 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+class Contexts:
+    """Contexts of the browser that are used again, emptied: each costs more than a page."""
+
+    def __init__(self, browser: Browser) -> None:
+        self.browser = browser
+        self.free: dict[str, list[BrowserContext]] = {}
+
+    def take(self, **options: Any) -> tuple[str, BrowserContext]:
+        """Return a context that nobody else uses, and the key under which to give it back."""
+        key = repr(sorted(options.items()))
+        waiting = self.free.setdefault(key, [])
+        if waiting:
+            return key, waiting.pop()
+        return key, self.browser.new_context(**options)
+
+    def give_back(self, key: str, context: BrowserContext) -> None:
+        """Keep a context for later, or close it if a test may have left something there."""
+        pages = context.pages
+        own = [page for page in pages if page.url.startswith("http://127.0.0.1:")]
+        if not own or own != pages:
+            # What its page stored can no longer be reached.
+            context.close()
+            return
+        for page in pages:
+            page.evaluate("localStorage.clear()")
+            page.close()
+        context.clear_cookies()
+        context.clear_permissions()
+        context.unroute_all()
+        self.free[key].append(context)
+
+    def close(self) -> None:
+        for waiting in self.free.values():
+            for context in waiting:
+                context.close()
+
+
+@pytest.fixture(scope="session")
+def contexts(chromium: Browser) -> Iterator[Contexts]:
+    pool = Contexts(chromium)
+    yield pool
+    pool.close()
+
+
 @pytest.fixture
-def look(chromium: Browser, bench: Bench) -> Iterator[Opener]:
+def look(contexts: Contexts, bench: Bench) -> Iterator[Opener]:
     """Open the workbench in a browser. Afterwards: nothing else was asked for, and
     nothing went wrong.
     """
     wrong: list[str] = []
-    contexts = []
+    taken = []
 
     def opened(
         fragment: str = "",
@@ -110,8 +154,8 @@ def look(chromium: Browser, bench: Bench) -> Iterator[Opener]:
             "width": options.pop("width", 1440),
             "height": options.pop("height", 1000),
         }
-        context = chromium.new_context(viewport=size, **options)
-        contexts.append(context)
+        key, context = contexts.take(viewport=size, **options)
+        taken.append((key, context))
         context.set_default_timeout(1000 * SECONDS)
         own = f"http://{at.netloc}/"
         page = context.new_page()
@@ -147,6 +191,6 @@ def look(chromium: Browser, bench: Bench) -> Iterator[Opener]:
         return shown
 
     yield opened
-    for context in contexts:
-        context.close()
+    for key, context in taken:
+        contexts.give_back(key, context)
     assert wrong == []

@@ -904,6 +904,22 @@ def test_a_full_disk_stops_a_job_and_it_goes_on_when_there_is_room(
     assert files_of(tmp_path / "store") == files_of(tmp_path / "whole")
 
 
+@pytest.fixture(scope="module")
+def starved() -> dict[str, list[str]]:
+    """What the jobs of `tests.starved` ended with, by what they had too little of."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    command = [sys.executable, "-m", "tests.starved", "descriptors", "memory"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    ended: dict[str, list[str]] = {"descriptors": [], "memory": []}
+    for line in done.stdout.splitlines():
+        what, _, how = line.partition(": ")
+        ended[what].append(how)
+    return ended
+
+
 @pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells what a process has, and limits it"
 )
@@ -915,19 +931,13 @@ def test_a_full_disk_stops_a_job_and_it_goes_on_when_there_is_room(
     ],
 )
 def test_too_few_descriptors_or_too_little_memory_is_an_error_of_ours(
-    what: str, error: str, reason: str
+    what: str, error: str, reason: str, starved: dict[str, list[str]]
 ) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-    command = [sys.executable, "-m", "tests.starved", what]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    ended = done.stdout.splitlines()
+    ended = starved[what]
     stopped = [line for line in ended if line != "done"]
     assert stopped and all(
         line.startswith(error) and reason in line for line in stopped
-    ), done.stdout
+    ), ended
     assert what == "memory" or ended[-1] == "done"
 
 
@@ -1206,7 +1216,7 @@ def test_what_an_interrupted_command_kept_is_not_computed_again(
     """Ctrl-C to the real command, once a unit is kept; the store is then byte for byte
     that of an undisturbed job.
     """
-    (tmp_path / "corpus.txt").write_text("\n".join(texts(300)))
+    (tmp_path / "corpus.txt").write_text("\n".join(texts(150)))
     words = [
         "extract",
         str(tmp_path / "corpus.txt"),
@@ -1222,11 +1232,9 @@ def test_what_an_interrupted_command_kept_is_not_computed_again(
         " 'hiddenscope'; main()"
     )
 
-    def command(folder: str) -> list[str]:
-        return [sys.executable, "-c", program, *words, "--to", str(tmp_path / folder)]
-
     commits = tmp_path / "stopped" / "commits"
-    process = subprocess.Popen(command("stopped"), stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", program, *words, "--to", str(commits.parent)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while not commits.is_dir() or len(list(commits.glob("0*.json"))) < 2:
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
@@ -1237,7 +1245,8 @@ def test_what_an_interrupted_command_kept_is_not_computed_again(
     units = len(resume_store(tmp_path / "stopped").plan.units)
     assert 2 <= kept < units and f"{kept:,} of {units:,} units are kept" in message
     for folder in ("stopped", "whole"):
-        subprocess.run(command(folder), check=True, capture_output=True)
+        done = runner.invoke(cli.app, [*words, "--to", str(tmp_path / folder)])
+        assert done.exit_code == 0, done.output
     assert files_of(tmp_path / "stopped") == files_of(tmp_path / "whole")
 
 

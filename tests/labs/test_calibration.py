@@ -18,8 +18,14 @@ from calibrate.trials import Claim, Experiment, Share, Study
 from hiddenscope.analyses.graft.findings import sign_flip_p
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.sites import Site
+from tests.slices import THOROUGH, sliced
 
-RUNS, SITES, TEXTS, TRUTH = 20, 10, 50, 0.5
+# Plain intervals of the best site hold their truth in little more than half of the
+# runs: ten of twelve, which ours need, come up in 4% of all draws.
+RUNS = 20 if THOROUGH else 12
+# More than so many come up in 1 of 390, or 1 of 450, at a level of 5%.
+MOST_ABOVE = 4 if THOROUGH else 3
+SITES, TEXTS, TRUTH = 10, 50, 0.5
 
 
 class Run(NamedTuple):
@@ -83,8 +89,7 @@ def test_the_interval_of_the_best_site_holds_its_truth_and_a_plain_one_does_not(
 
 
 def test_noise_is_seldom_called_above_chance(runs: list[Run]) -> None:
-    # More comes up in 1 of 390 at a level of 5%.
-    assert sum(bool(run.above) for run in runs) <= 4
+    assert sum(bool(run.above) for run in runs) <= MOST_ABOVE
 
 
 def some_far_away(seed: int, rows: int, share: float) -> draws.Drawn:
@@ -163,7 +168,7 @@ def test_the_fits_of_many_draws_at_once_are_those_of_the_probe(
     """Two implementations: what calibration says of its probes holds for those of
     `hs.probe`.
     """
-    seeds = range(2)
+    seeds = sliced(range(2), 1)
     for seed, record in zip(
         seeds, trials(seeds, "cpu", 1, draw=draw, rows=rows, share=share), strict=True
     ):

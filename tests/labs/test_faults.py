@@ -28,6 +28,7 @@ from faults.report import (
 from faults.trial import Outcome, attempt, level, plant
 from hiddenscope.errors import ModuleError
 from hiddenscope.testing import tiny_model
+from tests.slices import sliced
 
 # One place for every way in which a fault is planted: weights, attention, code,
 # model-wide, unnamed.
@@ -180,7 +181,7 @@ def test_harmless_changes_move_the_output_by_rounding_alone(family: str) -> None
     assert outputs(of.module, of).isfinite().all()
 
 
-@pytest.mark.parametrize("spec", SLICE, ids=identifier)
+@pytest.mark.parametrize("spec", sliced(SLICE, 13), ids=identifier)
 def test_drift_names_the_layer_and_the_module(spec: Spec) -> None:
     outcome = attempt(spec)
     assert not outcome.error
@@ -198,7 +199,7 @@ def test_drift_raises_no_false_alarm(spec: Spec) -> None:
     )
 
 
-@pytest.mark.parametrize("spec", PORT_SLICE, ids=identifier)
+@pytest.mark.parametrize("spec", sliced(PORT_SLICE, 8), ids=identifier)
 def test_a_port_in_another_layout_is_blamed_rightly(spec: Spec) -> None:
     """The module may be larger than need be, and never a correct one."""
     outcome = attempt(spec)

@@ -16,6 +16,7 @@ import pytest
 
 from fuzz import calls, interrupts, saved, texts
 from fuzz.sandbox import Case, sandboxed
+from tests.slices import sliced
 
 GOOD = {"loaded", "answered", "clean", "refused"}
 # Calls that once ended in an error that was not ours.
@@ -98,7 +99,7 @@ def test_calls_that_once_ended_in_a_foreign_error(tmp_path: Path) -> None:
         (saved.cases, 2, 1),
         (texts.cases, 8, 1),
         (texts.sites, 300, 1),
-        (interrupts.cases, 10, 1),
+        (interrupts.cases, 4, 1),
     ],
 )
 def test_a_slice_of_what_is_tried_at_length(
@@ -149,7 +150,7 @@ def test_what_this_process_has_mapped_does_not_hide_what_a_case_takes(
     assert outcome.verdict == "memory"
 
 
-@pytest.mark.parametrize("together", [1, 3, 50])
+@pytest.mark.parametrize("together", sliced([1, 3, 50], 2))
 def test_the_sandbox_sees_what_goes_wrong(together: int) -> None:
     """And the case after it runs all the same."""
     bad = {"crashed": killed, "timeout": spinning, "memory": greedy, "foreign": foreign}

@@ -14,6 +14,7 @@ from faults.port_oracle import IDS, logits, objection
 from faults.ports import PORTS, faults_of, plant
 from faults.ports.plant import TRUE_HINTS
 from hiddenscope.errors import ModuleError
+from tests.slices import sliced
 
 
 def reference_logits(reference: Any, ids: Tensor) -> Tensor:
@@ -66,12 +67,12 @@ def test_what_the_faults_of_a_port_declare_is_true(name: str) -> None:
     """
     layout = PORTS[name]
     reference = layout.reference()
-    # Each kind in its last place, in one block or in all; `python -m faults --check
-    # port` checks every place.
+    # Some kinds, each in its last place, in one block or in all; `python -m faults
+    # --check port` checks every place of every kind.
     kinds = {(fault.kind, fault.every): fault for fault in faults_of(layout)}
     objections = [
         objection(layout, reference, plant(layout, reference, fault))
-        for fault in kinds.values()
+        for fault in sliced(list(kinds.values()), 5)
     ]
     assert [message for message in objections if message] == []
 

@@ -24,6 +24,7 @@ from hiddenscope.passes.sweep import (
     sweep,
 )
 from hiddenscope.testing import build, tiny_model
+from tests.slices import sliced
 
 Tiny = Callable[..., hs.Model]
 Hanging = Callable[[nn.Module], dict[str, Any]]
@@ -74,7 +75,7 @@ def changeable(model: hs.Model) -> list[hs.Site]:
     ]
 
 
-@pytest.mark.parametrize("family", SAVED)
+@pytest.mark.parametrize("family", sliced(list(SAVED), 8))
 def test_it_is_the_loop_of_single_passes(
     tiny: Tiny, family: str, hanging: Hanging
 ) -> None:

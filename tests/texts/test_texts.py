@@ -535,15 +535,15 @@ class Endless(io.RawIOBase):
         return len(taken)
 
 
-def test_a_million_rows_in_little_memory() -> None:
+def test_very_many_rows_in_little_memory() -> None:
     block = gzip.compress(b"a sentence of some length\n" * 1000)
     before, most, count = sys.getallocatedblocks(), 0, 0
-    for row in rows(Endless((block for _ in range(1000)), "many.txt.gz")):
+    for row in rows(Endless((block for _ in range(200)), "many.txt.gz")):
         count += len(row.text) == 25
-        if count % 50_000 == 1:
+        if count % 20_000 == 1:
             most = max(most, sys.getallocatedblocks() - before)
-    assert count == 1_000_000
-    assert most < 10_000, "a row is two blocks, so a million kept would be millions"
+    assert count == 200_000
+    assert most < 10_000, "a row is two blocks, so as many rows kept would be 400,000"
 
 
 def test_the_cities_are_balanced() -> None:
@@ -654,7 +654,12 @@ def test_copies_are_equal_up_to_case_space_and_punctuation() -> None:
     assert copy_groups(["a", "b", "A", "c", "b."]) == [0, 1, 0, 2, 1]
 
 
-BOMBS = [("gz", b"a"), ("zst", b"a\n"), ("gz", b"\n"), ("zst", b'{"text": "a"}\n')]
+BOMBS = [
+    ("gz", b"a"),
+    ("zst", b"a cat sat here.\n"),
+    ("gz", b"\n"),
+    ("zst", b'{"text": "a"}\n'),
+]
 
 
 @pytest.mark.parametrize(("kind", "unit"), BOMBS)

@@ -7,20 +7,41 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage
 
 from hiddenscope.views import View
 from hiddenscope.views.page import document
-from tests.views.looking import PATIENCE, Opener, Shown
+from tests.views.looking import PATIENCE, Contexts, Opener, Shown
+
+
+@pytest.fixture(scope="session")
+def contexts(chromium: Browser) -> Iterator[Contexts]:
+    """Contexts of the browser by their options, each made once.
+
+    A context costs more than a page. Pages on disk store nothing, so that nothing goes
+    from one test to the next.
+    """
+    made: dict[str, BrowserContext] = {}
+
+    def context(**options: Any) -> BrowserContext:
+        key = repr(sorted(options.items()))
+        if key not in made:
+            made[key] = chromium.new_context(**options)
+            made[key].set_default_timeout(PATIENCE)
+        return made[key]
+
+    yield context
+    for each in made.values():
+        each.close()
 
 
 @pytest.fixture
-def show(chromium: Browser, tmp_path: Path) -> Iterator[Opener]:
+def show(contexts: Contexts, tmp_path: Path) -> Iterator[Opener]:
     """Open views as a page on disk. Afterwards: nothing was asked of any network, and
     nothing went wrong.
     """
     wrong: list[str] = []
-    contexts = []
+    pages = []
 
     def opened(
         views: Sequence[View],
@@ -35,10 +56,9 @@ def show(chromium: Browser, tmp_path: Path) -> Iterator[Opener]:
             "width": options.pop("width", 1100),
             "height": options.pop("height", 900),
         }
-        context = chromium.new_context(viewport=size, offline=True, **options)
-        contexts.append(context)
-        context.set_default_timeout(PATIENCE)
+        context = contexts(viewport=size, offline=True, **options)
         page = context.new_page()
+        pages.append(page)
         page.on("request", lambda request: _check(request.url, path, wrong))
         page.on("websocket", lambda socket: wrong.append(f"a socket to {socket.url}"))
         page.on(
@@ -47,6 +67,7 @@ def show(chromium: Browser, tmp_path: Path) -> Iterator[Opener]:
         )
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: wrong.append(dialog.message))
+        # Of the context, so that it also holds for what the page opens.
         context.route(
             "**/*",
             lambda route: (
@@ -60,8 +81,9 @@ def show(chromium: Browser, tmp_path: Path) -> Iterator[Opener]:
         return shown
 
     yield opened
-    for context in contexts:
-        context.close()
+    for page in pages:
+        page.context.unroute_all()
+        page.close()
     assert wrong == []
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from playwright.sync_api import Download, Locator, Page
+from playwright.sync_api import BrowserContext, Download, Locator, Page
 
 # What hangs out at the right of a page of this width, unless it lies in something that
 # scrolls or hides it.
@@ -129,4 +129,5 @@ class Shown:
         return str(self.page.evaluate("location.hash"))
 
 
+Contexts = Callable[..., BrowserContext]
 Opener = Callable[..., Shown]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 import hiddenscope as hs
 from hiddenscope.results import FINDINGS
@@ -25,7 +25,8 @@ from hiddenscope.views import (
 )
 from hiddenscope.views.page import document
 from tests.every import CLASSES, NUMBERED, TEXT, points, result_of, tiny
-from tests.views.looking import PATIENCE
+from tests.slices import sliced
+from tests.views.looking import Contexts
 
 CLEAN, CORRUPT = "The cat sat", "The dog sat"
 # Every text that is written on a canvas, with its height on the page.
@@ -41,18 +42,17 @@ RECORDER = """(() => {
 
 
 @pytest.fixture
-def opened(chromium: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
+def opened(contexts: Contexts, tmp_path: Path) -> Iterator[Callable[..., Page]]:
     """Open a page that keeps what is written on its canvases."""
-    context = chromium.new_context(
-        viewport={"width": 1400, "height": 1000}, offline=True
-    )
-    context.set_default_timeout(PATIENCE)
-    context.add_init_script(RECORDER)
+    context = contexts(viewport={"width": 1400, "height": 1000}, offline=True)
+    pages = []
 
     def at(html: str) -> Page:
         path = tmp_path / "page.html"
         path.write_text(html, "utf-8")
         page = context.new_page()
+        pages.append(page)
+        page.add_init_script(RECORDER)
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready=true]", state="attached")
         page.evaluate(
@@ -62,7 +62,8 @@ def opened(chromium: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
         return page
 
     yield at
-    context.close()
+    for page in pages:
+        page.close()
 
 
 def saved_page(result: hs.Result, folder: Path) -> str:
@@ -228,7 +229,9 @@ def worth_a_log_scale(view: Grid | Lines) -> bool:
     )
 
 
-@pytest.mark.parametrize("word", list(dict.fromkeys(word for word, _ in NUMBERED)))
+@pytest.mark.parametrize(
+    "word", sliced(list(dict.fromkeys(word for word, _ in NUMBERED)), 7)
+)
 def test_a_log_scale_is_offered_where_it_shows_something(
     word: str, opened: Callable[..., Page]
 ) -> None:

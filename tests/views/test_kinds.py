@@ -2,92 +2,98 @@
 telephone, in the light and the dark.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 import hiddenscope as hs
 from hiddenscope.catalog import ANALYSES
 from hiddenscope.results import FINDINGS
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.page import inline
-from tests.every import RUNS
-from tests.views.looking import CONTRAST, PATIENCE, WIDER
+from tests.every import RUNS, result_of
+from tests.views.looking import CONTRAST, WIDER, Contexts
 
 PAINTED = (
     "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 )
 TELEPHONE = {"width": 390, "height": 844}
-MAIN = [pytest.param(runs[0], id=word) for word, runs in RUNS.items()]
+MAIN = [pytest.param(word, 0, id=word) for word in RUNS]
 MAIN += [
-    pytest.param(RUNS["project"][1], id="project-two"),
-    pytest.param(RUNS["drift"][1], id="drift-found"),
+    pytest.param("project", 1, id="project-two"),
+    pytest.param("drift", 1, id="drift-found"),
 ]
 
-
-# A picture is at first in sight: how far down it may begin, in pixels, on a screen of
-# this width and height.
-SCREENS = {(1400, 900): 540, (390, 844): 600}
+# A picture is at first in sight: how far down it may begin, in pixels, on a screen and
+# on a telephone.
+SCREEN = {"width": 1400, "height": 900}
+LOWEST, LOWEST_ON_A_TELEPHONE = 540, 600
 FIRST_PICTURE = """() => {
   const seen = [...document.querySelectorAll('canvas.front, .listing')].filter((one) => one.getClientRects().length);
   return Math.min(...seen.map((one) => one.getBoundingClientRect().top + scrollY));
 }"""
 
 
-@pytest.mark.parametrize("run", MAIN)
-def test_one_sentence_and_then_the_picture(
-    run: Callable[[], hs.Result], chromium: Browser, tmp_path: Path
-) -> None:
-    path = tmp_path / "page.html"
-    result = run()
-    result.save(path)
-    lead = next(iter(FINDINGS[result.kind](result)))
-    for (width, height), lowest in SCREENS.items():
-        mobile = width < 500
-        context = chromium.new_context(
-            viewport={"width": width, "height": height},
-            is_mobile=mobile,
-            has_touch=mobile,
-        )
-        context.set_default_timeout(PATIENCE)
-        page = context.new_page()
-        page.goto(path.as_uri())
-        page.wait_for_selector("html[data-ready=true]", state="attached")
-        page.evaluate(PAINTED)
-        claim = page.locator(".claim")
-        assert claim.first.inner_text() == lead.replace("`", ""), (
-            "one finding, and nothing else"
-        )
-        box = claim.first.bounding_box()
-        assert box
-        top = page.evaluate(FIRST_PICTURE)
-        assert box["y"] + box["height"] <= top <= lowest, (width, top)
-        context.close()
+@pytest.fixture
+def screen(contexts: Contexts) -> Iterator[Page]:
+    page = contexts(viewport=SCREEN).new_page()
+    yield page
+    page.close()
 
 
 @pytest.fixture
-def telephone(chromium: Browser) -> Iterator[Page]:
+def telephone(contexts: Contexts) -> Iterator[Page]:
     still = {"reduced_motion": "reduce"}  # so that no colour is on its way to another
-    context = chromium.new_context(
+    context = contexts(
         viewport=TELEPHONE, offline=True, has_touch=True, is_mobile=True, **still
     )
-    context.set_default_timeout(PATIENCE)
-    yield context.new_page()
-    context.close()
+    page = context.new_page()
+    yield page
+    page.close()
+
+
+def open_page(page: Page, path: Path) -> None:
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-ready=true]", state="attached")
+    page.evaluate(PAINTED)
+
+
+def check_the_claim_and_the_picture(
+    page: Page, result: hs.Result, lowest: float
+) -> None:
+    """Check that a page begins with one finding, and that a picture follows soon."""
+    lead = next(iter(FINDINGS[result.kind](result)))
+    claim = page.locator(".claim").first
+    assert claim.inner_text() == lead.replace("`", ""), "one finding, and nothing else"
+    box = claim.bounding_box()
+    assert box
+    top = page.evaluate(FIRST_PICTURE)
+    assert box["y"] + box["height"] <= top <= lowest, top
+
+
+@pytest.mark.parametrize(("word", "place"), MAIN)
+def test_one_sentence_and_then_the_picture(
+    word: str, place: int, screen: Page, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    result = result_of(word, place)
+    result.save(path)
+    open_page(screen, path)
+    check_the_claim_and_the_picture(screen, result, LOWEST)
 
 
 def test_every_kind_is_looked_at() -> None:
     assert set(RUNS) == {analysis.word for analysis in ANALYSES if analysis.result}
 
 
-@pytest.mark.parametrize("run", MAIN)
+@pytest.mark.parametrize(("word", "place"), MAIN)
 def test_a_page_fits_a_telephone_and_can_be_read(
-    run: Callable[[], hs.Result], telephone: Page, tmp_path: Path
+    word: str, place: int, telephone: Page, tmp_path: Path
 ) -> None:
     path = tmp_path / "page.html"
-    result = run()
+    result = result_of(word, place)
     result.save(path)
     told = path.read_text("utf-8")
     assert all(section.reading for section in sections_of(result)), (
@@ -100,8 +106,8 @@ def test_a_page_fits_a_telephone_and_can_be_read(
     assert told.index(first) < told.index("<section data-view"), (
         "what was found is read before the picture"
     )
-    telephone.goto(path.as_uri())
-    telephone.wait_for_selector("html[data-ready=true]", state="attached")
+    open_page(telephone, path)
+    check_the_claim_and_the_picture(telephone, result, LOWEST_ON_A_TELEPHONE)
     assert telephone.evaluate(WIDER, TELEPHONE["width"]) == []
     assert (
         telephone.evaluate("document.scrollingElement.scrollWidth")

@@ -14,6 +14,7 @@ from hiddenscope.results import Width
 from hiddenscope.views import Grid, Lines, Measure, Panels, Series, View
 from hiddenscope.views.figures.pages import figure
 from tests.every import CASES, result_of
+from tests.slices import sliced
 
 WIDTHS: dict[Width, float | None] = {"": None, "column": 3.3, "page": 6.9}
 LONG = (
@@ -110,7 +111,7 @@ def check(drawn: Figure, inches: float | None) -> None:
         assert text.get_fontsize() >= 8
 
 
-@pytest.mark.parametrize(("word", "place"), CASES)
+@pytest.mark.parametrize(("word", "place"), sliced(CASES, 22))
 def test_no_label_of_any_analysis_is_cut(word: str, place: int) -> None:
     result = result_of(word, place)
     widths: tuple[Width, ...] = ("column",) if place else ("column", "page")

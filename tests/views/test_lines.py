@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from hiddenscope.views import Lines, Series
+from tests.slices import sliced
 from tests.views.looking import Opener
 from tests.views.scenes import lines
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", sliced([False, True], 1))
 def test_hovering_and_keys_read_out_every_series(show: Opener, dark: bool) -> None:
     shown = show([lines()], color_scheme="dark" if dark else "light")
     shown.press("ArrowRight", "ArrowRight", "ArrowRight")

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page
 import hiddenscope as hs
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
-from tests.views.looking import PATIENCE
+from tests.views.looking import PATIENCE, Contexts
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -84,23 +84,20 @@ def written(model: hs.Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def opened(chromium: Browser, written: Path) -> Iterator[Callable[..., Page]]:
-    contexts = []
+def opened(contexts: Contexts, written: Path) -> Iterator[Callable[..., Page]]:
+    pages = []
 
     def at(width: int, fragment: str = "") -> Page:
-        context = chromium.new_context(
-            viewport={"width": width, "height": 900}, offline=True
-        )
-        contexts.append(context)
-        context.set_default_timeout(PATIENCE)
+        context = contexts(viewport={"width": width, "height": 900}, offline=True)
         page = context.new_page()
+        pages.append(page)
         page.goto(written.as_uri() + fragment)
         page.wait_for_selector("html[data-ready=true]", state="attached")
         return page
 
     yield at
-    for context in contexts:
-        context.close()
+    for page in pages:
+        page.close()
 
 
 def box(page: Page, selector: str) -> dict[str, float]:

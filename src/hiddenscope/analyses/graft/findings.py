@@ -1,6 +1,7 @@
 """Findings of a graft: labelled arrays along the windows, and the facts they show."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -148,12 +149,15 @@ def sign_flip_p(differences: Floats, groups: Ints | None = None) -> float:
     0.5
     """
     sums = differences if groups is None else group_sums(differences, groups)
-    count = len(sums)
-    if count <= MOST_EXACT:
-        signs = np.array(list(product((1, -1), repeat=count)), dtype=float)
-    else:
-        random_signs = np.random.default_rng(0).choice((1.0, -1.0), (FLIPS, count))
-        signs = np.concatenate([np.ones((1, count)), random_signs])
-    totals = np.abs(signs @ sums)
+    totals = np.abs(_signs(len(sums)) @ sums)
     # The first row is the data as they are; rounding must not tell equal sums apart.
     return float((totals >= totals[0] * (1 - 1e-9)).mean())
+
+
+@lru_cache(maxsize=2)
+def _signs(count: int) -> Floats:
+    """Return rows of signs: every one for few sums, random ones for many."""
+    if count <= MOST_EXACT:
+        return np.array(list(product((1, -1), repeat=count)), dtype=float)
+    random_signs = np.random.default_rng(0).choice((1.0, -1.0), (FLIPS, count))
+    return np.concatenate([np.ones((1, count)), random_signs])
