@@ -279,7 +279,8 @@ class Change:
         return rows - self.length * self.pushed
 
     def as_edit(self) -> hs.Project | hs.Add:
-        """Return the same change for `hs.editing`."""
+        """Return the same change for `hs.editing`; a random control has none."""
+        assert self.measured is self.pushed
         if self.length is None:
             return hs.Project(self.pushed)
         return hs.Add(self.pushed, scale=-self.length)
@@ -289,7 +290,8 @@ def make_changes(
     model: hs.Model, toronto: list[str], montreal: list[str], site: str
 ) -> dict[str, Change]:
     """Return three ways to take the city out, by their names."""
-    # The first token of a text has a huge state that attention rests on.
+    # The first token of a text has a huge state that attention rests on: its direction
+    # is taken out, so that the changes leave it alone.
     elsewhere = ELSEWHERE[: len(toronto)]
     states = model.capture(toronto + elsewhere, site)
     starts = torch.as_tensor(states.pool("first", site))

@@ -183,7 +183,9 @@ def _standing(
     seconds = measure.median(costs[name]).cpu
     agreement = ""
     if task.tolerance is not None and name != task.reference:
-        agreement = compare(numbers[task.reference], numbers[name], task.tolerance)
+        agreement = "NO REFERENCE"
+        if task.reference in numbers:
+            agreement = compare(numbers[task.reference], numbers[name], task.tolerance)
     return Standing(
         task.name, task.what, name, ratio.cpu, ratio.wall, seconds, agreement
     )
@@ -278,7 +280,11 @@ def compare(
         if left.shape != right.shape:
             return f"DIFFER: {name} has {right.size} numbers, not {left.size}"
         scale = float(np.abs(left).max()) or 1.0
-        largest = max(largest, float(np.abs(left - right).max()) / scale)
+        apart = float(np.abs(left - right).max()) / scale
+        # `max` would pass over a NaN.
+        if not np.isfinite(apart):
+            return f"DIFFER: {name} holds numbers that are not finite"
+        largest = max(largest, apart)
     if largest > tolerance:
         return f"DIFFER by {largest:.0e}"
     return f"same to {largest:.0e}"

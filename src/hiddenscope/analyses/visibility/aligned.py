@@ -62,7 +62,7 @@ def aligned(
     seed: int,
 ) -> Result:
     """Average influence over texts by distance and depth, with intervals."""
-    _check_groups(groups, sites)
+    _check_enough(groups, sites)
     causal = model.anatomy.stack(sites[0]).causal
     window = DistanceWindow.of(min(inputs.lengths), causal)
     targets = _draw(inputs, len(sites), window, sampling, seed)
@@ -88,14 +88,15 @@ def aligned(
         **averages_facts(estimates),
     }
     facts = measurement_facts(measure, sites, len(inputs), sum(inputs.lengths))
+    # No map is shown, so none was cut, and there are no stacks to describe.
     facts["cut"] = False
     facts["stacks"] = []
     facts["aligned"] = averages
     return Result("visibility", data, facts, model.source(sites[0].stack))
 
 
-def _check_groups(groups: Ints, sites: Sequence[Site]) -> None:
-    """Refuse texts without an interval, and sites without influence."""
+def _check_enough(groups: Ints, sites: Sequence[Site]) -> None:
+    """Refuse one group, which has no interval, and one site, which has no sources."""
     if groups.max() < 1:
         raise TextError(
             "No interval over these texts",
@@ -111,11 +112,15 @@ def _check_groups(groups: Ints, sites: Sequence[Site]) -> None:
 
 
 def _draw(
-    inputs: Inputs, sites: int, window: DistanceWindow, sampling: Sampling, seed: int
+    inputs: Inputs,
+    site_count: int,
+    window: DistanceWindow,
+    sampling: Sampling,
+    seed: int,
 ) -> list[list[DrawnTarget]]:
     """Draw the targets of every text."""
     # The first site has no sites below it.
-    rows = range(1, sites)
+    rows = range(1, site_count)
     drawn = []
     for number, length in enumerate(inputs.lengths):
         # The draws of a text do not depend on how many texts there are.
