@@ -1,7 +1,6 @@
 """Findings of a graft: labelled arrays along the windows, and the facts they show."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -154,9 +153,8 @@ def sign_flip_p(differences: Floats, groups: Ints | None = None) -> float:
     return float((totals >= totals[0] * (1 - 1e-9)).mean())
 
 
-@lru_cache(maxsize=2)
 def _signs(count: int) -> Floats:
-    """Return rows of signs: every one for few sums, random ones for many."""
+    """Return rows of signs, the unchanged first: all of them for few sums."""
     if count <= MOST_EXACT:
         return np.array(list(product((1, -1), repeat=count)), dtype=float)
     random_signs = np.random.default_rng(0).choice((1.0, -1.0), (FLIPS, count))

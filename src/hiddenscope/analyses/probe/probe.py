@@ -208,6 +208,18 @@ def _by_fold(
     return np.array([1 - error[fold].sum() / spread[fold].sum() for fold in folds])
 
 
+def _mix_penalty(fits: list[CrossValidated], design: Design) -> torch.Tensor:
+    """Return the penalty of the mix for each fold, and last that for all rows."""
+    inner_loss = torch.stack([fit.inner_loss for fit in fits])
+    if bool(inner_loss.isnan().any()):
+        count = design.fold_count + 1
+        return torch.full((count,), DEFAULT_PENALTY, dtype=torch.float64)
+    grid = torch.tensor(PENALTIES, dtype=torch.float64)
+    of_folds = inner_loss.amin(0).argmin(0)
+    of_all_rows = inner_loss.mean(2).amin(0).argmin()
+    return grid[torch.cat([of_folds, of_all_rows[None]])]
+
+
 def _probe_mix(
     scaled: torch.Tensor,
     fits: list[CrossValidated],
@@ -218,15 +230,7 @@ def _probe_mix(
 
     Its penalties are those of the site with the least loss on inner folds.
     """
-    inner_loss = torch.stack([fit.inner_loss for fit in fits])
-    if bool(inner_loss.isnan().any()):
-        count = design.fold_count + 1
-        penalty = torch.full((count,), DEFAULT_PENALTY, dtype=torch.float64)
-    else:
-        grid = torch.tensor(PENALTIES, dtype=torch.float64)
-        of_folds = inner_loss.amin(0).argmin(0)
-        of_all_rows = inner_loss.mean(2).amin(0).argmin()
-        penalty = grid[torch.cat([of_folds, of_all_rows[None]])]
+    penalty = _mix_penalty(fits, design)
     targets = target.values
     if target.classes is None:
         targets = targets.to(scaled)
