@@ -34,16 +34,18 @@ demo: $(PACKAGE) ## Load the default model, and write a page that shows its stat
 	@$(BIN)/hiddenscope demo
 	@echo 'The commands are in .venv/bin; this puts them on your path:  . .venv/bin/activate'
 
+# Chromium without a window takes half of the time, and the tests need no window.
 browser:         ## Install the browser that the views are tested in, where that is possible.
-	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
+	@command -v chromium-headless-shell >/dev/null || { \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    echo 'Installing Chromium for the tests of the views.'; \
-	    $(AGAIN) sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null' || true; fi; \
-	  command -v chromium >/dev/null || echo 'There is no Chromium, and it cannot be installed here (that takes root and apt): the views are not tested in a browser.'; }
+	    $(AGAIN) sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium-headless-shell >/dev/null' || true; fi; \
+	  command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+	    echo 'There is no Chromium, and it cannot be installed here (that takes root and apt): the views are not tested in a browser.'; }
 
-# Three processes on two cores: some tests wait for others' processes most of their time.
+# Four processes on two cores: some tests wait for others' processes most of their time.
 test: $(STAMP) browser ## Run the tests, the docstrings' examples and the docs' examples.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadfile
 
 check: $(STAMP) scripts ## Check format, lint and types.
 	$(BIN)/ruff format --check .

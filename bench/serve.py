@@ -50,6 +50,7 @@ def rows(repeats: int) -> list[Row]:
         os.environ.get("HIDDENSCOPE_CHROMIUM")
         or shutil.which("chromium")
         or shutil.which("google-chrome")
+        or shutil.which("chromium-headless-shell")
     )
     if not path:
         return [Row("serve", what, skipped="there is no Chromium")]

@@ -128,7 +128,7 @@ def compare(case: Case) -> Iterator[Comparison]:
         blocks = model.module.get_submodule(stack.blocks)
         with hooked(list(blocks)) as outputs, torch.no_grad():
             returned = model.module(**inputs, output_hidden_states=True)
-        entries = [entry[0] for entry in returned[stack.entries]]
+        entries = [entry[0].cpu() for entry in returned[stack.entries]]
         captured = capture(model, inputs)
         same_bits = 0
         for number, output in enumerate(outputs):
@@ -155,11 +155,11 @@ def hooked(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 
     def keep_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         state = args[0] if args else kwargs["hidden_states"]
-        outputs.append(state[0].clone())
+        outputs.append(state[0].to("cpu", copy=True))
 
     def keep_output(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         state = output[0] if isinstance(output, tuple) else output
-        outputs.append(state[0].clone())
+        outputs.append(state[0].to("cpu", copy=True))
 
     handles = [blocks[0].register_forward_pre_hook(keep_input, with_kwargs=True)]
     for block in blocks:
@@ -174,9 +174,10 @@ def hooked(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 def model_inputs(model: hs.Model, *, two_stacks: bool) -> dict[str, Tensor]:
     """Return one sentence as the module takes it, and a decoder's text if it has one."""
     (ids,) = model.encode(SENTENCE).ids
-    inputs = {"input_ids": torch.tensor([ids])}
+    device = model.device
+    inputs = {"input_ids": torch.tensor([ids], device=device)}
     if two_stacks:
-        inputs["decoder_input_ids"] = torch.tensor([TARGET_IDS])
+        inputs["decoder_input_ids"] = torch.tensor([TARGET_IDS], device=device)
     return inputs
 
 

@@ -145,6 +145,7 @@ class PlainLlama(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.norm = Norm(width, config.rms_norm_eps, "")
         self.head = nn.Linear(width, config.vocab_size, bias=False)
+        self.to(theirs.lm_head.weight.device)
         self.take(theirs)
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -263,7 +263,7 @@ def logit_difference(model: hs.Model, port: PlainLlama) -> float:
     """Return the largest difference of any logit over the texts."""
     differences = []
     for ids in model.encode(TEXTS).ids:
-        batch = torch.tensor([ids])
+        batch = torch.tensor([ids], device=model.device)
         difference = model.module(batch).logits - port(batch)
         differences.append(difference.abs().max().item())
     return max(differences)
@@ -277,7 +277,7 @@ def greedy(
     (prompt,) = model.encode(PROMPT).ids
     ids = list(prompt)
     for _ in range(count):
-        logits = forward(torch.tensor([ids]))
+        logits = forward(torch.tensor([ids], device=model.device))
         ids.append(int(logits[0, -1].argmax()))
     return ids[len(prompt) :]
 

@@ -157,8 +157,10 @@ def main() -> None:
     for suffix in ("html", "nc", "png"):
         chosen.save(options.out / f"steering-sites.{suffix}")
     best = chosen.facts["best"]
-    site = str(chosen.data["site"].values[0])
-    if best is not None:
+    if best is None:
+        site = str(chosen.data["site"].values[0])
+        print("\nNo site keeps the perplexity within 5%, so the first one is taken.")
+    else:
         site = best["site"]
     print(f"\nEverything below changes the states at {site}.")
 
@@ -375,30 +377,32 @@ class Entry:
             final = rest.states["final"].split(lengths)
             yield from zip(batch, final, strict=True)
 
+    @torch.no_grad()
+    def logits(self, final: Tensor) -> Tensor:
+        """Return the score of every token after the last states, on the CPU."""
+        head = self.model.module.lm_head
+        return head(final.to(head.weight.device)).cpu()
 
-@torch.no_grad()
+
 def answer_log_probs(
     asked: Entry, questions: list[Question], change: Change | None
 ) -> np.ndarray:
     """Return the log probability of the right city after each prompt."""
-    head = asked.model.module.lm_head
     scores = []
     states = asked.final_states(change)
     for question, (_, final) in zip(questions, states, strict=True):
         (answer,) = asked.model.encode(f" {question.city}").ids[0]
-        log_probs = head(final[-1]).log_softmax(-1)
+        log_probs = asked.logits(final[-1]).log_softmax(-1)
         scores.append(log_probs[answer].item())
     return np.array(scores)
 
 
-@torch.no_grad()
 def text_losses(read: Entry, change: Change | None) -> np.ndarray:
     """Return the mean loss per token of each review, in nats."""
-    head = read.model.module.lm_head
     losses = []
     for ids, final in read.final_states(change):
         targets = torch.tensor(ids[1:])
-        logits = head(final[:-1])
+        logits = read.logits(final[:-1])
         loss = torch.nn.functional.cross_entropy(logits, targets)
         losses.append(loss.item())
     return np.array(losses)
@@ -503,10 +507,10 @@ def write_texts(
 
 def continuation(model: hs.Model, prompt: str, new_tokens: int) -> str:
     """Let the model write greedily with its own `generate`."""
-    inputs = model.tokenizer(prompt, return_tensors="pt")
+    inputs = model.tokenizer(prompt, return_tensors="pt").to(model.device)
     (ids,) = model.module.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
     length = inputs["input_ids"].shape[1]
-    return model.tokenizer.decode(ids[length:])
+    return model.tokenizer.decode(ids[length:], clean_up_tokenization_spaces=False)
 
 
 def draw(measured: dict[str, Measured], path: Path) -> None:

@@ -169,8 +169,9 @@ def browser_page() -> Iterator[Any]:
     """Open a page of Chromium; raise for whatever it could not load or run."""
     from playwright.sync_api import sync_playwright
 
-    path = os.environ.get("HIDDENSCOPE_CHROMIUM") or shutil.which("chromium")
-    path = path or shutil.which("google-chrome")
+    path = os.environ.get("HIDDENSCOPE_CHROMIUM")
+    for name in ("chromium-headless-shell", "chromium", "google-chrome"):
+        path = path or shutil.which(name)
     require(path, "there is no Chromium: `make browser` installs it")
     faults: list[str] = []
     with sync_playwright() as playwright:

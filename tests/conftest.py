@@ -63,6 +63,7 @@ def chromium() -> "Iterator[Browser]":
 
     path = (
         os.environ.get("HIDDENSCOPE_CHROMIUM")
+        or shutil.which("chromium-headless-shell")
         or shutil.which("chromium")
         or shutil.which("google-chrome")
     )

@@ -4,8 +4,12 @@ import os
 from collections.abc import Sequence
 from typing import TypeVar
 
+import pytest
+
 T = TypeVar("T")
 THOROUGH = bool(os.environ.get("HIDDENSCOPE_THOROUGH"))
+# Marks a test that has a shorter one beside it.
+long = pytest.mark.skipif(not THOROUGH, reason="it takes long, and `make fuzz` runs it")
 
 
 def sliced(cases: Sequence[T], count: int) -> Sequence[T]:

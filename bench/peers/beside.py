@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,7 @@ class Standing:
     library: str
     cpu: float | None = None
     wall: float | None = None
+    # CPU seconds of a run, or bytes where the task is about memory.
     seconds: float | None = None
     numbers: str = ""
     skipped: str = ""
@@ -76,13 +77,15 @@ class Process:
 
     def __init__(self, library: Library) -> None:
         self.library = library
+        # A file and not a pipe: a pipe that nobody reads fills up and blocks.
+        self.errors = TemporaryFile("w+", errors="replace")  # noqa: SIM115, see stop
         self.process = subprocess.Popen(
             [library.python, "-m", "bench.peers.worker", library.module],
             cwd=ROOT,
             env=variables(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self.errors,
             text=True,
         )
 
@@ -98,18 +101,26 @@ class Process:
             self.process.stdin.write(json.dumps({"do": do, **order}) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise Failed("it stopped") from None
+            raise Failed(self._last_words()) from None
 
     def receive(self) -> Any:
         """Wait for the answer to the last order."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise Failed("it stopped")
+            raise Failed(self._last_words())
         answer = json.loads(line)
         if "error" in answer:
             raise Failed(answer["error"])
         return answer["answer"]
+
+    def _last_words(self) -> str:
+        """Say that the process is gone, with the last line that it wrote."""
+        self.process.wait()
+        self.errors.seek(0)
+        lines = self.errors.read().split("\n")
+        said = [line.strip() for line in lines if line.strip()]
+        return f"it stopped: {said[-1]}" if said else "it stopped"
 
     def stop(self) -> None:
         """End the process."""
@@ -120,6 +131,7 @@ class Process:
                 # An order that a dead worker never read is flushed here.
                 with suppress(BrokenPipeError):
                     pipe.close()
+        self.errors.close()
 
 
 class Workers:

@@ -34,6 +34,7 @@ logits = zeroed.logits[-1]
 
 # %% patch
 contrast = hs.Contrast(prompt, "The capital of Germany is", " Paris", " Berlin")
+# layers=0: single tokens alone, and no whole layers beside them.
 effect = hs.patch(model, contrast, layers=0).data["effect"]
 
 # %% steer

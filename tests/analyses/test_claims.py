@@ -27,6 +27,7 @@ from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.kinds.steer import _moved as steer_moved
+from tests.slices import long
 
 Tiny = Callable[..., hs.Model]
 
@@ -281,7 +282,13 @@ def test_the_law_sees_a_sentence_that_compares_without_a_test() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "runs"), [("graft", 300), ("project", 40), ("probe", 30), ("drift", 10)]
+    ("word", "runs"),
+    [
+        ("graft", 300),
+        ("project", 40),
+        pytest.param("probe", 30, marks=long),
+        ("drift", 10),
+    ],
 )
 def test_noise_brings_up_a_claim_no_more_often_than_its_level(
     word: str, runs: int

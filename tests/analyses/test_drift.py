@@ -32,7 +32,7 @@ from hiddenscope.errors import FileError, ModuleError, NotFinite, StatesError, T
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid, Lines
-from tests.slices import THOROUGH, sliced
+from tests.slices import THOROUGH, long, sliced
 
 TEXTS = [
     [5, 6, 7, 9, 30, 41, 17],
@@ -973,7 +973,8 @@ def test_the_mistakes_of_a_plain_port_are_found(mistake: str) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("mistake", sliced(list(MISTAKES), 1))
+@long
+@pytest.mark.parametrize("mistake", list(MISTAKES))
 def test_the_mistakes_of_a_plain_port_of_a_real_model_are_found(
     mistake: str, smollm2: hs.Model
 ) -> None:

@@ -191,7 +191,6 @@ def pairs() -> list[tuple[str, str]]:
     return chosen
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize(("family", "kind"), sliced(pairs(), 70))
 def test_every_kind_of_fault_is_called_by_its_name_and_by_no_other(
     family: str, kind: str

@@ -339,10 +339,6 @@ def test_numbers_that_are_off_by_one_are_no_drift(form: str) -> None:
     assert any("off by one" in note for note in facts["notes"]) == (by != "name")
 
 
-@pytest.mark.filterwarnings(
-    "ignore:mkldnn_matmul failed"
-    # On a CPU that has no bfloat16.
-)
 @pytest.mark.parametrize("form", OFF_BY_ONE)
 def test_massive_channels_and_rounding_do_not_hide_that_numbers_are_off_by_one(
     form: str,
@@ -612,10 +608,6 @@ def test_order_is_what_it_says() -> None:
         facts_of(lambda ids: states_of(module, ids)[:3], pairing="order")
 
 
-@pytest.mark.filterwarnings(
-    "ignore:mkldnn_matmul failed"
-    # On a CPU that has no bfloat16.
-)
 def test_states_of_a_function_that_ran_in_bfloat16_are_no_drift_in_a_wider_dtype() -> (
     None
 ):

@@ -38,7 +38,6 @@ ONE, TWO = "The cat sat on the mat.", "The rest is in the cold water and the san
 Tiny = Callable[..., hs.Model]
 
 # On a CPU without bfloat16.
-pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
 
 SHAPE = {
     "vocab_size": 128,

@@ -28,7 +28,6 @@ from hiddenscope.views.values import Grid, Lines
 
 Tiny = Callable[..., hs.Model]
 # On a CPU without bfloat16.
-pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
 
 CLEAN, CORRUPT = [7, 99, 23, 64, 31, 50], [7, 99, 45, 64, 31, 50]
 CONTRAST = hs.Contrast(CLEAN, CORRUPT, answer=60, other=70)

@@ -29,7 +29,7 @@ from hiddenscope.sites import Site
 from hiddenscope.texts import Labelled
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Lines, Panels
-from tests.slices import sliced
+from tests.slices import long, sliced
 
 Tiny = Callable[..., hs.Model]
 TEXTS = [
@@ -448,6 +448,7 @@ def test_umap_with_one_seed_is_one_picture(three_layers: Tensor) -> None:
     assert few.facts["neighbours"] == 5
 
 
+@long
 def test_other_processes_give_the_same_pictures(
     three_layers: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -505,6 +506,8 @@ def test_a_small_job_stays_in_one_process() -> None:
 
 
 @pytest.mark.real
+# The experiment of the cities is run as well.
+@long
 def test_the_cities_in_a_real_model(smollm2: hs.Model) -> None:
     some = {"incomplete": "cities-incomplete", "complete": "cities-complete"}
     result = hs.project(smollm2, some, method="pca", sites="layer.0,layer.29")
@@ -579,7 +582,7 @@ def coin_flips(
         )
 
 
-@pytest.mark.parametrize(("by_token", "copies"), [(True, 1), (False, 3)])
+@pytest.mark.parametrize(("by_token", "copies"), sliced([(True, 1), (False, 3)], 1))
 def test_coin_flips_are_at_chance_where_rows_of_a_text_go_together(
     by_token: bool, copies: int
 ) -> None:

@@ -27,6 +27,7 @@ from hiddenscope.errors import (
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid, Lines
+from tests.slices import long
 
 Tiny = Callable[..., hs.Model]
 PROMPTS = ["The cat sat on the", "A dog and a cat", "One of the ten"]
@@ -890,6 +891,7 @@ def cities(label: str) -> list[str]:
 
 
 @pytest.mark.real
+@long
 def test_montreal_is_unlearned_and_toronto_is_not(smollm2: hs.Model) -> None:
     prompts = [
         "Ontario's provincial capital is the city of",

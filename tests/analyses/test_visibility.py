@@ -24,11 +24,9 @@ from hiddenscope.views import views_of
 from hiddenscope.views.kinds import visibility as visibility_kind
 from hiddenscope.views.values import Grid, Lines
 
+# Torch's own forward mode, when it is first used.
 pytestmark = pytest.mark.filterwarnings(
-    # On a CPU without bfloat16.
-    "ignore:mkldnn_matmul failed:UserWarning",
-    # Torch's own forward mode, when it is first used.
-    "ignore:`torch.jit.script` is deprecated:DeprecationWarning",
+    "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
 )
 IDS = [[5, 6, 7, 8]]
 LAYERS = 3

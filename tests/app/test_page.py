@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, unquote
 import pytest
 
 import hiddenscope as hs
-from tests.slices import THOROUGH
+from tests.slices import long
 
 from .asking import SLOW
 from .pages import Opener, Workbench, fragment
@@ -607,7 +607,7 @@ def test_the_real_model_follows_what_is_typed(look: Opener, smollm2: hs.Model) -
 
 @pytest.mark.real
 # Other tests do each of these on tiny models.
-@pytest.mark.skipif(not THOROUGH, reason="it takes long, and `make fuzz` runs it")
+@long
 def test_every_overlay_tab_and_export_on_the_real_model(
     look: Opener, another: Any, smollm2: hs.Model, tmp_path: Path
 ) -> None:

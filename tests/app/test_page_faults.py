@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from hiddenscope.app import jobs
+from tests.slices import long
 
 from .asking import SLOW
 from .pages import Opener, fragment
@@ -19,6 +20,8 @@ if sys.platform == "linux":
     import resource
 
 
+# tests/app/test_jobs.py does it without a browser.
+@long
 def test_a_browser_that_goes_away_in_the_middle_of_a_job_leaves_the_way_free(
     look: Opener, bench: Bench, tiny_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

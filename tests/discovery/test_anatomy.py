@@ -33,7 +33,6 @@ TEXTS, TOKENS, TARGETS = 2, 7, 4
 IDS = torch.arange(20, 20 + TEXTS * TOKENS).reshape(TEXTS, TOKENS)
 
 # torch says so once, on a processor without bfloat16 of its own.
-pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
 
 
 def watched(module: nn.Module, anatomy: Anatomy) -> tuple[Any, dict[str, Tensor]]:

@@ -8,7 +8,7 @@ import pytest
 from bench import growth, page, results
 from bench.measure import Cost, Row, ratios
 from bench.peers import beside, hiddenscope_, plain_, tasks
-from bench.peers.environments import LIBRARIES, OURS, PLAIN
+from bench.peers.environments import LIBRARIES, OURS, PLAIN, Library
 from bench.peers.ways import Way, flat
 
 MACHINE = {
@@ -112,3 +112,12 @@ def test_page_shows_who_wins_and_what_was_kept():
     assert "not measured: it is not installed" in text
     assert "| capture | a / b | 1.200 | 1.300 | ≤ 1.05 | MISSED |" in text
     assert "| lens | c / d | 0.500 | 0.600 |  |  |" in text
+
+
+def test_worker_that_dies_says_its_last_words():
+    process = beside.Process(Library("nothing", "there_is_no_such_module"))
+    try:
+        with pytest.raises(beside.Failed, match="it stopped: .*there_is_no_such"):
+            process.ask("prepare")
+    finally:
+        process.stop()

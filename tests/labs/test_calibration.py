@@ -18,7 +18,7 @@ from calibrate.trials import Claim, Experiment, Share, Study
 from hiddenscope.analyses.graft.findings import sign_flip_p
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.sites import Site
-from tests.slices import THOROUGH, sliced
+from tests.slices import THOROUGH, long, sliced
 
 # Plain intervals of the best site hold their truth in little more than half of the
 # runs: ten of twelve, which ours need, come up in 4% of all draws.
@@ -111,6 +111,7 @@ def some_far_away(seed: int, rows: int, share: float) -> draws.Drawn:
     )
 
 
+@long
 def test_intervals_of_r2_hold_the_truth_where_a_few_texts_are_far_from_all_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -45,10 +45,6 @@ def test_a_port_without_a_fault_agrees_with_its_reference(name: str) -> None:
         ).abs().max() < 1e-6 * exact.abs().max()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:mkldnn_matmul failed:UserWarning"
-    # On a CPU without bfloat16.
-)
 @pytest.mark.parametrize("name", PORTS)
 def test_a_port_in_bfloat16_is_as_exact_as_its_reference(name: str) -> None:
     layout = PORTS[name]

@@ -19,6 +19,7 @@ from hiddenscope.errors import Damaged, Unreachable
 from hiddenscope.loading import open_source, zoo
 from hiddenscope.loading.checkpoint import Loaded
 from hiddenscope.loading.wheels import Member, Wheel
+from tests.slices import long
 
 from .conftest import tiny_llama
 
@@ -169,6 +170,7 @@ print(open_source(sys.argv[1], device="cpu").module.lm_head.weight.sum().item())
 """
 
 
+@long
 def test_two_processes_convert_at_once(tmp_path: Path, own_cache: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", tiny_llama(vocab_size=len(PIECES)), bos=True)
     command = [sys.executable, "-c", TWO, str(tmp_path / "tiny.gguf")]

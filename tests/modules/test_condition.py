@@ -320,7 +320,6 @@ def test_hooks_of_accelerate_are_known_however_they_hang() -> None:
     assert hooks.is_offloaded(module)
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("family", ["llama", "bert"])
 def test_a_module_in_another_dtype(family: str, dtype: torch.dtype) -> None:

@@ -165,7 +165,7 @@ def test_two_interrupts_leave_torch_as_it_was(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("family", ["gpt2", "t5"])
+@pytest.mark.parametrize("family", sliced(["t5", "gpt2"], 1))
 def test_an_interrupted_load_leaves_nothing_on_the_module(
     family: str, hanging: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -324,7 +324,6 @@ def shown(model: hs.Model) -> dict[str, Any]:
 
 
 # On a CPU without bfloat16.
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize("change", sliced(list(CHANGES), 5))
 def test_what_is_changed_later_is_seen_as_if_it_had_been_there_before(
     change: str,

@@ -140,7 +140,6 @@ def test_the_values_of_another_text_give_that_texts_pass_from_there(
 
 
 # On a CPU without bfloat16.
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_in_another_dtype_and_kernel(kernel: str, dtype: torch.dtype) -> None:

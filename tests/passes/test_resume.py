@@ -152,7 +152,6 @@ def test_experts_group_padding_too(tiny: Tiny) -> None:
 
 
 # On a CPU without bfloat16.
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_in_another_dtype_and_kernel(kernel: str, dtype: torch.dtype) -> None:

@@ -375,7 +375,6 @@ def test_a_window_of_attention_that_forgets_tokens_is_not_reused() -> None:
 
 
 # On a CPU without bfloat16.
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize(
     ("kernel", "dtype"), [("eager", torch.float32), ("sdpa", torch.bfloat16)], ids=str
 )

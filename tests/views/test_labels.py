@@ -111,7 +111,7 @@ def check(drawn: Figure, inches: float | None) -> None:
         assert text.get_fontsize() >= 8
 
 
-@pytest.mark.parametrize(("word", "place"), sliced(CASES, 22))
+@pytest.mark.parametrize(("word", "place"), sliced(CASES, 11))
 def test_no_label_of_any_analysis_is_cut(word: str, place: int) -> None:
     result = result_of(word, place)
     widths: tuple[Width, ...] = ("column",) if place else ("column", "page")

@@ -39,7 +39,10 @@ from hiddenscope.states.arrays import Ints
 
 
 class DrawnTexts(NamedTuple):
-    """Texts with the targets that were drawn of each, and the batch of each text."""
+    """Texts with the targets that were drawn of each.
+
+    `batches` says in which batch of the tallies each text is counted.
+    """
 
     inputs: Inputs
     targets: list[list[DrawnTarget]]

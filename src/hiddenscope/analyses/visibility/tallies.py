@@ -1,7 +1,8 @@
 """Sums over the drawn states of many texts.
 
 Groups of texts are dealt to at most `BATCHES` batches, and sums are kept for each
-batch: memory does not grow with the number of texts.
+batch: memory does not grow with the number of texts. Intervals come from how much the
+batches differ. They have nothing to do with the batches that a model computes at once.
 
 Influence is summed as a share: what a source has of the influence of all tokens of its
 site on the target. Texts and layers whose influences differ in size then count the
