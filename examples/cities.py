@@ -284,6 +284,8 @@ def print_probe(name: str, result: hs.Result) -> None:
         f" above chance at {result.facts['above_chance_at']}",
         flush=True,
     )
+    p_values = result.data["p"].to_pandas().round(3).to_dict()
+    print(f"    p at each site: {p_values}", flush=True)
 
 
 @dataclass(frozen=True)
@@ -489,7 +491,8 @@ def draw_picture(result: hs.Result, method: str, path: Path) -> None:
         for axis, site in zip(row, PICTURED, strict=True):
             points = texts.sel(site=site)
             if not np.isfinite(points["x"].values).any():
-                axis.text(0.5, 0.5, "all equal", ha="center", fontsize=8)
+                middle = {"transform": axis.transAxes, "ha": "center"}
+                axis.text(0.5, 0.5, "all equal", fontsize=8, **middle)
             for city, colour in zip(CITIES, ("C0", "C3"), strict=True):
                 of_city = labels == city
                 x = points["x"].values[of_city]

@@ -253,7 +253,7 @@ def examine(model: hs.Model, bug: Bug, expected: list[int]) -> Trial:
         bug,
         difference,
         written == expected,
-        model.tokenizer.decode(written),
+        model.tokenizer.decode(written, clean_up_tokenization_spaces=False),
         hs.drift(model, port, TEXTS),
     )
 

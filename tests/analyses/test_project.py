@@ -413,7 +413,7 @@ def test_pacmap_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -
         hs.project(states(points(12, 8)[0][None]), LABELS, method="pacmap")
 
 
-@pytest.mark.parametrize("method", ["tsne", "pacmap"])
+@pytest.mark.parametrize("method", ["tsne", pytest.param("pacmap", marks=long)])
 def test_the_other_methods(method: Any) -> None:
     values = points(30, 8, 2, apart=9.0)[0][None]
     result = hs.project(states(values), ["a", "b"] * 15, method=method)

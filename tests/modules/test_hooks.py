@@ -53,7 +53,7 @@ def test_every_analysis_and_every_verb_is_asked() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("name", sliced(MOST, 14))
+@pytest.mark.parametrize("name", sliced(MOST, 8))
 def test_a_question_leaves_the_module_alone(name: str) -> None:
     """At every instant, for another thread, and after an interrupt where any function
     begins.
