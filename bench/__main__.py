@@ -61,7 +61,7 @@ def main() -> None:
         rows += measured
         _keep(options, machine, measured, (), ())
     for compared in _measure_peers(options, console):
-        barred = beside.barred(compared)
+        barred = beside.rows_with_bars(compared)
         rows += barred
         standings += compared
         _keep(options, machine, barred, compared, ())

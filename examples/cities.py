@@ -184,9 +184,10 @@ def main() -> None:
     for model in models:
         layers = scores_by_layer(model, facts, sites)
         for pool, by_site in layers.items():
-            *_, last = by_site.values()
-            scores[f"{model.name}, {pool}"] = cross_fitted(by_site, facts)
-            scores[f"{model.name}, {pool} of final"] = last
+            name = f"{model.name}, {pool}"
+            scores[name], chosen = cross_fitted(by_site, facts)
+            *_, scores[f"{name} of final"] = by_site.values()
+            print_layers(name, by_site, chosen)
     print_retrieval(scores, facts)
     draw_retrieval(scores, facts, options.out / "cities-retrieval.png")
 
@@ -359,19 +360,36 @@ def scores_by_layer(
     return scores
 
 
-def cross_fitted(by_site: dict[str, Nearest], facts: RetrievalTexts) -> Nearest:
-    """Choose the layer on half of the topics and score it on the other half."""
-    scores = list(by_site.values())
+def cross_fitted(
+    by_site: dict[str, Nearest], facts: RetrievalTexts
+) -> tuple[Nearest, list[str]]:
+    """Choose the layer on half of the topics and score it on the other half.
+
+    Return the score, and the layers that the two halves chose.
+    """
+    chosen = []
     is_even = facts.topic % 2 == 0
     paraphrase = np.zeros(len(facts.texts), bool)
     decoy = np.zeros(len(facts.texts), bool)
     for chosen_on in (is_even, ~is_even):
-        shares = [score.paraphrase[chosen_on].mean() for score in scores]
-        best = scores[np.argmax(shares)]
+        shares = {}
+        for site, score in by_site.items():
+            shares[site] = score.paraphrase[chosen_on].mean()
+        site = max(shares, key=shares.__getitem__)
+        chosen.append(site)
+        best = by_site[site]
         scored_on = ~chosen_on
         paraphrase[scored_on] = best.paraphrase[scored_on]
         decoy[scored_on] = best.decoy[scored_on]
-    return Nearest(paraphrase, decoy)
+    return Nearest(paraphrase, decoy), chosen
+
+
+def print_layers(name: str, by_site: dict[str, Nearest], chosen: list[str]) -> None:
+    """Print what the nearest text is at every layer, and which layers were chosen."""
+    print(f"  {name}: the halves of the topics chose {' and '.join(chosen)}")
+    for site, score in by_site.items():
+        paraphrase, decoy = score.paraphrase.mean(), score.decoy.mean()
+        print(f"    {site}: paraphrase {paraphrase:.0%}, decoy {decoy:.0%}")
 
 
 def print_retrieval(scores: dict[str, Nearest], facts: RetrievalTexts) -> None:

@@ -58,7 +58,7 @@ Toronto: The city on Lake Ontario with the most inhabitants is
 Toronto: The seat of the government of Ontario is in
 Toronto: On the north shore of Lake Ontario lies the large city of
 Montreal: The largest city of Quebec is
-Montreal: The Canadiens are a hockey team from
+Montreal: Expo 67, the world's fair, took place in the city of
 Montreal: The largest French-speaking city in North America is
 Montreal: Concordia University is in the Canadian city of
 Vancouver: The largest city of British Columbia is
@@ -293,7 +293,8 @@ def make_changes(
 ) -> dict[str, Change]:
     """Return three ways to take the city out, by their names."""
     # The first token of a text has a huge state that attention rests on: its direction
-    # is taken out, so that the changes leave it alone.
+    # is taken out, so that the changes leave it alone. `spare_first=True` would do so
+    # with the texts of each direction; both are to be freed of the same vector here.
     elsewhere = ELSEWHERE[: len(toronto)]
     states = model.capture(toronto + elsewhere, site)
     starts = torch.as_tensor(states.pool("first", site))
@@ -320,7 +321,7 @@ def unit(vector: Tensor) -> Tensor:
 
 
 def with_controls(changes: dict[str, Change], count: int) -> dict[str, list[Change]]:
-    """Put behind each change pushes of the same size in random directions."""
+    """Return each change, followed by random pushes of the same size."""
     controlled = {}
     for name, change in changes.items():
         # The same directions for every change.
@@ -369,7 +370,7 @@ class Entry:
             values = rows
             if change is not None:
                 values = change.apply(rows)
-            # The head is the dearest part; a prompt needs it for its last token alone.
+            # The head costs most, and a prompt needs it for its last token alone.
             rest = hs.resume(
                 self.model, batch, self.site, values, "final", logits=False
             )

@@ -57,12 +57,13 @@ class Size(NamedTuple):
 
     models: tuple[str, ...]
     window: int
+    donors: int
     texts: int
     tokens: int
 
 
-FULL = Size(("smollm2", "gemma3-270m"), 5, 24, 48)
-QUICK = Size(("smollm2",), 2, 3, 12)
+FULL = Size(("smollm2", "gemma3-270m"), window=5, donors=5, texts=24, tokens=48)
+QUICK = Size(("smollm2",), window=2, donors=2, texts=3, tokens=12)
 
 
 def main() -> None:
@@ -80,9 +81,9 @@ def main() -> None:
         move_states(model, Path(f"{stem}-patch.png"))
         graft = Path(f"{stem}-graft.png")
         if options.quick:
-            lend_layers(tiny(), TINY_PROMPTS, size.window, graft)
+            lend_layers(tiny(), TINY_PROMPTS, size, graft)
         else:
-            lend_layers(model, capitals(), size.window, graft)
+            lend_layers(model, capitals(), size, graft)
         ask_for_rank(model, size, Path(f"{stem}-rank.png"))
 
 
@@ -166,27 +167,37 @@ def move_states(model: hs.Model, path: Path) -> None:
 
 
 def lend_layers(
-    model: hs.Model, data: list[tuple[str, str]], window: int, path: Path
+    model: hs.Model, data: list[tuple[str, str]], size: Size, path: Path
 ) -> None:
-    """Let a damaged copy of the model compute some of its layers."""
-    result = hs.graft(model, damaged(model), data, layers=window)
-    result.save(path)
+    """Let damaged copies of the model compute some of its layers, one after another."""
+    print(
+        "A donor is the same model with noise in the weights of its blocks, of"
+        f" {NOISE} standard deviations. It computes {size.window} layers in a row."
+    )
+    for seed in range(size.donors):
+        result = hs.graft(model, damaged(model, seed), data, layers=size.window)
+        if seed == 0:
+            result.save(path)
+        print_graft(f"Donor {seed}", result)
+
+
+def print_graft(title: str, result: hs.Result) -> None:
+    """Print how many answers are right with the middle and the late layers of a donor."""
     facts = result.facts
     of_model = facts["model_alone"]["accuracy"]
     of_donor = facts["donor_alone"]["accuracy"]
-    print(
-        f"The donor is the same model with noise of {NOISE} standard deviations in the"
-        f" weights of its blocks. Of {facts['prompts']} answers the model gives"
-        f" {of_model:.0%}, the donor {of_donor:.0%}."
-    )
+    parts = []
     for name in ("middle", "late"):
         part = facts[name]
-        print(
-            f"With {window} {name} layers of the donor"
-            f" (of {part['from']} to {part['to']}): {part['accuracy']:.0%}."
-        )
+        place = f"{part['from']} to {part['to']}"
+        parts.append(f"{name} (of {place}) {part['accuracy']:.0%}")
     difference = facts["middle_less_late"]
-    print(f"Middle less late: {difference['value']:+.2f}, p = {difference['p']:.3f}.")
+    print(
+        f"  {title}: of {facts['prompts']} answers the model gives {of_model:.0%}, the"
+        f" donor {of_donor:.0%}; with its layers: {', '.join(parts)}; middle less late"
+        f" {difference['value']:+.2f}, p = {difference['p']:.3f}.",
+        flush=True,
+    )
 
 
 def capitals() -> list[tuple[str, str]]:
@@ -211,7 +222,7 @@ def damaged(model: hs.Model, seed: int = 0) -> hs.Model:
             # Norms have vectors of gains, which stay as they are.
             if weight.ndim == 2:
                 noise = torch.randn(weight.shape, generator=generator)
-                weight.add_(noise * NOISE * weight.std())
+                weight.add_(noise.to(weight) * NOISE * weight.std())
     return hs.load((module, model.tokenizer))
 
 

@@ -30,8 +30,9 @@ BARS = (("patch", "TransformerLens", 8.0),)
 class Task:
     """A task: its word in the libraries' files, its inputs, and who is asked.
 
-    Numbers agree where the largest difference is at most `tolerance` times the largest
-    number of the reference. Without a tolerance there is nothing to compare.
+    Numbers agree where the largest difference in an array is at most `tolerance` times
+    the largest number of the reference's. Without a tolerance there is nothing to
+    compare.
     """
 
     name: str
@@ -282,7 +283,10 @@ def _numbers(
 def compare(
     reference: Mapping[str, Any], other: Mapping[str, Any], tolerance: float
 ) -> str:
-    """Say whether two sets of named arrays agree, and how far apart they are."""
+    """Say whether two sets of named arrays agree, and how far apart they are.
+
+    Distances are relative to the largest number of each array of the reference.
+    """
     common = [name for name in reference if name in other]
     if not common:
         return "NO NUMBERS IN COMMON"
@@ -299,11 +303,18 @@ def compare(
         largest = max(largest, apart)
     if largest > tolerance:
         return f"DIFFER by {largest:.0e}"
-    return f"same to {largest:.0e}"
+    part = ""
+    if len(common) < len(reference):
+        part = f" ({len(common)} of {len(reference)} arrays)"
+    return f"same to {largest:.0e}{part}"
 
 
-def barred(standings: Sequence[Standing]) -> list[Row]:
-    """Return the rows of peers that have a bar: theirs / ours."""
+def rows_with_bars(standings: Sequence[Standing]) -> list[Row]:
+    """Return the rows of peers that have a bar: theirs / ours.
+
+    Both are medians of ratios to the same reference. Of libraries whose numbers differ
+    nothing is said.
+    """
     known = {(standing.task, standing.library): standing for standing in standings}
     rows = []
     for task, peer, bar in BARS:
@@ -312,8 +323,11 @@ def barred(standings: Sequence[Standing]) -> list[Row]:
             continue
         what = f"{theirs.what}: {peer} / ours"
         name = f"{task} peer"
-        if not (ours.cpu and ours.wall and theirs.cpu and theirs.wall):
-            reason = theirs.skipped or ours.skipped
+        reason = theirs.skipped or ours.skipped
+        for standing in (ours, theirs):
+            if standing.numbers and not standing.numbers.startswith("same"):
+                reason = f"the numbers of {standing.library}: {standing.numbers}"
+        if reason or not (ours.cpu and ours.wall and theirs.cpu and theirs.wall):
             rows.append(Row(name, what, bar=bar, at_least=True, skipped=reason))
             continue
         cpu, wall = theirs.cpu / ours.cpu, theirs.wall / ours.wall

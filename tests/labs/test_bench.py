@@ -45,7 +45,7 @@ def test_exponent_of_an_exact_law():
 def test_numbers_that_differ_say_so():
     left = {"layer.1": np.array([1.0, 2.0]), "layer.2": np.array([1.0])}
     assert beside.compare(left, {"layer.1": left["layer.1"] + 1e-9}, 1e-6) == (
-        "same to 5e-10"
+        "same to 5e-10 (1 of 2 arrays)"
     )
     assert beside.compare(left, {"layer.1": left["layer.1"] * 1.1}, 1e-6) == (
         "DIFFER by 1e-01"
@@ -121,3 +121,23 @@ def test_worker_that_dies_says_its_last_words():
             process.ask("prepare")
     finally:
         process.stop()
+
+
+def test_numbers_that_a_library_does_not_give_are_counted():
+    left = {"layer.1": np.ones(3), "final": np.ones(3)}
+    said = beside.compare(left, {"final": np.ones(3)}, 1e-6)
+    assert said == "same to 0e+00 (1 of 2 arrays)"
+
+
+def test_a_bar_is_not_met_by_wrong_numbers():
+    def standings(numbers: str) -> list[beside.Standing]:
+        ours = beside.Standing("patch", "a pair", OURS, 1.0, 1.0, 1.0, "same to 1e-06")
+        theirs = beside.Standing(
+            "patch", "a pair", "TransformerLens", 9.0, 9.0, 9.0, numbers
+        )
+        return [ours, theirs]
+
+    (row,) = beside.rows_with_bars(standings("same to 1e-05"))
+    assert row.met
+    (row,) = beside.rows_with_bars(standings("DIFFER by 1e-01"))
+    assert not row.met and "DIFFER by 1e-01" in row.skipped
