@@ -15,7 +15,7 @@ import hiddenscope as hs
 from fuzz.questions import QUESTIONS, asked_model, state_of
 from hiddenscope.errors import AnatomyError, NotFinite, PassError
 from hiddenscope.testing import identity_block, nan_weight, tiny_model
-from tests.slices import sliced
+from tests.slices import long, sliced
 
 Hanging = Callable[[nn.Module], dict[str, Any]]
 TEXT = [7, 99, 23, 64, 31]
@@ -249,6 +249,7 @@ for dtype in (torch.bfloat16, torch.float16):
 """
 
 
+@long
 def test_a_dtype_that_this_cpu_is_slow_in_is_told_in_one_sentence() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", SLOW_DTYPES],

@@ -326,7 +326,7 @@ HARMLESS: dict[str, Plant] = {
 
 
 @pytest.mark.parametrize(
-    ("change", "family"), sliced(list(itertools.product(HARMLESS, FAMILIES)), 28)
+    ("change", "family"), sliced(list(itertools.product(HARMLESS, FAMILIES)), 19)
 )
 def test_a_harmless_change_is_no_drift(family: str, change: str) -> None:
     if (family, change) == ("mixtral", "float64"):

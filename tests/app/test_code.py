@@ -13,6 +13,7 @@ from typer.main import get_command
 import hiddenscope as hs
 from hiddenscope.app.code import as_command
 from hiddenscope.cli.main import app
+from tests.slices import sliced
 
 from .asking import MANY_TEXTS, QUESTIONS, TEXT, named
 from .serving import Bench, computed, same
@@ -24,7 +25,7 @@ WITH_RESULT = [*QUESTIONS.items(), ("visibility", MANY_TEXTS)]
 WITH_RESULT.remove(("embed", QUESTIONS["embed"]))
 
 
-@pytest.mark.parametrize(("word", "arguments"), WITH_RESULT)
+@pytest.mark.parametrize(("word", "arguments"), sliced(WITH_RESULT, 7))
 def test_the_code_of_every_analysis_gives_the_same(
     bench: Bench, tiny_name: str, here: Path, word: str, arguments: dict[str, Any]
 ) -> None:

@@ -43,6 +43,7 @@ def test_a_browser_that_goes_away_in_the_middle_of_a_job_leaves_the_way_free(
     shown.heading("The norm")
 
 
+@long
 def test_a_killed_worker_is_said_and_the_next_question_works(
     look: Opener, bench: Bench, tiny_name: str
 ) -> None:

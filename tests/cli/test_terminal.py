@@ -272,7 +272,7 @@ def test_ctrl_c_stops_what_takes_long(
         return [*seen, line], process.returncode, said
 
     # The first draws in other processes, and the last compares two models.
-    names = sliced(list(INTERRUPTED), 2)
+    names = sliced(list(INTERRUPTED), 1)
     with ThreadPoolExecutor(len(names)) as threads:
         for name, (seen, code, said) in zip(
             names, threads.map(interrupted, names), strict=True

@@ -18,13 +18,13 @@ from calibrate.trials import Claim, Experiment, Share, Study
 from hiddenscope.analyses.graft.findings import sign_flip_p
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.sites import Site
-from tests.slices import THOROUGH, long, sliced
+from tests.slices import long, sliced
 
 # Plain intervals of the best site hold their truth in little more than half of the
 # runs: ten of twelve, which ours need, come up in 4% of all draws.
-RUNS = 20 if THOROUGH else 12
-# More than so many come up in 1 of 390, or 1 of 450, at a level of 5%.
-MOST_ABOVE = 4 if THOROUGH else 3
+RUNS = 20
+# More than so many come up in 1 of 390, at a level of 5%.
+MOST_ABOVE = 4
 SITES, TEXTS, TRUTH = 10, 50, 0.5
 
 
@@ -68,6 +68,7 @@ def held(intervals: Iterable[tuple[float, float]]) -> float:
     return float(np.mean([low <= TRUTH <= high for low, high in intervals]))
 
 
+@long
 def test_intervals_of_probes_hold_the_truth_of_noise_and_plain_ones_do_not(
     runs: list[Run],
 ) -> None:
@@ -78,6 +79,7 @@ def test_intervals_of_probes_hold_the_truth_of_noise_and_plain_ones_do_not(
     assert plain < 0.9 < ours
 
 
+@long
 def test_the_interval_of_the_best_site_holds_its_truth_and_a_plain_one_does_not(
     runs: list[Run],
 ) -> None:
@@ -88,6 +90,7 @@ def test_the_interval_of_the_best_site_holds_its_truth_and_a_plain_one_does_not(
     assert plain < 0.75 < 0.8 < ours
 
 
+@long
 def test_noise_is_seldom_called_above_chance(runs: list[Run]) -> None:
     assert sum(bool(run.above) for run in runs) <= MOST_ABOVE
 

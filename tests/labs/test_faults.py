@@ -181,7 +181,7 @@ def test_harmless_changes_move_the_output_by_rounding_alone(family: str) -> None
     assert outputs(of.module, of).isfinite().all()
 
 
-@pytest.mark.parametrize("spec", sliced(SLICE, 13), ids=identifier)
+@pytest.mark.parametrize("spec", sliced(SLICE, 8), ids=identifier)
 def test_drift_names_the_layer_and_the_module(spec: Spec) -> None:
     outcome = attempt(spec)
     assert not outcome.error
@@ -199,7 +199,7 @@ def test_drift_raises_no_false_alarm(spec: Spec) -> None:
     )
 
 
-@pytest.mark.parametrize("spec", sliced(PORT_SLICE, 5), ids=identifier)
+@pytest.mark.parametrize("spec", sliced(PORT_SLICE, 3), ids=identifier)
 def test_a_port_in_another_layout_is_blamed_rightly(spec: Spec) -> None:
     """The module may be larger than need be, and never a correct one."""
     outcome = attempt(spec)
@@ -216,7 +216,7 @@ def test_a_port_in_another_layout_is_blamed_rightly(spec: Spec) -> None:
     assert outcome.false_hints == ()
 
 
-@pytest.mark.parametrize("spec", sliced(PORTS_WITHOUT_A_FAULT, 6), ids=identifier)
+@pytest.mark.parametrize("spec", sliced(PORTS_WITHOUT_A_FAULT, 4), ids=identifier)
 def test_a_port_without_a_fault_raises_no_alarm(spec: Spec) -> None:
     outcome = attempt(spec)
     assert not outcome.error
