@@ -45,7 +45,7 @@ browser:         ## Install the browser that the views are tested in, where that
 
 # Four processes on two cores: some tests wait for others' processes most of their time.
 test: $(STAMP) browser ## Run the tests, the docstrings' examples and the docs' examples.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadfile
 
 check: $(STAMP) scripts ## Check format, lint and types.
 	$(BIN)/ruff format --check .

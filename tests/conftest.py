@@ -54,28 +54,6 @@ FLAGS = [
 FLAGS += ["--disable-component-update", "--disable-sync"]
 
 
-# Whole files go to one process each: with the longest at the end, one process would
-# still work while the others are done.
-LONGEST = (
-    "tests/extract/test_extract.py",
-    "tests/app/test_page.py",
-    "tests/test_examples.py",
-    "tests/cli/test_terminal.py",
-    "tests/test_site.py",
-    "tests/test_notebooks.py",
-    "tests/views/test_notebook.py",
-    "tests/labs/test_calibration.py",
-)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the files that take longest first."""
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(
-        key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONGEST))
-    )
-
-
 @pytest.fixture(scope="session")
 def chromium() -> "Iterator[Browser]":
     from playwright.sync_api import (
