@@ -84,23 +84,34 @@ def graft_facts(
         **_accuracy(right[lowest], groups, len(windows)),
         **_ends([windows[lowest]]),
     }
+    facts |= _middle_and_late(windows, right, depth, groups)
+    return facts
+
+
+def _middle_and_late(
+    windows: Sequence[Window], right: NDArray[np.bool_], depth: int, groups: Ints
+) -> dict[str, Any]:
+    """Compare the middle third with the last; nothing where one has no window."""
     by_third: dict[int, list[int]] = {}
     for row, window in enumerate(windows):
         third = int(3 * _centre(window, depth) // depth)
         by_third.setdefault(third, []).append(row)
-    if 1 in by_third and 2 in by_third:
-        shares = {}
-        for name, rows in (("middle", by_third[1]), ("late", by_third[2])):
-            shares[name] = right[rows].mean(0)
-            facts[name] = {
-                "accuracy": float(shares[name].mean()),
-                **_ends([windows[row] for row in rows]),
-            }
-        differences = shares["middle"] - shares["late"]
-        facts["middle_less_late"] = {
-            "value": float(differences.mean()),
-            "p": sign_flip_p(differences, groups),
-        }
+    # Thirds count from 0, at the bottom.
+    rows_of = {"middle": by_third.get(1), "late": by_third.get(2)}
+    facts: dict[str, Any] = {}
+    shares = {}
+    for name, rows in rows_of.items():
+        if rows is None:
+            return {}
+        # The share of right answers of each prompt, over the windows.
+        shares[name] = right[rows].mean(0)
+        ends = _ends([windows[row] for row in rows])
+        facts[name] = {"accuracy": float(shares[name].mean()), **ends}
+    differences = shares["middle"] - shares["late"]
+    facts["middle_less_late"] = {
+        "value": float(differences.mean()),
+        "p": sign_flip_p(differences, groups),
+    }
     return facts
 
 
@@ -154,7 +165,10 @@ def sign_flip_p(differences: Floats, groups: Ints | None = None) -> float:
 
 
 def _signs(count: int) -> Floats:
-    """Return rows of signs, the unchanged first: all of them for few sums."""
+    """Return rows of signs, of which the first changes nothing.
+
+    Few sums get every combination of signs, and many get random ones.
+    """
     if count <= MOST_EXACT:
         return np.array(list(product((1, -1), repeat=count)), dtype=float)
     random_signs = np.random.default_rng(0).choice((1.0, -1.0), (FLIPS, count))
