@@ -453,3 +453,129 @@ def test_importing_sites_loads_no_torch() -> None:
         " set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Sites inside attention and the MLP.
+
+
+def _with_inner(blocks=2, heads=3):
+    sites = [Site(0)]
+    for layer in range(1, blocks + 1):
+        sites += [Site(layer), Site(layer, "attn"), Site(layer, "mlp")]
+        sites += [Site(layer, f"attn.{name}") for name in "qkvz"]
+        sites += [Site(layer, f"attn.head.{head}") for head in range(heads)]
+        sites += [Site(layer, "mlp.neurons"), Site(layer, "router")]
+    return [*sites, Site(None)]
+
+
+INNER = [
+    "layer.3.attn.head.5",
+    "layer.3.attn.q",
+    "decoder.layer.2.cross.z",
+    "decoder.layer.2.cross.head.0",
+    "layer.3.mlp.neurons",
+    "layer.3.mlp.neuron.1535",
+    "layer.3.router",
+]
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_an_inner_site_prints_as_it_was_parsed(name):
+    site = Site.parse(name)
+    assert str(site) == name
+    assert site.is_inner
+    assert Site(site.layer, site.part, site.stack) == site
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "layer.3.attn.head",
+        "layer.3.attn.head.05",
+        "layer.3.attn.head.-1",
+        "layer.3.mlp.head.1",
+        "layer.3.attn.neurons",
+        "layer.3.mid.z",
+        "layer.0.attn.head.1",
+        "layer.3.head.1",
+        "final.router",
+    ],
+)
+def test_what_is_no_inner_site_is_refused(name):
+    with pytest.raises(SiteError):
+        Site.parse(name)
+
+
+@pytest.mark.parametrize("pattern", ["*", "layer.*", "layer.1.*", "*.attn", "layer.1"])
+def test_existing_patterns_select_nothing_inside_attention_or_mlp(pattern):
+    sites = _with_inner()
+    outside = [site for site in sites if not site.is_inner]
+    assert select(pattern, sites) == select(pattern, outside)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [
+        ("*.attn.head.*", 6),
+        ("layer.1.attn.head.*", 3),
+        ("layer.*.attn.head.0-1", 4),
+        ("layer.1-2.attn.head.2", 2),
+        ("*.attn.z", 2),
+        ("layer.-1.attn.q", 1),
+        ("*.router", 2),
+        ("*.mlp.neurons, *.attn.v", 4),
+    ],
+)
+def test_inner_patterns_select_what_they_name(pattern, count):
+    selected = select(pattern, _with_inner())
+    assert len(selected) == count
+    assert all(site.is_inner for site in selected)
+
+
+def test_inner_sites_sort_in_the_order_of_the_pass():
+    names = "attn.q attn.k attn.v attn.z attn.head.2 attn.head.10 attn".split()
+    names += "mid router mlp.neurons mlp.neuron.3 mlp".split()
+    sites = [Site(4, name) for name in names]
+    assert sorted(reversed(sites)) == sites
+    assert sites[-1] < Site(4)
+
+
+def test_a_head_that_is_not_there_is_refused_with_the_number_of_heads():
+    with pytest.raises(SiteError, match=r"3 heads there, counted from 0.*head\.2"):
+        select("layer.1.attn.head.3", _with_inner())
+
+
+@pytest.mark.parametrize(
+    ("name", "site"),
+    [
+        ("blocks.1.attn.hook_z", "layer.2.attn.z"),
+        ("blocks.1.attn.hook_v", "layer.2.attn.v"),
+        ("blocks.1.mlp.hook_post", "layer.2.mlp.neurons"),
+        ("decoder.1.cross_attn.hook_z", "decoder.layer.2.cross.z"),
+    ],
+)
+@pytest.mark.parametrize("final", [True, False])
+def test_inner_sites_have_the_names_of_transformer_lens(name, site, final):
+    inner = from_alias(name, depth=2, final=final)
+    assert str(inner) == site
+    assert to_alias(inner, "transformer_lens", depth=2, final=final) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("blocks.1.attn.hook_q", r"before rotary positions.*'layer\.2\.attn\.q'"),
+        ("blocks.1.attn.hook_result", r"'layer\.2\.attn\.head\.\*'"),
+        ("blocks.1.attn.hook_pattern", r"hs\.attention"),
+    ],
+)
+def test_hooks_of_transformer_lens_that_are_no_site_say_what_to_take(name, said):
+    with pytest.raises(SiteError, match=said):
+        from_alias(name, depth=2, final=True)
+
+
+def test_many_inner_sites_are_described_in_a_phrase():
+    sites = [site for site in _with_inner() if site.is_inner]
+    phrase = summarise(sites)
+    assert "6 attn.heads of layer.1 to layer.2" in phrase
+    assert "mlp.neurons of layer.1 to layer.2" in phrase
