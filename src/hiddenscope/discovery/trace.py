@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.modules import autograd, hooks
+from hiddenscope.modules import autograd, hooks, operations
 
 # The ids of a trial stay below this where nothing names the vocabulary.
 TRIAL_VOCABULARY = 256
@@ -130,8 +130,27 @@ class Call:
 
 
 @dataclass
+class TracedOperation:
+    """One attention, product or softmax, with copies of what it was made of.
+
+    `places` are the calls of submodules that it was made in, outermost first: the path,
+    the number of the call, and the number of the operation among those of its kind in
+    that call.
+    """
+
+    kind: operations.Kind
+    time: int
+    places: tuple[tuple[str, int, int], ...]
+    operands: tuple[Tensor, ...]
+    output: Tensor
+
+
+@dataclass
 class Trace:
-    """The calls of one pass in order, and the states that Hugging Face reports."""
+    """The calls of one pass in order, and the states that Hugging Face reports.
+
+    `operations` are recorded only where they are asked for.
+    """
 
     texts: int
     tokens: int
@@ -139,6 +158,7 @@ class Trace:
     calls: list[Call] = field(default_factory=list)
     reported_inside: list[tuple[Tensor, ...]] = field(default_factory=list)
     last_hidden_states: list[Tensor] = field(default_factory=list)
+    operations: list[TracedOperation] = field(default_factory=list)
 
     def reports(self) -> list[tuple[Tensor, ...]]:
         """Return Hugging Face's tuples of hidden states.
@@ -148,8 +168,13 @@ class Trace:
         return _hidden_states(self.output) or self.reported_inside
 
 
-def trace(module: nn.Module, inputs: Mapping[str, Any]) -> Trace:
-    """Run the module once and record each call of each submodule, with its states."""
+def trace(
+    module: nn.Module, inputs: Mapping[str, Any], *, with_operations: bool = False
+) -> Trace:
+    """Run the module once and record each call of each submodule, with its states.
+
+    With `with_operations`, attention calls, products and softmaxes are recorded too.
+    """
     texts, tokens = inputs["input_ids"].shape
     traced = Trace(texts, tokens)
     clock = count()
@@ -176,9 +201,30 @@ def trace(module: nn.Module, inputs: Mapping[str, Any]) -> Trace:
 
         return [hooks.Watch(part, "input", before), hooks.Watch(part, "output", after)]
 
+    operation_counts: Counter[tuple[int, operations.Kind]] = Counter()
+
+    def record(operation: operations.Operation, run: operations.Next) -> Any:
+        places = []
+        for call in open_calls:
+            key = (call.entered, operation.kind)
+            places.append((call.path, call.number, operation_counts[key]))
+            operation_counts[key] += 1
+        operands = tuple(operand.detach().clone() for operand in operation.operands)
+        output = run(operation)
+        if isinstance(output, Tensor):
+            copy = output.detach().clone()
+            traced.operations.append(
+                TracedOperation(
+                    operation.kind, next(clock), tuple(places), operands, copy
+                )
+            )
+        return output
+
     watches: list[hooks.Watch] = []
     for path, part in module.named_modules():
         watches += watch(path, part)
+    if with_operations:
+        watches.append(hooks.Watch(module, "inside", record))
     with (
         autograd.restored(),
         torch.no_grad(),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
@@ -22,11 +23,11 @@ from torch import Tensor, nn, overrides
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hiddenscope.modules import kernels
+from hiddenscope.modules import kernels, operations
 from hiddenscope.modules.installation import Installation, Step, remove_later
 from hiddenscope.modules.weights import tensors_of
 
-Side: TypeAlias = Literal["input", "output"]
+Side: TypeAlias = Literal["input", "output", "inside"]
 Forward: TypeAlias = Callable[..., Any]
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = Mapping[str, Any]
@@ -34,10 +35,10 @@ Kwargs: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Watch:
-    """A callback on one side of a module.
+    """A callback on one side of a module, or inside it.
 
-    It is called as `callback(args, kwargs)` before the forward, or as
-    `callback(output)` after it.
+    It is called as `callback(args, kwargs)` before the forward, as `callback(output)`
+    after it, or inside it as an `operations.Callback` for each operation of its code.
     """
 
     module: nn.Module
@@ -109,7 +110,34 @@ def watching(watches: Sequence[Watch]) -> Installation:
     >>> len(outputs), len(linear._forward_hooks)
     (1, 0)
     """
-    return Installation([_Hook(watch) for watch in watches])
+    steps: list[Step] = []
+    inside: dict[nn.Module, list[operations.Callback]] = defaultdict(list)
+    for watch in watches:
+        if watch.side == "inside":
+            inside[watch.module].append(watch.callback)
+        else:
+            steps.append(_Hook(watch))
+    thread = threading.get_ident()
+    for part, callbacks in inside.items():
+        forward = _with_operations(part.forward, callbacks, thread)
+        before = vars(part).get("forward")
+        steps.append(_ReplacedForward(part, forward, before))
+    return Installation(steps)
+
+
+def _with_operations(
+    forward: Forward, callbacks: Sequence[operations.Callback], thread: int
+) -> Forward:
+    """Return a forward whose operations are handed to the callbacks."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return forward(*args, **kwargs)
+        mode = operations.OperationMode(callbacks)
+        with Installation([_FunctionMode(mode)]):
+            return forward(*args, **kwargs)
+
+    return call
 
 
 class _ReplacedForward(NamedTuple):
@@ -312,16 +340,18 @@ def _checked_attention() -> Iterator[None]:
 
 
 class _FunctionMode:
-    """A check of attention calls on this thread's stack of function modes."""
+    """One of our modes on this thread's stack of function modes."""
 
-    def __init__(self, mode: kernels.AttentionCheck) -> None:
+    def __init__(
+        self, mode: kernels.AttentionCheck | operations.OperationMode
+    ) -> None:
         self.mode = mode
         self.thread = threading.get_ident()
 
     def install(self) -> None:
-        # An earlier check could not be taken off if its `with` ended in another thread.
+        # An earlier mode could not be taken off if its `with` ended in another thread.
         top = _top_function_mode()
-        while isinstance(top, kernels.AttentionCheck) and top.is_over:
+        while isinstance(top, _OUR_MODES) and top.is_over:
             overrides._pop_mode()  # type: ignore[no-untyped-call]
             top = _top_function_mode()
         self.mode.__enter__()  # type: ignore[no-untyped-call]
@@ -337,6 +367,9 @@ class _FunctionMode:
             # torch takes a mode off its stack while the mode handles a call. If Ctrl-C
             # interrupts that, torch puts the mode back when the traceback is freed.
             remove_later(self)
+
+
+_OUR_MODES = (kernels.AttentionCheck, operations.OperationMode)
 
 
 def _top_function_mode() -> object:

@@ -1,0 +1,86 @@
+"""Writes: what a part of a projection's input adds to the residual stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hiddenscope.discovery.inside import Projection
+from hiddenscope.modules import hooks
+
+
+class Write:
+    """What some columns of a projection's input write: a head, or a neuron.
+
+    The bias belongs to none of them. A norm after the projection is taken with the
+    scale that it has for the whole, so that the writes still sum up.
+    """
+
+    def __init__(
+        self, module: nn.Module, projection: Projection, columns: slice
+    ) -> None:
+        self.part = module.get_submodule(projection.tap.path)
+        self.norm: nn.Module | None = None
+        if projection.norm:
+            self.norm = module.get_submodule(projection.norm)
+        self.columns = columns
+        self.weight = _weight(self.part)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return what the columns of inputs [..., width] write [..., hidden size]."""
+        written = self._linear(inputs)
+        if self.norm is None:
+            return written
+        return written * frozen_scale(self.norm, self.part(inputs)).to(written)
+
+    def _linear(self, inputs: Tensor) -> Tensor:
+        columns = self.columns
+        if self.weight is not None:
+            weight = self.weight[:, columns].to(inputs)
+            return functional.linear(inputs[..., columns], weight)
+        # A quantised or adapted projection: only its own code knows its weight.
+        alone = torch.zeros_like(inputs)
+        alone[..., columns] = inputs[..., columns]
+        written: Tensor = self.part(alone) - self.part(torch.zeros_like(inputs))
+        return written
+
+
+def bias_of(module: nn.Module, projection: Projection, inputs: Tensor) -> Tensor:
+    """Return what a projection adds for inputs [..., width] that are all zero."""
+    part = module.get_submodule(projection.tap.path)
+    bias: Tensor = part(torch.zeros_like(inputs))
+    if not projection.norm:
+        return bias
+    norm = module.get_submodule(projection.norm)
+    return bias * frozen_scale(norm, part(inputs)).to(bias)
+
+
+def frozen_scale(norm: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the factor [..., hidden size] by which a norm multiplies each number.
+
+    Such a norm has a gain for each channel and a scale for each token, and nothing
+    else.
+    """
+    gain = norm(torch.ones_like(inputs)).double()
+    directed = inputs.double() * gain
+    output = norm(inputs).double()
+    size = (directed * directed).sum(-1, keepdim=True)
+    scale = (output * directed).sum(-1, keepdim=True) / size.clamp_min(1e-300)
+    factor: Tensor = gain * scale
+    return factor
+
+
+def _weight(part: nn.Module) -> Tensor | None:
+    """Return the weight [output, input] of a plain projection; None of any other."""
+    if hooks.foreign_hooks(part) or hooks.is_offloaded(part):
+        return None
+    weight: Any = getattr(part, "weight", None)
+    if type(part) is nn.Linear:
+        return weight if isinstance(weight, Tensor) else None
+    # GPT-2's projections hold their weight the other way round.
+    if type(part).__name__ == "Conv1D" and isinstance(weight, Tensor):
+        return weight.T
+    return None
