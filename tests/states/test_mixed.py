@@ -98,7 +98,7 @@ def test_other_attributes_are_simply_missing() -> None:
     assert not hasattr(values, "_repr_html_")
     assert len({values, values}) == 1
     with pytest.raises(AttributeError):
-        values.no_such_thing
+        getattr(values, "no_such_thing")  # noqa: B009
     with pytest.raises(AttributeError):
         values.sites = ()  # type: ignore[misc, union-attr]
     assert torch.equal(copy.deepcopy(values)[2], values[2])

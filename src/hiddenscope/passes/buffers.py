@@ -424,9 +424,10 @@ def _require_memory(
     shape: tuple[int, int, int], dtype: torch.dtype, size: int, promised: int
 ) -> None:
     """Refuse a buffer that does not fit in the memory that is free and not promised."""
-    free = max(0, free_memory() - promised)
-    if size <= free * SHARE_OF_FREE_MEMORY:
+    free = free_memory()
+    if promised + size <= free * SHARE_OF_FREE_MEMORY:
         return
+    free = max(0, free - promised)
     sites, tokens, width = shape
     name = str(dtype).removeprefix("torch.")
     raise TooLarge(
