@@ -27,7 +27,7 @@ from hiddenscope.passes import (
 )
 from hiddenscope.passes.buffers import Buffers
 from hiddenscope.sites import Site
-from hiddenscope.states.mixed import Values, groups_of, of_groups
+from hiddenscope.states.mixed import SiteValues, groups_of, of_groups
 from hiddenscope.states.pool import Pool, as_vectors, check_cls
 from hiddenscope.states.pooling import parse_pooling, requires_cls
 from hiddenscope.store import StorePlan, StoreSequence, Writer
@@ -84,7 +84,7 @@ class Unit:
         self._memory = memory
         self._batch_done = batch_done
         self._buffers: Buffers | None = None
-        self._pooled: Values | None = None
+        self._pooled: SiteValues | None = None
         inputs = _inputs(model, sequences)
         with model.lock:
             if spec.pool is None:
@@ -103,7 +103,7 @@ class Unit:
             self._batch_done(len(batch.flat))
         return buffers
 
-    def _pool(self, model: Model, inputs: Inputs, pool: str) -> Values:
+    def _pool(self, model: Model, inputs: Inputs, pool: str) -> SiteValues:
         """Run the passes; return one vector for each sequence.
 
         The states of one batch are in memory at a time.
@@ -130,7 +130,7 @@ class Unit:
             self._batch_done(len(batch.flat))
         return pooled
 
-    def _allocate(self, rows: int) -> Values:
+    def _allocate(self, rows: int) -> SiteValues:
         """Return memory for the pooled vectors, `[site, text, width]` by width."""
         widths = self.spec.widths
         groups = {}
@@ -179,7 +179,7 @@ class Unit:
             for stack_buffer in self._buffers.values():
                 stack_buffer.release()
 
-    def _not_finite(self, values: Values) -> NotFinite:
+    def _not_finite(self, values: SiteValues) -> NotFinite:
         """Return an error that names the first state that is not finite."""
         problem = "States are not finite"
         for site, site_values in zip(self.spec.sites, values, strict=True):

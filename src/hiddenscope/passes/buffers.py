@@ -22,7 +22,7 @@ from hiddenscope.errors import PassError, TooLarge
 from hiddenscope.modules import autograd
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, States
-from hiddenscope.states.mixed import Values, groups_of, of_groups
+from hiddenscope.states.mixed import SiteValues, groups_of, of_groups
 
 if TYPE_CHECKING:
     from hiddenscope.passes.inputs import Inputs
@@ -284,7 +284,7 @@ class StackBuffer:
         buffer, row = self._places[site]
         buffer.write(row, states, places)
 
-    def finish(self) -> Values:
+    def finish(self) -> SiteValues:
         """Return the values, once everything that was sent has arrived."""
         groups = {width: buffer.finish() for width, buffer in self._groups.items()}
         return of_groups(self.sites, self._widths, groups)

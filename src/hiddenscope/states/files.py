@@ -12,7 +12,7 @@ import torch
 from hiddenscope.errors import FileError, SiteError
 from hiddenscope.files import read_tensors, write_tensors
 from hiddenscope.sites import Site
-from hiddenscope.states.mixed import MixedValues, Values
+from hiddenscope.states.mixed import MixedValues, SiteValues
 from hiddenscope.states.tokens import Source, Tokens
 
 _FORMAT = "hiddenscope.states/1"
@@ -25,7 +25,7 @@ class StackParts(NamedTuple):
     """The parts that the states of one stack are made of."""
 
     sites: tuple[Site, ...]
-    values: Values
+    values: SiteValues
     tokens: Tokens
     source: Source
 
@@ -140,7 +140,7 @@ def _restore_values(
     prefix: str,
     sites: tuple[Site, ...],
     widths: list[int] | None,
-) -> Values:
+) -> SiteValues:
     if widths is None:
         return tensors[f"{prefix}values"]
     groups = {width: tensors[f"{prefix}values.{width}"] for width in widths}

@@ -145,7 +145,7 @@ class MixedValues:
         raise AssertionError("torch calls this only with such an argument")
 
 
-Values: TypeAlias = Tensor | MixedValues
+SiteValues: TypeAlias = Tensor | MixedValues
 """Values `[site, token, width]`, or those of sites whose widths differ."""
 
 
@@ -168,7 +168,7 @@ def check_one_width(sites: Sequence[Site], widths: Sequence[int]) -> None:
         raise different_widths(PROBLEM, sites, widths)
 
 
-def one_tensor(values: Values) -> Tensor:
+def one_tensor(values: SiteValues) -> Tensor:
     """Return values `[site, token, width]`; refuse those of sites whose widths differ.
 
     >>> one_tensor(torch.zeros(2, 3, 8)).shape
@@ -179,7 +179,7 @@ def one_tensor(values: Values) -> Tensor:
     return values
 
 
-def stack_sites(sites: Sequence[Site], rows: Sequence[Tensor]) -> Values:
+def stack_sites(sites: Sequence[Site], rows: Sequence[Tensor]) -> SiteValues:
     """Put the rows `[token, width]` of each site together, whatever their widths are.
 
     >>> stack_sites((Site(0), Site(1)), [torch.zeros(3, 8), torch.ones(3, 8)]).shape
@@ -194,21 +194,21 @@ def stack_sites(sites: Sequence[Site], rows: Sequence[Tensor]) -> Values:
 
 def of_groups(
     sites: Sequence[Site], widths: Sequence[int], groups: Mapping[int, Tensor]
-) -> Values:
+) -> SiteValues:
     """Return the only group, or the groups as mixed values."""
     if len(groups) == 1:
         return next(iter(groups.values()))
     return MixedValues(tuple(sites), tuple(widths), groups)
 
 
-def groups_of(values: Values) -> list[Tensor]:
+def groups_of(values: SiteValues) -> list[Tensor]:
     """Return the tensors `[site, token, width]` that values are made of."""
     if isinstance(values, MixedValues):
         return list(values.groups.values())
     return [values]
 
 
-def each_group(values: Values, change: Callable[[Tensor], Tensor]) -> Values:
+def each_group(values: SiteValues, change: Callable[[Tensor], Tensor]) -> SiteValues:
     """Apply a function of `[site, token, width]` that keeps sites and widths."""
     if isinstance(values, Tensor):
         return change(values)
@@ -216,7 +216,7 @@ def each_group(values: Values, change: Callable[[Tensor], Tensor]) -> Values:
     return MixedValues(values.sites, values.widths, groups)
 
 
-def take_sites(values: Values, places: Ints) -> Values:
+def take_sites(values: SiteValues, places: Ints) -> SiteValues:
     """Return the values of some sites; a tensor if they are of one width."""
     if isinstance(values, Tensor):
         return take(values, 0, places)
@@ -232,7 +232,7 @@ def take_sites(values: Values, places: Ints) -> Values:
     return of_groups(sites, widths[places].tolist(), groups)
 
 
-def join_tokens(parts: Sequence[Values]) -> Values:
+def join_tokens(parts: Sequence[SiteValues]) -> SiteValues:
     """Join values of the same sites and widths, token after token."""
     first = parts[0]
     groups = zip(*map(groups_of, parts), strict=True)

@@ -19,7 +19,7 @@ from hiddenscope.sites import Site, SitePatterns, named_layer, summarise
 from hiddenscope.states.files import StackParts, read_file, write
 from hiddenscope.states.mixed import (
     MixedValues,
-    Values,
+    SiteValues,
     each_group,
     join_tokens,
     one_tensor,
@@ -74,7 +74,7 @@ class States:
     """
 
     sites: tuple[Site, ...]
-    values: Values
+    values: SiteValues
     tokens: Tokens
     source: Source
 
