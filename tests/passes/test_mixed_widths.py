@@ -7,6 +7,7 @@ than the layers.
 from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,6 +58,15 @@ def test_a_text_in_a_padded_batch_is_that_of_the_batch_of_one_width(
     for site in SITES:
         alone = merging.capture(TEXTS, site, batch_tokens=10_000)
         assert torch.equal(mixed[site], alone[site])
+
+
+def test_generated_tokens_have_both_widths(merging: hs.Model) -> None:
+    states = merging.capture_generation("the cat", max_new_tokens=2, sites=SITES)
+    assert isinstance(states, hs.States)
+    assert states.widths == (256, 256, 256, 64)
+    whole = merging.capture([states.tokens.ids.tolist()], SITES)
+    for site in SITES:
+        torch.testing.assert_close(states[site], whole[site], rtol=1e-4, atol=1e-4)
 
 
 def test_the_default_still_leaves_final_out(merging: hs.Model) -> None:
@@ -147,6 +157,15 @@ def test_analyses_that_take_each_site_by_itself_take_mixed_states(
 ) -> None:
     states = merging.capture(TEXTS, SITES)
     assert isinstance(states, hs.States)
+    lens = hs.lens(merging, TEXTS[0], sites=SITES).data["probability"]
+    # The last layer is read through the final norm.
+    assert np.array_equal(lens.sel(site="final"), lens.sel(site="layer.3"))
+    contrast = hs.Contrast("the cat", "the car", " the", " of")
+    effects = hs.patch(merging, contrast, sites=SITES).data["effect"]
+    final = hs.patch(merging, contrast, sites="final").data["effect"]
+    assert np.array_equal(
+        effects.sel(site="final"), final.sel(site="final"), equal_nan=True
+    )
     data = hs.profile(states).data
     assert data["site"].values.tolist() == SITES
     for site in SITES:
