@@ -1,6 +1,7 @@
 """States of sites whose widths differ."""
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from hiddenscope.app.stored import norms_of
+from hiddenscope.app.stores import describe_states
+from hiddenscope.cli import main as cli
 from hiddenscope.errors import FileError, StatesError
 from hiddenscope.sites import Site
 from hiddenscope.states import MixedValues, Pair, Source, States, Tokens, join
 from hiddenscope.states.mixed import stack_sites
+from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 WIDTHS = {"layer.0": 6, "layer.1": 6, "layer.1.attn": 4, "layer.2": 6, "final": 4}
 SENTENCE = (
@@ -206,3 +212,29 @@ def test_the_repr_shows_the_widths() -> None:
     assert "(6 wide); " in sites
     assert sites.endswith("(4 wide)")
     assert repr(states.values) == "<MixedValues float32: 5 sites, 6 and 4 wide>"
+
+
+def test_the_workbench_lists_a_file_of_mixed_states(tmp_path: Path) -> None:
+    states, _ = make()
+    path = tmp_path / "states.safetensors"
+    states.save(path)
+    description = describe_states("name", "label", path)
+    assert description is not None
+    assert (description.width, description.tokens, description.texts) == (6, 5, 2)
+    norms = norms_of(states.of(1)).data["norm"]
+    assert norms.shape == (5, 2)
+
+
+def test_the_command_keeps_and_describes_mixed_states(tmp_path: Path) -> None:
+    module = tiny_model("deepseek_v4")
+    module.save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    path = tmp_path / "states.safetensors"
+    arguments = ["capture", "a b", "--model", str(tmp_path / "model"), "--json"]
+    arguments += ["--sites", "layer.1,final", "--out", str(path)]
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == 0, result.output
+    described = json.loads(result.stdout)
+    states = States.load(path)
+    assert described["widths"] == list(states.widths) == [256, 64]
+    assert described["shape"] == [2, len(states.tokens)]
