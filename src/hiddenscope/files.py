@@ -228,11 +228,11 @@ def write_tensors(
 
 
 def read_tensors(
-    path: str | os.PathLike[str], what: str, form: str
+    path: str | os.PathLike[str], what: str, *formats: str
 ) -> "tuple[dict[str, Tensor], dict[str, str]]":
     """Read the tensors and the header of a file that `write_tensors` wrote.
 
-    Its header must have this `format`; `what` names the content in errors.
+    Its header must have one of these formats; `what` names the content in errors.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -244,7 +244,7 @@ def read_tensors(
         check_seal(path, problem)
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            if header.get("format") != form:
+            if header.get("format") not in formats:
                 reason = "it is a safetensors file with other content"
                 raise FileError(problem, reason, remedy)
             # The file is not a mapping, and cannot be iterated itself.

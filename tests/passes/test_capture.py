@@ -27,7 +27,6 @@ from hiddenscope.errors import (
     ModuleError,
     PassError,
     SiteError,
-    StatesError,
     TextError,
 )
 from hiddenscope.model.batching import states_disagreement
@@ -188,10 +187,9 @@ def test_targets_that_are_texts_follow_the_start_token(tiny: Tiny) -> None:
     assert parts(as_tensor)[1].tokens.ids.tolist() == [5, 6]
 
 
-def test_streams_of_another_width_than_final_are_captured_apart() -> None:
+def test_streams_of_another_width_than_final_are_those_of_hugging_face() -> None:
     model = hs.load((tiny_model("deepseek_v4"), None))
-    with pytest.raises(StatesError, match="layer.* is 256 wide and final is 64 wide"):
-        model.capture([TEXT], "layer.3,final")
+    mixed = model.capture([TEXT], "layer.2,final")
     output = report(tiny_model("deepseek_v4"), TEXT)
     layers, final = model.capture([TEXT], "layer.*"), model.capture([TEXT], "final")
     assert all(
@@ -199,6 +197,8 @@ def test_streams_of_another_width_than_final_are_captured_apart() -> None:
         for k in range(3)
     )
     assert torch.equal(final["final"], output.hidden_states[-1][0])
+    assert torch.equal(mixed["final"], final["final"])
+    assert torch.equal(mixed["layer.2"], layers["layer.2"])
 
 
 @pytest.mark.parametrize(

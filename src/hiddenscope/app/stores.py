@@ -21,7 +21,8 @@ MAX_METADATA = 16 * 2**20
 # Of a text in a list.
 MAX_CHARACTERS = 300
 MAX_SITES = 500
-STATES_FORMAT = "hiddenscope.states/1"
+# Of sites of one width, and of sites whose widths differ.
+STATES_FORMATS = ("hiddenscope.states/1", "hiddenscope.states/2")
 # What parsing may raise of a file that is not what its name says.
 DAMAGED = (
     OSError,
@@ -169,13 +170,16 @@ def _read_stacks(path: Path) -> Stacks | None:
                 return None
             header = json.loads(file.read(length))
         metadata = header.get("__metadata__") or {}
-        if metadata.get("format") != STATES_FORMAT:
+        if metadata.get("format") not in STATES_FORMATS:
             return None
-        stacks = json.loads(metadata["states"])
-        return {
-            prefix: {**stack, **header[f"{prefix}values"]}
-            for prefix, stack in stacks.items()
-        }
+        stacks: Stacks = json.loads(metadata["states"])
+        for prefix, stack in stacks.items():
+            name = f"{prefix}values"
+            # The widest stands for all, as in the description of a store.
+            if "widths" in stack:
+                name += f".{max(stack['widths'])}"
+            stack |= header[name]
+        return stacks
     except DAMAGED:
         return None
 

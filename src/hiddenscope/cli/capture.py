@@ -57,9 +57,14 @@ def _as_json(states: "hs.States | hs.Pair") -> dict[str, object]:
         name: getattr(tokens, name).tolist()
         for name in ("text", "positions", "ids", "spans")
     }
+    shape = [len(states.sites), len(tokens)]
+    # Where widths differ, the shape ends before them.
+    if len(set(states.widths)) == 1:
+        shape.append(states.width)
     return {
         "sites": [str(site) for site in states.sites],
-        "shape": list(states.values.shape),
+        "shape": shape,
+        "widths": states.widths,
         "dtype": str(states.values.dtype).removeprefix("torch."),
         "texts": tokens.texts,
         "tokens": columns | {"strings": tokens.strings},

@@ -4,7 +4,7 @@ computed.
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -27,6 +27,7 @@ from hiddenscope.passes import (
 )
 from hiddenscope.passes.buffers import Buffers
 from hiddenscope.sites import Site
+from hiddenscope.states.mixed import SiteValues, groups_of, of_groups
 from hiddenscope.states.pool import Pool, as_vectors, check_cls
 from hiddenscope.states.pooling import parse_pooling, requires_cls
 from hiddenscope.store import StorePlan, StoreSequence, Writer
@@ -58,7 +59,7 @@ def spec_of(plan: StorePlan) -> ExtractSpec:
         sites=tuple(map(Site.parse, plan.sites)),
         pool=plan.pool,
         dtype=parse_dtype(plan.dtype),
-        width=plan.widths[plan.sites[0]],
+        widths=tuple(plan.widths[site] for site in plan.sites),
         every=plan.every,
     )
 
@@ -83,7 +84,7 @@ class Unit:
         self._memory = memory
         self._batch_done = batch_done
         self._buffers: Buffers | None = None
-        self._pooled: Tensor | None = None
+        self._pooled: SiteValues | None = None
         inputs = _inputs(model, sequences)
         with model.lock:
             if spec.pool is None:
@@ -102,7 +103,7 @@ class Unit:
             self._batch_done(len(batch.flat))
         return buffers
 
-    def _pool(self, model: Model, inputs: Inputs, pool: str) -> Tensor:
+    def _pool(self, model: Model, inputs: Inputs, pool: str) -> SiteValues:
         """Run the passes; return one vector for each sequence.
 
         The states of one batch are in memory at a time.
@@ -112,19 +113,30 @@ class Unit:
             first_tokens = [sequence.ids[0] for sequence in self.sequences]
             source = model.source(self.spec.sites[0].stack)
             check_cls(source, first_tokens, self.sequences[0].text)
-        shape = len(self.spec.sites), len(inputs), self.spec.width
-        pooled = torch.empty(shape, dtype=self.spec.dtype)
+        pooled = self._allocate(len(inputs))
         pool_batch = Pool(inputs.lengths, pooling)
         for indices in _batches(self.sequences):
             batch = inputs.some(indices)
             buffers = buffers_for(model, self.spec.sites, batch, memory=self._memory)
             run_pass(model, batch.pad(model), range(len(batch)), buffers)
             (stack_buffer,) = buffers.values()
-            vectors = as_vectors(pool_batch(stack_buffer.buffer.finish(), indices))
-            pooled[:, indices] = vectors.to(self.spec.dtype)
-            stack_buffer.buffer.release()
+            groups = zip(
+                groups_of(pooled), groups_of(stack_buffer.finish()), strict=True
+            )
+            for target, states in groups:
+                vectors = as_vectors(pool_batch(states, indices))
+                target[:, indices] = vectors.to(self.spec.dtype)
+            stack_buffer.release()
             self._batch_done(len(batch.flat))
         return pooled
+
+    def _allocate(self, rows: int) -> SiteValues:
+        """Return memory for the pooled vectors, `[site, text, width]` by width."""
+        widths = self.spec.widths
+        groups = {}
+        for width, count in Counter(widths).items():
+            groups[width] = torch.empty(count, rows, width, dtype=self.spec.dtype)
+        return of_groups(self.spec.sites, widths, groups)
 
     def values(self) -> Mapping[str, NDArray[Any]]:
         """Return the values of each site, bfloat16 as its bits.
@@ -133,12 +145,13 @@ class Unit:
         """
         if self._pooled is not None:
             values = self._pooled
-            finite = bool(values.isfinite().all())
+            groups = groups_of(values)
+            finite = all(bool(group.isfinite().all()) for group in groups)
         else:
             assert self._buffers is not None
-            buffer = next(iter(self._buffers.values())).buffer
-            values = buffer.finish()
-            finite = buffer.finite
+            stack_buffer = next(iter(self._buffers.values()))
+            values = stack_buffer.finish()
+            finite = stack_buffer.finite
         if not finite:
             raise self._not_finite(values)
         rows = self._kept_rows()
@@ -164,9 +177,9 @@ class Unit:
         """Let another unit have the memory. What `values` returned is then invalid."""
         if self._buffers is not None:
             for stack_buffer in self._buffers.values():
-                stack_buffer.buffer.release()
+                stack_buffer.release()
 
-    def _not_finite(self, values: Tensor) -> NotFinite:
+    def _not_finite(self, values: SiteValues) -> NotFinite:
         """Return an error that names the first state that is not finite."""
         problem = "States are not finite"
         for site, site_values in zip(self.spec.sites, values, strict=True):
@@ -232,7 +245,7 @@ def run_bare(
         buffers = buffers_for(model, spec.sites[-1:], batch, keep="device")
         run_pass(model, batch.pad(model), range(len(batch)), buffers)
         for stack_buffer in buffers.values():
-            stack_buffer.buffer.finish()
+            stack_buffer.finish()
     # A GPU works on after the call has returned.
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)

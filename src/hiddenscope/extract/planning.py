@@ -53,12 +53,14 @@ MAX_DIFFERENCES = 20
 
 @dataclass(frozen=True)
 class ExtractSpec:
-    """What is stored of every text: sites, pooling, dtype, every n-th token."""
+    """What is stored of every text: sites with their widths, pooling, dtype, every n-th
+    token.
+    """
 
     sites: tuple[Site, ...]
     pool: str | None
     dtype: torch.dtype
-    width: int
+    widths: tuple[int, ...]
     every: int = 1
 
     @property
@@ -77,7 +79,7 @@ class ExtractSpec:
     @property
     def row_bytes(self) -> int:
         """Return the bytes of one row, a token's or a pooled one, at all sites."""
-        return len(self.sites) * self.width * self.dtype.itemsize
+        return sum(self.widths) * self.dtype.itemsize
 
     def bytes(self, sequences: int, tokens: int) -> int:
         """Return the bytes that a store takes, rather too many than too few."""
@@ -115,14 +117,6 @@ def choose(
         )
     if model.encoder_decoder:
         selected = _encoder_sites(model, selected, sites)
-    site_of_width = {model.anatomy.width(site): site for site in selected}
-    if len(site_of_width) > 1:
-        widths = [f"{site} is {width} wide" for width, site in site_of_width.items()]
-        raise PassError(
-            "Cannot keep these states together",
-            " and ".join(widths),
-            "Extract them into stores of their own.",
-        )
     stored_dtype = model.dtype
     if dtype is not None:
         stored_dtype = parse_dtype(dtype)
@@ -139,7 +133,7 @@ def choose(
         sites=tuple(selected),
         pool=None if pool is None else str(pool),
         dtype=stored_dtype,
-        width=next(iter(site_of_width)),
+        widths=tuple(model.anatomy.width(site) for site in selected),
         every=every,
     )
 
@@ -179,7 +173,7 @@ def plan_without_corpus(
         model=source,
         tokenizer=tokenizer_identity(model.tokenizer),
         sites=tuple(map(str, spec.sites)),
-        widths={str(site): spec.width for site in spec.sites},
+        widths=dict(zip(map(str, spec.sites), spec.widths, strict=True)),
         dtype=_dtype_name(spec.dtype),
         pool=spec.pool,
         every=spec.every,

@@ -31,6 +31,7 @@ from hiddenscope.passes import (
 from hiddenscope.passes.buffers import one_or_pair, stacks_in
 from hiddenscope.passes.resume import trial_texts
 from hiddenscope.states import States
+from hiddenscope.states.mixed import one_tensor
 
 TRIAL_LENGTHS = (3, 11)
 TRIAL_TARGET_LENGTHS = (6, 2)
@@ -159,7 +160,8 @@ def states_disagreement(states: States, others: States) -> float:
 
     It is in units of the rounding tolerance.
     """
-    return trials.disagreement(states.values, others.values, _depths(states))
+    values, other_values = one_tensor(states.values), one_tensor(others.values)
+    return trials.disagreement(values, other_values, _depths(states))
 
 
 def _depths(states: States) -> list[int]:
@@ -172,7 +174,9 @@ def _depths(states: States) -> list[int]:
 
 def _rows(result: Pass) -> list[_Rows]:
     """Return the states of each stack and the logits."""
-    rows = [_Rows(part.values, _depths(part)) for part in stacks_in(result.states)]
+    rows = []
+    for part in stacks_in(result.states):
+        rows.append(_Rows(one_tensor(part.values), _depths(part)))
     if result.logits is not None:
         depth = sum(max(part.depths) for part in rows)
         rows.append(_Rows(result.logits[None], [depth]))

@@ -29,6 +29,7 @@ from hiddenscope.passes import (
 from hiddenscope.passes.buffers import one_or_pair, stacks_in
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, States
+from hiddenscope.states.mixed import stack_sites
 
 TRIAL_PROMPT, TRIAL_TOKENS = 6, 4
 # The names that configurations have for the distance that attention looks back.
@@ -261,7 +262,7 @@ def _assemble(
             )
         sites = tuple(sorted(states))
         tokens = model.text_encoder.tokens(Inputs((text[:length],)))
-        values = torch.stack([states[site][:length] for site in sites])
+        values = stack_sites(sites, [states[site][:length] for site in sites])
         parts.append(States(sites, values, tokens, model.source(stack)))
     for part in parts:
         part.check_finite()

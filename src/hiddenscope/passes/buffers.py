@@ -6,7 +6,7 @@ page-locked host memory on a stream of their own, so that the pass continues mea
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import accumulate
@@ -18,10 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hiddenscope.errors import PassError, StatesError, TooLarge
+from hiddenscope.errors import PassError, TooLarge
 from hiddenscope.modules import autograd
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, States
+from hiddenscope.states.mixed import SiteValues, groups_of, of_groups
 
 if TYPE_CHECKING:
     from hiddenscope.passes.inputs import Inputs
@@ -64,12 +65,17 @@ class HostMemory:
 
     def take(self, size: int) -> Tensor:
         """Return at least this many bytes."""
-        for index, part in enumerate(self._free):
-            if part.nbytes >= size:
-                return self._free.pop(index)
+        free = self._free
+        # The smallest that is large enough: the buffers of one unit differ in size
+        # where the widths of their sites do. The list itself is not sorted, because
+        # other threads append to it.
+        order = sorted(range(len(free)), key=lambda index: free[index].nbytes)
+        for index in order:
+            if free[index].nbytes >= size:
+                return free.pop(index)
         # One that is too small is dropped for the larger one that is made now.
-        if self._free:
-            self._free.pop()
+        if order:
+            free.pop(order[-1])
         return _in_huge_pages(size)
 
     def give_back(self, part: Tensor) -> None:
@@ -218,8 +224,9 @@ class Buffer:
         if states.shape[2] != width:
             raise PassError(
                 "Cannot keep the states together",
-                f"a state is {states.shape[2]} wide and the others {width}",
-                "Capture sites of different widths separately.",
+                f"a state is {states.shape[2]} wide, and was {width} wide when the"
+                " model was loaded",
+                "Load the model again: it has been changed.",
             )
         if not states.dtype.is_floating_point:
             raise PassError(
@@ -232,7 +239,8 @@ class Buffer:
 class StackBuffer:
     """Collects the states of one stack over any number of passes.
 
-    Its tokens and its source are made last, while a GPU may still be at work.
+    Sites of one width share a buffer. Its tokens and its source are made last, while a
+    GPU may still be at work.
     """
 
     def __init__(
@@ -246,15 +254,50 @@ class StackBuffer:
         self.model = model
         self.sites = tuple(sites)
         self.inputs = inputs
-        self.rows = {site: row for row, site in enumerate(sites)}
         self._starts = list(accumulate(inputs.lengths, initial=0))
-        self.buffer = Buffer(
-            len(sites),
-            self._starts[-1],
-            _common_width(model, sites),
-            dtype or model.anatomy.stack(sites[0]).proof.dtype,
-            source,
-        )
+        self._widths = [model.anatomy.width(site) for site in sites]
+        self._groups: dict[int, Buffer] = {}
+        dtype = dtype or model.anatomy.stack(sites[0]).proof.dtype
+        for width, count in Counter(self._widths).items():
+            promised = source.promised + self.nbytes
+            self._groups[width] = Buffer(
+                count,
+                self._starts[-1],
+                width,
+                dtype,
+                source._replace(promised=promised),
+            )
+        # The buffer of each site, and the site's place in it.
+        self._places: dict[Site, tuple[Buffer, int]] = {}
+        rows: Counter[int] = Counter()
+        for site, width in zip(sites, self._widths, strict=True):
+            self._places[site] = self._groups[width], rows[width]
+            rows[width] += 1
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that the states take."""
+        return sum(buffer.values.nbytes for buffer in self._groups.values())
+
+    def write(self, site: Site, states: Tensor, places: Sequence[Place]) -> None:
+        """Copy the real tokens of a batch [text, token, width] to their rows."""
+        buffer, row = self._places[site]
+        buffer.write(row, states, places)
+
+    def finish(self) -> SiteValues:
+        """Return the values, once everything that was sent has arrived."""
+        groups = {width: buffer.finish() for width, buffer in self._groups.items()}
+        return of_groups(self.sites, self._widths, groups)
+
+    def release(self) -> None:
+        """Give reused memory back; the values must not be read any more."""
+        for buffer in self._groups.values():
+            buffer.release()
+
+    @property
+    def finite(self) -> bool:
+        """Tell whether no NaN and no infinity was written."""
+        return all(buffer.finite for buffer in self._groups.values())
 
     def places(self, texts: Sequence[int]) -> list[Place]:
         """Return the rows of some of the texts."""
@@ -263,33 +306,20 @@ class StackBuffer:
 
     def is_finite(self, texts: Sequence[int]) -> bool:
         """Tell whether the states of some texts are finite, after their passes."""
-        values = self.buffer.finish()
-        for start, length in self.places(texts):
-            if not bool(values[:, start : start + length].isfinite().all()):
-                return False
+        for values in groups_of(self.finish()):
+            for start, length in self.places(texts):
+                if not bool(values[:, start : start + length].isfinite().all()):
+                    return False
         return True
 
     def states(self) -> States:
         """Return the states after the last pass; raise NotFinite if one is not."""
         tokens = self.model.text_encoder.tokens(self.inputs)
         source = self.model.source(self.sites[0].stack, checked=True)
-        states = States(self.sites, self.buffer.finish(), tokens, source)
-        if not self.buffer.finite:
+        states = States(self.sites, self.finish(), tokens, source)
+        if not self.finite:
             states.check_finite()
         return states
-
-
-def _common_width(model: PassModel, sites: Sequence[Site]) -> int:
-    """Return the width of the states at some sites, which must be the same at all."""
-    widths = {model.anatomy.width(site): site for site in sites}
-    if len(widths) > 1:
-        each = [f"{site} is {width} wide" for width, site in widths.items()]
-        raise StatesError(
-            f"Cannot keep these states of {model.anatomy.name} in one array",
-            " and ".join(each),
-            "Capture 'layer.*' and 'final' one after the other.",
-        )
-    return next(iter(widths))
 
 
 Buffers: TypeAlias = Mapping[str | None, StackBuffer]
@@ -313,7 +343,7 @@ def buffers_for(
         source = MemorySource(
             device=model.device if keep == "device" else None,
             pinned=model.device.type == "cuda" and keep == "host",
-            promised=sum(other.buffer.values.nbytes for other in buffers.values()),
+            promised=sum(other.nbytes for other in buffers.values()),
             reused=memory,
         )
         texts = inputs.of(stack)
@@ -394,9 +424,10 @@ def _require_memory(
     shape: tuple[int, int, int], dtype: torch.dtype, size: int, promised: int
 ) -> None:
     """Refuse a buffer that does not fit in the memory that is free and not promised."""
-    free = max(0, free_memory() - promised)
-    if size <= free * SHARE_OF_FREE_MEMORY:
+    free = free_memory()
+    if promised + size <= free * SHARE_OF_FREE_MEMORY:
         return
+    free = max(0, free - promised)
     sites, tokens, width = shape
     name = str(dtype).removeprefix("torch.")
     raise TooLarge(

@@ -133,9 +133,8 @@ def run_pass(
         if live is not None:
             live[site] = tensor if tensor.requires_grad else tensor.requires_grad_()
         stack = site.stack
-        buffer = buffers[stack]
         states = tap.layout.states(tensor, lengths[stack])
-        buffer.buffer.write(buffer.rows[site], states, places[stack])
+        buffers[stack].write(site, states, places[stack])
 
     sites: list[Site] = []
     for buffer in buffers.values():

@@ -23,6 +23,7 @@ from hiddenscope.passes.record import Watcher
 from hiddenscope.passes.text_encoder import TextEncoder
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, Source, States, join
+from hiddenscope.states.mixed import stack_sites
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ class Recording:
         for row, is_real in zip(known, real, strict=True):
             texts.append(tuple(row[is_real].tolist()))
         tokens = self.text_encoder.tokens(Inputs(tuple(texts)))
-        values = torch.stack([recorded.states[site][real] for site in sites])
+        rows = [recorded.states[site][real] for site in sites]
+        values = stack_sites(sites, rows)
         return States(tuple(sites), values, tokens, self.sources[stack])
 
 

@@ -17,11 +17,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hiddenscope.states.mixed import MixedValues
     from hiddenscope.states.pooling import Pooling
     from hiddenscope.states.tokens import Source, Tokens
     from hiddenscope.states.values import Pair, Readable, States, join, load_states
 
 __all__ = [
+    "MixedValues",
     "Pair",
     "Pooling",
     "Readable",
@@ -32,7 +34,12 @@ __all__ = [
     "load_states",
 ]
 
-_MODULES = {"Pooling": "pooling", "Source": "tokens", "Tokens": "tokens"}
+_MODULES = {
+    "MixedValues": "mixed",
+    "Pooling": "pooling",
+    "Source": "tokens",
+    "Tokens": "tokens",
+}
 
 if not TYPE_CHECKING:
 

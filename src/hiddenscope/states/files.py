@@ -5,16 +5,19 @@ import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import torch
 
 from hiddenscope.errors import FileError, SiteError
 from hiddenscope.files import read_tensors, write_tensors
 from hiddenscope.sites import Site
+from hiddenscope.states.mixed import MixedValues, SiteValues
 from hiddenscope.states.tokens import Source, Tokens
 
 _FORMAT = "hiddenscope.states/1"
+# Where widths differ, a file has a tensor for each, which older versions refuse.
+_MIXED_FORMAT = "hiddenscope.states/2"
 _ARRAYS = ("text", "positions", "ids", "spans")
 
 
@@ -22,17 +25,22 @@ class StackParts(NamedTuple):
     """The parts that the states of one stack are made of."""
 
     sites: tuple[Site, ...]
-    values: torch.Tensor
+    values: SiteValues
     tokens: Tokens
     source: Source
 
 
 class StackRecord(TypedDict):
-    """The description of one stack in the header of a file."""
+    """The description of one stack in the header of a file.
+
+    `widths` are there if they differ. Then `values.64` holds the sites that are 64 wide
+    in the place of `values`.
+    """
 
     sites: list[str]
     count: int
     source: dict[str, Any]
+    widths: NotRequired[list[int]]
 
 
 def _pack(strings: Sequence[str], name: str) -> dict[str, torch.Tensor]:
@@ -67,9 +75,9 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, StackParts]) -> None
         )
     tensors: dict[str, torch.Tensor] = {}
     stacks: dict[str, StackRecord] = {}
+    file_format = _FORMAT
     for prefix, states in parts.items():
         tokens = states.tokens
-        tensors[f"{prefix}values"] = states.values
         for name in _ARRAYS:
             array = getattr(tokens, name)
             # A copy, because torch takes no read-only array.
@@ -82,12 +90,20 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, StackParts]) -> None
             "count": tokens.count,
             "source": states.source.to_json(),
         }
-    write_tensors(path, tensors, {"format": _FORMAT, "states": json.dumps(stacks)})
+        values = states.values
+        if isinstance(values, MixedValues):
+            file_format = _MIXED_FORMAT
+            stacks[prefix]["widths"] = list(values.widths)
+            for width, group in values.groups.items():
+                tensors[f"{prefix}values.{width}"] = group
+        else:
+            tensors[f"{prefix}values"] = values
+    write_tensors(path, tensors, {"format": file_format, "states": json.dumps(stacks)})
 
 
 def read_file(path: str | os.PathLike[str]) -> dict[str, StackParts]:
     """Read the stacks that `write` wrote, by their prefixes."""
-    tensors, header = read_tensors(path, "states", _FORMAT)
+    tensors, header = read_tensors(path, "states", _FORMAT, _MIXED_FORMAT)
     try:
         stacks: dict[str, StackRecord] = json.loads(header["states"])
         if set(stacks) not in ({""}, {"encoder.", "decoder."}):
@@ -115,4 +131,17 @@ def _restore(
     tokens = Tokens(texts, text, positions, ids, strings, spans, record["count"])
     sites = tuple(Site.parse(site) for site in record["sites"])
     source = Source.from_json(record["source"])
-    return StackParts(sites, tensors[f"{prefix}values"], tokens, source)
+    values = _restore_values(tensors, prefix, sites, record.get("widths"))
+    return StackParts(sites, values, tokens, source)
+
+
+def _restore_values(
+    tensors: Mapping[str, torch.Tensor],
+    prefix: str,
+    sites: tuple[Site, ...],
+    widths: list[int] | None,
+) -> SiteValues:
+    if widths is None:
+        return tensors[f"{prefix}values"]
+    groups = {width: tensors[f"{prefix}values.{width}"] for width in widths}
+    return MixedValues(sites, tuple(widths), groups)

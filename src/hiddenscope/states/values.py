@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError
 from hiddenscope.sites import Site, SitePatterns, named_layer, summarise
-from hiddenscope.states.arrays import Ints
 from hiddenscope.states.files import StackParts, read_file, write
+from hiddenscope.states.mixed import (
+    MixedValues,
+    SiteValues,
+    each_group,
+    join_tokens,
+    one_tensor,
+    take,
+    take_sites,
+)
 from hiddenscope.states.pool import Pool, check_cls, check_lengths, wide
 from hiddenscope.states.pooling import Pooling, parse_pooling, requires_cls
 from hiddenscope.states.tokens import (
@@ -45,7 +54,7 @@ class Readable(Protocol):
     def tokens(self) -> Tokens:
         """Return the tokens, one row each."""
 
-    def blocks(self, site: str | Site) -> Iterator[torch.Tensor]:
+    def blocks(self, site: str | Site) -> Iterator[Tensor]:
         """Yield the rows of one site in order, `[some tokens, width]` at a time."""
 
 
@@ -55,6 +64,9 @@ class States:
     """Values `[site, token, width]` in the dtype they were computed in, with their
     sites, tokens and source.
 
+    Sites whose widths differ make no tensor: `values` is then a `MixedValues`, and
+    `states[site]` is the tensor `[token, width]` of a site, as ever.
+
     >>> tokens = Tokens(("hi",), [0], [0], [7], ("hi",))
     >>> values = torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]])
     >>> States((Site(0), Site(1)), values, tokens, Source("toy"))["layer.1"]
@@ -62,22 +74,15 @@ class States:
     """
 
     sites: tuple[Site, ...]
-    values: torch.Tensor
+    values: SiteValues
     tokens: Tokens
     source: Source
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sites", tuple(self.sites))
         problem = "Cannot make these states"
-        shape = list(self.values.shape)
-        if len(shape) != 3 or shape[:2] != [len(self.sites), len(self.tokens)]:
-            expected = f"[{len(self.sites)}, {len(self.tokens)}, width]"
-            reason = (
-                f"the values are {shape}, and with these sites and tokens they must be"
-                f" {expected}"
-            )
-            raise StatesError(problem, reason, "Give values [site, token, width].")
-        if not self.values.is_floating_point():
+        self._check_shape(problem)
+        if not self.values.dtype.is_floating_point:
             reason = f"the values are {self.values.dtype}"
             raise StatesError(problem, reason, "Give them in a floating-point dtype.")
         stacks = {site.stack for site in self.sites}
@@ -88,12 +93,41 @@ class States:
                 "Give sites of one stack, each once, in the order of the forward pass.",
             )
 
+    def _check_shape(self, problem: str) -> None:
+        """Require a row for each token at each site."""
+        values = self.values
+        if isinstance(values, MixedValues):
+            if (values.sites, values.tokens) != (self.sites, len(self.tokens)):
+                raise StatesError(
+                    problem,
+                    f"the values are those of {summarise(values.sites)}, of"
+                    f" {values.tokens} tokens",
+                    f"Give those of {summarise(self.sites)}, of {len(self.tokens)}"
+                    " tokens.",
+                )
+            return
+        shape = list(values.shape)
+        if len(shape) != 3 or shape[:2] != [len(self.sites), len(self.tokens)]:
+            expected = f"[{len(self.sites)}, {len(self.tokens)}, width]"
+            reason = (
+                f"the values are {shape}, and with these sites and tokens they must be"
+                f" {expected}"
+            )
+            raise StatesError(problem, reason, "Give values [site, token, width].")
+
     @property
     def width(self) -> int:
-        """Return the hidden size: how many numbers a state has."""
+        """Return how many numbers a state has; an error where sites differ in that."""
         return self.values.shape[2]
 
-    def __getitem__(self, site: str | Site | int) -> torch.Tensor:
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Return how many numbers a state has, for each site."""
+        if isinstance(self.values, MixedValues):
+            return self.values.widths
+        return (self.width,) * len(self.sites)
+
+    def __getitem__(self, site: str | Site | int) -> Tensor:
         return self.values[self._index(named_layer(site))]
 
     def __repr__(self) -> str:
@@ -102,18 +136,32 @@ class States:
         tokens = _counted(len(self.tokens), "token")
         texts = _counted(self.tokens.count, "text")
         model = terminal_safe(self.source.model)
+        widths = " or ".join(map(str, dict.fromkeys(self.widths)))
         return "\n".join(
             [
-                f"States of {model}, {dtype}: {sites} x {tokens} x {self.width}",
-                f"  sites   {summarise(self.sites)}",
+                f"States of {model}, {dtype}: {sites} x {tokens} x {widths}",
+                f"  sites   {self._summary()}",
                 f"  tokens  {show_tokens(self.tokens.strings)} ({texts})",
             ]
         )
 
+    def _summary(self) -> str:
+        """Summarise the sites, with their widths if these differ."""
+        if isinstance(self.values, Tensor):
+            return summarise(self.sites)
+        by_width: dict[int, list[Site]] = {}
+        for site, width in zip(self.sites, self.widths, strict=True):
+            by_width.setdefault(width, []).append(site)
+        parts = []
+        for width, sites in by_width.items():
+            parts.append(f"{summarise(sites)} ({width} wide)")
+        return "; ".join(parts)
+
     def of(self, text: int) -> "States":
         """Return the states of one text, sharing memory; -1 is the last."""
         rows = self.tokens.rows(text)
-        return replace(self, values=self.values[:, rows], tokens=self.tokens.of(text))
+        values = each_group(self.values, lambda group: group[:, rows])
+        return replace(self, values=values, tokens=self.tokens.of(text))
 
     def select(
         self,
@@ -137,14 +185,14 @@ class States:
         if sites is not None:
             selected = self._select(sites)
             places = [self.sites.index(site) for site in selected]
-            values = _take(values, 0, np.array(places))
+            values = take_sites(values, np.array(places))
         if tokens is not None:
             rows = row_indices(tokens, len(self.tokens))
-            values = _take(values, 1, rows)
+            values = each_group(values, lambda group: take(group, 1, rows))
             selected_tokens = self.tokens.select(rows)
         return States(selected, values, selected_tokens, self.source)
 
-    def pool(self, how: Pooling, site: str | Site | None = None) -> torch.Tensor:
+    def pool(self, how: Pooling, site: str | Site | None = None) -> Tensor:
         """Return one row per text: `[text, width]` of a site, `[site, text, width]` of
         all.
 
@@ -167,12 +215,12 @@ class States:
             check_cls(self.source, tokens.ids[starts], 0)
         pooled = Pool(tokens.lengths, pool)
         if site is None:
-            return pooled(self.values)
+            return pooled(one_tensor(self.values))
         return pooled(self.values[self._index(site)][None])[0]
 
     def mix(
-        self, weights: Mapping[str | Site, float] | Sequence[float] | torch.Tensor
-    ) -> torch.Tensor:
+        self, weights: Mapping[str | Site, float] | Sequence[float] | Tensor
+    ) -> Tensor:
         """Return the weighted sum of the sites, `[token, width]` in float32 (float64
         stays).
 
@@ -207,7 +255,7 @@ class States:
             mixed = mixed + weight * values.to(dtype)
         return mixed
 
-    def padded(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def padded(self) -> tuple[Tensor, Tensor]:
         """Return values `[site, text, token, width]` and their mask `[text, token]`.
 
         The values are zero where the mask is False.
@@ -218,12 +266,13 @@ class States:
         >>> values.shape, mask.tolist()
         (torch.Size([1, 2, 2, 4]), [[True, True], [True, False]])
         """
-        lengths = torch.from_numpy(self.tokens.lengths).to(self.values.device)
+        rows = one_tensor(self.values)
+        lengths = torch.from_numpy(self.tokens.lengths).to(rows.device)
         longest = int(lengths.max()) if len(lengths) else 0
         mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
         shape = (len(self.sites), len(lengths), longest, self.width)
-        values = self.values.new_zeros(shape)
-        values[:, mask] = self.values
+        values = rows.new_zeros(shape)
+        values[:, mask] = rows
         return values, mask
 
     def check_finite(self) -> None:
@@ -233,9 +282,7 @@ class States:
             if bool(infinite.any()):
                 raise self._not_finite(site, values, infinite)
 
-    def _not_finite(
-        self, site: Site, values: torch.Tensor, infinite: torch.Tensor
-    ) -> NotFinite:
+    def _not_finite(self, site: Site, values: Tensor, infinite: Tensor) -> NotFinite:
         row = int(infinite.any(1).nonzero()[0])
         what = "a NaN" if bool(values[row].isnan().any()) else "an infinity"
         tokens = self.tokens
@@ -249,7 +296,7 @@ class States:
             " wider dtype.",
         )
 
-    def blocks(self, site: str | Site, rows: int = 65_536) -> Iterator[torch.Tensor]:
+    def blocks(self, site: str | Site, rows: int = 65_536) -> Iterator[Tensor]:
         """Yield the rows of one site in order, at most `rows` at a time."""
         if rows < 1:
             raise StatesError(
@@ -387,7 +434,7 @@ class Pair:
     def __repr__(self) -> str:
         return f"{self.encoder!r}\n{self.decoder!r}"
 
-    def __getitem__(self, site: str | Site | int) -> torch.Tensor:
+    def __getitem__(self, site: str | Site | int) -> Tensor:
         pattern: str | Site = named_layer(site)
         matches: list[tuple[States, Site]] = []
         refusals: dict[str, SiteError] = {}
@@ -430,7 +477,7 @@ class Pair:
 def join(parts: Sequence[States]) -> States:
     """Join the states of several captures, text after text.
 
-    Sites, width, dtype and source must agree.
+    Sites, widths, dtype and source must agree.
 
     >>> tokens = Tokens(("hi",), [0], [0], [7], ("hi",))
     >>> states = States((Site(0),), torch.zeros(1, 1, 2), tokens, Source("toy"))
@@ -466,14 +513,14 @@ def join(parts: Sequence[States]) -> States:
         np.concatenate([tokens.spans for tokens in all_tokens]),
         count,
     )
-    values = torch.cat([part.values for part in parts], 1)
+    values = join_tokens([part.values for part in parts])
     return States(first.sites, values, joined, first.source)
 
 
 def _make(states: States) -> tuple[object, ...]:
     """Return what two captures must share to be joined."""
     has_texts = states.tokens.texts is not None
-    return states.sites, states.width, states.values.dtype, states.source, has_texts
+    return states.sites, states.widths, states.values.dtype, states.source, has_texts
 
 
 def load_states(path: str | os.PathLike[str]) -> States | Pair:
@@ -498,13 +545,6 @@ def load_states(path: str | os.PathLike[str]) -> States | Pair:
             str(error),
             "Save the states again.",
         ) from error
-
-
-def _take(values: torch.Tensor, dim: int, indices: Ints) -> torch.Tensor:
-    """Return some slices of the values, sharing memory if they are one run."""
-    if len(indices) and indices[-1] - indices[0] + 1 == len(indices):
-        return values.narrow(dim, int(indices[0]), len(indices))
-    return values.index_select(dim, torch.from_numpy(indices).to(values.device))
 
 
 def _counted(count: int, noun: str) -> str:

@@ -25,6 +25,7 @@ from hiddenscope.passes import (
 )
 from hiddenscope.sites import Site
 from hiddenscope.states import Pooling
+from hiddenscope.states.mixed import check_one_width, one_tensor
 from hiddenscope.states.pool import Pool, as_vectors, check_cls
 from hiddenscope.states.pooling import requires_cls
 from hiddenscope.vectors.stored import not_finite
@@ -45,6 +46,7 @@ def compute(
     truncate: bool | int = False,
 ) -> Iterator[tuple[Inputs, Tensor]]:
     """Yield the inputs and vectors `[site, text, width]`, portion by portion."""
+    check_one_width(sites, [model.anatomy.width(site) for site in sites])
     total = count(texts)
     if targets is not None and count(targets) != total:
         reason = f"there are {total} texts and {count(targets)} targets"
@@ -129,7 +131,7 @@ def _vectors_of(
             sizes = [len(batch) for batch in batches]
             states = _states(model, inputs.some(numbers), sizes, sites)
             _check_finite(states, [number + first for number in numbers])
-            block = as_vectors(texts_pool(states.buffer.values, numbers))
+            block = as_vectors(texts_pool(one_tensor(states.finish()), numbers))
             if values is None:
                 values = block.new_empty(len(sites), len(inputs), block.shape[2])
             values[:, numbers] = block
@@ -169,16 +171,16 @@ def _states(
         numbers = range(start, end)
         run_pass(model, inputs.some(numbers).pad(model), numbers, buffers)
     (states,) = buffers.values()
-    states.buffer.finish()
+    states.finish()
     return states
 
 
 def _check_finite(states: StackBuffer, numbers: list[int]) -> None:
     """Refuse a NaN or an infinity among the states of texts with these numbers."""
-    if states.buffer.finite:
+    if states.finite:
         return
     lengths = states.inputs.lengths
-    for site, values in zip(states.sites, states.buffer.values, strict=True):
+    for site, values in zip(states.sites, states.finish(), strict=True):
         infinite = ~values.isfinite().all(1)
         if bool(infinite.any()):
             row = int(infinite.nonzero()[0])

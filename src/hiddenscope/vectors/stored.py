@@ -16,6 +16,7 @@ from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
 from hiddenscope.sites import Site
 from hiddenscope.states import Pooling, Readable, Tokens
 from hiddenscope.states.arrays import Ints
+from hiddenscope.states.mixed import check_one_width
 from hiddenscope.states.pool import (
     Pool,
     as_vectors,
@@ -41,6 +42,7 @@ def read_all(source: Readable, sites: tuple[Site, ...], pool: Pooling | None) ->
         for block in read_vectors(source, site, pool):
             if values is None:
                 values = allocate(len(sites), count, block)
+            check_one_width((sites[0], site), (values.shape[2], block.shape[1]))
             values[number, done : done + len(block)] = block
             done += len(block)
     assert values is not None  # states of no texts were refused

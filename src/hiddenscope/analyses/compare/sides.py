@@ -21,6 +21,7 @@ from hiddenscope.passes import (
 from hiddenscope.passes.resume import trial_texts
 from hiddenscope.sites import Site, SitePatterns, select
 from hiddenscope.states import Pair, Readable, Source, States, Tokens
+from hiddenscope.states.mixed import one_tensor, stack_sites
 
 ComparedStates: TypeAlias = States | Pair
 """The states of one side of a comparison."""
@@ -160,7 +161,11 @@ def _rounds_alike(model: Model) -> bool:
         text = text.with_targets(trial_texts(model, [TRIAL_TOKENS], seed=14))
     both = record(model, _joined(text, text)).states
     stacks = [both.encoder, both.decoder] if isinstance(both, Pair) else [both]
-    return all(torch.equal(stack.of(0).values, stack.of(1).values) for stack in stacks)
+    for stack in stacks:
+        first, second = stack.of(0).values, stack.of(1).values
+        if not torch.equal(one_tensor(first), one_tensor(second)):
+            return False
+    return True
 
 
 def _apart(
@@ -227,13 +232,7 @@ def _by_text(side: Readable | Pair, sites: SitePatterns) -> Iterator[ComparedSta
     for number in range(side.tokens.count):
         tokens = side.tokens.of(number)
         rows = [reader.take(len(tokens)) for reader in readers]
-        if len({values.shape for values in rows}) > 1:
-            raise StatesError(
-                f"Cannot compare {len(selected)} sites",
-                "they are not all of one width",
-                "Choose sites of one width.",
-            )
-        yield States(selected, torch.stack(rows), tokens, source)
+        yield States(selected, stack_sites(selected, rows), tokens, source)
 
 
 class _RowReader:

@@ -79,7 +79,7 @@ class SavedRun:
     def width(self, site: Site) -> int:
         """Return the width of the states at a site."""
         states = self.states_of(site.stack)
-        return states.width if isinstance(states, States) else states[site].shape[1]
+        return states[site].shape[1]
 
     def rows(self, site: Site, numbers: Sequence[int]) -> Tensor:
         """Read some rows of a site."""

@@ -26,6 +26,7 @@ from hiddenscope.results import Result
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Source, States, Tokens
 from hiddenscope.states.arrays import Ints
+from hiddenscope.states.mixed import one_tensor, take_sites
 
 NEXT = "next"
 # Tokens whose states are held at a time.
@@ -122,7 +123,7 @@ def _read_batches(
             # On a GPU the states never go through host memory.
             states = record(model, batch, sites.pattern, keep="device").states
             assert isinstance(states, States), "the sites are in one stack"
-            layers = states.values[: len(sites.layers)]
+            layers = one_tensor(take_sites(states.values, np.arange(len(sites.layers))))
             if fitted is not None:
                 layers = mapped(layers, sites.layers, fitted.maps)
             parts: list[Part] = [(unembedding, layers)]

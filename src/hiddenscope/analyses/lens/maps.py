@@ -11,6 +11,7 @@ from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 from hiddenscope.states import States
+from hiddenscope.states.mixed import one_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,4 +50,4 @@ def layer_states(model: Model, inputs: Inputs, sites: LensSites) -> Tensor:
     """Capture all layers [layer, token, width], on the device that computes them."""
     states = model.capture(inputs, list(sites.layers), keep="device")
     assert isinstance(states, States), "the sites are in one stack"
-    return states.values
+    return one_tensor(states.values)
