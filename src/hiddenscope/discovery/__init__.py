@@ -7,24 +7,44 @@ proof       chains of blocks, compared with Hugging Face's own `hidden_states`
 blocks      what attention, cross-attention and the MLP add inside a block
 find        the search: trial passes, chains that can be proved, causality, the head
 stacks      Anatomy: the stacks that were proved, in one value
+inside      where heads, neurons and routers are inside the blocks
+find_inside the search for them, when a site inside a block is first asked for
+writes      what a head or a neuron adds to the residual stream
 """
 
 from hiddenscope.discovery.blocks import state_at
 from hiddenscope.discovery.find import find, still_holds
+from hiddenscope.discovery.find_inside import find_inside
+from hiddenscope.discovery.inside import (
+    AttentionHeads,
+    HeadLayout,
+    Inside,
+    OperationTap,
+    Projection,
+)
 from hiddenscope.discovery.stacks import EVERYTHING, Anatomy, Head, Stack
 from hiddenscope.discovery.taps import Tap
 from hiddenscope.discovery.trace import accepts, arguments, trial_ids
 from hiddenscope.discovery.vocabulary import vocabulary
+from hiddenscope.discovery.writes import Write, bias_of
 
 __all__ = [
     "EVERYTHING",
     "Anatomy",
+    "AttentionHeads",
     "Head",
+    "HeadLayout",
+    "Inside",
+    "OperationTap",
+    "Projection",
     "Stack",
     "Tap",
+    "Write",
     "accepts",
     "arguments",
+    "bias_of",
     "find",
+    "find_inside",
     "state_at",
     "still_holds",
     "trial_ids",

@@ -6,6 +6,7 @@ import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.discovery.blocks import Block, differs, dissect, mixes_tokens, state_at
+from hiddenscope.discovery.find_inside import find_inside
 from hiddenscope.discovery.proof import (
     WITHOUT_BLOCK_MODULES,
     Chain,
@@ -119,7 +121,8 @@ def find(module: nn.Module, *, name: str = "") -> Anatomy:
         stacks.append(Stack(label, once.proof, tuple(blocks), causal))
     logits = getattr(first.stacks[-1].trace.output, "logits", None)
     head = _head(module, first)
-    return Anatomy(tuple(stacks), head, name, isinstance(logits, Tensor))
+    anatomy = Anatomy(tuple(stacks), head, name, isinstance(logits, Tensor))
+    return anatomy.with_inside(cache(partial(find_inside, module, anatomy)))
 
 
 def still_holds(module: nn.Module, anatomy: Anatomy) -> bool:

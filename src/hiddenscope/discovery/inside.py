@@ -11,52 +11,64 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from hiddenscope.discovery.taps import Layout, Tap
-from hiddenscope.modules import hooks, operations
+from hiddenscope.modules import operations
+from hiddenscope.sites import Site
 
 
 @dataclass(frozen=True)
 class HeadLayout:
     """How an operand of attention holds its heads.
 
-    It is [text, head, token, dim], or [text x head, token, dim] if `flat`, with its
-    last two axes exchanged if `transposed`. Each head is repeated `copies` times, as
-    grouped-query attention does with keys and values.
+    It is [text, head, token, dim], or [text x head, token, dim] with `flat_heads` heads
+    of each text, and its last two axes are exchanged if `transposed`. Grouped-query
+    attention may repeat each of its `heads`, in some passes and not in others.
 
     >>> import torch
-    >>> layout = HeadLayout(heads=4, copies=2)
+    >>> layout = HeadLayout(heads=2)
     >>> layout.states(torch.zeros(1, 4, 7, 16), tokens=7).shape
     torch.Size([1, 7, 32])
     """
 
     heads: int
-    copies: int = 1
-    is_flat: bool = False
+    flat_heads: int = 0
     transposed: bool = False
 
+    def texts(self, tensor: Tensor, tokens: int) -> int:
+        """Return the number of texts in the operand."""
+        return self.split(tensor).shape[0]
+
+    def length(self, tensor: Tensor) -> int:
+        """Return the number of tokens in the operand, earlier passes included."""
+        return self.split(tensor).shape[2]
+
     def split(self, tensor: Tensor) -> Tensor:
-        """Return the operand as [text, head, token, dim], copies included."""
-        if self.is_flat:
-            tensor = tensor.unflatten(0, (-1, self.heads))
+        """Return the operand as [text, head, token, dim], repeated heads included."""
+        if self.flat_heads:
+            tensor = tensor.reshape(-1, self.flat_heads, *tensor.shape[1:])
         return tensor.mT if self.transposed else tensor
 
     def states(self, tensor: Tensor, tokens: int) -> Tensor:
         """Return the operand as [text, token, head x dim], each head once."""
-        heads = self.split(tensor)[:, :: self.copies]
+        heads = self.split(tensor)
+        copies = heads.shape[1] // self.heads
         # Keys and values of earlier passes come before those of this one.
-        recent = heads[:, :, heads.shape[2] - tokens :]
+        recent = heads[:, ::copies, heads.shape[2] - tokens :]
         return recent.transpose(1, 2).flatten(2)
 
     def with_states(self, tensor: Tensor, states: Tensor) -> Tensor:
         """Return a copy of the operand that holds other states."""
-        new = tensor.clone()
+        # Contiguous, so that to split it makes no copy.
+        new = tensor.clone(memory_format=torch.contiguous_format)
         heads = self.split(new)
-        tokens = states.shape[1]
-        changed = states.unflatten(2, (self.heads // self.copies, -1)).transpose(1, 2)
-        changed = changed.repeat_interleave(self.copies, dim=1)
-        heads[:, :, heads.shape[2] - tokens :] = changed
+        copies = heads.shape[1] // self.heads
+        texts, tokens = states.shape[:2]
+        changed = states.reshape(texts, tokens, self.heads, -1).transpose(1, 2)
+        recent = heads[:, :, heads.shape[2] - tokens :]
+        recent.copy_(changed.repeat_interleave(copies, dim=1))
         return new
 
 
@@ -91,6 +103,17 @@ class OperationTap:
     def call(self) -> int:
         """Return the number of that module's call."""
         return self.place.call
+
+    def is_at(self, operation: operations.Operation) -> bool:
+        """Tell whether an operation of the right call is the one of the state."""
+        place = self.place
+        return (operation.kind, operation.number) == (place.kind, place.number)
+
+    def read(self, operation: operations.Operation, output: Tensor) -> Tensor | None:
+        """Return the tensor of the state; None at any other operation."""
+        if not self.is_at(operation):
+            return None
+        return output if self.operand < 0 else operation.operands[self.operand]
 
     def __str__(self) -> str:
         return f"{self.place.kind} inside {self.path}"
@@ -199,5 +222,50 @@ def parts_inside(block: InsideBlock, *, neurons: bool) -> Sequence[str]:
     return parts
 
 
-Taps = Tap | OperationTap
-Side = hooks.Side
+def width_inside(block: InsideBlock, site: Site, hidden_size: int) -> int:
+    """Return the width of the state at a site inside a block."""
+    if site.index is not None:
+        return hidden_size
+    if site.part == "router":
+        return block.experts
+    branch = block.branches[site.branch]
+    name = site.part.rpartition(".")[2]
+    heads = branch.heads
+    if heads is None or name == "z":
+        assert branch.projection is not None
+        return branch.projection.width
+    if name == "q":
+        return heads.heads * heads.key_dim
+    dim = heads.key_dim if name == "k" else heads.dim
+    return heads.key_heads * dim
+
+
+def tap_inside(block: InsideBlock, site: Site) -> Tap | OperationTap:
+    """Return where the state of a site is read; of a head or neuron, all of them."""
+    if site.part == "router":
+        assert block.router is not None
+        return block.router
+    branch = block.branches[site.branch]
+    name = site.part.rpartition(".")[2]
+    if branch.heads is not None and name in ("q", "k", "v"):
+        tap = branch.heads.tap(name)
+        assert tap is not None
+        return tap
+    assert branch.projection is not None
+    return branch.projection.tap
+
+
+def why_refused(block: InsideBlock, site: Site) -> str:
+    """Say why a block has no such site; empty if nothing is refused there."""
+    if site.part == "router":
+        return block.no_router
+    branch = block.branches.get(site.branch)
+    if branch is None:
+        return f"it has no {site.branch}"
+    if branch.refused:
+        return branch.refused
+    if branch.heads is not None and site.kind in ("cross.k", "cross.v"):
+        return "its rows are the encoder's tokens, not the decoder's"
+    if branch.heads is not None and site.kind in ("attn.q", "attn.k", "cross.q"):
+        return "" if branch.heads.scores else "several products make its scores"
+    return ""

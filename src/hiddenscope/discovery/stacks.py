@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from torch import nn
+
 from hiddenscope.discovery.blocks import Block
+from hiddenscope.discovery.inside import (
+    Inside,
+    InsideBlock,
+    OperationTap,
+    Projection,
+    parts_inside,
+    tap_inside,
+    why_refused,
+    width_inside,
+)
 from hiddenscope.discovery.proof import Proof
 from hiddenscope.discovery.taps import Tap
+from hiddenscope.discovery.writes import Write
 from hiddenscope.errors import SiteError
-from hiddenscope.sites import PARTS, Site, SitePatterns, select
+from hiddenscope.sites import (
+    PARTS,
+    Site,
+    SitePatterns,
+    names_inner,
+    names_neurons,
+    select,
+)
 
 EVERYTHING = "layer.*,final"
 
@@ -78,6 +98,56 @@ class Anatomy:
     head: Head | None
     name: str
     makes_logits: bool = False
+    # Found when a site inside attention or the MLP is first asked for.
+    find_inside: Callable[[], Inside] | None = field(
+        default=None, init=False, compare=False, repr=False
+    )
+
+    def with_inside(self, find_inside: Callable[[], Inside]) -> Anatomy:
+        """Return the same anatomy, which finds what is inside its blocks like this."""
+        anatomy = replace(self)
+        object.__setattr__(anatomy, "find_inside", find_inside)
+        return anatomy
+
+    @property
+    def inside(self) -> Inside:
+        """Return what is inside the blocks: heads, neurons and routers."""
+        if self.find_inside is None:
+            return Inside()
+        return self.find_inside()
+
+    def block_inside(self, site: Site) -> InsideBlock:
+        """Return what is inside the block of a site."""
+        number = self.stacks.index(self.stack(site))
+        return self.inside.block(number, site.layer or 0)
+
+    def tap(self, site: Site) -> Tap | OperationTap:
+        """Return where the state of a site can be read.
+
+        That of a head or a neuron is computed from all heads or neurons (`written`).
+        """
+        if not site.is_inner:
+            return self.taps[site]
+        return tap_inside(self.block_inside(site), site)
+
+    def projection(self, site: Site) -> Projection:
+        """Return the last projection of the branch that a site is in."""
+        projection = self.block_inside(site).branches[site.branch].projection
+        assert projection is not None, "a site inside a refused branch is not selected"
+        return projection
+
+    def columns(self, site: Site) -> slice:
+        """Return the columns of a projection's input that a head or neuron is."""
+        assert site.index is not None, "only heads and neurons are some columns"
+        heads = self.block_inside(site).branches[site.branch].heads
+        width = 1 if heads is None else heads.dim
+        return slice(site.index * width, (site.index + 1) * width)
+
+    def write(self, module: nn.Module, site: Site) -> Write | None:
+        """Return what computes the state of a head or neuron from its tap's tensor."""
+        if site.index is None:
+            return None
+        return Write(module, self.projection(site), self.columns(site))
 
     @cached_property
     def taps(self) -> Mapping[Site, Tap]:
@@ -107,6 +177,8 @@ class Anatomy:
     def width(self, site: Site) -> int:
         """Return the width of the state at a site."""
         proof = self.stack(site).proof
+        if site.is_inner:
+            return width_inside(self.block_inside(site), site, proof.width)
         if site.layer is None and proof.final_width:
             return proof.final_width
         return proof.width
@@ -122,6 +194,9 @@ class Anatomy:
             return ()
         if not isinstance(patterns, str):
             return self._select(patterns)
+        # What is inside depends on the attention kernel, which may be changed.
+        if names_inner(patterns):
+            return self._select(patterns)
         # Sorting the sites of a deep model takes longer than a short pass's hooks.
         if patterns not in self._selected:
             self._selected[patterns] = self._select(patterns)
@@ -132,10 +207,11 @@ class Anatomy:
         return {}
 
     def _select(self, patterns: SitePatterns) -> tuple[Site, ...]:
+        sites = self.sites
+        if names_inner(patterns):
+            sites += tuple(self._inner_sites(neurons=names_neurons(patterns)))
         try:
-            selected = select(
-                patterns, self.sites, owner=self.name, reported=self._entries
-            )
+            selected = select(patterns, sites, owner=self.name, reported=self._entries)
         except SiteError as error:
             raise self._with_reason(error) from None
         if patterns != EVERYTHING:
@@ -145,6 +221,14 @@ class Anatomy:
             if self.width(site) == self.stack(site).proof.width:
                 in_one_array.append(site)
         return tuple(in_one_array)
+
+    def _inner_sites(self, *, neurons: bool) -> Iterator[Site]:
+        """Yield the sites inside the blocks, stack after stack."""
+        for stack, blocks in zip(self.stacks, self.inside.stacks, strict=False):
+            name = self._name_in_sites(stack)
+            for layer, block in enumerate(blocks, 1):
+                for part in parts_inside(block, neurons=neurons):
+                    yield Site(layer, part, name)
 
     @cached_property
     def _entries(self) -> Mapping[str | None, tuple[Site | None, ...]]:
@@ -180,6 +264,12 @@ class Anatomy:
 
     def _with_reason(self, error: SiteError) -> SiteError:
         """Add the reason why a block's parts were refused to an error about parts."""
+        inner = re.search(
+            r"'(?:(?:en|de)coder\.)?(?:\*|layer\.[^']*?)\.([^'.]+\.[^']+|router)'",
+            error.problem,
+        )
+        if inner is not None:
+            return self._with_inner_reason(error, inner[1])
         if not any(part in error.problem for part in PARTS):
             return error
         number = re.search(r"layer\.([0-9]+)\.", error.problem)
@@ -191,4 +281,26 @@ class Anatomy:
                         f" {block.refused}"
                     )
                     return SiteError(error.problem, reason, "Choose whole layers.")
+        return error
+
+    def _with_inner_reason(self, error: SiteError, part: str) -> SiteError:
+        """Add the reason why nothing inside a branch is shown."""
+        kind = re.sub(r"\.[0-9*-]+$", ".0", part)
+        number = re.search(r"layer\.([0-9]+)\.", error.problem)
+        for stack, blocks in zip(self.stacks, self.inside.stacks, strict=False):
+            for layer, block in enumerate(blocks, 1):
+                if number is not None and int(number[1]) != layer:
+                    continue
+                try:
+                    site = Site(layer, kind, self._name_in_sites(stack))
+                except SiteError:
+                    return error
+                reason = why_refused(block, site)
+                if reason:
+                    where = f"block {layer} ({stack.blocks[layer - 1].path})"
+                    return SiteError(
+                        error.problem,
+                        f"{site.branch} of {where} is not shown inside: {reason}",
+                        "Choose the whole part, or whole layers.",
+                    )
         return error

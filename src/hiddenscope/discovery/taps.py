@@ -31,6 +31,14 @@ class Layout:
     at_end: bool = False
     flat: bool = False
 
+    def texts(self, tensor: Tensor, tokens: int) -> int:
+        """Return the number of texts in a tensor, each of `tokens` tokens."""
+        return tensor.shape[0] // tokens if self.flat else tensor.shape[self.text]
+
+    def length(self, tensor: Tensor) -> int:
+        """Return the number of tokens of each text in a tensor."""
+        return tensor.shape[1] if self.flat else tensor.shape[self.token]
+
     def states(self, tensor: Tensor, tokens: int) -> Tensor:
         """Return the tensor as [text, token, width], without a copy where possible."""
         if self.flat:

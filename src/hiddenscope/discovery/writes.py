@@ -51,7 +51,9 @@ class Write:
 def bias_of(module: nn.Module, projection: Projection, inputs: Tensor) -> Tensor:
     """Return what a projection adds for inputs [..., width] that are all zero."""
     part = module.get_submodule(projection.tap.path)
-    bias: Tensor = part(torch.zeros_like(inputs))
+    bias = part(torch.zeros_like(inputs))
+    if not isinstance(bias, Tensor):
+        raise TypeError(f"{projection.tap.path} returns no tensor")
     if not projection.norm:
         return bias
     norm = module.get_submodule(projection.norm)

@@ -16,10 +16,12 @@ from hiddenscope import progress
 from hiddenscope.arguments import checked, require, shown
 from hiddenscope.discovery import (
     Anatomy,
+    Inside,
     Stack,
     accepts,
     arguments,
     find,
+    find_inside,
     still_holds,
     trial_ids,
 )
@@ -247,9 +249,17 @@ class Model:
         return self._anatomy
 
     def _find(self) -> Anatomy:
-        return self.trials.once(
+        anatomy = self.trials.once(
             "anatomy", lambda: find(self.module, name=self.name), form=Anatomy
         )
+
+        def inside() -> Inside:
+            with self.lock:
+                return self.trials.once(
+                    "inside", lambda: find_inside(self.module, anatomy), form=Inside
+                )
+
+        return anatomy.with_inside(inside)
 
     @property
     def _weights_dtype(self) -> torch.dtype | None:

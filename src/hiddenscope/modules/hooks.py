@@ -342,9 +342,7 @@ def _checked_attention() -> Iterator[None]:
 class _FunctionMode:
     """One of our modes on this thread's stack of function modes."""
 
-    def __init__(
-        self, mode: kernels.AttentionCheck | operations.OperationMode
-    ) -> None:
+    def __init__(self, mode: kernels.AttentionCheck | operations.OperationMode) -> None:
         self.mode = mode
         self.thread = threading.get_ident()
 

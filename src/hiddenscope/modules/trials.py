@@ -273,7 +273,9 @@ def _encoded(value: Any) -> Any:
     if _is_dataclass(value):
         fields = {}
         for field in dataclasses.fields(value):
-            fields[field.name] = _encoded(getattr(value, field.name))
+            # What the constructor does not take is no part of the value.
+            if field.init:
+                fields[field.name] = _encoded(getattr(value, field.name))
         return fields
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
@@ -300,7 +302,7 @@ def _decoded(value: Any, form: Any) -> Any:
     if dataclasses.is_dataclass(form) and isinstance(form, type):
         hints = _hints(form)
         fields = {}
-        for field in dataclasses.fields(form):
+        for field in filter(lambda field: field.init, dataclasses.fields(form)):
             fields[field.name] = _decoded(value[field.name], hints[field.name])
         return form(**fields)
     if form is torch.dtype:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.arguments import checked, require
-from hiddenscope.discovery import EVERYTHING, Anatomy, Tap, find
+from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Tap, find
 from hiddenscope.errors import ModuleError, PassError, SiteError, StatesError
-from hiddenscope.modules import hooks
+from hiddenscope.modules import hooks, operations
 from hiddenscope.passes.changes import (
     Add,
     Change,
@@ -168,6 +168,9 @@ def _require_change(pattern: object, change: object) -> None:
 
 def _require_changeable(anatomy: Anatomy, site: Site) -> None:
     """Refuse a site where the residual stream goes past the place it is seen at."""
+    if site.is_inner:
+        _require_changeable_inside(anatomy, site)
+        return
     stack = anatomy.stack(site)
     tap = anatomy.taps[site]
     entry = stack.proof.taps[0]
@@ -183,6 +186,18 @@ def _require_changeable(anatomy: Anatomy, site: Site) -> None:
         )
 
 
+def _require_changeable_inside(anatomy: Anatomy, site: Site) -> None:
+    """Refuse a head whose write a norm after attention makes depend on the others."""
+    if site.index is None or not anatomy.projection(site).norm:
+        return
+    whole = "z" if site.kind.endswith("head") else "neurons"
+    raise SiteError(
+        f"Cannot change {site} of {anatomy.name}",
+        "a norm comes after it, so that what it adds depends on what the others add",
+        f"Change its columns of 'layer.{site.layer}.{site.branch}.{whole}'.",
+    )
+
+
 def _layer(site: Site) -> int:
     return site.layer or 0
 
@@ -193,7 +208,7 @@ def _is_at_norm(anatomy: Anatomy, site: Site) -> bool:
     return anatomy.taps[site].side == "input" and block.kind != "parallel"
 
 
-Where: TypeAlias = Callable[[str | None, Tensor, Tap], Positions]
+Where: TypeAlias = Callable[[str | None, Tensor, Tap | OperationTap], Positions]
 """Returns the positions of the tokens in a tensor of a stack."""
 
 
@@ -244,15 +259,43 @@ class Editor:
         for site, change in self.planned.items():
             if site.part == "mid" and _is_at_norm(self.anatomy, site):
                 watches += self._watch_mid(module, site, change)
+            elif site.index is not None:
+                watches += self._watch_write(module, site, change)
             else:
                 callback = partial(self._changed, site, change)
                 watches.append(self._watch(module, site, callback))
         return watches
 
-    def _changed(self, site: Site, change: Change, tap: Tap, tensor: Tensor) -> Tensor:
+    def _changed(
+        self, site: Site, change: Change, tap: Tap | OperationTap, tensor: Tensor
+    ) -> Tensor:
         where = self.where(site.stack, tensor, tap)
         states = tap.layout.states(tensor, where.positions.shape[1])
         return tap.layout.with_states(tensor, changed(change, states, where, site))
+
+    def _watch_write(
+        self, module: nn.Module, site: Site, change: Change
+    ) -> list[hooks.Watch]:
+        """Change what a head or neuron adds, in the output of the last projection."""
+        write = self.anatomy.write(module, site)
+        tap = self.anatomy.projection(site).tap
+        inputs: list[Tensor] = []
+
+        def enter(tap: Tap, tensor: Tensor) -> None:
+            inputs[:] = [tensor]
+
+        def leave(tap: Tap, tensor: Tensor) -> Tensor:
+            assert write is not None
+            before = write(inputs.pop())
+            after = self._changed(site, change, tap, before)
+            # Where nothing changed, the output stays as it is to the last bit.
+            return torch.where(after == before, tensor, tensor + (after - before))
+
+        output = replace(tap, side="output")
+        return [
+            self._watch_at(module, site.stack, tap, enter),
+            self._watch_at(module, site.stack, output, leave),
+        ]
 
     def _watch_mid(
         self, module: nn.Module, site: Site, change: Change
@@ -300,8 +343,19 @@ class Editor:
         site: Site,
         callback: Callable[[Tap, Tensor], Tensor | None],
     ) -> hooks.Watch:
-        tap = self.anatomy.taps[site]
-        calls = _Calls(site.stack)
+        tap = self.anatomy.tap(site)
+        if isinstance(tap, OperationTap):
+            return self._watch_operation(module, site.stack, tap, callback)
+        return self._watch_at(module, site.stack, tap, callback)
+
+    def _watch_at(
+        self,
+        module: nn.Module,
+        stack: str | None,
+        tap: Tap,
+        callback: Callable[[Tap, Tensor], Tensor | None],
+    ) -> hooks.Watch:
+        calls = _Calls(stack)
         self._calls.append(calls)
 
         def at_call(*arguments: Any) -> Any:
@@ -315,6 +369,37 @@ class Editor:
             return None if new is None else tap.written(new, *arguments)
 
         return hooks.Watch(module.get_submodule(tap.path), tap.side, at_call)
+
+    def _watch_operation(
+        self,
+        module: nn.Module,
+        stack: str | None,
+        tap: OperationTap,
+        callback: Callable[..., Tensor | None],
+    ) -> hooks.Watch:
+        """Change an operand of an operation before it is made, or its output after."""
+        calls = _Calls(stack)
+        self._calls.append(calls)
+        forwards: list[object] = []
+
+        def at_operation(operation: operations.Operation, run: operations.Next) -> Any:
+            if not self.here:
+                return run(operation)
+            if not forwards or forwards[-1] is not operation.forward:
+                forwards[:] = [operation.forward]
+                calls.count += 1
+            if calls.count != tap.call + 1 or not tap.is_at(operation):
+                return run(operation)
+            if tap.operand >= 0:
+                new = callback(tap, operation.operands[tap.operand])
+                if new is not None:
+                    operation = operation.with_operand(tap.operand, new)
+                return run(operation)
+            output = run(operation)
+            new = callback(tap, output)
+            return output if new is None else new
+
+        return hooks.Watch(module.get_submodule(tap.path), "inside", at_operation)
 
 
 class _PassFollower:
@@ -361,7 +446,9 @@ class _PassFollower:
             self.past[stack] = past
         self.editor.begin(stacks)
 
-    def _where(self, stack: str | None, tensor: Tensor, tap: Tap) -> Positions:
+    def _where(
+        self, stack: str | None, tensor: Tensor, tap: Tap | OperationTap
+    ) -> Positions:
         """Return the positions of this pass's tokens, by its mask and its cache."""
         arguments = self.arguments.get(stack, {})
         past = 0 if stack == "encoder" else self.past.get(stack, 0)
@@ -382,16 +469,18 @@ class _PassFollower:
 
 
 def _shape(
-    arguments: Mapping[str, Any], prefix: str, tensor: Tensor, tap: Tap
+    arguments: Mapping[str, Any],
+    prefix: str,
+    tensor: Tensor,
+    tap: Tap | OperationTap,
 ) -> tuple[int, int]:
     """Return the number of texts and tokens of a pass."""
     for name in ("input_ids", "inputs_embeds"):
         value = arguments.get(f"{prefix}{name}")
         if isinstance(value, Tensor):
             return value.shape[0], value.shape[1]
-    if tap.layout.flat:
-        return tensor.shape[0], tensor.shape[1]
-    return tensor.shape[tap.layout.text], tensor.shape[tap.layout.token]
+    tokens = tap.layout.length(tensor)
+    return tap.layout.texts(tensor, tokens), tokens
 
 
 def _past_length(arguments: Mapping[str, Any]) -> int | None:

@@ -10,15 +10,15 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hiddenscope.arguments import checked
-from hiddenscope.discovery import EVERYTHING, Anatomy, Tap
+from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Tap, Write
 from hiddenscope.errors import NotFinite, PassError
-from hiddenscope.modules import autograd, hooks
+from hiddenscope.modules import autograd, hooks, operations
 from hiddenscope.passes.buffers import Buffers, Keep, buffers_for, states_in
 from hiddenscope.passes.inputs import Inputs, PaddedBatch, Texts
 from hiddenscope.passes.protocol import PassModel, require_recordable
@@ -94,6 +94,8 @@ def make_pass(
 ) -> Pass:
     """Run encoded texts as one batch and keep the states at some sites."""
     check_targets(model, inputs, sites, logits=logits)
+    if grad:
+        _require_live(sites)
     batch = inputs.pad(model)
     _check_batch(model, batch)
     buffers = buffers_for(model, sites, inputs, keep=keep)
@@ -128,7 +130,7 @@ def run_pass(
     # block.
     lengths = {stack: batch.of_stack(stack).ids.shape[1] for stack in buffers}
 
-    def keep(site: Site, tap: Tap, tensor: Tensor) -> None:
+    def keep(site: Site, tap: Tap | OperationTap, tensor: Tensor) -> None:
         # Where every weight is frozen, gradients begin at the first state that is kept.
         if live is not None:
             live[site] = tensor if tensor.requires_grad else tensor.requires_grad_()
@@ -191,11 +193,24 @@ def _check_batch(model: PassModel, batch: PaddedBatch) -> None:
         )
 
 
+def _require_live(sites: Sequence[Site]) -> None:
+    """Refuse gradients at heads and neurons, which are computed beside a pass."""
+    for site in sites:
+        if site.index is not None:
+            whole = "z" if site.kind.endswith("head") else "neurons"
+            inputs = f"layer.{site.layer}.{site.branch}.{whole}"
+            raise PassError(
+                f"No gradient at {site}",
+                f"what it adds is computed from {inputs} beside the pass",
+                f"Take the gradient at {inputs}, and its columns.",
+            )
+
+
 def not_reached(anatomy: Anatomy, site: Site) -> PassError:
     """Return the error for a site that a pass did not reach."""
     return PassError(
         f"No state at {site} of {anatomy.name}",
-        f"the {anatomy.taps[site]} was not called in this pass",
+        f"the {anatomy.tap(site)} was not called in this pass",
         "Load the model again: it has been changed.",
     )
 
@@ -240,7 +255,7 @@ class Watcher:
         self,
         anatomy: Anatomy,
         sites: Sequence[Site],
-        keep: Callable[[Site, Tap, Tensor], None],
+        keep: Callable[[Site, Tap | OperationTap, Tensor], None],
     ) -> None:
         self.anatomy = anatomy
         self.sites = sites
@@ -265,28 +280,32 @@ class Watcher:
 
     def watches(self, module: nn.Module) -> list[hooks.Watch]:
         """Return a hook for each side of each module that shows a requested state."""
-        places: dict[tuple[str, hooks.Side], list[Site]] = defaultdict(list)
+        places: dict[tuple[str, hooks.Side], list[_Reading]] = defaultdict(list)
         for site in self.sites:
-            tap = self.anatomy.taps[site]
-            places[tap.path, tap.side].append(site)
+            tap = self.anatomy.tap(site)
+            reading = _Reading(site, tap, self.anatomy.write(module, site))
+            places[tap.path, tap.side].append(reading)
         watches = []
-        for (path, side), sites in places.items():
-            callback = self._callback((path, side), sites)
+        for place, readings in places.items():
+            path, side = place
+            callback: Callable[..., Any]
+            if side == "inside":
+                callback = self._operation_callback(place, readings)
+            else:
+                callback = self._callback(place, readings)
             watches.append(hooks.Watch(module.get_submodule(path), side, callback))
         return watches
 
     def _callback(
-        self, place: tuple[str, hooks.Side], sites: Sequence[Site]
+        self, place: tuple[str, hooks.Side], readings: Sequence[_Reading]
     ) -> Callable[..., None]:
-        taps = [(site, self.anatomy.taps[site]) for site in sites]
-
         def callback(*arguments: Any) -> None:
             if not self.here:
                 return
             call = self._calls[place]
             self._calls[place] = call + 1
-            for site, tap in taps:
-                if tap.call != call:
+            for site, tap, write in readings:
+                if tap.call != call or isinstance(tap, OperationTap):
                     continue
                 tensor = tap.read(*arguments)
                 if tensor is None:
@@ -295,9 +314,48 @@ class Watcher:
                         f"the {tap} holds no tensor",
                         "Report this model.",
                     )
-                self.keep(site, tap, tensor)
-                self.missing.discard(site)
-            if self.stops and not self.missing:
-                raise hooks.Stopped
+                self._show(site, tap, tensor if write is None else write(tensor))
+            self._stop_if_done()
 
         return callback
+
+    def _operation_callback(
+        self, place: tuple[str, hooks.Side], readings: Sequence[_Reading]
+    ) -> operations.Callback:
+        """Return a callback for the operations of a module that show some states."""
+        forwards: list[object] = []
+
+        def callback(operation: operations.Operation, run: operations.Next) -> Any:
+            if not self.here:
+                return run(operation)
+            # Each call of the module has a stand-in of its own.
+            if not forwards or forwards[-1] is not operation.forward:
+                forwards[:] = [operation.forward]
+                self._calls[place] += 1
+            call = self._calls[place] - 1
+            output = run(operation)
+            for site, tap, _ in readings:
+                if tap.call == call and isinstance(tap, OperationTap):
+                    tensor = tap.read(operation, output)
+                    if tensor is not None:
+                        self._show(site, tap, tensor)
+            self._stop_if_done()
+            return output
+
+        return callback
+
+    def _show(self, site: Site, tap: Tap | OperationTap, tensor: Tensor) -> None:
+        self.keep(site, tap, tensor)
+        self.missing.discard(site)
+
+    def _stop_if_done(self) -> None:
+        if self.stops and not self.missing:
+            raise hooks.Stopped
+
+
+class _Reading(NamedTuple):
+    """A requested state, where it is read, and for a head what computes it there."""
+
+    site: Site
+    tap: Tap | OperationTap
+    write: Write | None

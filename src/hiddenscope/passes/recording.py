@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.arguments import require
-from hiddenscope.discovery import EVERYTHING, Anatomy, Tap, find
+from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Tap, find
 from hiddenscope.errors import ModuleError, PassError
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.weights import check_finite
@@ -219,7 +219,7 @@ class _PassFollower:
         self.current = RecordedPass(root, named_arguments(root, args, kwargs))
         self.watcher.begin()
 
-    def _keep(self, site: Site, tap: Tap, tensor: Tensor) -> None:
+    def _keep(self, site: Site, tap: Tap | OperationTap, tensor: Tensor) -> None:
         if self.current is None:
             raise PassError(
                 f"Cannot place the state at {site}",
@@ -227,7 +227,7 @@ class _PassFollower:
                 " not called",
                 "Call the whole module, or record the part.",
             )
-        length = self.current.length(site.stack) or tensor.shape[tap.layout.token]
+        length = self.current.length(site.stack) or tap.layout.length(tensor)
         states = tap.layout.states(tensor.detach(), length)
         self.current.states[site] = states.to("cpu", copy=True)
 

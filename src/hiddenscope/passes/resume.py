@@ -144,7 +144,7 @@ def _why_not_counted(model: PassModel, sites: Sequence[Site]) -> str:
     for site in sites:
         # Parts of a block that is called several times are told apart by counting its
         # calls, and skipped ones would not be counted.
-        if site.part and model.anatomy.taps[site].call:
+        if site.part and model.anatomy.tap(site).call:
             return f"{site} is inside a block that is called more than once"
     return ""
 

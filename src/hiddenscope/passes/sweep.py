@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.discovery import Stack, Tap, accepts
+from hiddenscope.discovery import OperationTap, Stack, Tap, accepts
 from hiddenscope.discovery.taps import PLAIN
 from hiddenscope.errors import NotFinite, PassError, is_out_of_memory
 from hiddenscope.modules import autograd, hooks
@@ -43,7 +43,7 @@ from hiddenscope.passes.clean_run import (
     run_clean,
     trial_inputs,
 )
-from hiddenscope.passes.edit import Editor, edit, plan
+from hiddenscope.passes.edit import Editor, Where, edit, plan
 from hiddenscope.passes.inputs import BATCH_OVERHEAD, BATCH_TOKENS
 from hiddenscope.passes.key_values import first_tokens, why_not_reusable
 from hiddenscope.passes.protocol import PassModel
@@ -354,7 +354,7 @@ def _may_join(model: PassModel, stack: str | None, variants: Sequence[Variant]) 
                 return False
             # The parts of a block that is called repeatedly are told apart by counting
             # its calls, and skipped ones would not be counted.
-            if site.part and model.anatomy.taps[site].call:
+            if site.part and model.anatomy.tap(site).call:
                 return False
     return True
 
@@ -475,14 +475,11 @@ class _Changes:
             )
 
 
-def _every_token(length: int) -> Callable[[str | None, Tensor, Tap], Positions]:
+def _every_token(length: int) -> Where:
     """Return the positions of a batch in which every row has all of its tokens."""
 
-    def where(stack: str | None, tensor: Tensor, tap: Tap) -> Positions:
-        if tap.layout.flat:
-            rows = tensor.shape[0] // length
-        else:
-            rows = tensor.shape[tap.layout.text]
+    def where(stack: str | None, tensor: Tensor, tap: Tap | OperationTap) -> Positions:
+        rows = tap.layout.texts(tensor, length)
         # A change by a function is made at every position that is not -1, padding: only
         # that and the shape matter here, not which positions they are.
         return Positions(torch.zeros(rows, length, dtype=torch.long), None)

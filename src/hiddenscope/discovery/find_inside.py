@@ -1,0 +1,435 @@
+"""Find what is inside the blocks of a module: heads, neurons and routers, proved.
+
+The trial pass is traced with its operations. The last projection of a branch is the
+module whose output the branch is, and which is proved to be linear. An attention is the
+operation whose output, head by head, is what enters that projection. So pattern times
+values is `z`, and the heads' writes and the bias sum up to what attention adds, or the
+block's heads are refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hiddenscope.discovery.blocks import Block
+from hiddenscope.discovery.inside import (
+    AttentionHeads,
+    Branch,
+    HeadLayout,
+    Inside,
+    InsideBlock,
+    OperationTap,
+    Place,
+    Projection,
+)
+from hiddenscope.discovery.proof import fitting_layout, same
+from hiddenscope.discovery.stacks import Anatomy, Stack
+from hiddenscope.discovery.taps import Layout, Tap
+from hiddenscope.discovery.trace import (
+    Call,
+    Trace,
+    TracedOperation,
+    accepts,
+    arguments,
+    trace,
+    trial_ids,
+)
+from hiddenscope.discovery.writes import Write, bias_of
+from hiddenscope.modules import autograd, hooks
+from hiddenscope.modules.trials import tolerance
+
+# Two trial passes whose numbers of texts, tokens and targets are all different, and
+# unlike the usual numbers of heads.
+TRIALS = ((3, 7, 5), (5, 11, 13))
+HIDING_KERNELS = ("flash_attention", "flex_attention", "paged", "kernels-community")
+
+NO_PROJECTION = "what it adds is not the output of a linear map"
+NOT_LINEAR = "the map that makes what it adds is not linear"
+NO_ATTENTION = (
+    "what enters its last projection is not a pattern times values: the code has no"
+    " softmax attention, or changes its result afterwards"
+)
+
+
+def find_inside(module: nn.Module, anatomy: Anatomy) -> Inside:
+    """Return what is inside every block, proved on two trial passes.
+
+    What the two passes show in different places is refused.
+    """
+    first, second = (_trial(module, anatomy, *shape) for shape in TRIALS)
+    stacks = []
+    for one_stack, other_stack in zip(first, second, strict=True):
+        blocks = []
+        for block, other in zip(one_stack, other_stack, strict=True):
+            blocks.append(_agreed(block, other))
+        stacks.append(tuple(blocks))
+    return Inside(tuple(stacks))
+
+
+def _agreed(block: InsideBlock, other: InsideBlock) -> InsideBlock:
+    """Return what two trials have in common; the rest is refused."""
+    branches = {}
+    for name, branch in block.branches.items():
+        if branch != other.branches[name] and not branch.refused:
+            reason = other.branches[name].refused
+            branch = Branch(refused=reason or "its heads are elsewhere in other texts")
+        branches[name] = branch
+    if block.router != other.router:
+        return InsideBlock(branches, no_router="its router is elsewhere in other texts")
+    return InsideBlock(branches, block.router, block.experts, block.no_router)
+
+
+def _trial(
+    module: nn.Module, anatomy: Anatomy, texts: int, tokens: int, targets: int
+) -> list[list[InsideBlock]]:
+    """Return what one trial pass shows inside the blocks of each stack."""
+    device = hooks.input_device(module)
+    ids = trial_ids(module, texts, tokens, seed=3).to(device)
+    decoder_ids = None
+    if "decoder_input_ids" in accepts(module):
+        decoder_ids = trial_ids(module, texts, targets, seed=4).to(device)
+    inputs = arguments(module, ids, targets=decoder_ids)
+    traced = trace(module, inputs, with_operations=True)
+    stacks = []
+    for stack in anatomy.stacks:
+        length = tokens
+        if decoder_ids is not None and stack.name == "decoder":
+            length = targets
+        search = _Search(module, stack, traced, length, _hides(module))
+        stacks.append([search.inside(k) for k in range(stack.depth)])
+    return stacks
+
+
+def _hides(module: nn.Module) -> str:
+    """Return the name of the attention kernel if it shows no queries and keys."""
+    config: Any = getattr(module, "config", None)
+    kernel = str(getattr(config, "_attn_implementation", None) or "")
+    hides = any(name in kernel for name in HIDING_KERNELS)
+    return kernel if hides else ""
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The calls and operations inside one call of a block."""
+
+    calls: Sequence[Call]
+    operations: Sequence[TracedOperation]
+
+
+class _Search:
+    """Searches the blocks of one stack in a traced pass."""
+
+    def __init__(
+        self, module: nn.Module, stack: Stack, traced: Trace, tokens: int, hidden: str
+    ) -> None:
+        self.module = module
+        self.stack = stack
+        self.traced = Trace(traced.texts, tokens, calls=traced.calls)
+        self.operations = traced.operations
+        self.tokens = tokens
+        self.hidden_by = hidden
+        self.layout = stack.proof.taps[0].layout
+
+    def inside(self, index: int) -> InsideBlock:
+        """Return what is inside a block, counted from 0."""
+        block = self.stack.blocks[index]
+        if not block.parts:
+            refused = block.refused or "its parts are not shown"
+            names = ("attn", "mlp")
+            branches = {name: Branch(refused=refused) for name in names}
+            return InsideBlock(branches, no_router=refused)
+        window = self._window(block)
+        branches = {}
+        for name in ("attn", "cross", "mlp"):
+            if name in block.parts:
+                branches[name] = self._branch(name, block.parts[name], window)
+        router = self._router(block, window)
+        if isinstance(router, str):
+            return InsideBlock(branches, no_router=router)
+        tap, experts = router
+        return InsideBlock(branches, tap, experts)
+
+    def _window(self, block: Block) -> _Window:
+        """Return what happens in the call of a block that makes its parts."""
+        part = self._call(block.parts["attn"])
+        around = part
+        for call in self.traced.calls:
+            if call.path == block.path and _contains(call, part):
+                around = call
+        inner = [call for call in self.traced.calls if _contains(around, call)]
+        made = []
+        for operation in self.operations:
+            if around.entered < operation.time < around.left:
+                made.append(operation)
+        return _Window(inner, made)
+
+    def _call(self, tap: Tap) -> Call:
+        for call in self.traced.calls:
+            if call.path == tap.path and call.number == tap.call:
+                return call
+        raise AssertionError(f"{tap} is in every pass")
+
+    def _branch(self, name: str, tap: Tap, window: _Window) -> Branch:
+        call = self._call(tap)
+        output = call.into if tap.side == "input" else call.out
+        reason = NO_PROJECTION
+        for projection, last in self._projections(output, window):
+            if not self._is_linear(projection, last, output):
+                reason = NOT_LINEAR
+                continue
+            if name == "mlp":
+                return Branch(projection)
+            heads = self._heads(name, projection, last, window)
+            if isinstance(heads, str):
+                return Branch(refused=heads)
+            return Branch(projection, heads)
+        return Branch(refused=reason)
+
+    def _projections(
+        self, output: Tensor | None, window: _Window
+    ) -> Iterator[tuple[Projection, Call]]:
+        """Yield the calls that may be the last projection, innermost first."""
+        for call in reversed(window.calls):
+            if not same(call.out, output) or call.into is None:
+                continue
+            # Dropout hands on what it is given.
+            if same(call.into, output):
+                continue
+            projection = self._projection(call)
+            if projection is not None:
+                yield projection, call
+        for norm in reversed(window.calls):
+            if not same(norm.out, output) or norm.into is None:
+                continue
+            for call in reversed(window.calls):
+                if call.left > norm.entered or not same(call.out, norm.into):
+                    continue
+                projection = self._projection(call, norm.path)
+                if projection is not None:
+                    yield projection, call
+
+    def _projection(self, call: Call, norm: str = "") -> Projection | None:
+        assert call.into is not None
+        # A weight has two axes; wider layouts would be no plain map of the last axis.
+        if call.into.ndim > 3:
+            return None
+        layout = fitting_layout(call.into, self.traced, self.layout)
+        if layout is None:
+            return None
+        tap = Tap(call.path, call.number, "input", layout)
+        return Projection(tap, call.into.shape[-1], norm)
+
+    def _is_linear(
+        self, projection: Projection, call: Call, output: Tensor | None
+    ) -> bool:
+        """Tell whether the writes of any split of the input sum up to the branch."""
+        assert call.into is not None
+        assert output is not None
+        width = projection.width
+        cut = max(1, width // 3)
+        pieces = (slice(0, cut), slice(cut, 2 * cut), slice(2 * cut, width))
+        try:
+            with autograd.restored(), torch.no_grad():
+                total = bias_of(self.module, projection, call.into).double()
+                for piece in pieces:
+                    write = Write(self.module, projection, piece)
+                    total = total + write(call.into).double()
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            # A module that takes more than a state is no projection.
+            return False
+        if total.shape != output.shape:
+            return False
+        allowed = tolerance(output.dtype, 1) * output.double().norm(dim=-1)
+        difference = (total - output.double()).norm(dim=-1)
+        return bool((difference <= allowed).all())
+
+    def _heads(
+        self, name: str, projection: Projection, call: Call, window: _Window
+    ) -> AttentionHeads | str:
+        """Return the heads of an attention, or why they cannot be told apart."""
+        if self.hidden_by:
+            return (
+                f"its kernel, {self.hidden_by}, hides queries and keys: load the model"
+                " with attention='sdpa' or 'eager'"
+            )
+        assert call.into is not None
+        z = projection.tap.layout.states(call.into, self.tokens)
+        before = [made for made in window.operations if made.time < call.entered]
+        for operation in reversed(before):
+            if operation.kind == "softmax" or not operation.operands:
+                continue
+            heads = self._split_like(operation, z)
+            if heads is None:
+                continue
+            if operation.kind == "attention":
+                return self._fused(name, operation, heads)
+            earlier = [made for made in before if made.time < operation.time]
+            return self._eager(name, operation, heads, earlier)
+        return NO_ATTENTION
+
+    def _split_like(self, operation: TracedOperation, z: Tensor) -> HeadLayout | None:
+        """Return the layout in which an operation's output is z, head by head."""
+        output, texts = operation.output, self.traced.texts
+        if output.ndim == 4:
+            layout = HeadLayout(output.shape[1])
+        elif output.ndim == 3 and output.shape[0] % texts == 0:
+            count = output.shape[0] // texts
+            layout = HeadLayout(count, flat_heads=count)
+        else:
+            return None
+        if layout.split(output).shape[::2] != (texts, self.tokens):
+            return None
+        return layout if same(layout.states(output, self.tokens), z) else None
+
+    def _fused(
+        self, name: str, operation: TracedOperation, heads: HeadLayout
+    ) -> AttentionHeads | str:
+        queries, keys, values = operation.operands
+        if queries.ndim != 4:
+            return "its queries are not laid out head by head"
+        place = _place(operation)
+        key_layout = _key_layout(keys, HeadLayout(keys.shape[1]))
+        value_layout = _key_layout(values, HeadLayout(values.shape[1]))
+        return AttentionHeads(
+            heads=heads.heads,
+            key_heads=key_layout.heads,
+            dim=values.shape[-1],
+            key_dim=queries.shape[-1],
+            weights=place,
+            scores=place,
+            queries=HeadLayout(queries.shape[1]),
+            keys=key_layout,
+            values=value_layout,
+            sees_source=name == "cross",
+        )
+
+    def _eager(
+        self,
+        name: str,
+        operation: TracedOperation,
+        heads: HeadLayout,
+        earlier: Sequence[TracedOperation],
+    ) -> AttentionHeads | str:
+        """Return heads whose pattern the code itself makes with a softmax."""
+        pattern, values = operation.operands
+        rows = heads.split(pattern)
+        softmax = _softmax_of(rows, earlier, heads)
+        if softmax is None:
+            return NO_ATTENTION
+        value_layout = _key_layout(values, heads)
+        makers = []
+        for made in earlier:
+            if made.time < softmax.time and _is_scores(made, rows, heads):
+                makers.append(made)
+        scores, queries, keys = None, heads, heads
+        key_dim = values.shape[-1]
+        if len(makers) == 1:
+            scores = _place(makers[0])
+            query, key = makers[0].operands
+            flat_heads = heads.heads if query.ndim == 3 else 0
+            queries = HeadLayout(heads.heads, flat_heads)
+            keys = _key_layout(key, HeadLayout(heads.heads, flat_heads, True))
+            key_dim = query.shape[-1]
+        return AttentionHeads(
+            heads=heads.heads,
+            key_heads=value_layout.heads,
+            dim=values.shape[-1],
+            key_dim=key_dim,
+            weights=_place(operation),
+            scores=scores,
+            queries=queries,
+            keys=keys,
+            values=value_layout,
+            has_sink=softmax.output.shape[-1] != rows.shape[-1],
+            sees_source=name == "cross",
+        )
+
+    def _router(self, block: Block, window: _Window) -> tuple[OperationTap, int] | str:
+        """Return the softmax over experts in a block's MLP, or why there is none."""
+        start = self._call(block.parts["attn"]).left
+        if block.kind == "parallel":
+            start = -1
+        found = []
+        for made in window.operations:
+            is_late = made.kind == "softmax" and made.time > start
+            if not is_late or made.output.ndim > 3 or made.output.shape[-1] < 2:
+                continue
+            layout = fitting_layout(made.output, self.traced, Layout(flat=True))
+            if layout is not None:
+                found.append((made, layout))
+        if not found:
+            return "its MLP has no softmax over experts"
+        if len(found) > 1:
+            return "its MLP has several softmaxes"
+        made, layout = found[0]
+        tap = OperationTap(_place(made), -1, layout)
+        return tap, made.output.shape[-1]
+
+
+def _contains(outer: Call, inner: Call) -> bool:
+    return outer.entered <= inner.entered and inner.left <= outer.left
+
+
+def _place(operation: TracedOperation) -> Place:
+    """Return the place of an operation in the innermost module that makes it."""
+    path, call, number = operation.places[-1]
+    return Place(path, call, operation.kind, number)
+
+
+def _key_layout(tensor: Tensor, layout: HeadLayout) -> HeadLayout:
+    """Return the layout of keys or values with the number of different heads."""
+    heads = layout.split(tensor)
+    count = heads.shape[1]
+    for copies in range(count, 1, -1):
+        if count % copies:
+            continue
+        groups = heads.reshape(len(heads), -1, copies, *heads.shape[2:])
+        if bool((groups == groups[:, :, :1]).all()):
+            return replace(layout, heads=count // copies)
+    return replace(layout, heads=count)
+
+
+def _softmax_of(
+    rows: Tensor, earlier: Sequence[TracedOperation], heads: HeadLayout
+) -> TracedOperation | None:
+    """Return the softmax that made the rows of a pattern [text, head, query, key].
+
+    A sink has a column of its own, which is dropped afterwards.
+    """
+    for made in reversed(earlier):
+        if made.kind != "softmax":
+            continue
+        output = made.output
+        if output.ndim == 3:
+            output = output.reshape(-1, heads.heads, *output.shape[1:])
+        columns = rows.shape[-1]
+        if output.ndim != 4 or output.shape[-1] not in (columns, columns + 1):
+            continue
+        if output.shape[:-1] != rows.shape[:-1]:
+            continue
+        if bool((output[..., :columns].to(rows.dtype) == rows).all()):
+            return made
+    return None
+
+
+def _is_scores(made: TracedOperation, rows: Tensor, heads: HeadLayout) -> bool:
+    """Tell whether a product has a number for each pair of a query and a key."""
+    if made.kind != "product" or made.output.shape[-2:] != rows.shape[-2:]:
+        return False
+    return made.output.numel() == rows.numel() or made.output.ndim >= 3
+
+
+def refusal(inside: Inside, anatomy: Anatomy) -> Mapping[str, str]:
+    """Return the reasons why something inside is refused, by block and branch."""
+    reasons = {}
+    for stack, blocks in zip(anatomy.stacks, inside.stacks, strict=True):
+        for layer, block in enumerate(blocks, 1):
+            for name, branch in block.branches.items():
+                if branch.refused:
+                    reasons[f"{stack.name}.layer.{layer}.{name}"] = branch.refused
+    return reasons
