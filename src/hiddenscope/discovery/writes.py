@@ -1,4 +1,8 @@
-"""Writes: what a part of a projection's input adds to the residual stream."""
+"""Writes: what a part of a projection's input adds to the residual stream.
+
+Projections and norms are run by their `forward`: they are run inside a pass, where a
+call of the module itself would set off the hooks that watch it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ class Write:
         written = self._linear(inputs)
         if self.norm is None:
             return written
-        return written * frozen_scale(self.norm, self.part(inputs)).to(written)
+        return written * frozen_scale(self.norm, self.part.forward(inputs)).to(written)
 
     def _linear(self, inputs: Tensor) -> Tensor:
         columns = self.columns
@@ -44,20 +48,21 @@ class Write:
         # A quantised or adapted projection: only its own code knows its weight.
         alone = torch.zeros_like(inputs)
         alone[..., columns] = inputs[..., columns]
-        written: Tensor = self.part(alone) - self.part(torch.zeros_like(inputs))
+        written: Tensor = self.part.forward(alone)
+        written = written - self.part.forward(torch.zeros_like(inputs))
         return written
 
 
 def bias_of(module: nn.Module, projection: Projection, inputs: Tensor) -> Tensor:
     """Return what a projection adds for inputs [..., width] that are all zero."""
     part = module.get_submodule(projection.tap.path)
-    bias = part(torch.zeros_like(inputs))
+    bias = part.forward(torch.zeros_like(inputs))
     if not isinstance(bias, Tensor):
         raise TypeError(f"{projection.tap.path} returns no tensor")
     if not projection.norm:
         return bias
     norm = module.get_submodule(projection.norm)
-    return bias * frozen_scale(norm, part(inputs)).to(bias)
+    return bias * frozen_scale(norm, part.forward(inputs)).to(bias)
 
 
 def frozen_scale(norm: nn.Module, inputs: Tensor) -> Tensor:
@@ -66,9 +71,9 @@ def frozen_scale(norm: nn.Module, inputs: Tensor) -> Tensor:
     Such a norm has a gain for each channel and a scale for each token, and nothing
     else.
     """
-    gain = norm(torch.ones_like(inputs)).double()
+    gain = norm.forward(torch.ones_like(inputs)).double()
     directed = inputs.double() * gain
-    output = norm(inputs).double()
+    output = norm.forward(inputs).double()
     size = (directed * directed).sum(-1, keepdim=True)
     scale = (output * directed).sum(-1, keepdim=True) / size.clamp_min(1e-300)
     factor: Tensor = gain * scale
