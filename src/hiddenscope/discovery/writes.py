@@ -48,9 +48,9 @@ class Write:
         # A quantised or adapted projection: only its own code knows its weight.
         alone = torch.zeros_like(inputs)
         alone[..., columns] = inputs[..., columns]
-        written: Tensor = self.part.forward(alone)
-        written = written - self.part.forward(torch.zeros_like(inputs))
-        return written
+        biased: Tensor = self.part.forward(alone)
+        bias: Tensor = self.part.forward(torch.zeros_like(inputs))
+        return biased - bias
 
 
 def bias_of(module: nn.Module, projection: Projection, inputs: Tensor) -> Tensor:
