@@ -89,26 +89,25 @@ def test_one_neuron_writes_its_column_of_the_last_projection():
     torch.testing.assert_close(states["layer.2.mlp.neuron.7"], expected)
 
 
-def test_z_of_known_classes_is_what_enters_their_output_projection():
-    known = {"llama": "self_attn.o_proj", "gpt2": "attn.c_proj"}
-    for family, path in known.items():
-        model = load(family)
-        blocks = model.module.get_submodule(
-            "model.layers" if family == "llama" else "transformer.h"
-        )
-        inputs = []
-        handle = (
-            blocks[1]
-            .get_submodule(path)
-            .register_forward_pre_hook(
-                lambda part, args: inputs.append(args[0][0].clone())
-            )
-        )
-        with torch.no_grad():
-            model.module(torch.tensor(TEXTS[:1]))
-        handle.remove()
-        z = model.capture(TEXTS[:1], "layer.2.attn.z")["layer.2.attn.z"]
-        assert torch.equal(z, inputs[0])
+KNOWN = {
+    "llama": "model.layers.1.self_attn.o_proj",
+    "gpt2": "transformer.h.1.attn.c_proj",
+}
+
+
+@pytest.mark.parametrize("family", KNOWN)
+def test_z_of_known_classes_is_what_enters_their_output_projection(family):
+    model = load(family)
+    inputs = []
+    projection = model.module.get_submodule(KNOWN[family])
+    handle = projection.register_forward_pre_hook(
+        lambda part, args: inputs.append(args[0][0].clone())
+    )
+    with torch.no_grad():
+        model.module(torch.tensor(TEXTS[:1]))
+    handle.remove()
+    z = model.capture(TEXTS[:1], "layer.2.attn.z")["layer.2.attn.z"]
+    assert torch.equal(z, inputs[0])
 
 
 def test_queries_and_keys_are_those_after_rotary_positions():
@@ -176,7 +175,7 @@ def test_a_family_without_heads_is_refused_with_its_reason(family):
 
 
 def test_the_mlp_of_experts_has_no_neurons_and_says_why():
-    with pytest.raises(SiteError, match="is not linear"):
+    with pytest.raises(SiteError, match="do not add up"):
         load("mixtral").capture(TEXTS, "*.mlp.neurons")
 
 
@@ -252,15 +251,13 @@ class _Nonlinear(nn.Module):
         return self.projection(states.tanh())
 
 
-def test_heads_before_a_nonlinear_map_are_refused():
+def test_heads_before_a_map_of_single_numbers_still_add_up():
     module = tiny_model("llama")
     attention = module.model.layers[1].self_attn
     attention.o_proj = _Nonlinear(attention.o_proj)
-    model = hs.load((module, None))
-    with pytest.raises(SiteError, match="not a pattern times values"):
-        model.capture(TEXTS, "layer.2.attn.head.0")
-    # The other blocks are as they were.
-    assert model.capture(TEXTS, "layer.1.attn.head.0").values.shape[0] == 1
+    states = hs.load((module, None)).capture(TEXTS, "layer.2.attn,layer.2.attn.head.*")
+    total = sum(states[f"layer.2.attn.head.{head}"] for head in range(4))
+    torch.testing.assert_close(total, states["layer.2.attn"], rtol=1e-5, atol=1e-5)
 
 
 class _Mixing(nn.Module):
@@ -278,7 +275,7 @@ def test_heads_that_a_norm_mixes_are_refused():
     module = tiny_model("llama")
     attention = module.model.layers[1].self_attn
     attention.o_proj = _Mixing(attention.o_proj)
-    with pytest.raises(SiteError, match="not a pattern times values|not linear"):
+    with pytest.raises(SiteError, match="not a pattern times values|do not add up"):
         hs.load((module, None)).capture(TEXTS, "layer.2.attn.head.0")
 
 
