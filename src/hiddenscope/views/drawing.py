@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 
 from hiddenscope.results import Result
 from hiddenscope.views.sentences import capitalised, of_model
-from hiddenscope.views.values import Grid, Lines, Measure, Panels, Series, View, Words
+from hiddenscope.views.values import (
+    Grid,
+    Heads,
+    Lines,
+    Measure,
+    Panels,
+    Series,
+    View,
+    Words,
+)
 
 if TYPE_CHECKING:
     import xarray
@@ -23,7 +32,7 @@ MOST_TOKENS = 4_096
 # A title names so many variables.
 MOST_NAMES = 3
 
-V = TypeVar("V", Grid, Panels, Lines)
+V = TypeVar("V", Grid, Panels, Lines, Heads)
 
 
 def of_type(views: Iterable[View], kind: type[V]) -> tuple[V, ...]:
