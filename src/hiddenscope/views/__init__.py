@@ -1,5 +1,5 @@
-"""Pictures of results: grid, panels, lines and heads, drawn from one payload in every place
-that shows them.
+"""Pictures of results: grid, panels, lines and heads, drawn from one payload in every
+place that shows them.
 """
 
 from hiddenscope.views import render

@@ -80,8 +80,9 @@ def unpack(text: str) -> list[View]:
     """Return the views that `pack` was given.
 
     Numbers come back exactly, except those of an `influence`, which keeps four digits
-    and a half, and attention weights, whose square root has `steps_of` steps. Strings come back exactly, except two lone surrogates that together make
-    a character, which come back as that character.
+    and a half, and attention weights, whose square root has `steps_of` steps. Strings
+    come back exactly, except two lone surrogates that together make a character, which
+    come back as that character.
     """
     try:
         raw = gzip.decompress(base64.b64decode(text, validate=True))

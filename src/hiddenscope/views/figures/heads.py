@@ -55,12 +55,15 @@ def draw_heads(view: Heads, sheet: Sheet) -> None:
 def _draw_small(axes: "Axes", view: Heads, row: int, head: int) -> None:
     """Draw one head from 0 to its own largest weight."""
     values = pooled(view.shown(row, head), MOST_PIXELS)
+    most = float(np.nanmax(values)) or 1.0
+    # What cannot be read stays clear, as in a grid.
+    values = np.where(values == 0, np.nan, values)
     edges = (head + GAP / 2, head + 1 - GAP / 2, row + GAP / 2, row + 1 - GAP / 2)
     axes.imshow(
         values,
         cmap=style.colormap("sequential"),
         vmin=0.0,
-        vmax=float(np.nanmax(values)) or 1.0,
+        vmax=most,
         extent=edges,
         aspect="auto",
         interpolation="nearest",

@@ -1,6 +1,6 @@
 """Attention: what every head reads, and the heads that do what the tests look for."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
 
 import numpy as np
@@ -39,6 +39,8 @@ SHORT = {
     "first": "reads the first token",
     "same": "reads the current token",
 }
+# A table lists so many heads of each relation.
+MOST_LISTED = 10
 # The head that is large at first does the first of these that any head does.
 FIRST_SHOWN = ("induction", "previous")
 READING = (
@@ -274,19 +276,13 @@ def _heads_that_exist(data: "xarray.Dataset") -> int:
 
 
 def tables(result: Result) -> Iterator[Table]:
-    """Yield the heads that the tests found."""
-    rows = []
-    for relation, finding in _all_found(result):
-        numbers = [f"{finding[name]:.3g}" for name in ("score", "null", "p")]
-        rows.append((finding["site"], SHORT[relation], *numbers))
-    if rows:
-        yield Table(("head", "what it does", "score", "null", "p"), rows, (0, 1))
-
-
-def _all_found(result: Result) -> Iterator[tuple[str, HeadFinding]]:
-    for relation in RELATIONS:
-        for finding in _found(result, relation):
-            yield relation, finding
+    """Yield the heads that the tests found, the strongest of each relation."""
+    for listing in _listings(result):
+        rows = []
+        for row in listing.rows:
+            cells = [cell if isinstance(cell, str) else f"{cell:.3g}" for cell in row]
+            rows.append(cells)
+        yield Table(listing.columns, rows, (0, 1), listing.title)
 
 
 def sections(result: Result) -> Iterator[Section]:
@@ -312,10 +308,16 @@ def sections(result: Result) -> Iterator[Section]:
 
 
 def _listings(result: Result) -> Iterator[Listing]:
-    rows = []
-    for relation, finding in _all_found(result):
-        numbers = (finding["score"], finding["null"], _p_value(finding))
-        rows.append((finding["site"], SHORT[relation], *numbers))
+    rows: list[tuple[str | float, ...]] = []
+    notes = ["The score is a mean weight on random tokens."]
+    for relation in RELATIONS:
+        found = _found(result, relation)
+        for finding in found[:MOST_LISTED]:
+            numbers = (finding["score"], finding["null"], finding["p"])
+            rows.append((finding["site"], SHORT[relation], *numbers))
+        more = len(found) - MOST_LISTED
+        if more > 0:
+            notes.append(f"{SHORT[relation].capitalize()}: {more:,} more.")
     if rows:
         yield Listing(
             "Heads that the tests found",
@@ -323,9 +325,5 @@ def _listings(result: Result) -> Iterator[Listing]:
             tuple(rows),
             bar="score",
             most=1.0,
-            note="The score is a mean weight on random tokens.",
+            note=" ".join(notes),
         )
-
-
-def _p_value(finding: Mapping[str, object] | HeadFinding) -> str:
-    return f"{cast('float', finding['p']):.2g}"

@@ -300,10 +300,10 @@ def _listings(result: Result) -> Iterator[Listing]:
 def _part_listing(parts: list[StrongPart], ending: str) -> Listing:
     rows = []
     for part in parts:
-        rows.append((part["site"], part["contribution"], f"{part['share']:.1%}"))
+        rows.append((part["site"], part["contribution"], 100 * part["share"]))
     return Listing(
         f"Strongest parts{ending}",
-        ("part", "contribution", "share of the sum"),
+        ("part", "contribution", "percent of the sum"),
         tuple(rows),
     )
 
