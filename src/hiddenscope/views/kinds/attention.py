@@ -257,7 +257,7 @@ def _relation_finding(result: Result, relation: str) -> str:
     what = RELATIONS[relation]
     if not found:
         return f"No head was found that reads {what}."
-    count = int(_heads_that_exist(result.data))
+    count = _heads_that_exist(result.data)
     names = []
     for finding in found[:MOST_NAMES]:
         names.append(f"{finding['site']} ({finding['score']:.2f})")
@@ -265,7 +265,7 @@ def _relation_finding(result: Result, relation: str) -> str:
     most = in_series(names)
     chance = found[0]["null"]
     return (
-        f"{len(found)} of {count} attention {plural(count, 'head')} {verb} {what}:"
+        f"{len(found):,} of {count:,} attention {plural(count, 'head')} {verb} {what}:"
         f" {most}, where chance gives {chance:.2f}."
     )
 

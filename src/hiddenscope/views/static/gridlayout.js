@@ -16,7 +16,7 @@ export const SIZES = { site: 12, token: 12, word: 11.5, mark: 9, name: 11 };
 const LONGEST_NAME = 110; // of a row of tokens, in pixels
 const LONGEST_TOKEN = 18;
 const NARROWEST_WORD = 46; // five letters or so; the read-out has the whole word
-const BAR = { wide: 150, narrow: 64, roomy: 640 }; // how wide a column of bars is, and from where on it may be that wide
+const BAR = { wide: 150, narrow: 46, roomy: 640 }; // how wide a column of bars is, and from where on it may be that wide
 const TALL = 380; // from there on the tokens below a grid are out of sight when its top is looked at
 
 /**

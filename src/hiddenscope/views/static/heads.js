@@ -21,6 +21,7 @@ import { theme, whenThemeChanges } from "./theme.js";
 const WIDE = 860; // from there on the large head stands beside the small ones
 const TALLEST = { wide: 640, narrow: 400 };
 const SMALL_SHARE = 0.46; // of the width, at most, beside the large head
+const LONG_TEXT = 40; // tokens
 const NONE = { query: -1, key: -1 };
 
 export class HeadsView {
@@ -39,6 +40,7 @@ export class HeadsView {
     this.cursor = -1; // the small picture under the pointer
     this.weighted = heads.weighted;
     this.each = true;
+    this.root = this.longText; // whether colours run by the square root
     this.shade = ""; // of the small pictures
     this.loudest = 0; // the largest value-weighted number of all heads, once it is asked for
     /** @type {Chosen} */
@@ -64,9 +66,10 @@ export class HeadsView {
     const { heads, figure } = this;
     this.shows = choice("Shows", { pattern: "Weights", weighted: "Value-weighted" }, (shown) => this.change(() => { this.weighted = shown === "weighted"; }));
     this.spans = choice("Colour range", { each: "Each head", all: "All heads" }, (span) => this.change(() => { this.each = span === "each"; }));
+    this.scales = choice("Scale", { linear: "Linear", root: "Root" }, (scale) => this.change(() => { this.root = scale === "root"; }));
     this.known = this.exists.flatMap((exists, at) => (exists ? [at] : []));
     this.list = list("Large head", this.known.map((at) => shownText(headName(heads, at), 80)), (chosen) => this.change(() => { this.at = this.known?.[chosen] ?? this.at; }));
-    figure.controls.append(this.shows.root, this.spans.root, this.list.root);
+    figure.controls.append(this.shows.root, this.spans.root, this.scales.root, this.list.root);
     this.small.canvas.setAttribute("role", "img");
     this.small.canvas.setAttribute("aria-label", `${shownText(heads.title, 200)}: ${heads.sites.length} layers, ${heads.heads.length} heads`);
     this.name = element("h3");
@@ -105,6 +108,11 @@ export class HeadsView {
   lastToken() {
     const query = this.heads.queries.length - 1;
     return { query, key: this.heads.positions.length ? this.heads.positions[query] : -1 };
+  }
+
+  /** Of a long text most weights are small: the square root keeps them apart. */
+  get longText() {
+    return this.heads.keys.length > LONG_TEXT;
   }
 
   /** The token that is shown: the one that is pointed at, or else the one that was chosen. */
@@ -194,6 +202,7 @@ export class HeadsView {
     this.at = at < 0 ? this.first : at;
     this.weighted = state.shows ? state.shows === "weighted" : this.heads.weighted;
     this.each = state.colours !== "all";
+    this.root = state.scale ? state.scale === "root" : this.longText;
     const [query, key] = (state.token ?? "").split("~").map(Number);
     const known = query < this.heads.queries.length && key < this.heads.keys.length && query >= -1 && key >= -1;
     this.pin = known ? { query, key } : this.lastToken();
@@ -210,16 +219,18 @@ export class HeadsView {
       head: this.at === this.first ? "" : headName(this.heads, this.at),
       shows: this.weighted === this.heads.weighted ? "" : this.weighted ? "weighted" : "pattern",
       colours: this.each ? "" : "all",
+      scale: this.root === this.longText ? "" : this.root ? "root" : "linear",
       token: moved ? `${this.pin.query}~${this.pin.key}` : "",
     });
   }
 
   settle() {
-    const shade = `${this.weighted} ${this.each}`;
+    const shade = `${this.weighted} ${this.each} ${this.root}`;
     if (shade !== this.shade) this.pictures = null;
     this.shade = shade;
     this.shows?.set(this.weighted ? "weighted" : "pattern");
     this.spans?.set(this.each ? "each" : "all");
+    this.scales?.set(this.root ? "root" : "linear");
     this.list?.set(this.known?.indexOf(this.at) ?? 0);
     const name = headName(this.heads, this.at);
     this.name?.replaceChildren(name);
@@ -282,7 +293,7 @@ export class HeadsView {
 
   /** @param {number} ratio */
   smallOnes(ratio) {
-    const shade = { weighted: this.weighted, each: this.each, most: this.each ? 1 : this.mostOfAll(), dark: this.theme.dark };
+    const shade = { weighted: this.weighted, each: this.each, most: this.each ? 1 : this.mostOfAll(), root: this.root, dark: this.theme.dark };
     return smallPictures(this.heads, this.smallAt, shade, ratio);
   }
 
@@ -294,7 +305,7 @@ export class HeadsView {
     if (this.cursor >= 0) frameHead(pen, this.smallAt, this.cursor, { paper, ink });
     frameHead(pen, this.smallAt, this.at, { paper, ink: accent });
     const largePen = canvasPen(this.large.clear(), this.theme.font);
-    if (this.values) paintLarge(largePen, this.largeAt, this.values, this.most, this.chosen, this.theme);
+    if (this.values) paintLarge(largePen, this.largeAt, this.values, this, this.chosen, this.theme);
     this.drawKey();
   }
 
@@ -303,7 +314,7 @@ export class HeadsView {
     const what = this.weighted ? "value-weighted (L2)" : "attention weight";
     const whose = this.each ? "; small: each to its own most" : "";
     const { most } = this;
-    const ticks = [0, 0.5, 1].map((at) => ({ at, label: formatTick(Number((at * most).toPrecision(2))) }));
+    const ticks = [0, 0.5, 1].map((at) => ({ at, label: formatTick(Number(((this.root ? at * at : at) * most).toPrecision(2))) }));
     return { map: colourMap("sequential", this.theme.dark), ticks, name: `${what}${whose}` };
   }
 
@@ -334,7 +345,7 @@ export class HeadsView {
         frameHead(pen, moved, this.at, { paper: this.theme.paper, ink: this.theme.accent });
         const below = head + small.height + gap;
         pen.text(headName(this.heads, this.at), edge, below - 16, { fill: ink, size: 14, bold: true });
-        if (this.values) paintLarge(pen, { ...large, left: large.left + edge, top: large.top + below }, this.values, this.most, this.pin, this.theme);
+        if (this.values) paintLarge(pen, { ...large, left: large.left + edge, top: large.top + below }, this.values, this, this.pin, this.theme);
         paintKey(pen, [this.legend], edge, below + large.height + 4, key, this.theme);
       },
     };

@@ -14,7 +14,7 @@ import { shownText, shownToken } from "./text.js";
 export const HEAD_SIZES = { site: 11, token: 12 };
 const SIDES = { least: 7, most: 40 };
 const CELLS = { least: 4, most: 36 };
-const LONGEST_IN_HEADS = { label: 110, token: 18 };
+const LONGEST_IN_HEADS = { site: 150, label: 110, token: 18 };
 
 /**
  * @param {import("./payload.js").Heads} heads
@@ -25,7 +25,7 @@ const LONGEST_IN_HEADS = { label: 110, token: 18 };
  */
 export function smallLayout(heads, room, tallest, font) {
   const naming = lettering(font, { size: HEAD_SIZES.site });
-  const sites = heads.sites.map((site) => fitted(shownText(site, 60), naming, LONGEST_IN_HEADS.label));
+  const sites = heads.sites.map((site) => fitted(shownText(site, 60), naming, LONGEST_IN_HEADS.site));
   const left = Math.ceil(Math.max(...sites.map((site) => widthOf(site, naming)))) + 8;
   const [rows, columns] = [heads.sites.length, heads.heads.length];
   const fitting = Math.min((room - left - 4) / columns, tallest / rows);
@@ -74,7 +74,7 @@ export function largeLayout(heads, room, font) {
   const leaning = turned ? Math.ceil(0.72 * label) : 4;
   const fitting = (room - left - leaning) / columns;
   const cell = Math.min(CELLS.most, Math.max(CELLS.least, fitting));
-  const top = turned ? leaning + 14 : 22;
+  const top = turned ? leaning + 22 : 22;
   return { left, top, cell, rows, columns, width: left + columns * cell + leaning, height: top + rows * cell + 4, queries, keys, turned };
 }
 

@@ -9,8 +9,8 @@ import { cornerOfHead, HEAD_SIZES } from "./headslayout.js";
  * @typedef {import("./payload.js").Heads} Heads
  * @typedef {import("./pen.js").Pen} Pen
  * @typedef {import("./theme.js").Theme} Theme
- * @typedef {{weighted: boolean, each: boolean, most: number, dark: boolean}} Shade `most` is the largest number of all
- *   heads, where these share one scale
+ * @typedef {{weighted: boolean, each: boolean, most: number, root: boolean, dark: boolean}} Shade `most` is the largest
+ *   number of all heads, where these share one scale; with `root`, colours run by the square root
  */
 
 const LABEL_APART = 13;
@@ -19,11 +19,11 @@ const MOST_RECTS = 10_000; // with more cells than this a drawing holds pixels
 /**
  * Values as pixels; what is exactly zero is clear.
  * @param {Float32Array} values
- * @param {number} most
- * @param {boolean} dark
+ * @param {{most: number, root: boolean, dark: boolean}} shade
  */
-export function weightPixels(values, most, dark) {
-  const pixels = painted(values.map((value) => value / (most || 1)), colourMap("sequential", dark));
+export function weightPixels(values, { most, root, dark }) {
+  const levels = values.map((value) => (root ? Math.sqrt(value / (most || 1)) : value / (most || 1)));
+  const pixels = painted(levels, colourMap("sequential", dark));
   const whole = new Uint32Array(pixels.buffer);
   values.forEach((value, i) => { if (!value) whole[i] = 0; });
   return pixels;
@@ -46,7 +46,7 @@ export function smallPictures(heads, layout, shade, ratio) {
   for (let at = 0; at < layout.rows * layout.columns; at++) {
     if (!headExists(heads, at)) continue;
     const values = patternOf(heads, at, shade.weighted, rows, columns);
-    const pixels = weightPixels(values, shade.each ? mostOf(values) : shade.most, shade.dark);
+    const pixels = weightPixels(values, { ...shade, most: shade.each ? mostOf(values) : shade.most });
     part.putImageData(new ImageData(pixels, columns, rows), 0, 0);
     const y = (layout.rows - 1 - Math.floor(at / layout.columns)) * side;
     whole.drawImage(part.canvas, (at % layout.columns) * side, y, inner, inner);
@@ -97,13 +97,13 @@ export function frameHead(pen, layout, at, { paper, ink }) {
  * @param {Pen} pen
  * @param {import("./headslayout.js").Large} layout
  * @param {Float32Array} values `[query, key]`
- * @param {number} most
+ * @param {{most: number, root: boolean}} shade
  * @param {{query: number, key: number}} chosen -1 for none
  * @param {Theme} theme
  */
-export function paintLarge(pen, layout, values, most, chosen, theme) {
+export function paintLarge(pen, layout, values, shade, chosen, theme) {
   const { left, top, cell, rows, columns } = layout;
-  const pixels = weightPixels(values, most, theme.dark);
+  const pixels = weightPixels(values, { ...shade, dark: theme.dark });
   const [width, height] = [columns * cell, rows * cell];
   if (rows * columns <= MOST_RECTS) pen.cells(pixels, { x: left, y: top, width: cell, height: cell, columns, first: 0, last: columns });
   else pen.image(enlarged(pixels, columns, rows, Math.ceil(cell)), left, top, width, height);

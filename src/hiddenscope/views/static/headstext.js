@@ -51,12 +51,22 @@ export class TokenText {
   }
 
   /**
+   * Scroll a long text, and nothing around it, until a token is in sight.
+   * @param {HTMLElement} token
+   */
+  reveal(token) {
+    const [top, room] = [token.offsetTop - this.root.offsetTop, this.root.clientHeight];
+    if (top < this.root.scrollTop || top + token.offsetHeight > this.root.scrollTop + room) this.root.scrollTop = top - room / 2;
+  }
+
+  /**
    * @param {Above} above
    * @param {number} chosen -1 for none
    */
   show({ reads, readers }, chosen) {
     const [mostRead, mostReaders] = [reads ? mostOf(reads) : 0, readers ? mostOf(readers) : 0];
     const focus = Math.max(0, chosen);
+    if (chosen >= 0 && !this.root.matches(":hover")) this.reveal(this.places[chosen].root);
     this.places.forEach((token, place) => {
       fillNumber(token.reads, reads ? reads[place] : 0, mostRead);
       fillNumber(token.readers, readers ? readers[place] : 0, mostReaders);
