@@ -200,7 +200,8 @@ def quantised(weights: PackedFloats) -> NDArray[np.uint8] | NDArray[np.uint16]:
 def _restored_weights(
     levels: NDArray[Any], steps: int, norms: PackedFloats
 ) -> NDArray[np.float32]:
-    weights = np.square(levels.astype(np.float32) / np.float32(steps))
+    roots: NDArray[np.float32] = levels.astype(np.float32) / np.float32(steps)
+    weights = np.square(roots)
     # Heads that are missing have no norms.
     weights[np.isnan(norms).all(axis=2)] = np.nan
     return weights

@@ -452,7 +452,8 @@ class Heads:
     @property
     def exists(self) -> NDArray[np.bool_]:
         """Tell which heads exist, `[site, head]`."""
-        return ~np.isnan(self.norms).all(axis=2)
+        missing: NDArray[np.bool_] = np.isnan(self.norms).all(axis=2)
+        return ~missing
 
     def name_of(self, row: int, head: int) -> str:
         """Return the site of one head."""
@@ -460,10 +461,9 @@ class Heads:
 
     def shown(self, row: int, head: int) -> NDArray[np.float64]:
         """Return what the picture of one head shows, `[query, key]`."""
-        weights = self.weights[row, head].astype(np.float64)
-        if not self.weighted:
-            return weights
-        return weights * self.norms[row, head].astype(np.float64)
+        weights: NDArray[np.float64] = self.weights[row, head].astype(np.float64)
+        norms: NDArray[np.float64] = self.norms[row, head].astype(np.float64)
+        return weights * norms if self.weighted else weights
 
 
 View: TypeAlias = Grid | Panels | Lines | Heads
