@@ -54,7 +54,7 @@ def patterns(
     scores = random.normal(0, 2, (layers, heads, len(queries), keys))
     places = np.arange(keys)
     for row, query in enumerate(queries):
-        scores[:, 0, row, max(0, query - 1)] += 7
+        scores[:, 0, row, max(0, query - 1) % keys] += 7
         if heads > 1:
             scores[:, 1, row, 0] += 7
         if causal:

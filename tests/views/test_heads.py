@@ -27,6 +27,7 @@ from tests.views.inside import (
     known_kinds,
 )
 from tests.views.looking import CONTRAST, WIDER, Contexts, Opener, Shown
+from tests.views.test_grid import shade
 
 KINDS = ("attention", "contributions")
 TELEPHONE = {"width": 390, "height": 844}
@@ -118,9 +119,9 @@ def test_heads_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(StatesError):
             Heads("Heads", **fields | wrong)
+    grid = views_of(contributions(2, 2))[0]
+    assert isinstance(grid, Grid)
     with pytest.raises(StatesError, match="bars"):
-        grid = views_of(contributions(2, 2))[0]
-        assert isinstance(grid, Grid)
         Grid("Grid", grid.sites, grid.tokens, grid.measures, bars=3)
 
 
@@ -330,31 +331,36 @@ def test_a_click_chooses_a_head_and_a_link_keeps_it(show: Opener) -> None:
     assert again.view().locator(".onehead h3").inner_text() == name
 
 
-def test_the_colour_of_a_cell_is_its_weight(show: Opener) -> None:
-    result = attention(2, 2)
+@pytest.mark.parametrize(("scale", "power"), [("Linear", 1.0), ("Root", 0.5)])
+def test_the_colour_of_a_cell_is_its_weight(
+    show: Opener, scale: str, power: float
+) -> None:
+    result = attention(2, 3, seed=3)
     view = heads_of(result)
     shown = show([view])
+    shown.choose(scale)
     pattern = result.data["pattern"].to_numpy()[view.large]
-    colours = {}
-    script = (
-        "(c, [x, y]) => [...c.getContext('2d').getImageData(x * devicePixelRatio, y"
-        " * devicePixelRatio, 1, 1).data]"
-    )
     canvas = shown.view().locator("canvas.large")
-    size = canvas.bounding_box()
-    assert size
-    shown.page.mouse.move(2, 2)
-    # Cells are 36 pixels wide; the picture ends 4 pixels above the lower edge.
-    top = size["height"] - 4 - 36 * 8
-    left = canvas.evaluate(
-        "(c) => { const data = c.getContext('2d').getImageData(0, c.height - 24, c.width, 1).data;"
-        " return null; }"
-    )
-    assert left is None
-    for query, key in [(0, 0), (3, 1), (3, 2), (5, 5), (2, 6)]:
-        shown.point(2, 2)
-        colours[query, key] = pattern[query, key]
-    assert top > 0 and script and len(colours) == 5
+    box = canvas.bounding_box()
+    assert box
+    # The last row ends 4 pixels above the lower edge, and cells are at most 36 high.
+    y = box["height"] - 14
+    seen = {}
+    for x in range(40, int(box["width"]), 12):
+        canvas.hover(position={"x": x, "y": y})
+        shown.settle()
+        match = re.search(
+            r"token 7 reads “[^”]*” token (\d+): ([\d.]+)", shown.readout()
+        )
+        if match:
+            seen.setdefault(int(match[1]), []).append((x, float(match[2])))
+    assert set(seen) == set(range(7)), "every cell of the row is found"
+    for key, places in seen.items():
+        x, said = places[len(places) // 2]
+        assert said == pytest.approx(pattern[7, key], abs=6e-4)
+        level = (pattern[7, key] / pattern.max()) ** power
+        painted = shown.pixel(x, y, layer="large")[:3]
+        assert painted == pytest.approx(shade(float(level)), abs=2)
 
 
 def test_tokens_of_two_texts_stand_apart(show: Opener) -> None:
