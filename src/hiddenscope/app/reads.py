@@ -68,9 +68,10 @@ def _mean_over_heads(weights: NDArray[np.float32]) -> NDArray[np.float32]:
     """Average over the heads that a layer has."""
     exists = ~np.isnan(weights)
     counts = np.maximum(exists.sum(axis=1), 1)
-    means = np.where(exists, weights, 0).sum(axis=1) / counts
+    sums = np.where(exists, weights, 0).sum(axis=1)
+    means: NDArray[np.float32] = (sums / counts).astype(np.float32)
     means[~exists.any(axis=1)] = np.nan
-    return means.astype(np.float32)
+    return means
 
 
 def _layer_of(site: str) -> str:

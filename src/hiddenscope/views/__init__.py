@@ -1,5 +1,5 @@
-"""Pictures of results: grid, panels, lines and heads, drawn from one payload in every
-place that shows them.
+"""Pictures of results: grid, panels, lines and patterns, drawn from one payload in
+every place that shows them.
 """
 
 from hiddenscope.views import render
@@ -7,11 +7,11 @@ from hiddenscope.views.kinds.registry import sections_of, views_of
 from hiddenscope.views.payload import pack, unpack
 from hiddenscope.views.values import (
     Grid,
-    Heads,
     HeadScore,
     Lines,
     Measure,
     Panels,
+    Patterns,
     Series,
     View,
     Words,
@@ -20,10 +20,10 @@ from hiddenscope.views.values import (
 __all__ = [
     "Grid",
     "HeadScore",
-    "Heads",
     "Lines",
     "Measure",
     "Panels",
+    "Patterns",
     "Series",
     "View",
     "Words",

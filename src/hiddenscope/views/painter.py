@@ -14,7 +14,7 @@ from hiddenscope.results import Look, Result
 from hiddenscope.views.drawing import long_name
 from hiddenscope.views.figures.pages import FigureFormat, figure, image
 from hiddenscope.views.kinds.registry import views_of
-from hiddenscope.views.values import Grid, Heads, View
+from hiddenscope.views.values import Grid, Patterns, View
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,7 +72,7 @@ def _selected_views(result: Result, look: Look) -> list[View]:
     if not look.measure:
         return selected
     measure = look.measure
-    if all(isinstance(view, Heads) for view in selected):
+    if all(isinstance(view, Patterns) for view in selected):
         return [_with_head(view, measure) for view in selected]
     # A measure may be named as the data names it, or as the grid does.
     variable = result.data.get(measure)
@@ -103,7 +103,7 @@ def _with_head(view: View, words: str) -> View:
     """Return heads of which the named one is large, value-weighted where that is asked
     for: "layer.3.attn.head.5", "weighted", or both.
     """
-    assert isinstance(view, Heads)
+    assert isinstance(view, Patterns)
     names = {}
     for row, head in np.argwhere(view.exists):
         names[view.name_of(int(row), int(head))] = (int(row), int(head))

@@ -26,19 +26,19 @@ from numpy.typing import NDArray
 from hiddenscope.errors import StatesError
 from hiddenscope.views.values import (
     Grid,
-    Heads,
     HeadScore,
     Lines,
     Measure,
     PackedFloats,
     Panels,
+    Patterns,
     Series,
     View,
     Words,
 )
 
 MAGIC = b"HSV1"
-PACKED = (Grid, Panels, Lines, Heads, Measure, Words, Series, HeadScore)
+PACKED = (Grid, Panels, Lines, Patterns, Measure, Words, Series, HeadScore)
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in PACKED}
 # Fields of the header that are no fields of a value.
 ADDED = ("kind", "classes", "steps")

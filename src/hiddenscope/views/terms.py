@@ -7,7 +7,7 @@
 import re
 from collections.abc import Iterator
 
-from hiddenscope.views.values import Grid, Heads, Panels, View
+from hiddenscope.views.values import Grid, Panels, Patterns, View
 
 TERMS = {
     "hidden state": (
@@ -122,7 +122,7 @@ def words_on(view: View) -> str:
             words += [measure.name, measure.unit]
     elif isinstance(view, Panels):
         words += view.captions
-    elif isinstance(view, Heads):
+    elif isinstance(view, Patterns):
         words += ["attention weight", *(score.name for score in view.scores)]
     else:
         words += [view.y_name, view.unit, *(series.name for series in view.series)]

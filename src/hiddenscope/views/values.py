@@ -1,4 +1,5 @@
-"""Values of views: a `Grid`, `Panels`, `Lines` or `Heads`, checked when they are made.
+"""Values of views: a `Grid`, `Panels`, `Lines` or `Patterns`, checked when they are
+made.
 
 They know no model and no analysis. The page, the notebook and matplotlib draw them.
 
@@ -391,7 +392,7 @@ class HeadScore:
 
 
 @dataclass(frozen=True, eq=False)
-class Heads:
+class Patterns:
     """Attention patterns: small multiples of layer by head, and one head large.
 
     `sites` run from the bottom up and `heads` across. `weights` are `[site, head,
@@ -452,8 +453,7 @@ class Heads:
     @property
     def exists(self) -> NDArray[np.bool_]:
         """Tell which heads exist, `[site, head]`."""
-        missing: NDArray[np.bool_] = np.isnan(self.norms).all(axis=2)
-        return ~missing
+        return np.logical_not(np.isnan(self.norms).all(axis=2))
 
     def name_of(self, row: int, head: int) -> str:
         """Return the site of one head."""
@@ -466,7 +466,7 @@ class Heads:
         return weights * norms if self.weighted else weights
 
 
-View: TypeAlias = Grid | Panels | Lines | Heads
+View: TypeAlias = Grid | Panels | Lines | Patterns
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
 import numpy as np
 
 from hiddenscope.results import Result, Table
-from hiddenscope.views.drawing import of_type
+from hiddenscope.views.drawing import of_type, table_of
 from hiddenscope.views.payload import COARSE_STEPS, steps_of
 from hiddenscope.views.sentences import as_prose, in_series, model_name, plural
 from hiddenscope.views.values import (
     Grid,
-    Heads,
     HeadScore,
     Listing,
     Measure,
+    Patterns,
     Section,
     View,
 )
@@ -79,7 +79,7 @@ def views(result: Result) -> Iterator[View]:
         yield scores
 
 
-def _heads(result: Result) -> Heads:
+def _heads(result: Result) -> Patterns:
     window = _window(result.data)
     data = result.data.isel(query=window.queries, key=window.keys)
     dims = ("layer", "head", "query", "key")
@@ -91,7 +91,7 @@ def _heads(result: Result) -> Heads:
             f" {COARSE_STEPS} steps, so a weight is off by at most"
             f" {1 / COARSE_STEPS:.3f}; a .nc file has the exact numbers."
         )
-    heads = Heads(
+    heads = Patterns(
         f"What each head of {model_name(result)} reads",
         _sites(data),
         tuple(data["head"].to_numpy().tolist()),
@@ -173,7 +173,7 @@ def _scores(data: "xarray.Dataset") -> Iterator[HeadScore]:
         yield HeadScore(SHORT[name], here, **tested)
 
 
-def _large(result: Result, heads: Heads) -> tuple[int, int]:
+def _large(result: Result, heads: Patterns) -> tuple[int, int]:
     """Choose the head that is large at first: the strongest of those that were found,
     or else the first one there is.
     """
@@ -277,12 +277,7 @@ def _heads_that_exist(data: "xarray.Dataset") -> int:
 
 def tables(result: Result) -> Iterator[Table]:
     """Yield the heads that the tests found, the strongest of each relation."""
-    for listing in _listings(result):
-        rows = []
-        for row in listing.rows:
-            cells = [cell if isinstance(cell, str) else f"{cell:.3g}" for cell in row]
-            rows.append(cells)
-        yield Table(listing.columns, rows, (0, 1), listing.title)
+    yield from map(table_of, _listings(result))
 
 
 def sections(result: Result) -> Iterator[Section]:
@@ -291,7 +286,7 @@ def sections(result: Result) -> Iterator[Section]:
     yield Section(
         "What does each head read?",
         as_prose(sentences),
-        of_type(shown, Heads),
+        of_type(shown, Patterns),
         READING,
         tables=tuple(_listings(result)),
     )

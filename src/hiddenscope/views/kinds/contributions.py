@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.results import Result, Table
-from hiddenscope.views.drawing import of_type
+from hiddenscope.views.drawing import of_type, table_of
 from hiddenscope.views.sentences import as_prose, model_name, quoted_token
 from hiddenscope.views.values import (
     Grid,
@@ -102,7 +102,7 @@ def _row_names(data: "xarray.Dataset") -> tuple[str, ...]:
     return tuple(names)
 
 
-def _rows_of_step(data: "xarray.Dataset", bars: list[str]) -> NDArray[np.float64]:
+def _rows_of_step(data: "xarray.Dataset", bars: list[str]) -> NDArray[np.float32]:
     """Return the numbers of one answer token: a row for each layer, two where layers
     have cross-attention, with the bars behind the heads.
     """
@@ -111,7 +111,7 @@ def _rows_of_step(data: "xarray.Dataset", bars: list[str]) -> NDArray[np.float64
         own.append(data["attn_bias"].to_numpy()[:, None])
     mlp = data["mlp"].to_numpy()[:, None]
     if "cross_head" not in data:
-        return np.concatenate([*own, mlp], axis=1)
+        return np.concatenate([*own, mlp], axis=1).astype(np.float32)
     cross = [data["cross_head"].transpose("layer", "head").to_numpy()]
     if "bias" in bars:
         biases = np.full_like(mlp, np.nan)
@@ -121,7 +121,7 @@ def _rows_of_step(data: "xarray.Dataset", bars: list[str]) -> NDArray[np.float64
     # The MLP comes after both, so its bar stands in the upper row.
     lower = np.concatenate([*own, np.full_like(mlp, np.nan)], axis=1)
     upper = np.concatenate([*cross, mlp], axis=1)
-    both = np.stack([lower, upper], axis=1)
+    both = np.stack([lower, upper], axis=1).astype(np.float32)
     return both.reshape(-1, both.shape[-1])
 
 
@@ -253,12 +253,7 @@ def _sum_finding(result: Result) -> str:
 
 def tables(result: Result) -> Iterator[Table]:
     """Yield the strongest parts and neurons of each answer token."""
-    for listing in _listings(result):
-        rows = []
-        for row in listing.rows:
-            cells = [cell if isinstance(cell, str) else f"{cell:.3g}" for cell in row]
-            rows.append(cells)
-        yield Table(listing.columns, rows, (0,), listing.title)
+    yield from map(table_of, _listings(result))
 
 
 def sections(result: Result) -> Iterator[Section]:

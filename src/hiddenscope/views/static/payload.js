@@ -19,10 +19,10 @@
  *   unit: string, scale: "linear" | "log", note: string, x_scale?: "linear" | "log"}} Lines
  * @typedef {{kind: "HeadScore", name: string, here: Numbers | null, score: Numbers | null, null: Numbers | null,
  *   p: Numbers | null}} HeadScore
- * @typedef {{kind: "Heads", title: string, sites: string[], heads: string[], queries: string[], keys: string[],
+ * @typedef {{kind: "Patterns", title: string, sites: string[], heads: string[], queries: string[], keys: string[],
  *   weights: Numbers, steps: number, norms: Numbers, positions: number[], scores: HeadScore[], large: [number, number],
- *   weighted: boolean, note: string}} Heads
- * @typedef {Grid | Panels | Lines | Heads} View
+ *   weighted: boolean, note: string}} Patterns
+ * @typedef {Grid | Panels | Lines | Patterns} View
  * @typedef {{dtype: string, shape: number[], offset: number, length: number}} Section
  */
 

@@ -1,7 +1,7 @@
 /** Which class draws which kind of view, for every host. */
 
 import { GridView } from "./grid.js";
-import { HeadsView } from "./heads.js";
+import { PatternsView } from "./patterns.js";
 import { LinesView } from "./lines.js";
 import { PanelsView } from "./panels.js";
 
@@ -13,6 +13,6 @@ import { PanelsView } from "./panels.js";
 export function viewIn(root, view, place) {
   if (view.kind === "Grid") return new GridView(root, view, place);
   if (view.kind === "Panels") return new PanelsView(root, view, place);
-  if (view.kind === "Heads") return new HeadsView(root, view, place);
+  if (view.kind === "Patterns") return new PatternsView(root, view, place);
   return new LinesView(root, view, place);
 }

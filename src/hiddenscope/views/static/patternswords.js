@@ -1,12 +1,12 @@
 /** What heads say in words: read-outs, the scores of a head, and the rows behind the picture. */
 
 import { element } from "./elements.js";
-import { headExists, headName, strongestPlaces, weightAt, whatIsRead, whoReads } from "./headsdata.js";
+import { headExists, headName, strongestPlaces, weightAt, whatIsRead, whoReads } from "./patternsdata.js";
 import { formatNumber } from "./numbers.js";
 import { quoted, shownText } from "./text.js";
 
 /**
- * @typedef {import("./payload.js").Heads} Heads
+ * @typedef {import("./payload.js").Patterns} Patterns
  * @typedef {{query: number, key: number}} Chosen -1 for none
  * @typedef {import("./figure.js").Pieces} Pieces
  */
@@ -33,7 +33,7 @@ export function shortWeight(value) {
 }
 
 /**
- * @param {Heads} heads
+ * @param {Patterns} heads
  * @param {number} at
  * @param {Chosen} chosen
  * @param {boolean} weighted
@@ -55,7 +55,7 @@ export function headsReadout(heads, at, chosen, weighted) {
 }
 
 /**
- * @param {Heads} heads
+ * @param {Patterns} heads
  * @param {"query" | "key"} side
  * @param {number} place
  * @returns {Pieces}
@@ -67,7 +67,7 @@ function tokenPieces(heads, side, place) {
 }
 
 /**
- * @param {Heads} heads
+ * @param {Patterns} heads
  * @param {"query" | "key"} side
  * @param {Float32Array} values
  * @returns {Pieces}
@@ -81,7 +81,7 @@ function strongestPieces(heads, side, values) {
 
 /**
  * A head in a few words, for a hint at the pointer.
- * @param {Heads} heads
+ * @param {Patterns} heads
  * @param {number} at
  * @returns {Pieces}
  */
@@ -96,7 +96,7 @@ export function headHint(heads, at) {
 
 /**
  * The scores of one head as a table.
- * @param {Heads} heads
+ * @param {Patterns} heads
  * @param {number} at
  */
 export function scoresShown(heads, at) {
@@ -118,7 +118,7 @@ export function scoresShown(heads, at) {
 
 /**
  * One row for each pair of tokens of a head of which one can read the other.
- * @param {Heads} heads
+ * @param {Patterns} heads
  * @param {number} at
  * @returns {Generator<import("./export.js").Cell[]>}
  */

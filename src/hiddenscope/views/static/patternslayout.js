@@ -14,10 +14,10 @@ import { shownText, shownToken } from "./text.js";
 export const HEAD_SIZES = { site: 11, token: 12 };
 const SIDES = { least: 7, most: 40 };
 const CELLS = { least: 4, most: 36 };
-const LONGEST_IN_HEADS = { site: 150, label: 110, token: 18 };
+const LONGEST_LABELS = { site: 150, label: 110, token: 18 };
 
 /**
- * @param {import("./payload.js").Heads} heads
+ * @param {import("./payload.js").Patterns} heads
  * @param {number} room
  * @param {number} tallest how high all pictures may be together
  * @param {string} font
@@ -25,7 +25,7 @@ const LONGEST_IN_HEADS = { site: 150, label: 110, token: 18 };
  */
 export function smallLayout(heads, room, tallest, font) {
   const naming = lettering(font, { size: HEAD_SIZES.site });
-  const sites = heads.sites.map((site) => fitted(shownText(site, 60), naming, LONGEST_IN_HEADS.site));
+  const sites = heads.sites.map((site) => fitted(shownText(site, 60), naming, LONGEST_LABELS.site));
   const left = Math.ceil(Math.max(...sites.map((site) => widthOf(site, naming)))) + 8;
   const [rows, columns] = [heads.sites.length, heads.heads.length];
   const fitting = Math.min((room - left - 4) / columns, tallest / rows);
@@ -57,15 +57,15 @@ export function cornerOfHead(layout, at) {
 }
 
 /**
- * @param {import("./payload.js").Heads} heads
+ * @param {import("./payload.js").Patterns} heads
  * @param {number} room
  * @param {string} font
  * @returns {Large}
  */
 export function largeLayout(heads, room, font) {
   const naming = lettering(font, { size: HEAD_SIZES.token });
-  const longest = Math.min(LONGEST_IN_HEADS.label, room / 4);
-  const shown = (/** @type {string} */ token) => fitted(shownToken(token, LONGEST_IN_HEADS.token), naming, longest);
+  const longest = Math.min(LONGEST_LABELS.label, room / 4);
+  const shown = (/** @type {string} */ token) => fitted(shownToken(token, LONGEST_LABELS.token), naming, longest);
   const [queries, keys] = [heads.queries.map(shown), heads.keys.map(shown)];
   const widest = (/** @type {string[]} */ tokens) => Math.ceil(tokens.reduce((most, token) => Math.max(most, widthOf(token, naming)), 0));
   const left = widest(queries) + 10;

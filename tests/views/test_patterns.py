@@ -15,7 +15,7 @@ from playwright.sync_api import Page
 import hiddenscope as hs
 from hiddenscope.errors import StatesError
 from hiddenscope.results import FINDINGS, TABLES, Look
-from hiddenscope.views import Grid, Heads, Lines, pack, sections_of, unpack, views_of
+from hiddenscope.views import Grid, Lines, Patterns, pack, sections_of, unpack, views_of
 from hiddenscope.views.kinds import attention as attention_kind
 from hiddenscope.views.painter import FigurePainter
 from hiddenscope.views.payload import COARSE_STEPS, FINE_STEPS, quantised, steps_of
@@ -39,9 +39,9 @@ def _kinds() -> Iterator[None]:
         yield
 
 
-def heads_of(result: hs.Result) -> Heads:
+def heads_of(result: hs.Result) -> Patterns:
     view = views_of(result)[0]
-    assert isinstance(view, Heads)
+    assert isinstance(view, Patterns)
     return view
 
 
@@ -54,7 +54,7 @@ def test_the_payload_holds_the_weights_of_the_data(
 ) -> None:
     result = attention(missing=missing)
     (read,) = unpack(pack([heads_of(result)]))
-    assert isinstance(read, Heads)
+    assert isinstance(read, Patterns)
     weights = result.data["pattern"].to_numpy()
     error = np.abs(read.weights - weights)
     np.testing.assert_array_equal(np.isnan(read.weights), np.isnan(weights))
@@ -118,7 +118,7 @@ def test_heads_that_do_not_fit_are_refused() -> None:
         {"queries": ()},
     ):
         with pytest.raises(StatesError):
-            Heads("Heads", **fields | wrong)
+            Patterns("Patterns", **fields | wrong)
     grid = views_of(contributions(2, 2))[0]
     assert isinstance(grid, Grid)
     with pytest.raises(StatesError, match="bars"):

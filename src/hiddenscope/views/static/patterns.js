@@ -1,22 +1,22 @@
-/** Heads: small multiples of layer by head, one head large, and the text with what a token reads and which tokens read it. */
+/** Patterns: small multiples of layer by head, one head large, and the text with what a token reads and which tokens read it. */
 
 import { fitted, oncePerFrame, Surface, whenResized } from "./canvas.js";
 import { colourMap } from "./colour.js";
 import { choice, element, list } from "./elements.js";
 import { Figure, listenToKeys } from "./figure.js";
 import { readState, writeState } from "./hash.js";
-import { headExists, headName, mostOf, patternOf, whatIsRead, whoReads } from "./headsdata.js";
-import { headUnder, largeLayout, pairUnder, smallLayout } from "./headslayout.js";
-import { frameHead, paintLarge, paintSmall, smallPictures } from "./headspaint.js";
-import { TokenText } from "./headstext.js";
-import { headHint, headRows, HEADS_HELP, headsReadout, LARGE_HELP, scoresShown } from "./headswords.js";
+import { headExists, headName, mostOf, patternOf, whatIsRead, whoReads } from "./patternsdata.js";
+import { headUnder, largeLayout, pairUnder, smallLayout } from "./patternslayout.js";
+import { frameHead, paintLarge, paintSmall, smallPictures } from "./patternspaint.js";
+import { TokenText } from "./patternstext.js";
+import { headHint, headRows, HEADS_HELP, headsReadout, LARGE_HELP, scoresShown } from "./patternswords.js";
 import { keyLayout, paintKey } from "./legend.js";
 import { formatTick } from "./numbers.js";
 import { canvasPen, lettering } from "./pen.js";
 import { quoted, shownText } from "./text.js";
 import { theme, whenThemeChanges } from "./theme.js";
 
-/** @typedef {import("./headswords.js").Chosen} Chosen */
+/** @typedef {import("./patternswords.js").Chosen} Chosen */
 
 const WIDE = 860; // from there on the large head stands beside the small ones
 const TALLEST = { wide: 640, narrow: 400 };
@@ -24,10 +24,10 @@ const SMALL_SHARE = 0.46; // of the width, at most, beside the large head
 const LONG_TEXT = 40; // tokens
 const NONE = { query: -1, key: -1 };
 
-export class HeadsView {
+export class PatternsView {
   /**
    * @param {HTMLElement} root
-   * @param {import("./payload.js").Heads} heads
+   * @param {import("./payload.js").Patterns} heads
    * @param {number} place which view of the page it is
    */
   constructor(root, heads, place) {
@@ -355,7 +355,7 @@ export class HeadsView {
 /**
  * Numbers of the queries at the places that these have among the keys; NaN elsewhere.
  * @param {Float32Array} values
- * @param {import("./payload.js").Heads} heads
+ * @param {import("./payload.js").Patterns} heads
  */
 function spread(values, heads) {
   const out = new Float32Array(heads.keys.length).fill(NaN);

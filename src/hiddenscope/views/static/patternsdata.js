@@ -2,7 +2,7 @@
  * Numbers of heads: weights are packed as steps of their square root, and a value-weighted weight is a weight times the
  * norm of what the token that is read writes.
  *
- * @typedef {import("./payload.js").Heads} Heads
+ * @typedef {import("./payload.js").Patterns} Patterns
  */
 
 /** @type {Map<number, Float32Array>} */
@@ -23,7 +23,7 @@ export function weightsOfSteps(steps) {
 
 /**
  * Whether a block has this head.
- * @param {Heads} heads
+ * @param {Patterns} heads
  * @param {number} at the place of a head among all
  */
 export function headExists(heads, at) {
@@ -33,7 +33,7 @@ export function headExists(heads, at) {
 
 /**
  * The site of a head.
- * @param {Heads} heads
+ * @param {Patterns} heads
  * @param {number} at
  */
 export function headName(heads, at) {
@@ -42,7 +42,7 @@ export function headName(heads, at) {
 
 /**
  * What one token reads of one other.
- * @param {Heads} heads
+ * @param {Patterns} heads
  * @param {number} at
  * @param {number} query
  * @param {number} key
@@ -57,7 +57,7 @@ export function weightAt(heads, at, query, key, weighted) {
 
 /**
  * What one token reads: a number for each key.
- * @param {Heads} heads
+ * @param {Patterns} heads
  * @param {number} at
  * @param {number} query -1 for none
  * @param {boolean} weighted
@@ -69,7 +69,7 @@ export function whatIsRead(heads, at, query, weighted) {
 
 /**
  * Which tokens read one: a number for each query.
- * @param {Heads} heads
+ * @param {Patterns} heads
  * @param {number} at
  * @param {number} key -1 for none
  * @param {boolean} weighted
@@ -81,7 +81,7 @@ export function whoReads(heads, at, key, weighted) {
 
 /**
  * A head's pattern `[query, key]`, thinned to so many rows and columns: each is the largest of those it stands for.
- * @param {Heads} heads
+ * @param {Patterns} heads
  * @param {number} at
  * @param {boolean} weighted
  * @param {number} [rows]

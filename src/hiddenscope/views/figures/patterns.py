@@ -10,7 +10,7 @@ from hiddenscope.views.figures import style
 from hiddenscope.views.figures.grid import draw_grid
 from hiddenscope.views.figures.sheet import Box, Sheet
 from hiddenscope.views.figures.style import Lettering, width_of
-from hiddenscope.views.values import Grid, Heads, Measure
+from hiddenscope.views.values import Grid, Measure, Patterns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ MOST_PIXELS = 48
 GAP = 0.08
 
 
-def draw_heads(view: Heads, sheet: Sheet) -> None:
+def draw_patterns(view: Patterns, sheet: Sheet) -> None:
     """Draw every head small, and beneath them the large one with its tokens."""
     lettering = sheet.lettering
     names = [lettering.text(site, 40) for site in view.sites]
@@ -52,7 +52,7 @@ def draw_heads(view: Heads, sheet: Sheet) -> None:
     draw_grid(grid, sheet)
 
 
-def _draw_small(axes: "Axes", view: Heads, row: int, head: int) -> None:
+def _draw_small(axes: "Axes", view: Patterns, row: int, head: int) -> None:
     """Draw one head from 0 to its own largest weight."""
     values = pooled(view.shown(row, head), MOST_PIXELS)
     most = float(np.nanmax(values)) or 1.0
@@ -95,11 +95,11 @@ def pooled(values: _Array, most: int) -> _Array:
     return values
 
 
-def large_grid(view: Heads, lettering: Lettering) -> Grid:
+def large_grid(view: Patterns, lettering: Lettering) -> Grid:
     """Return the large head as a grid: queries down, keys across."""
     row, head = view.large
     name = "value-weighted attention" if view.weighted else "attention weight"
-    values = view.shown(row, head)
+    values = view.shown(row, head).astype(np.float32)
     # Rows of a grid run up, and a text runs down.
     queries = [lettering.token(query) for query in view.queries[::-1]]
     measure = Measure(name, values[::-1], "L2" if view.weighted else "")

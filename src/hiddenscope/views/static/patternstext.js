@@ -1,8 +1,8 @@
 /** The text itself, with what a token reads and which tokens read it as numbers above the tokens. */
 
 import { element } from "./elements.js";
-import { mostOf } from "./headsdata.js";
-import { shortWeight, weightWords } from "./headswords.js";
+import { mostOf } from "./patternsdata.js";
+import { shortWeight, weightWords } from "./patternswords.js";
 import { shownText, shownToken } from "./text.js";
 
 /** @typedef {{reads: Float32Array | null, readers: Float32Array | null}} Above numbers for each token of the text */

@@ -2,11 +2,11 @@
 
 import { newContext } from "./canvas.js";
 import { colourMap, painted } from "./colour.js";
-import { headExists, mostOf, patternOf } from "./headsdata.js";
-import { cornerOfHead, HEAD_SIZES } from "./headslayout.js";
+import { headExists, mostOf, patternOf } from "./patternsdata.js";
+import { cornerOfHead, HEAD_SIZES } from "./patternslayout.js";
 
 /**
- * @typedef {import("./payload.js").Heads} Heads
+ * @typedef {import("./payload.js").Patterns} Patterns
  * @typedef {import("./pen.js").Pen} Pen
  * @typedef {import("./theme.js").Theme} Theme
  * @typedef {{weighted: boolean, each: boolean, most: number, root: boolean, dark: boolean}} Shade `most` is the largest
@@ -31,8 +31,8 @@ export function weightPixels(values, { most, root, dark }) {
 
 /**
  * All small pictures on one canvas, as sharp as the screen is.
- * @param {Heads} heads
- * @param {import("./headslayout.js").Small} layout
+ * @param {Patterns} heads
+ * @param {import("./patternslayout.js").Small} layout
  * @param {Shade} shade
  * @param {number} ratio pixels of the screen for each pixel of the layout
  */
@@ -56,8 +56,8 @@ export function smallPictures(heads, layout, shade, ratio) {
 
 /**
  * @param {Pen} pen
- * @param {Heads} heads
- * @param {import("./headslayout.js").Small} layout
+ * @param {Patterns} heads
+ * @param {import("./patternslayout.js").Small} layout
  * @param {HTMLCanvasElement} pictures
  * @param {Theme} theme
  */
@@ -83,7 +83,7 @@ export function paintSmall(pen, heads, layout, pictures, theme) {
 /**
  * A frame around one small picture.
  * @param {Pen} pen
- * @param {import("./headslayout.js").Small} layout
+ * @param {import("./patternslayout.js").Small} layout
  * @param {number} at
  * @param {{paper: string, ink: string}} colours
  */
@@ -95,7 +95,7 @@ export function frameHead(pen, layout, at, { paper, ink }) {
 
 /**
  * @param {Pen} pen
- * @param {import("./headslayout.js").Large} layout
+ * @param {import("./patternslayout.js").Large} layout
  * @param {Float32Array} values `[query, key]`
  * @param {{most: number, root: boolean}} shade
  * @param {{query: number, key: number}} chosen -1 for none
@@ -152,7 +152,7 @@ export function labelled(count, every, chosen) {
 
 /**
  * @param {Pen} pen
- * @param {import("./headslayout.js").Large} layout
+ * @param {import("./patternslayout.js").Large} layout
  * @param {number} query
  * @param {string} fill
  */
@@ -162,7 +162,7 @@ function queryLabel(pen, layout, query, fill) {
 
 /**
  * @param {Pen} pen
- * @param {import("./headslayout.js").Large} layout
+ * @param {import("./patternslayout.js").Large} layout
  * @param {number} key
  * @param {string} fill
  */
