@@ -5,15 +5,15 @@ import { colourMap } from "./colour.js";
 import { choice, element, list } from "./elements.js";
 import { Figure, listenToKeys } from "./figure.js";
 import { readState, writeState } from "./hash.js";
-import { headExists, headName, mostOf, patternOf, whatIsRead, whoReads } from "./patternsdata.js";
+import { clamped, headExists, headName, mostOf, patternOf, spread, whatIsRead, whoReads } from "./patternsdata.js";
 import { headUnder, largeLayout, pairUnder, smallLayout } from "./patternslayout.js";
 import { frameHead, paintLarge, paintSmall, smallPictures } from "./patternspaint.js";
 import { TokenText } from "./patternstext.js";
-import { headHint, headRows, HEADS_HELP, headsReadout, LARGE_HELP, scoresShown } from "./patternswords.js";
+import { headHint, headRows, HEADS_HELP, headsReadout, LARGE_HELP, meaningShown, scoresShown } from "./patternswords.js";
 import { keyLayout, paintKey } from "./legend.js";
 import { formatTick } from "./numbers.js";
 import { canvasPen, lettering } from "./pen.js";
-import { quoted, shownText } from "./text.js";
+import { shownText } from "./text.js";
 import { theme, whenThemeChanges } from "./theme.js";
 
 /** @typedef {import("./patternswords.js").Chosen} Chosen */
@@ -246,23 +246,13 @@ export class PatternsView {
     this.figure.say(headsReadout(heads, at, chosen, weighted));
     const reads = chosen.query < 0 ? null : whatIsRead(heads, at, chosen.query, weighted);
     const readers = chosen.key < 0 ? null : whoReads(heads, at, chosen.key, weighted);
-    this.explain();
+    this.meaning?.replaceChildren(...meaningShown(heads, chosen));
     const [first, second] = this.texts ?? [];
     if (second) {
       first.show({ reads: null, readers }, chosen.query);
       second.show({ reads, readers: null }, chosen.key);
     } else first?.show({ reads, readers: readers && spread(readers, heads) }, chosen.query >= 0 ? heads.positions[chosen.query] : chosen.key);
     this.paint();
-  }
-
-  /** What the two rows of numbers above the tokens are. */
-  explain() {
-    const { heads, chosen } = this;
-    const line = (/** @type {string} */ kind, /** @type {(Node | string)[]} */ words) => element("span", { class: kind }, [element("i", { class: "swatch", "aria-hidden": "true" }), ...words]);
-    const named = (/** @type {string} */ token) => element("bdi", {}, [quoted(token)]);
-    const reads = chosen.query < 0 ? [] : [line("reads", ["what ", named(heads.queries[chosen.query]), " reads"])];
-    const readers = chosen.key < 0 ? [] : [line("readers", ["which tokens read ", named(heads.keys[chosen.key])])];
-    this.meaning?.replaceChildren(...reads, ...readers);
   }
 
   /** @param {number} width */
@@ -350,23 +340,4 @@ export class PatternsView {
       },
     };
   }
-}
-
-/**
- * Numbers of the queries at the places that these have among the keys; NaN elsewhere.
- * @param {Float32Array} values
- * @param {import("./payload.js").Patterns} heads
- */
-function spread(values, heads) {
-  const out = new Float32Array(heads.keys.length).fill(NaN);
-  heads.positions.forEach((place, query) => { out[place] = values[query]; });
-  return out;
-}
-
-/**
- * @param {number} value
- * @param {number} last
- */
-function clamped(value, last) {
-  return Math.min(last, Math.max(0, value));
 }

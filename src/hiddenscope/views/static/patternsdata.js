@@ -126,3 +126,23 @@ export function strongestPlaces(values, count) {
   const places = Array.from({ length: values.length }, (_, place) => place).filter((place) => values[place] > 0);
   return places.sort((a, b) => values[b] - values[a]).slice(0, count);
 }
+
+/**
+ * Numbers of the queries at the places that these have among the keys; NaN elsewhere.
+ * @param {Float32Array} values
+ * @param {import("./payload.js").Patterns} heads
+ */
+export function spread(values, heads) {
+  const out = new Float32Array(heads.keys.length).fill(NaN);
+  heads.positions.forEach((place, query) => { out[place] = values[query]; });
+  return out;
+}
+
+/**
+ * A place that is there.
+ * @param {number} value
+ * @param {number} last
+ */
+export function clamped(value, last) {
+  return Math.min(last, Math.max(0, value));
+}

@@ -117,6 +117,19 @@ export function scoresShown(heads, at) {
 }
 
 /**
+ * What the two rows of numbers above the tokens are.
+ * @param {Patterns} heads
+ * @param {Chosen} chosen
+ */
+export function meaningShown(heads, chosen) {
+  const line = (/** @type {string} */ kind, /** @type {(Node | string)[]} */ words) => element("span", { class: kind }, [element("i", { class: "swatch", "aria-hidden": "true" }), ...words]);
+  const named = (/** @type {string} */ token) => element("bdi", {}, [quoted(token)]);
+  const reads = chosen.query < 0 ? [] : [line("reads", ["what ", named(heads.queries[chosen.query]), " reads"])];
+  const readers = chosen.key < 0 ? [] : [line("readers", ["which tokens read ", named(heads.keys[chosen.key])])];
+  return [...reads, ...readers];
+}
+
+/**
  * One row for each pair of tokens of a head of which one can read the other.
  * @param {Patterns} heads
  * @param {number} at
