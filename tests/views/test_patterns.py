@@ -18,7 +18,13 @@ from hiddenscope.results import FINDINGS, TABLES, Look
 from hiddenscope.views import Grid, Lines, Patterns, pack, sections_of, unpack, views_of
 from hiddenscope.views.kinds import attention as attention_kind
 from hiddenscope.views.painter import FigurePainter
-from hiddenscope.views.payload import COARSE_STEPS, FINE_STEPS, quantised, steps_of
+from hiddenscope.views.payload import (
+    BYTE_STEPS,
+    COARSE_STEPS,
+    FINE_STEPS,
+    quantised,
+    steps_of,
+)
 from tests.views.inside import (
     EVIL,
     SENTENCE,
@@ -30,6 +36,7 @@ from tests.views.looking import CONTRAST, WIDER, Contexts, Opener, Shown
 from tests.views.test_grid import shade
 
 KINDS = ("attention", "contributions")
+AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 TELEPHONE = {"width": 390, "height": 844}
 
 
@@ -76,10 +83,12 @@ def test_the_payload_holds_the_weights_of_the_data(
 def test_many_weights_are_rounded_to_bytes_and_the_page_says_so() -> None:
     weights = np.random.default_rng(0).random((4, 4, 260, 260), np.float32)
     levels = quantised(weights)
-    assert levels.dtype == np.uint8 and steps_of(weights) == COARSE_STEPS
-    error = np.abs((levels / COARSE_STEPS) ** 2 - weights)
-    assert error.max() <= 1 / COARSE_STEPS
-    assert (error <= (np.sqrt(weights) + 0.002) / COARSE_STEPS).all()
+    assert levels.dtype == np.uint8 and steps_of(weights) == BYTE_STEPS
+    error = np.abs((levels / BYTE_STEPS) ** 2 - weights)
+    assert error.max() <= 1 / BYTE_STEPS
+    assert (error <= (np.sqrt(weights) + 0.002) / BYTE_STEPS).all()
+    huge = np.broadcast_to(np.float32(0.25), (32, 32, 200, 200))
+    assert steps_of(huge) == COARSE_STEPS < BYTE_STEPS
     many = attention(16, 16, SENTENCE * 9)
     assert "255 steps" in heads_of(many).note
     assert "255 steps" not in heads_of(attention()).note
@@ -132,7 +141,7 @@ def test_findings_name_the_heads_and_their_chance() -> None:
     result = attention()
     lead, *others = FINDINGS["attention"](result)
     assert lead.startswith("1 of 24 attention heads reads the token that followed")
-    assert "layer.4.attn.head.3 (0.70), where chance gives 0.05." in lead
+    assert "layer.4.attn.head.3 (0.70, 0.05 by chance)." in lead
     assert any("No head was found that reads the current token" in s for s in others)
     assert any("corrected for the number of heads" in s for s in others)
     (table,) = TABLES["attention"](result)
@@ -444,6 +453,21 @@ def test_nothing_hangs_out_at_any_width(show: Opener, width: int) -> None:
     shown = show(views, width=width)
     assert shown.page.evaluate(WIDER, width) == []
     shown.keep(f"heads-{width}")
+
+
+def test_axe_finds_no_fault(contexts: Contexts, tmp_path: Path) -> None:
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: `make scripts` installs it")
+    context = contexts(bypass_csp=True, reduced_motion="reduce")
+    for result in (attention(), attention(memory=SENTENCE), contributions()):
+        result.save(tmp_path / "page.html")
+        page = context.new_page()
+        page.goto((tmp_path / "page.html").as_uri())
+        page.wait_for_selector("html[data-ready=true]", state="attached")
+        page.add_script_tag(path=AXE)
+        faults = page.evaluate("axe.run().then(({ violations }) => violations)")
+        assert [fault["id"] for fault in faults] == []
+        page.close()
 
 
 def test_a_notebook_shows_them_too() -> None:

@@ -5,7 +5,7 @@ The request of an analysis is built from the description of its parameters
 callbacks and paths, are left out: nothing that comes from a page names a path.
 
 Some questions only the page asks. `grid`: the norms of a text while it is typed.
-`answers`: two tokens that tell two texts apart. `state`: all about one state, before
+`reads`: which tokens one token reads in each layer. `answers`: two tokens that tell two texts apart. `state`: all about one state, before
 and after a change. `continuation`: what the model writes after the text, before and
 after that change. `store`, `kept` and `nearest`: of states that were kept before, the
 texts nearest to a query, the norms of one text, and the states nearest to one of it;

@@ -106,12 +106,12 @@ def _rows_of_step(data: "xarray.Dataset", bars: list[str]) -> NDArray[np.float32
     """Return the numbers of one answer token: a row for each layer, two where layers
     have cross-attention, with the bars behind the heads.
     """
-    own = [data["attn_head"].transpose("layer", "head").to_numpy()]
+    parts = [data["attn_head"].transpose("layer", "head").to_numpy()]
     if "bias" in bars:
-        own.append(data["attn_bias"].to_numpy()[:, None])
+        parts.append(data["attn_bias"].to_numpy()[:, None])
     mlp = data["mlp"].to_numpy()[:, None]
     if "cross_head" not in data:
-        return np.concatenate([*own, mlp], axis=1).astype(np.float32)
+        return np.concatenate([*parts, mlp], axis=1).astype(np.float32)
     cross = [data["cross_head"].transpose("layer", "head").to_numpy()]
     if "bias" in bars:
         biases = np.full_like(mlp, np.nan)
@@ -119,7 +119,7 @@ def _rows_of_step(data: "xarray.Dataset", bars: list[str]) -> NDArray[np.float32
             biases = data["cross_bias"].to_numpy()[:, None]
         cross.append(biases)
     # The MLP comes after both, so its bar stands in the upper row.
-    lower = np.concatenate([*own, np.full_like(mlp, np.nan)], axis=1)
+    lower = np.concatenate([*parts, np.full_like(mlp, np.nan)], axis=1)
     upper = np.concatenate([*cross, mlp], axis=1)
     both = np.stack([lower, upper], axis=1).astype(np.float32)
     return both.reshape(-1, both.shape[-1])

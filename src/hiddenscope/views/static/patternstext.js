@@ -26,7 +26,7 @@ export class TokenText {
    * @param {(place: number, keep: boolean) => void} act
    */
   option(token, place, act) {
-    const [reads, readers] = [element("i", { class: "reads" }), element("i", { class: "readers" })];
+    const [reads, readers] = [element("i", { class: "reads", "aria-hidden": "true" }), element("i", { class: "readers", "aria-hidden": "true" })];
     const root = element("span", { role: "option", class: "token", tabindex: place ? "-1" : "0", "aria-selected": "false" }, [reads, readers, element("bdi", {}, [token])]);
     root.addEventListener("pointerenter", (event) => { if (event.pointerType !== "touch") act(place, false); });
     root.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") act(-1, false); });
