@@ -73,7 +73,7 @@ export class TokenText {
       token.root.setAttribute("aria-selected", String(place === chosen));
       token.root.setAttribute("tabindex", place === focus ? "0" : "-1");
       const said = [reads ? `is read ${weightWords(reads[place])}` : "", readers ? `reads it ${weightWords(readers[place])}` : ""].filter(Boolean);
-      token.root.setAttribute("aria-label", `${this.tokens[place]}, token ${place}: ${said.join(", ")}`);
+      token.root.setAttribute("aria-description", `token ${place}: ${said.join(", ")}`);
     });
   }
 }
