@@ -188,7 +188,7 @@ def test_the_workbench_draws_patterns_and_bars(look: Opener, tiny_name: str) -> 
     shown.settle()
     patterns = shown.page.locator("section.patterns")
     assert patterns.locator(".onehead h3").inner_text() == "layer.7.attn.head.7"
-    patterns.locator(".token").nth(3).hover()
+    patterns.locator(".readtoken").nth(3).hover()
     assert "“␣France” token 3 reads" in patterns.locator(".readout").inner_text()
     assert shown.page.locator("section.grid").count() == 2
     shown.keep("workbench-patterns")

@@ -239,7 +239,7 @@ def test_bars_on_paper_are_as_long_as_their_numbers() -> None:
 
 
 def token(shown: Shown, place: int, kind: str) -> str:
-    found = shown.view().locator(".token").nth(place).locator(f".{kind}")
+    found = shown.view().locator(".readtoken").nth(place).locator(f".{kind}")
     return found.inner_text()
 
 
@@ -249,7 +249,7 @@ def test_a_token_shows_what_it_reads_and_who_reads_it(show: Opener) -> None:
     shown = show([view])
     row, head = view.large
     pattern = result.data["pattern"].to_numpy()[row, head]
-    shown.view().locator(".token").nth(4).hover()
+    shown.view().locator(".readtoken").nth(4).hover()
     shown.settle()
     for key in range(len(SENTENCE)):
         text = token(shown, key, "reads")
@@ -315,12 +315,12 @@ def test_the_keyboard_chooses_heads_and_tokens(show: Opener) -> None:
     assert "“.” token 6 reads “␣Paris” token 5" in shown.readout()
     shown.page.keyboard.press("Tab")
     shown.page.keyboard.press("Shift+Tab")
-    shown.view().locator('.token[tabindex="0"]').focus()
+    shown.view().locator('.readtoken[tabindex="0"]').focus()
     shown.page.keyboard.press("Home")
     shown.page.keyboard.press("ArrowRight")
     shown.settle()
     assert "“␣capital” token 1 reads" in shown.readout()
-    assert shown.view().locator('.token[tabindex="0"]').count() == 1
+    assert shown.view().locator('.readtoken[tabindex="0"]').count() == 1
 
 
 def test_a_click_chooses_a_head_and_a_link_keeps_it(show: Opener) -> None:
@@ -377,14 +377,18 @@ def test_tokens_of_two_texts_stand_apart(show: Opener) -> None:
     view = heads_of(result)
     assert view.positions == ()
     shown = show([view])
-    texts = shown.view().locator(".tokens")
+    texts = shown.view().locator(".tokentext")
     assert texts.count() == 2
     pattern = result.data["pattern"].to_numpy()[view.large]
-    texts.nth(1).locator(".token").nth(1).hover()
+    texts.nth(1).locator(".readtoken").nth(1).hover()
     shown.settle()
     for query in range(len(SENTENCE)):
         text = (
-            texts.nth(0).locator(".token").nth(query).locator(".readers").inner_text()
+            texts.nth(0)
+            .locator(".readtoken")
+            .nth(query)
+            .locator(".readers")
+            .inner_text()
         )
         assert float(text) == pytest.approx(pattern[query, 1], abs=0.006)
 
@@ -394,7 +398,7 @@ def test_hostile_tokens_stay_text(show: Opener) -> None:
     grid = views_of(contributions(3, 2, EVIL[:3]))[0]
     shown = show([heads_of(result), grid])
     assert shown.page.evaluate("window.hacked") is None
-    tokens = shown.view().locator(".token bdi").all_inner_texts()
+    tokens = shown.view().locator(".readtoken bdi").all_inner_texts()
     assert tokens[0].startswith("</script>") and tokens[-1] == "∅"
     everything = shown.page.locator("body").inner_text()
     assert not re.search("[\u202a-\u202e\u2066-\u2069]", everything)
@@ -442,7 +446,7 @@ def test_a_page_fits_a_telephone_in_the_dark(
     assert telephone.evaluate(WIDER, TELEPHONE["width"]) == []
     assert telephone.evaluate(CONTRAST) == []
     if kind == "attention":
-        telephone.locator(".token").nth(2).tap()
+        telephone.locator(".readtoken").nth(2).tap()
         said = telephone.locator(".readout").first.inner_text()
         assert "“␣of” token 2 reads" in said
 
