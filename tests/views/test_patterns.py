@@ -199,7 +199,13 @@ def test_figures_show_all_heads_and_the_large_one(width: str) -> None:
     result = attention(6, 4, missing=[(0, 1)])
     figure = FigurePainter(".png").figure(result, Look("", "", width))  # type: ignore[arg-type]
     pictures = [image for axes in figure.axes for image in axes.images]
-    assert len(pictures) == 6 * 4 - 1, "a picture for each head there is"
+    *small, large = pictures
+    assert len(small) == 6 * 4 - 1, "a picture for each head there is"
+    drawn = np.nan_to_num(large.get_array().filled(np.nan))
+    np.testing.assert_allclose(drawn, result.data["pattern"][3, 3], atol=1e-6)
+    if width:
+        inches = {"column": 3.3, "page": 6.9}[width]
+        assert figure.get_size_inches()[0] == pytest.approx(inches, abs=0.02)
     shown = np.nan_to_num(pictures[3].get_array().filled(np.nan))
     np.testing.assert_allclose(shown, result.data["pattern"][1, 0], atol=1e-6)
     titles = {text.get_text() for text in figure.texts}
@@ -213,7 +219,7 @@ def test_a_figure_shows_the_head_that_is_asked_for(tmp_path: Path) -> None:
         assert (tmp_path / f"x{suffix}").stat().st_size > 10_000
     result.save(tmp_path / "y.svg", measure="layer.2.attn.head.1 weighted")
     drawing = (tmp_path / "y.svg").read_text("utf-8")
-    assert "through layer.2.attn.head.1" in drawing
+    assert "layer.2.attn.head.1" in drawing
     assert "value-weighted attention" in drawing
     with pytest.raises(StatesError, match="there are layer.1.attn.head.0 to"):
         result.save(tmp_path / "z.svg", measure="layer.9.attn.head.0")
