@@ -15,7 +15,7 @@ from hiddenscope.discovery.inside import (
     InsideBlock,
     OperationTap,
     Projection,
-    parts_inside,
+    inner_parts,
     tap_inside,
     why_refused,
     width_inside,
@@ -232,7 +232,7 @@ class Anatomy:
         for stack, blocks in zip(self.stacks, self.inside.stacks, strict=False):
             name = self._name_in_sites(stack)
             for layer, block in enumerate(blocks, 1):
-                for part in parts_inside(block, neurons=neurons):
+                for part in inner_parts(block, neurons=neurons):
                     yield Site(layer, part, name)
 
     @cached_property
