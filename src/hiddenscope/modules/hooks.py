@@ -38,7 +38,7 @@ class Watch:
     """A callback on one side of a module, or inside it.
 
     It is called as `callback(args, kwargs)` before the forward, as `callback(output)`
-    after it, or inside it as an `operations.OperationCallback` for each operation of its code.
+    after it, or inside it as an `OperationCallback` for each operation of its code.
     """
 
     module: nn.Module

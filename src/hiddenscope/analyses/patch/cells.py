@@ -166,7 +166,7 @@ class PatchTarget(NamedTuple):
         return rows if self.columns is None else rows[:, self.columns]
 
 
-def target_of(model: Model, site: Site) -> PatchTarget:
+def patched_at(model: Model, site: Site) -> PatchTarget:
     """Return where the state of a site is patched."""
     if site.index is None:
         return PatchTarget(site)
@@ -186,7 +186,7 @@ def patch_contrast(
 
     `means` are the mean states by site, where these are patched.
     """
-    sources = {site: target_of(model, site) for site in plan.sites}
+    sources = {site: patched_at(model, site) for site in plan.sites}
     recorded = tuple(sorted({source.site for source in sources.values()}))
     clean, corrupt = run_clean(model, contrast.inputs, recorded)
     clean_at, corrupt_at = contrast.at

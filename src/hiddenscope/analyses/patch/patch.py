@@ -16,7 +16,7 @@ from hiddenscope.analyses.patch.cells import (
     PatchedValues,
     Plan,
     patch_contrast,
-    target_of,
+    patched_at,
 )
 from hiddenscope.analyses.patch.contrast import (
     Contrast,
@@ -182,7 +182,7 @@ def _means(
     """Return the mean state at each patched site, over all tokens of all prompts."""
     if plan.values != "mean":
         return {}
-    sites = {target_of(model, site).site for site in plan.sites}
+    sites = {patched_at(model, site).site for site in plan.sites}
     sums: dict[Site, Tensor] = {}
     tokens: Counter[Site] = Counter()
     for contrast in contrasts:
@@ -255,7 +255,7 @@ def _changeable_sites(
     for site in selected:
         # The plan of an edit refuses a state that cannot be changed.
         try:
-            source = target_of(model, site).site
+            source = patched_at(model, site).site
             changeable(model.anatomy, {source: lambda states: states})
             changeable_sites.append(site)
         except SiteError:
