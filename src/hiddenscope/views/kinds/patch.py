@@ -43,8 +43,8 @@ def views(result: Result) -> Iterator[View]:
     facts = cast("PatchFacts", result.facts)
     answers = f"{_answer(facts, 'answer')} over {_answer(facts, 'other')}"
     title = (
-        f"How much of the preference for {answers} each state {_verb(facts)} in"
-        f" {model_name(result)}"
+        f"How much of the preference for {answers} each {_noun(result)} {_verb(facts)}"
+        f" in {model_name(result)}"
     )
     if "token" not in result.data.dims:
         yield _by_number(result, title)
@@ -54,6 +54,15 @@ def views(result: Result) -> Iterator[View]:
         yield _with_both_prompts(result, grid)
     if "swap" in result.data:
         yield _layers(result)
+
+
+def _noun(result: Result) -> str:
+    """Name what was patched."""
+    sites = labels(result.data, "site")
+    for noun in ("head", "neuron"):
+        if all(f".{noun}." in site for site in sites):
+            return noun
+    return "state"
 
 
 def _by_number(result: Result, title: str) -> Grid:
