@@ -163,11 +163,11 @@ class _Search:
             if call.path == block.path and _contains(call, part):
                 around = call
         inner = [call for call in self.traced.calls if _contains(around, call)]
-        made = []
+        operations = []
         for operation in self.operations:
             if around.entered < operation.time < around.left:
-                made.append(operation)
-        return _Window(inner, made)
+                operations.append(operation)
+        return _Window(inner, operations)
 
     def _call(self, tap: Tap) -> Call:
         for call in self.traced.calls:
@@ -269,7 +269,10 @@ class _Search:
             )
         assert call.into is not None
         z = projection.tap.layout.states(call.into, self.tokens)
-        before = [made for made in window.operations if made.time < call.entered]
+        before = []
+        for operation in window.operations:
+            if operation.time < call.entered:
+                before.append(operation)
         for operation in reversed(before):
             if operation.kind == "softmax" or not operation.operands:
                 continue
@@ -278,8 +281,7 @@ class _Search:
                 continue
             if operation.kind == "attention":
                 return self._fused(name, operation, heads)
-            earlier = [made for made in before if made.time < operation.time]
-            return self._eager(name, operation, heads, earlier)
+            return self._eager(name, operation, heads, before)
         return NO_ATTENTION
 
     def _split_like(self, operation: TracedOperation, z: Tensor) -> HeadLayout | None:
@@ -315,7 +317,7 @@ class _Search:
             queries=HeadLayout(queries.shape[1]),
             keys=key_layout,
             values=value_layout,
-            sees_source=name == "cross",
+            has_other_keys=name == "cross" or keys.shape[2] != self.tokens,
         )
 
     def _eager(
@@ -323,9 +325,10 @@ class _Search:
         name: str,
         operation: TracedOperation,
         heads: HeadLayout,
-        earlier: Sequence[TracedOperation],
+        before: Sequence[TracedOperation],
     ) -> AttentionHeads | str:
         """Return heads whose pattern the code itself makes with a softmax."""
+        earlier = [other for other in before if other.time < operation.time]
         pattern, values = operation.operands
         rows = heads.split(pattern)
         softmax = _softmax_of(rows, earlier, heads)
@@ -333,9 +336,9 @@ class _Search:
             return NO_ATTENTION
         value_layout = _key_layout(values, heads)
         makers = []
-        for made in earlier:
-            if made.time < softmax.time and _is_scores(made, rows, heads):
-                makers.append(made)
+        for product in earlier:
+            if product.time < softmax.time and _is_scores(product, rows):
+                makers.append(product)
         scores, queries, keys = None, heads, heads
         key_dim = values.shape[-1]
         if len(makers) == 1:
@@ -356,7 +359,7 @@ class _Search:
             keys=keys,
             values=value_layout,
             has_sink=softmax.output.shape[-1] != rows.shape[-1],
-            sees_source=name == "cross",
+            has_other_keys=name == "cross" or rows.shape[-1] != self.tokens,
         )
 
     def _router(self, block: Block, window: _Window) -> tuple[OperationTap, int] | str:
@@ -364,21 +367,25 @@ class _Search:
         start = self._call(block.parts["attn"]).left
         if block.kind == "parallel":
             start = -1
-        found = []
-        for made in window.operations:
-            is_late = made.kind == "softmax" and made.time > start
-            if not is_late or made.output.ndim > 3 or made.output.shape[-1] < 2:
+        softmaxes = []
+        for operation in window.operations:
+            is_late = operation.kind == "softmax" and operation.time > start
+            if (
+                not is_late
+                or operation.output.ndim > 3
+                or operation.output.shape[-1] < 2
+            ):
                 continue
-            layout = fitting_layout(made.output, self.traced, Layout(flat=True))
+            layout = fitting_layout(operation.output, self.traced, Layout(flat=True))
             if layout is not None:
-                found.append((made, layout))
-        if not found:
+                softmaxes.append((operation, layout))
+        if not softmaxes:
             return "its MLP has no softmax over experts"
-        if len(found) > 1:
+        if len(softmaxes) > 1:
             return "its MLP has several softmaxes"
-        made, layout = found[0]
-        tap = OperationTap(_place(made), -1, layout)
-        return tap, made.output.shape[-1]
+        operation, layout = softmaxes[0]
+        tap = OperationTap(_place(operation), -1, layout)
+        return tap, operation.output.shape[-1]
 
 
 def _contains(outer: Call, inner: Call) -> bool:
@@ -411,10 +418,10 @@ def _softmax_of(
 
     A sink has a column of its own, which is dropped afterwards.
     """
-    for made in reversed(earlier):
-        if made.kind != "softmax":
+    for operation in reversed(earlier):
+        if operation.kind != "softmax":
             continue
-        output = made.output
+        output = operation.output
         if output.ndim == 3:
             output = output.reshape(-1, heads.heads, *output.shape[1:])
         columns = rows.shape[-1]
@@ -423,12 +430,12 @@ def _softmax_of(
         if output.shape[:-1] != rows.shape[:-1]:
             continue
         if bool((output[..., :columns].to(rows.dtype) == rows).all()):
-            return made
+            return operation
     return None
 
 
-def _is_scores(made: TracedOperation, rows: Tensor, heads: HeadLayout) -> bool:
+def _is_scores(operation: TracedOperation, rows: Tensor) -> bool:
     """Tell whether a product has a number for each pair of a query and a key."""
-    if made.kind != "product" or made.output.shape[-2:] != rows.shape[-2:]:
+    if operation.kind != "product" or operation.output.shape[-2:] != rows.shape[-2:]:
         return False
-    return made.output.numel() == rows.numel() or made.output.ndim >= 3
+    return operation.output.numel() == rows.numel() or operation.output.ndim >= 3

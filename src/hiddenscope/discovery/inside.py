@@ -150,7 +150,7 @@ class AttentionHeads:
     keys: HeadLayout
     values: HeadLayout
     has_sink: bool = False
-    sees_source: bool = False
+    has_other_keys: bool = False
 
     @property
     def is_fused(self) -> bool:
@@ -205,8 +205,9 @@ def inner_parts(block: InsideBlock, *, neurons: bool) -> Sequence[str]:
     for name, branch in block.branches.items():
         heads = branch.heads
         if heads is not None:
-            # The rows of a cross-attention's keys and values are the encoder's tokens.
-            shown = "q" if heads.sees_source else "qkv"
+            # The keys of a cross-attention are the encoder's tokens. Those of the
+            # attention of T5Gemma 2 are the tokens of both stacks.
+            shown = "q" if heads.has_other_keys else "qkv"
             parts += [f"{name}.{operand}" for operand in shown if heads.tap(operand)]
         if branch.projection is None:
             continue
@@ -266,6 +267,9 @@ def why_refused(block: InsideBlock, site: Site) -> str:
         return branch.refused
     if branch.heads is not None and site.kind in ("cross.k", "cross.v"):
         return "its rows are the encoder's tokens, not the decoder's"
+    is_of_keys = site.kind in ("attn.k", "attn.v")
+    if branch.heads is not None and branch.heads.has_other_keys and is_of_keys:
+        return "its rows are the encoder's tokens too"
     if branch.heads is not None and site.kind in ("attn.q", "attn.k", "cross.q"):
         return "" if branch.heads.scores else "several products make its scores"
     return ""
