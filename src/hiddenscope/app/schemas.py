@@ -5,11 +5,11 @@ The request of an analysis is built from the description of its parameters
 callbacks and paths, are left out: nothing that comes from a page names a path.
 
 Some questions only the page asks. `grid`: the norms of a text while it is typed.
-`answers`: two tokens that tell two texts apart. `state`: all about one state, before
-and after a change. `continuation`: what the model writes after the text, before and
-after that change. `store`, `kept` and `nearest`: of states that were kept before, the
-texts nearest to a query, the norms of one text, and the states nearest to one of it;
-the last two need no model.
+`reads`: which tokens one token reads in each layer. `answers`: two tokens that tell two
+texts apart. `state`: all about one state, before and after a change. `continuation`:
+what the model writes after the text, before and after that change. `store`, `kept` and
+`nearest`: of states that were kept before, the texts nearest to a query, the norms of
+one text, and the states nearest to one of it; the last two need no model.
 
 An analysis that reads states is asked of a model, or of kept states: then the request
 has a `store` in place of a `model`.
@@ -67,6 +67,13 @@ class GridArguments(Strict):
     """The norm of every state of a text, by one pass."""
 
     text: OneText
+
+
+class ReadsArguments(Strict):
+    """Which tokens one token of a text reads in each layer; by default the last one."""
+
+    text: OneText
+    token: Annotated[int, Field(ge=0, le=MOST_CHARACTERS)] | None = None
 
 
 class ChangeChoice(Strict):
@@ -243,6 +250,7 @@ ASKED = tuple(analysis for analysis in ANALYSES if analysis.in_app)
 REQUESTS = {
     **{analysis.word: _analysis_request(analysis) for analysis in ASKED},
     "grid": _request("grid", GridArguments, "model"),
+    "reads": _request("reads", ReadsArguments, "model"),
     "answers": _request("answers", AnswersArguments, "model"),
     "state": _request("state", StateArguments, "model"),
     "continuation": _request("continuation", ContinuationArguments, "model"),
