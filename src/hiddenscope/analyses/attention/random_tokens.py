@@ -45,7 +45,7 @@ def draw_texts(
     window = encoder.window
     source_frame = before, after
     if is_target:
-        before = [encoder.required_start()]
+        before = [] if encoder.start is None else [encoder.start]
         window = encoder.target_window or encoder.window
     if causal:
         # A decoder never sees what would come after its text.

@@ -87,7 +87,7 @@ def select_attentions(
         raise SiteError(
             f"No attention weights at {refused[0]} of {model.name}",
             reason,
-            _remedy(reason, known),
+            _remedy(known),
         )
     notes = []
     for reason, refused in reasons.items():
@@ -98,12 +98,10 @@ def select_attentions(
     return Selection(tuple(known), tuple(notes))
 
 
-def _remedy(reason: str, known: Sequence[WatchedAttention]) -> str:
-    if "load the model" in reason:
-        return "Or record whole parts, such as '*.attn'."
+def _remedy(known: Sequence[WatchedAttention]) -> str:
     if known:
         return f"Choose others, such as {str(known[0].site)!r}."
-    return "Record whole parts, such as '*.attn', or use another model."
+    return "Record whole layers, such as 'layer.*', or use another model."
 
 
 def _sites(model: Model, layers: Layers | None) -> list[Site]:

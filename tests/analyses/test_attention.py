@@ -1,0 +1,318 @@
+"""Attention weights are those of eager attention, and findings are tested."""
+
+import gzip
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hiddenscope as hs
+from hiddenscope.analyses.attention import weights as weights_module
+from hiddenscope.errors import PassError, SiteError, TextError, TooLarge
+from hiddenscope.passes import attention_weights
+from hiddenscope.testing import build, tiny_model, tiny_tokenizer
+
+CONFIGS = Path(__file__).parents[1] / "conformance" / "tiny_configs.json.gz"
+TOKENS, TARGETS = 40, 13
+DECODERS = [
+    "LlamaForCausalLM",
+    "GPT2LMHeadModel",
+    "BloomForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "FalconForCausalLM",
+    "GPTJForCausalLM",
+    "MixtralForCausalLM",
+    "MistralForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "GptOssForCausalLM",
+    "BertForMaskedLM",
+]
+ENCODER_DECODERS = ["T5ForConditionalGeneration", "BartForConditionalGeneration"]
+REPORTED = {
+    "encoder.*.attn": "encoder_attentions",
+    "decoder.*.attn": "decoder_attentions",
+    "decoder.*.cross": "cross_attentions",
+}
+
+
+@cache
+def rows() -> dict[str, dict[str, Any]]:
+    with gzip.open(CONFIGS) as file:
+        return {row["model_class"]: row for row in json.load(file)}
+
+
+def built(name: str, kernel: str | None = None) -> Any:
+    """Build a tiny model, with an attention kernel of its own if it is named."""
+    row = rows()[name]
+    config = dict(row["config"])
+    if kernel is not None:
+        config["attn_implementation"] = kernel
+    return build({**row, "config": config})
+
+
+def random_ids(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(6, 100, (length,), generator=generator).tolist()
+
+
+def reported(module: Any, ids: list[int], targets: list[int] | None = None) -> Any:
+    """Return what the model itself reports under eager attention."""
+    arguments = {"input_ids": torch.tensor([ids])}
+    if targets is not None:
+        arguments["decoder_input_ids"] = torch.tensor([targets])
+    with torch.no_grad():
+        return module(**arguments, output_attentions=True)
+
+
+def stacked(attentions: Any) -> Any:
+    return torch.stack([layer[0].float() for layer in attentions]).numpy()
+
+
+@pytest.mark.parametrize("kernel", [None, "eager"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_weights_are_those_of_eager_attention(name: str, kernel: str | None) -> None:
+    """The text is longer than the sliding windows of 16 tokens."""
+    ids = random_ids(TOKENS)
+    result = hs.attention((built(name, kernel), None), [ids], draws=0)
+    expected = stacked(reported(built(name, "eager"), ids).attentions)
+    pattern = result.data["pattern"].values
+    assert pattern.shape == expected.shape
+    np.testing.assert_allclose(pattern, expected, rtol=0, atol=1e-5)
+    assert result.facts["error"] < 1e-5
+    if name == "GptOssForCausalLM":
+        # The sink takes weight and is no token.
+        smallest = expected.sum(-1).min()
+        assert result.facts["rows_sum_to"] == f"{smallest:.2g}"
+        assert smallest < 0.9
+    else:
+        assert result.facts["rows_sum_to"] == "1"
+
+
+@pytest.mark.parametrize("sites", REPORTED)
+@pytest.mark.parametrize("kernel", [None, "eager"])
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_an_encoder_decoder_has_three_attentions(
+    name: str, kernel: str | None, sites: str
+) -> None:
+    ids, targets = random_ids(TOKENS), random_ids(TARGETS, seed=1)
+    model = hs.load((built(name, kernel), None))
+    result = hs.attention(model, model.encode([ids], targets=[targets]), sites, draws=0)
+    output = reported(built(name, "eager"), ids, targets)
+    expected = stacked(getattr(output, REPORTED[sites]))
+    np.testing.assert_allclose(
+        result.data["pattern"].values, expected, rtol=0, atol=1e-5
+    )
+    assert ("previous" in result.data) == (not sites.endswith("cross"))
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
+def test_bfloat16_weights_are_near_those_of_float32_operands(name: str) -> None:
+    module = built(name).to(torch.bfloat16)
+    ids = random_ids(TOKENS)
+    result = hs.attention((module, None), [ids], draws=0)
+    eager = built(name, "eager").to(torch.bfloat16)
+    expected = stacked(reported(eager, ids).attentions)
+    assert np.abs(result.data["pattern"].values - expected).max() < 0.05
+    np.testing.assert_allclose(result.data["pattern"].sum("key"), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", ["none", "bool", "float", "causal"])
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_every_form_of_torch_attention_is_understood(mask: str, key_heads: int) -> None:
+    """Weights times values is what torch returns."""
+    generator = torch.Generator().manual_seed(3)
+    query = torch.randn(2, 4, 7, 8, generator=generator)
+    key, value = torch.randn(2, 2, key_heads, 9, 8, generator=generator)
+    arguments: dict[str, Any] = {"scale": 0.7}
+    if mask == "bool":
+        hidden = torch.rand(7, 9, generator=generator) < 0.4
+        # The first query sees no key at all.
+        hidden[0] = True
+        arguments["attn_mask"] = ~hidden
+    elif mask == "float":
+        arguments["attn_mask"] = torch.randn(2, 1, 1, 9, generator=generator)
+    elif mask == "causal":
+        arguments["is_causal"] = True
+    attend = torch.nn.functional.scaled_dot_product_attention
+    output = attend(query, key, value, enable_gqa=True, **arguments)
+    heads = (0, 1, 2, 3)
+    source = attention_weights._FusedWeights(
+        query,
+        attention_weights._take_heads(key, heads, 4),
+        attention_weights._take_heads(value, heads, 4),
+        _four_axes(arguments.get("attn_mask")),
+        mask == "causal",
+        0.7,
+    )
+    expected = source.expected(list(range(7)))
+    torch.testing.assert_close(expected.outputs, output, rtol=1e-5, atol=1e-6)
+
+
+def _four_axes(mask: torch.Tensor | None) -> torch.Tensor | None:
+    return None if mask is None else mask[(None,) * (4 - mask.ndim)]
+
+
+def test_some_heads_rows_and_layers_are_those_of_the_whole() -> None:
+    model = hs.load((built("MistralForCausalLM"), None))
+    ids = [random_ids(TOKENS)]
+    whole = hs.attention(model, ids, draws=0).data
+    some = hs.attention(model, ids, [3, 1], heads="1-2", queries=[-1, 4], draws=0).data
+    assert some["site"].values.tolist() == ["layer.1.attn", "layer.3.attn"]
+    assert some["query_position"].values.tolist() == [4, TOKENS - 1]
+    chosen = whole.sel(layer=[1, 3], head=[1, 2]).isel(query=[4, TOKENS - 1])
+    for name in ("pattern", "weighted", "write_norm"):
+        np.testing.assert_allclose(some[name].values, chosen[name].values, rtol=1e-5)
+
+
+def test_rows_in_many_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = hs.load((built("LlamaForCausalLM"), None))
+    ids = [random_ids(TOKENS)]
+    whole = hs.attention(model, ids, draws=0).data["pattern"].values
+    monkeypatch.setattr(attention_weights, "MOST_BYTES", 10_000)
+    blocks = hs.attention(model, ids, draws=0).data["pattern"].values
+    np.testing.assert_allclose(blocks, whole, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["MistralForCausalLM", "BloomForCausalLM"])
+def test_write_norms_are_those_of_the_head_sites(name: str) -> None:
+    """A token that reads only itself writes its own value through every head."""
+    model = hs.load((built(name), None))
+    ids = random_ids(9)
+    data = hs.attention(model, [ids], draws=0).data
+    # The first token of a decoder reads itself alone.
+    states = model.capture([ids], "*.attn.head.*")
+    for layer in (1, 2):
+        for head in (0, 3):
+            written = states[f"layer.{layer}.attn.head.{head}"][0]
+            norm = data["write_norm"].sel(layer=layer, head=head)[0]
+            assert float(norm) == pytest.approx(float(written.norm()), rel=1e-4)
+    weighted = data["pattern"] * data["write_norm"]
+    np.testing.assert_allclose(
+        data["weighted"].values, weighted.transpose(*data["weighted"].dims).values
+    )
+
+
+def test_a_norm_after_attention_changes_no_ratio_within_a_row() -> None:
+    """The first token reads itself alone, so its heads write in these proportions."""
+    model = hs.load((built("Gemma3ForCausalLM"), None))
+    ids = random_ids(9)
+    result = hs.attention(model, [ids], layers=2, draws=0)
+    states = model.capture([ids], "layer.2.attn.head.*")
+    written = [
+        float(states[f"layer.2.attn.head.{head}"][0].norm()) for head in range(4)
+    ]
+    norms = result.data["write_norm"].values[0, :, 0]
+    np.testing.assert_allclose(norms / norms[0], np.array(written) / written[0], 1e-3)
+    assert "norm comes after attention" in result.facts["notes"][0]
+
+
+def test_weights_that_do_not_make_the_pass_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The law is checked on every call."""
+    original = attention_weights._FusedWeights.scores
+
+    def without_scale(self: Any, positions: list[int]) -> torch.Tensor:
+        return original(self, positions) * 1.01
+
+    monkeypatch.setattr(attention_weights._FusedWeights, "scores", without_scale)
+    with pytest.raises(PassError, match="Cannot trust the attention weights at layer"):
+        hs.attention((built("LlamaForCausalLM"), None), [random_ids(9)], draws=0)
+
+
+def test_a_long_text_with_one_query_stays_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = rows()["LlamaForCausalLM"]
+    config = {**row["config"], "max_position_embeddings": 4096}
+    model = hs.load((build({**row, "config": config}), None))
+    largest = 0
+    original = attention_weights._FusedWeights.weights
+
+    def watched(self: Any, positions: list[int]) -> torch.Tensor:
+        nonlocal largest
+        weights = original(self, positions)
+        largest = max(largest, weights.nbytes)
+        return weights
+
+    monkeypatch.setattr(attention_weights._FusedWeights, "weights", watched)
+    ids = [random_ids(2_000)]
+    result = hs.attention(model, ids, queries=[-1], draws=0)
+    assert result.data["pattern"].shape == (3, 4, 1, 2_000)
+    assert largest == 4 * 2_000 * 4
+    hs.attention(model, ids, layers=1, heads=0, draws=0)
+    assert largest <= attention_weights.MOST_BYTES
+
+
+def test_what_does_not_fit_in_memory_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weights_module, "free_memory", lambda: 10_000)
+    model = (tiny_model("llama"), None)
+    with pytest.raises(TooLarge, match=r"queries=-1, or some layers, such as layers=1"):
+        hs.attention(model, [random_ids(40)], draws=0)
+    hs.attention(model, [random_ids(40)], queries=-1, layers=1, draws=0)
+
+
+BAD = {
+    "layer 9": ({"layers": 9}, SiteError, "its 3 blocks make layer 1 to layer 3"),
+    "layer 0": ({"layers": 0}, SiteError, "No attention in layer 0"),
+    "whole layer": ({"layers": "layer.2"}, SiteError, r"Choose 'layer\.2\.attn'"),
+    "no layers": ({"layers": []}, SiteError, "the list is empty"),
+    "head": ({"heads": 4}, SiteError, "4 heads there, counted from 0. Choose 0 to 3"),
+    "negative head": ({"heads": -1}, SiteError, "Choose 0 to 3"),
+    "query": ({"queries": 5}, TextError, "the text has 3 tokens. Choose 0 to 2"),
+    "words": ({"queries": "last"}, TextError, "it names no number"),
+    "draws": ({"draws": 3}, TextError, "or draws=0 for no test"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_not_there_is_refused_in_one_sentence(case: str) -> None:
+    arguments, error, message = BAD[case]
+    with pytest.raises(error, match=message):
+        hs.attention((tiny_model("llama"), None), [[5, 6, 7]], **arguments)
+
+
+def test_texts_that_cannot_be_shown_are_refused() -> None:
+    model = hs.load((tiny_model("llama"), None))
+    with pytest.raises(TextError, match="Give one text at a time"):
+        hs.attention(model, [[5, 6], [7, 8]])
+    with pytest.raises(TextError, match="window|longer|tokens"):
+        hs.attention(model, [random_ids(500)])
+
+
+@pytest.mark.parametrize("family", ["mamba", "fnet", "longformer"])
+def test_a_family_without_weights_is_refused_with_its_reason(family: str) -> None:
+    with pytest.raises(SiteError, match=r"No attention weights at layer\.1\.attn of"):
+        hs.attention((tiny_model(family), None), [[5, 6, 7]])
+
+
+def test_attentions_of_different_texts_are_not_shown_together() -> None:
+    model = hs.load((built("BartForConditionalGeneration"), None))
+    with pytest.raises(SiteError, match=r"one of 'decoder\.\*\.attn', 'encoder\.\*\.a"):
+        hs.attention(model, model.encode([[5, 6]], targets=[[7]]), "*.attn")
+
+
+def test_the_module_is_left_as_it_was() -> None:
+    module: Any = built("LlamaForCausalLM")
+    before = {name: id(part.forward) for name, part in module.named_modules()}
+    hs.attention((module, None), [random_ids(9)])
+    for name, part in module.named_modules():
+        assert "forward" not in vars(part), name
+        assert not part._forward_pre_hooks, name
+    assert len(before) == len(dict(module.named_modules()))
+
+
+def test_an_encoder_is_tested_without_induction() -> None:
+    model = hs.load((tiny_model("bert"), tiny_tokenizer(cls=True)))
+    result = hs.attention(model, "The rest.", draws=6)
+    assert result.data["relation"].values.tolist() == ["previous", "first", "same"]
+    assert any("Induction was not tested" in note for note in result.facts["notes"])
+    assert "induction_heads" not in result.facts
