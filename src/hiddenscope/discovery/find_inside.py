@@ -9,7 +9,7 @@ block's heads are refused with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,7 @@ from hiddenscope.discovery.trace import (
     trial_ids,
 )
 from hiddenscope.discovery.writes import Write, bias_of
+from hiddenscope.errors import is_out_of_memory
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.trials import tolerance
 
@@ -239,8 +240,11 @@ class _Search:
                 for piece in pieces:
                     write = Write(self.module, projection, piece)
                     total = total + write(call.into).double()
-        except (RuntimeError, TypeError, ValueError, IndexError):
-            # A module that takes more than a state is no projection.
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            # A module that takes or gives more than a state is no projection, and its
+            # code may raise anything.
             return False
         if total.shape != output.shape:
             return False
@@ -422,14 +426,3 @@ def _is_scores(made: TracedOperation, rows: Tensor, heads: HeadLayout) -> bool:
     if made.kind != "product" or made.output.shape[-2:] != rows.shape[-2:]:
         return False
     return made.output.numel() == rows.numel() or made.output.ndim >= 3
-
-
-def refusal(inside: Inside, anatomy: Anatomy) -> Mapping[str, str]:
-    """Return the reasons why something inside is refused, by block and branch."""
-    reasons = {}
-    for stack, blocks in zip(anatomy.stacks, inside.stacks, strict=True):
-        for layer, block in enumerate(blocks, 1):
-            for name, branch in block.branches.items():
-                if branch.refused:
-                    reasons[f"{stack.name}.layer.{layer}.{name}"] = branch.refused
-    return reasons

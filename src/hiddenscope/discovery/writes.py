@@ -51,8 +51,9 @@ class Write:
         alone = piece.new_zeros(*piece.shape[:-1], self.width)
         nothing = torch.zeros_like(alone)
         alone[..., columns] = piece
-        written: Tensor = self.part.forward(alone)
-        return written - self.part.forward(nothing)
+        biased: Tensor = self.part.forward(alone)
+        bias: Tensor = self.part.forward(nothing)
+        return biased - bias
 
     def gain(self, written: Tensor) -> Tensor:
         """Return the gain of the norm for each channel of what is written.
