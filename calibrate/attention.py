@@ -178,7 +178,9 @@ STUDY = Study(
     " learned induction.",
     {
         "false": Claim("any head is listed that reads by chance", high=0.05),
-        "false_half": Claim("any is said to give more than half, and does not", high=0.05),
+        "false_half": Claim(
+            "any is said to give more than half, and does not", high=0.05
+        ),
         "found": Claim("planted heads that are listed", low=0.95),
         "found_half": Claim("of more than half, that are said to", low=0.95),
     },
