@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import of_type, table_of
-from hiddenscope.views.sentences import as_prose, model_name, quoted_token
+from hiddenscope.views.sentences import as_prose, model_name, quoted_token, shortened
 from hiddenscope.views.values import (
     Grid,
     Lines,
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Lists are shown for so many tokens of an answer.
 MOST_LISTED = 4
+# An answer is cut here in titles and sentences, in characters.
+LONGEST_ANSWER = 60
 # Parts beside the heads, as the data and as a reader calls them.
 SUMS = {
     "embedding": "embedding",
@@ -165,7 +167,7 @@ def _step_name(result: Result, step: int) -> str:
     """Name one token of the answer, with its number where there are several."""
     strings = _strings(result)
     number = f" (token {step + 1} of the answer)" if len(strings) > 1 else ""
-    return f"{quoted_token(strings[step])}{number}"
+    return f"{_quoted(strings[step])}{number}"
 
 
 def _step_ending(result: Result, step: int) -> str:
@@ -176,11 +178,15 @@ def _step_ending(result: Result, step: int) -> str:
 
 def _logit(result: Result) -> str:
     """Name the logit, or the difference of two, that the parts add up to."""
-    answer = quoted_token(str(result.facts["answer"]))
+    answer = _quoted(str(result.facts["answer"]))
     other = result.facts.get("other")
     if other:
-        return f"the logit of {answer} over {quoted_token(str(other))}"
+        return f"the logit of {answer} over {_quoted(str(other))}"
     return f"the logit of {answer}"
+
+
+def _quoted(text: str) -> str:
+    return quoted_token(shortened(text, LONGEST_ANSWER))
 
 
 def findings(result: Result) -> Iterator[str]:

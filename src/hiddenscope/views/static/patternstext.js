@@ -16,7 +16,7 @@ export class TokenText {
   constructor(name, tokens, act) {
     this.tokens = tokens.map((token) => shownToken(token, 24));
     this.places = this.tokens.map((token, place) => this.option(token, place, act));
-    this.root = element("div", { class: "tokens", role: "listbox", "aria-label": shownText(name, 80) }, this.places.map(({ root }) => root));
+    this.root = element("div", { class: "tokentext", role: "listbox", "aria-label": shownText(name, 80) }, this.places.map(({ root }) => root));
     this.root.addEventListener("keydown", (event) => this.step(event, act));
   }
 
@@ -27,7 +27,7 @@ export class TokenText {
    */
   option(token, place, act) {
     const [reads, readers] = [element("i", { class: "reads", "aria-hidden": "true" }), element("i", { class: "readers", "aria-hidden": "true" })];
-    const root = element("span", { role: "option", class: "token", tabindex: place ? "-1" : "0", "aria-selected": "false" }, [reads, readers, element("bdi", {}, [token])]);
+    const root = element("span", { role: "option", class: "readtoken", tabindex: place ? "-1" : "0", "aria-selected": "false" }, [reads, readers, element("bdi", {}, [token])]);
     root.addEventListener("pointerenter", (event) => { if (event.pointerType !== "touch") act(place, false); });
     root.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") act(-1, false); });
     root.addEventListener("click", () => act(place, true));
