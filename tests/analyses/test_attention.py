@@ -12,9 +12,11 @@ import torch
 
 import hiddenscope as hs
 from hiddenscope.analyses.attention import weights as weights_module
+from hiddenscope.analyses.attention.random_tokens import draw_texts
 from hiddenscope.errors import PassError, SiteError, TextError, TooLarge
 from hiddenscope.passes import attention_weights
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
+from tests.analyses.test_claims import previous_token_model
 
 CONFIGS = Path(__file__).parents[1] / "conformance" / "tiny_configs.json.gz"
 TOKENS, TARGETS = 40, 13
@@ -316,3 +318,81 @@ def test_an_encoder_is_tested_without_induction() -> None:
     assert result.data["relation"].values.tolist() == ["previous", "first", "same"]
     assert any("Induction was not tested" in note for note in result.facts["notes"])
     assert "induction_heads" not in result.facts
+
+
+def test_scores_are_what_a_loop_over_eager_weights_gives() -> None:
+    """Sliding windows of 16 tokens hide the first token from later ones."""
+    draws, seed, family = 6, 3, "Gemma3ForCausalLM"
+    model = hs.load((built(family), None))
+    data = hs.attention(model, [[5, 6, 7]], draws=draws, seed=seed).data
+    texts = draw_texts(model, None, draws, seed, causal=True)
+    assert texts is not None and texts.start == 0 and texts.run == 24
+    eager = built(family, "eager")
+    weights = [
+        stacked(reported(eager, list(ids)).attentions) for ids in texts.inputs.ids
+    ]
+    plain, repeated = np.array(weights[:draws]), np.array(weights[draws:])
+    for ids in texts.inputs.ids[draws:]:
+        assert ids[:24] == ids[24:] and len(set(ids)) == 24
+    layers, heads, tokens = 3, 4, 48
+    for layer in range(layers):
+        window = 16 if layer < 2 else tokens
+        for head in range(heads):
+            scores = {name: [] for name in data["relation"].values}
+            nulls = {name: [] for name in data["relation"].values}
+            for query in range(1, tokens):
+                keys = {"previous": query - 1, "first": 0, "same": query}
+                visible = min(window, query + 1)
+                for name, key in keys.items():
+                    if query - key < window:
+                        scores[name].append(plain[:, layer, head, query, key].mean())
+                        nulls[name].append(1 / visible)
+                after = query - 24 + 1
+                if query >= 24 and query - after < window:
+                    scores["induction"].append(
+                        repeated[:, layer, head, query, after].mean()
+                    )
+                    nulls["induction"].append(
+                        plain[:, layer, head, query, after].mean()
+                    )
+            for name in scores:
+                cell = data.sel(relation=name).isel(layer=layer, head=head)
+                if not scores[name]:
+                    assert np.isnan(cell["score"]) and np.isnan(cell["p"])
+                    continue
+                assert float(cell["score"]) == pytest.approx(np.mean(scores[name]))
+                assert float(cell["null"]) == pytest.approx(np.mean(nulls[name]))
+
+
+def test_a_planted_head_is_found_and_no_other_is_said_to_be_like_it() -> None:
+    result = hs.attention((previous_token_model(), tiny_tokenizer()), "The rest.")
+    heads = result.facts["previous_heads"]
+    assert heads[0]["site"] == "layer.1.attn.head.2"
+    assert heads[0]["score"] > 0.9 and heads[0]["p_half"] < 0.001
+    assert all(head["p_half"] > 0.05 for head in heads[1:])
+    assert result.data["previous"].sel(layer=1, head=2) > 0.9
+    assert not result.facts["induction_heads"]
+
+
+def test_a_text_of_random_tokens_begins_as_the_tokenizer_begins() -> None:
+    model = hs.load((tiny_model("llama"), tiny_tokenizer()))
+    texts = draw_texts(model, None, 6, 0, causal=True)
+    assert texts is not None and texts.start == 1
+    special = tiny_tokenizer().all_special_ids
+    for ids in texts.inputs.ids:
+        assert ids[0] == 1 and len(ids) == 49
+        assert not set(ids[1:]) & set(special), "special tokens are not ordinary"
+    encoder = hs.load((tiny_model("bert"), tiny_tokenizer(cls=True)))
+    texts = draw_texts(encoder, None, 6, 0, causal=False)
+    assert texts is not None and texts.inputs.ids[0][-1] == 5 and len(texts.inputs) == 6
+
+
+@pytest.mark.real
+def test_smollm2_has_induction_heads() -> None:
+    try:
+        model = hs.load()
+    except hs.errors.Unreachable as error:
+        pytest.skip(f"the default model is not here: {error}")
+    result = hs.attention(model, "The capital of France is", layers="4-6", draws=8)
+    heads = result.facts["induction_heads"]
+    assert heads and heads[0]["score"] > 10 * heads[0]["null"]
