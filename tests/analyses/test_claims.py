@@ -90,7 +90,7 @@ CLAIMS = {
     "graft": r"\bthey differ by\b",
     "drift": r"^Drift: the two first differ at\b",
     # Heads of random weights do read some tokens more than others.
-    "attention": r"\bmore than half of the weight\b|\bread.* where a text repeats.*p at",
+    "attention": r"\bmore than half of the weight\b|\bwithout repetition \(p at",
 }
 
 

@@ -40,7 +40,7 @@ SHORT = {
     "same": "reads the current token",
 }
 BEYOND = {
-    "induction": "where a text repeats itself",
+    "induction": "more than in a text without repetition",
     "previous": "more than chance gives",
     "first": "more than chance gives",
     "same": "more than chance gives",
