@@ -147,7 +147,7 @@ def test_findings_name_the_heads_and_their_chance() -> None:
     assert "(p at most 0.05), which is 0.05." in previous
     assert "6 of 24 give the previous token more than half of the weight" in half
     assert half.endswith("layer.3.attn.head.0 (0.90) and 3 others.")
-    assert any("No head was found that reads the current token" in s for s in others)
+    assert any("No head is shown to read the current token" in s for s in others)
     assert any("corrected for all heads" in s for s in others)
     (table,) = TABLES["attention"](result)
     assert len(table.rows) == 1 + 6 + 6

@@ -61,7 +61,7 @@ class WeightRows(NamedTuple):
     values: Tensor
 
 
-Receive: TypeAlias = Callable[[WeightRows], None]
+ReceiveWeights: TypeAlias = Callable[[WeightRows], None]
 
 
 @dataclass
@@ -82,7 +82,7 @@ def run_weights(
     model: PassModel,
     inputs: Inputs,
     attentions: Sequence[WatchedAttention],
-    receive: Receive,
+    receive: ReceiveWeights,
     *,
     positions: Sequence[int] | None = None,
     writes: bool = False,
@@ -126,7 +126,7 @@ class _Watcher:
         model: PassModel,
         attentions: Sequence[WatchedAttention],
         texts: Sequence[int],
-        receive: Receive,
+        receive: ReceiveWeights,
         report: WeightsReport,
     ) -> None:
         self.model = model

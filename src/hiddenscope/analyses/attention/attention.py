@@ -12,7 +12,7 @@ from hiddenscope.analyses.attention.relations import (
 )
 from hiddenscope.analyses.attention.selection import (
     Layers,
-    Numbers,
+    NumberChoice,
     Selection,
     select_attentions,
     select_positions,
@@ -34,8 +34,8 @@ def attention(
     model: ModelLike,
     text: Texts | Inputs,
     layers: Layers | None = None,
-    heads: Numbers | None = None,
-    queries: Numbers | None = None,
+    heads: NumberChoice | None = None,
+    queries: NumberChoice | None = None,
     *,
     draws: int = 16,
     seed: int = 0,

@@ -3,7 +3,7 @@
 from typing import Literal, NotRequired, TypedDict
 
 
-class HeadFacts(TypedDict):
+class FoundHeadFacts(TypedDict):
     """A head that gives a related token more weight than chance does.
 
     `p_half` is the p-value of its giving that token more than half of its weight.
@@ -27,8 +27,8 @@ class AttentionFacts(TypedDict):
     rows_sum_to: str
     error: float
     draws: int
-    previous_heads: NotRequired[list[HeadFacts]]
-    first_heads: NotRequired[list[HeadFacts]]
-    same_heads: NotRequired[list[HeadFacts]]
-    induction_heads: NotRequired[list[HeadFacts]]
+    previous_heads: NotRequired[list[FoundHeadFacts]]
+    first_heads: NotRequired[list[FoundHeadFacts]]
+    same_heads: NotRequired[list[FoundHeadFacts]]
+    induction_heads: NotRequired[list[FoundHeadFacts]]
     notes: list[str]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hiddenscope.analyses.attention.facts import HeadFacts
+from hiddenscope.analyses.attention.facts import FoundHeadFacts
 from hiddenscope.analyses.attention.relations import RelationTests, weights_on_places
 from hiddenscope.analyses.attention.selection import Selection
 from hiddenscope.analyses.attention.weights import TextWeights
@@ -84,11 +84,11 @@ def _put(
 
 def found_heads(
     selection: Selection, tests: RelationTests
-) -> dict[str, list[HeadFacts]]:
+) -> dict[str, list[FoundHeadFacts]]:
     """Return the heads above chance for each relation, the strongest first."""
     found = {}
     for number, relation in enumerate(tests.relations):
-        heads: list[HeadFacts] = []
+        heads: list[FoundHeadFacts] = []
         for layer, column in np.argwhere(tests.p[number] < LEVEL):
             place = number, layer, column
             site = selection.sites[layer]

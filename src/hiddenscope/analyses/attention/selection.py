@@ -12,7 +12,7 @@ from hiddenscope.model import Model
 from hiddenscope.passes.attention_weights import WatchedAttention
 from hiddenscope.sites import Site
 
-Numbers: TypeAlias = int | Sequence[int] | str
+NumberChoice: TypeAlias = int | Sequence[int] | str
 """One number, several, or a string such as "3", "0-3" or "1,7"."""
 
 Layers: TypeAlias = int | str | Site | Sequence[int | str | Site]
@@ -62,7 +62,7 @@ class Selection(NamedTuple):
 
 
 def select_attentions(
-    model: Model, layers: Layers | None, heads: Numbers | None
+    model: Model, layers: Layers | None, heads: NumberChoice | None
 ) -> Selection:
     """Return the attentions that are asked for; refuse what is not there."""
     sites = _sites(model, layers)
@@ -186,7 +186,7 @@ def _with_heads(
     return some
 
 
-def select_positions(queries: Numbers | None, tokens: int) -> list[int]:
+def select_positions(queries: NumberChoice | None, tokens: int) -> list[int]:
     """Return the positions of the queries that are asked for, in order.
 
     >>> select_positions([-1, 0], 7), select_positions("2-4", 7)
@@ -207,7 +207,7 @@ def select_positions(queries: Numbers | None, tokens: int) -> list[int]:
     return sorted(positions)
 
 
-def numbers_in(value: Numbers, name: str) -> list[int]:
+def numbers_in(value: NumberChoice, name: str) -> list[int]:
     """Return the different numbers of a list, or of a string of numbers and ranges.
 
     >>> numbers_in("0-2, 7", "heads"), numbers_in(-1, "queries")

@@ -265,7 +265,7 @@ def _relation_findings(result: Result, relation: str) -> Iterator[str]:
     found = _significant(result, relation)
     what = RELATIONS[relation]
     if not found:
-        yield f"No head was found that reads {what} {BEYOND[relation]}."
+        yield f"No head is shown to read {what} {BEYOND[relation]}."
         return
     count = _heads_that_exist(result.data)
     verb = "reads" if len(found) == 1 else "read"
