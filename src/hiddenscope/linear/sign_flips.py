@@ -69,8 +69,9 @@ def _signs(count: int, seed: int) -> Floats:
     if count <= MOST_EXACT:
         numbers = np.arange(2 ** (count - 1))
         bits = (numbers[:, None] >> np.arange(count)) & 1
-        return 1.0 - 2.0 * bits
+        all_signs: Floats = 1.0 - 2.0 * bits
+        return all_signs
     generator = np.random.default_rng(seed)
-    signs = generator.choice([-1.0, 1.0], (FLIPS // 2 + 1, count))
+    signs: Floats = generator.choice([-1.0, 1.0], (FLIPS // 2 + 1, count))
     signs[0] = 1.0
-    return np.asarray(signs)
+    return signs

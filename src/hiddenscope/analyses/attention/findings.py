@@ -60,10 +60,7 @@ def attention_dataset(
         "layer": np.array([site.layer for site in selection.sites]),
         "head": np.array(selection.heads),
         "site": ("layer", text_array(site_names(selection.sites))),
-        "query_string": (
-            "query",
-            text_array([queries.strings[position] for position in positions]),
-        ),
+        "query_string": ("query", text_array(queries.strings)[list(positions)]),
         "query_position": ("query", np.array(positions)),
         "key_string": ("key", text_array(keys.strings)),
         "key_position": ("key", np.array(keys.positions)),
@@ -102,6 +99,7 @@ def found_heads(
                     "p_half": float(tests.p_half[place]),
                 }
             )
+        # The p-values of strong heads are all the smallest that there is.
         heads.sort(key=lambda head: -head["score"])
         found[f"{relation}_heads"] = heads
     return found

@@ -57,6 +57,7 @@ def draw_texts(
     if run < FEWEST:
         return None
     generator = np.random.default_rng(seed)
+    # No token comes twice by chance, so that a repetition is the only one.
     different, repeated = [], []
     for _ in range(draws):
         tokens: Ints = generator.choice(ordinary, 2 * run, replace=False)
@@ -64,7 +65,9 @@ def draw_texts(
         second = tokens[run:].tolist()
         different.append((*before, *first, *second, *after))
         repeated.append((*before, *first, *first, *after))
-    texts = different + repeated if causal else different
+    texts = different
+    if causal:
+        texts = different + repeated
     inputs = Inputs(tuple(texts))
     if is_target:
         sources = []

@@ -56,6 +56,7 @@ class RelationTests:
 
 def significance(scores: RelationScores, seed: int) -> RelationTests:
     """Test all heads and relations at once, against chance and against a half."""
+    # Differences of one draw are paired: both texts begin with the same tokens.
     above_null = scores.scores - scores.nulls
     above_half = scores.scores - HALF
     # Both questions are asked of every head, so the correction is for both.
@@ -96,8 +97,8 @@ class RelationTally:
         self.relations = PLACES
         if texts.repeats:
             self.relations = (*PLACES, INDUCTION)
-        self.layers = {site: layer for layer, site in enumerate(sites)}
-        self.columns = {head: column for column, head in enumerate(heads)}
+        self.layers = dict(zip(sites, range(len(sites)), strict=True))
+        self.columns = dict(zip(heads, range(len(heads)), strict=True))
         self.heads_of: dict[Site, list[int]] = {}
         count = len(texts.inputs)
         shape = (len(self.relations), count, len(sites), len(heads))
@@ -173,8 +174,9 @@ def weights_on_places(pattern: Floats, positions: Sequence[int]) -> dict[str, Fl
     `pattern` is [layer, head, query, key] of one text, with queries at `positions`.
     The first token is left out: it has no other to read.
     """
-    rows = np.array([row for row, position in enumerate(positions) if position > 0])
-    keys = np.array([position for position in positions if position > 0])
+    keys = np.array(positions)
+    rows = np.flatnonzero(keys > 0)
+    keys = keys[rows]
     if not len(rows):
         nothing = np.full(pattern.shape[:2], np.nan, dtype=np.float32)
         return dict.fromkeys(PLACES, nothing)

@@ -94,7 +94,7 @@ def select_attentions(
         names = ", ".join(map(str, refused))
         notes.append(f"{names}: left out, because {reason}.")
     if heads is not None:
-        known = _with_heads(model, known, numbers_in(heads, "heads"))
+        known = _with_heads(model, known, parse_numbers(heads, "heads"))
     return Selection(tuple(known), tuple(notes))
 
 
@@ -113,6 +113,7 @@ def _sites(model: Model, layers: Layers | None) -> list[Site]:
         return [Site(layer, "attn", name) for layer in numbers]
     patterns = []
     sites: set[Site] = set()
+    items: Sequence[int | str | Site]
     items = [layers] if isinstance(layers, int | str | Site) else list(layers)
     if not items:
         raise SiteError(
@@ -122,8 +123,11 @@ def _sites(model: Model, layers: Layers | None) -> list[Site]:
         if isinstance(item, Site) or not _names_numbers(item):
             patterns.append(item)
             continue
-        for number in numbers_in(item, "layers"):
-            layer = number + stack.depth + 1 if number < 0 else number
+        for number in parse_numbers(item, "layers"):
+            layer = number
+            if number < 0:
+                # -1 is the last layer, as in the pattern layer.-1.
+                layer += stack.depth + 1
             if layer not in numbers:
                 raise SiteError(
                     f"No attention in layer {number} of {model.name}",
@@ -180,9 +184,10 @@ def _with_heads(
             )
     some = []
     for part in known:
-        present = tuple(head for head in heads if head < len(part.heads))
+        # Blocks may differ in their number of heads.
+        present = set(part.heads) & set(heads)
         if present:
-            some.append(replace(part, heads=present))
+            some.append(replace(part, heads=tuple(sorted(present))))
     return some
 
 
@@ -195,8 +200,10 @@ def select_positions(queries: NumberChoice | None, tokens: int) -> list[int]:
     if queries is None:
         return list(range(tokens))
     positions = set()
-    for number in numbers_in(queries, "queries"):
-        position = number + tokens if number < 0 else number
+    for number in parse_numbers(queries, "queries"):
+        position = number
+        if number < 0:
+            position += tokens
         if not 0 <= position < tokens:
             raise TextError(
                 f"No query {number}",
@@ -207,10 +214,10 @@ def select_positions(queries: NumberChoice | None, tokens: int) -> list[int]:
     return sorted(positions)
 
 
-def numbers_in(value: NumberChoice, name: str) -> list[int]:
+def parse_numbers(value: NumberChoice, name: str) -> list[int]:
     """Return the different numbers of a list, or of a string of numbers and ranges.
 
-    >>> numbers_in("0-2, 7", "heads"), numbers_in(-1, "queries")
+    >>> parse_numbers("0-2, 7", "heads"), parse_numbers(-1, "queries")
     ([0, 1, 2, 7], [-1])
     """
     if isinstance(value, int):

@@ -49,18 +49,21 @@ def read_weights(
     keys: int,
 ) -> TextWeights:
     """Run one text and return the weights at some positions."""
-    columns = {head: column for column, head in enumerate(selection.heads)}
-    layers = {site: layer for layer, site in enumerate(selection.sites)}
+    sites, heads = selection.sites, selection.heads
+    layers = dict(zip(sites, range(len(sites)), strict=True))
+    columns = dict(zip(heads, range(len(heads)), strict=True))
     columns_of = {}
     for part in selection.attentions:
         columns_of[part.site] = [columns[head] for head in part.heads]
-    rows_of = {position: row for row, position in enumerate(positions)}
+    rows_of = dict(zip(positions, range(len(positions)), strict=True))
     shape = (len(layers), len(columns), len(positions), keys)
     _check_memory(shape)
+    # Blocks may differ in their number of heads, and then some cells stay empty.
     pattern = np.full(shape, np.nan, dtype=np.float32)
     write_norm = np.full((*shape[:2], keys), np.nan, dtype=np.float32)
 
     def receive(rows: WeightRows) -> None:
+        # Rows come in the order in which they are asked for.
         start = rows_of[rows.positions[0]]
         end = start + len(rows.positions)
         values = rows.values[0].float().cpu().numpy()
