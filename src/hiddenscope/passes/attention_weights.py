@@ -245,7 +245,8 @@ class _Watcher:
             raise PassError(problem, f"the {tap} holds no tensor", "Report this model.")
         tokens = tensor.numel() // (len(self.texts) * part.projection.width)
         states = tap.layout.states(tensor, tokens)[:, expected.positions]
-        z = states.unflatten(-1, (part.layout.heads, -1)).transpose(1, 2)
+        by_head = states.reshape(*states.shape[:2], part.layout.heads, -1)
+        z = by_head.transpose(1, 2)
         z = z[:, list(part.heads)].to(expected.outputs)
         differences = (z - expected.outputs).norm(dim=-1) / expected.sizes
         error = float(differences.max())

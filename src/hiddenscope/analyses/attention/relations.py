@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hiddenscope.analyses.attention.random_tokens import RandomTexts
 from hiddenscope.linear.sign_flips import corrected_sign_flip_p
@@ -94,7 +95,7 @@ class RelationTally:
         self, texts: RandomTexts, sites: Sequence[Site], heads: Sequence[int]
     ) -> None:
         self.texts = texts
-        self.relations = PLACES
+        self.relations: tuple[str, ...] = PLACES
         if texts.repeats:
             self.relations = (*PLACES, INDUCTION)
         self.layers = dict(zip(sites, range(len(sites)), strict=True))
@@ -168,7 +169,9 @@ class RelationTally:
         return RelationScores(self.relations, scores, nulls)
 
 
-def weights_on_places(pattern: Floats, positions: Sequence[int]) -> dict[str, Floats]:
+def weights_on_places(
+    pattern: NDArray[np.float32], positions: Sequence[int]
+) -> dict[str, NDArray[np.float32]]:
     """Return the mean weight on the previous, the first and the same token.
 
     `pattern` is [layer, head, query, key] of one text, with queries at `positions`.
@@ -178,7 +181,7 @@ def weights_on_places(pattern: Floats, positions: Sequence[int]) -> dict[str, Fl
     rows = np.flatnonzero(keys > 0)
     keys = keys[rows]
     if not len(rows):
-        nothing = np.full(pattern.shape[:2], np.nan, dtype=np.float32)
+        nothing = np.full_like(pattern[:, :, 0, 0], np.nan)
         return dict.fromkeys(PLACES, nothing)
     places = {"previous": keys - 1, "first": np.zeros_like(keys), "same": keys}
     means = {}

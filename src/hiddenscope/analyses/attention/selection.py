@@ -111,7 +111,7 @@ def _sites(model: Model, layers: Layers | None) -> list[Site]:
     numbers = range(1, stack.depth + 1)
     if layers is None:
         return [Site(layer, "attn", name) for layer in numbers]
-    patterns = []
+    patterns: list[str | Site] = []
     sites: set[Site] = set()
     items: Sequence[int | str | Site]
     items = [layers] if isinstance(layers, int | str | Site) else list(layers)
@@ -120,7 +120,10 @@ def _sites(model: Model, layers: Layers | None) -> list[Site]:
             "No layers to show", "the list is empty", f"Choose 1 to {stack.depth}."
         )
     for item in items:
-        if isinstance(item, Site) or not _names_numbers(item):
+        if isinstance(item, Site):
+            patterns.append(item)
+            continue
+        if isinstance(item, str) and not _NUMBERS.fullmatch(item.strip()):
             patterns.append(item)
             continue
         for number in parse_numbers(item, "layers"):
@@ -138,10 +141,6 @@ def _sites(model: Model, layers: Layers | None) -> list[Site]:
     for pattern in patterns:
         sites |= set(_of_pattern(model, pattern))
     return sorted(sites)
-
-
-def _names_numbers(item: int | str) -> bool:
-    return isinstance(item, int) or bool(_NUMBERS.fullmatch(item.strip()))
 
 
 def _of_pattern(model: Model, pattern: str | Site) -> Sequence[Site]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hiddenscope.analyses.attention.selection import Selection
 from hiddenscope.errors import TooLarge
@@ -15,7 +16,6 @@ from hiddenscope.passes.attention_weights import (
     run_weights,
 )
 from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
-from hiddenscope.states.arrays import Floats
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class TextWeights:
     NaN where a layer has no such head.
     """
 
-    pattern: Floats
-    write_norm: Floats
+    pattern: NDArray[np.float32]
+    write_norm: NDArray[np.float32]
     report: WeightsReport
 
     @property
