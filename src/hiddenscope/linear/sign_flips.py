@@ -69,8 +69,7 @@ def _signs(count: int, seed: int) -> Floats:
     if count <= MOST_EXACT:
         numbers = np.arange(2 ** (count - 1))
         bits = (numbers[:, None] >> np.arange(count)) & 1
-        all_signs: Floats = 1.0 - 2.0 * bits
-        return all_signs
+        return np.where(bits, -1.0, 1.0)
     generator = np.random.default_rng(seed)
     signs: Floats = generator.choice([-1.0, 1.0], (FLIPS // 2 + 1, count))
     signs[0] = 1.0
