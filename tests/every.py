@@ -99,7 +99,6 @@ RUNS: dict[str, list[Callable[[], hs.Result]]] = {
     ],
     "attention": [
         lambda: hs.attention(tiny("llama"), TEXT),
-        lambda: hs.attention(tiny("bert"), TEXT, layers=2, draws=6),
         lambda: hs.attention(tiny("t5"), tiny("t5").encode(TEXT, targets=OTHER), "decoder.*.cross"),
         lambda: hs.attention(tiny("gemma3_text"), TEXT, heads=[0, 2], queries=-1, draws=0),
     ],

@@ -293,7 +293,7 @@ def test_the_law_sees_a_sentence_that_compares_without_a_test() -> None:
         ("project", 40),
         pytest.param("probe", 30, marks=long),
         ("drift", 10),
-        ("attention", 12),
+        ("attention", 6),
     ],
 )
 def test_noise_brings_up_a_claim_no_more_often_than_its_level(
