@@ -223,6 +223,20 @@ def test_write_norms_are_those_of_the_head_sites(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["MistralForCausalLM", "Gemma3ForCausalLM"])
+def test_write_norms_of_a_projection_whose_weight_is_not_known(name: str) -> None:
+    """The code of a projection with a foreign hook is run in place of its weight."""
+    ids = [random_ids(9)]
+    module = built(name)
+    for block in module.model.layers:
+        block.self_attn.o_proj.register_forward_hook(lambda *arguments: None)
+    by_code = hs.attention((module, None), ids, heads=[1, 3], draws=0).data
+    by_weight = hs.attention(loaded(name), ids, heads=[1, 3], draws=0).data
+    np.testing.assert_allclose(
+        by_code["write_norm"].values, by_weight["write_norm"].values, rtol=1e-4
+    )
+
+
 def test_a_norm_after_attention_changes_no_ratio_within_a_row() -> None:
     """The first token reads itself alone, so its heads write in these proportions."""
     model = loaded("Gemma3ForCausalLM")

@@ -35,8 +35,6 @@ MOST_BYTES = 64 * 2**20
 TENSORS = 4
 # Rows of each attention that are compared with the pass.
 CHECKED_ROWS = 4
-# Keys whose writes are held at a time.
-KEYS_AT_A_TIME = 1_024
 
 
 @dataclass(frozen=True)
@@ -443,22 +441,33 @@ def _write_norms(module: nn.Module, part: WatchedAttention, values: Tensor) -> T
     on what all heads write. That number is left out.
     """
     dim = part.layout.dim
+    whole = Write(module, part.projection, slice(None))
+    if whole.weight is not None:
+        return _norms_by_weight(whole, part, values)
     norms = []
-    for head, of_head in zip(part.heads, _wide(values), strict=True):
+    for head, of_head in zip(part.heads, values, strict=True):
         columns = slice(head * dim, (head + 1) * dim)
-        write = Write(module, part.projection, columns)
-        if write.weight is None:
-            # The code of such a projection takes the dtype of the model.
-            of_head = of_head.to(values.dtype)
-        norms.append(_norms_of(write, of_head))
+        # Only the code of a quantised projection knows its weight.
+        written = Write(module, part.projection, columns).linear(of_head)
+        norms.append(_wide(written * whole.gain(written)).norm(dim=-1))
     return torch.stack(norms)
 
 
-def _norms_of(write: Write, values: Tensor) -> Tensor:
-    """Return the norms of what values [key, dim] write, some keys at a time."""
+def _norms_by_weight(write: Write, part: WatchedAttention, values: Tensor) -> Tensor:
+    """Return the norms of what values write, all heads together, by some keys."""
+    assert write.weight is not None
+    heads, keys, dim = values.shape
+    weight = write.weight.detach()
+    hidden_size = len(weight)
+    by_head = _wide(weight).T.reshape(part.layout.heads, dim, hidden_size)
+    if part.heads != tuple(range(part.layout.heads)):
+        by_head = by_head[list(part.heads)]
+    if write.norm is not None:
+        by_head = by_head * _wide(write.gain(weight.T))
+    values = _wide(values).to(by_head)
+    keys_at_a_time = max(1, MOST_BYTES // (heads * hidden_size * _itemsize(values)))
     norms = []
-    for start in range(0, len(values), KEYS_AT_A_TIME):
-        written = write.linear(values[start : start + KEYS_AT_A_TIME])
-        gain = write.gain(written)
-        norms.append(_wide(written * gain).norm(dim=-1))
-    return torch.cat(norms)
+    for start in range(0, keys, keys_at_a_time):
+        written = values[:, start : start + keys_at_a_time] @ by_head
+        norms.append(written.norm(dim=-1))
+    return torch.cat(norms, dim=-1)
