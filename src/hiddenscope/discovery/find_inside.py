@@ -1,10 +1,10 @@
 """Find what is inside the blocks of a module: heads, neurons and routers, proved.
 
 The trial pass is traced with its operations. The last projection of a branch is the
-module whose output the branch is, and which is proved to be linear. An attention is the
-operation whose output, head by head, is what enters that projection. So pattern times
-values is `z`, and the heads' writes and the bias sum up to what attention adds, or the
-block's heads are refused with the reason.
+module whose output the branch is; what it makes of parts of its input is proved to add
+up. An attention is the operation whose output, head by head, is what enters that
+projection. So pattern times values is `z`, and the heads' writes and the bias sum up to
+what attention adds, or the block's heads are refused with the reason.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from hiddenscope.discovery.inside import (
     HeadLayout,
     Inside,
     InsideBlock,
+    OperationPlace,
     OperationTap,
-    Place,
     Projection,
 )
 from hiddenscope.discovery.proof import fitting_layout, same
@@ -49,8 +49,8 @@ from hiddenscope.modules.trials import tolerance
 TRIALS = ((3, 7, 5), (5, 11, 13))
 HIDING_KERNELS = ("flash_attention", "flex_attention", "paged", "kernels-community")
 
-NO_PROJECTION = "what it adds is not the output of a linear map"
-NOT_LINEAR = "the map that makes what it adds is not linear"
+NO_PROJECTION = "what it adds is not the output of a module with one input"
+NOT_ADDITIVE = "what the parts of its last module's input add do not add up"
 NO_ATTENTION = (
     "what enters its last projection is not a pattern times values: the code has no"
     " softmax attention, or changes its result afterwards"
@@ -180,15 +180,16 @@ class _Search:
         output = call.into if tap.side == "input" else call.out
         reason = NO_PROJECTION
         for projection, last in self._projections(output, window):
-            if not self._is_linear(projection, last, output):
-                reason = NOT_LINEAR
+            if not self._adds_up(projection, last, output):
+                if reason == NO_PROJECTION:
+                    reason = NOT_ADDITIVE
                 continue
             if name == "mlp":
                 return Branch(projection)
             heads = self._heads(name, projection, last, window)
-            if isinstance(heads, str):
-                return Branch(refused=heads)
-            return Branch(projection, heads)
+            if isinstance(heads, AttentionHeads):
+                return Branch(projection, heads)
+            reason = heads
         return Branch(refused=reason)
 
     def _projections(
@@ -225,7 +226,7 @@ class _Search:
         tap = Tap(call.path, call.number, "input", layout)
         return Projection(tap, call.into.shape[-1], norm)
 
-    def _is_linear(
+    def _adds_up(
         self, projection: Projection, call: Call, output: Tensor | None
     ) -> bool:
         """Tell whether the writes of any split of the input sum up to the branch."""
@@ -248,7 +249,12 @@ class _Search:
             return False
         if total.shape != output.shape:
             return False
-        allowed = tolerance(output.dtype, 1) * output.double().norm(dim=-1)
+        # Norms of transformers compute in float32, whatever the dtype of the model.
+        coarsest = torch.float32 if projection.norm else torch.float64
+        eps_dtype = max(
+            (output.dtype, coarsest), key=lambda dtype: torch.finfo(dtype).eps
+        )
+        allowed = tolerance(eps_dtype, 1) * output.double().norm(dim=-1)
         difference = (total - output.double()).norm(dim=-1)
         return bool((difference <= allowed).all())
 
@@ -379,10 +385,10 @@ def _contains(outer: Call, inner: Call) -> bool:
     return outer.entered <= inner.entered and inner.left <= outer.left
 
 
-def _place(operation: TracedOperation) -> Place:
+def _place(operation: TracedOperation) -> OperationPlace:
     """Return the place of an operation in the innermost module that makes it."""
     path, call, number = operation.places[-1]
-    return Place(path, call, operation.kind, number)
+    return OperationPlace(path, call, operation.kind, number)
 
 
 def _key_layout(tensor: Tensor, layout: HeadLayout) -> HeadLayout:

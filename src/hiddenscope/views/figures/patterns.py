@@ -1,6 +1,7 @@
 """Attention on paper: small multiples of layer by head, and one head large."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -47,11 +48,11 @@ def draw_patterns(view: Patterns, sheet: Sheet) -> None:
     for row, head in np.argwhere(view.exists):
         _draw_small(axes, view, int(row), int(head))
     _frame(axes, *view.large)
-    rows = range(0, len(names), math.ceil(LABEL_APART / side))
-    axes.set_yticks([row + 0.5 for row in rows], [names[row] for row in rows])
+    every = math.ceil(LABEL_APART / side)
+    axes.set_yticks(_middles(names, every), names[::every])
     widest = max(width_of(head, style.LABEL) for head in view.heads) + 3
-    heads = range(0, len(view.heads), math.ceil(widest / side))
-    axes.set_xticks([head + 0.5 for head in heads], [view.heads[h] for h in heads])
+    every = math.ceil(widest / side)
+    axes.set_xticks(_middles(view.heads, every), view.heads[::every])
     axes.tick_params(length=0, pad=4)
     axes.set_xlabel("head", labelpad=2)
     name = view.name_of(*view.large)
@@ -129,18 +130,20 @@ def _draw_large(view: Patterns, sheet: Sheet) -> None:
     )
     axes.spines[:].set(visible=True)
     every = math.ceil(LABEL_APART / side)
-    rows = range(0, len(queries), every)
-    axes.set_yticks([row + 0.5 for row in rows], [queries[row] for row in rows])
-    columns = range(0, len(keys), every)
-    names = [keys[column] for column in columns]
+    axes.set_yticks(_middles(queries, every), queries[::every])
     turn = 90 if label > side else 0
-    axes.set_xticks([column + 0.5 for column in columns], names, rotation=turn)
+    axes.set_xticks(_middles(keys, every), keys[::every], rotation=turn)
     axes.tick_params(
         length=0, pad=4, labelcolor=style.INK, labeltop=True, labelbottom=False
     )
     bottom = sheet.extent(axes).bottom
     painted = ScalarMappable(norm, colours)
     draw_key(measure, painted, sheet, bottom, min(KEY, room), zero=False)
+
+
+def _middles(names: Sequence[str], every: int) -> _Array:
+    """Return where every so many of the names stand, in the middle of their cells."""
+    return np.arange(0.5, len(names), every, dtype=np.float64)
 
 
 def _labels(tokens: tuple[str, ...], lettering: Lettering) -> list[str]:

@@ -48,6 +48,8 @@ BEYOND = {
 LEVEL = 0.05
 # A table lists so many heads of each relation.
 MOST_LISTED = 10
+# Weights that sum to less than this leave something out, beyond rounding in bfloat16.
+WHOLE = 0.98
 # The head that is large at first does the first of these that any head does.
 FIRST_SHOWN = ("induction", "previous")
 READING = (
@@ -251,11 +253,11 @@ def findings(result: Result) -> Iterator[str]:
             f" {plural(data.sizes['layer'], 'layer')} over {data.sizes['key']}"
             f" {plural(data.sizes['key'], 'token')}; heads were not tested."
         )
-    smallest_sum = str(result.facts.get("rows_sum_to", "1"))
-    if smallest_sum != "1":
+    smallest_sum = float(result.facts.get("rows_sum_to", 1))
+    if smallest_sum < WHOLE:
         yield (
-            f"The weights of a token sum to as little as {smallest_sum}: the rest goes"
-            " to an attention sink that is no token."
+            f"The weights of a token sum to as little as {smallest_sum:.2f}: the rest"
+            " goes to an attention sink that is no token."
         )
     yield from cast("list[str]", result.facts.get("notes") or [])
 
