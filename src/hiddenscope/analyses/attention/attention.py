@@ -154,9 +154,9 @@ def _kernel(selection: Selection) -> Any:
     return " and ".join(names)
 
 
-def _shown_sum(smallest: float) -> str:
-    """Return the smallest sum of a row, which is 1 but for rounding."""
-    return "1" if abs(smallest - 1) < ROUNDING else f"{smallest:.2g}"
+def _shown_sum(smallest: float) -> float:
+    """Return the smallest sum of a row; 1 where it is less through rounding alone."""
+    return 1.0 if smallest > 1 - ROUNDING else smallest
 
 
 def _notes(selection: Selection) -> list[str]:

@@ -24,7 +24,7 @@ class AttentionFacts(TypedDict):
     tokens: int
     causal: bool
     kernel: Literal["sdpa", "eager", "sdpa and eager"]
-    rows_sum_to: str
+    rows_sum_to: float
     error: float
     draws: int
     previous_heads: NotRequired[list[FoundHeadFacts]]
