@@ -333,6 +333,15 @@ def test_a_family_without_weights_is_refused_with_its_reason(family: str) -> Non
         hs.attention((tiny_model(family), None), [[5, 6, 7]])
 
 
+def test_a_hybrid_shows_the_layers_that_have_attention() -> None:
+    model = loaded("BambaForCausalLM")
+    result = hs.attention(model, [random_ids(9)], draws=0)
+    assert result.data["site"].values.tolist() == ["layer.2.attn"]
+    assert result.facts["notes"][0].startswith("Without layer.1.attn, layer.3.attn: ")
+    with pytest.raises(SiteError, match=r"No attention weights at layer\.1\.attn"):
+        hs.attention(model, [random_ids(9)], layers=[1, 2])
+
+
 def test_attentions_of_different_texts_are_not_shown_together() -> None:
     model = loaded("BartForConditionalGeneration")
     with pytest.raises(SiteError, match=r"one of 'decoder\.\*\.attn', 'encoder\.\*\.a"):

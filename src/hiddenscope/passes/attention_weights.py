@@ -170,11 +170,13 @@ class _Watcher:
 
     def _operation_callback(
         self, parts: Sequence[WatchedAttention]
-    ) -> operations.Callback:
+    ) -> operations.OperationCallback:
         """Return a callback for the operations of a module with attentions."""
         forwards: list[object] = []
 
-        def callback(operation: operations.Operation, run: operations.Next) -> Any:
+        def callback(
+            operation: operations.Operation, run: operations.RunOperation
+        ) -> Any:
             output = run(operation)
             if threading.get_ident() != self.thread:
                 return output

@@ -16,6 +16,9 @@ from hiddenscope.states.arrays import Ints
 # Tokens of a run.
 RUN = 24
 FEWEST = 4
+# Some columns are below zero in every draw, such as a small weight less a half. So the
+# opposite signs count too, and the smallest p is 2 of 32 for five draws, of 64 for six.
+FEWEST_DRAWS = 6
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,6 @@ def check_draws(draws: int) -> None:
     if draws != 0 and draws < FEWEST_DRAWS:
         raise TextError(
             f"Cannot test heads on {draws} draws",
-            f"with fewer than {FEWEST_DRAWS} no result is rarer than 5%",
+            f"with fewer than {FEWEST_DRAWS} no p-value is below 0.05",
             "Give more, or draws=0 for no test.",
         )
-
-
-# All signs of five observations are equal in 1 of 32 cases, of six in 1 of 64.
-FEWEST_DRAWS = 6

@@ -92,7 +92,7 @@ def select_attentions(
     notes = []
     for reason, refused in reasons.items():
         names = ", ".join(map(str, refused))
-        notes.append(f"{names}: left out, because {reason}.")
+        notes.append(f"Without {names}: {reason}.")
     if heads is not None:
         known = _with_heads(model, known, parse_numbers(heads, "heads"))
     return Selection(tuple(known), tuple(notes))
