@@ -13,11 +13,12 @@ resume        enter the pass at a layer and run only the rest
 clean_run     unpatched passes, with all that a sweep starts from
 sweep         one text in many patched variants, each computed from its first patch on
 key_values    the key-value cache of a pass, and its first tokens
-attention_weights  the weights of attention, computed beside the model's own kernel
 jacobian      products with the Jacobians between the states of one text
 unembed       the logits that a model makes of any rows of its last layer
 align         which tokens of two texts stand in one column
 answers       the single token that an answer is where it is read
+
+attention_weights computes the weights of attention beside the model's own kernel.
 """
 
 from hiddenscope.discovery import EVERYTHING
