@@ -22,6 +22,7 @@ TEXTS = ["The cat sat.", "On the mat.", "The rest of it.", "A cat."]
 LABELS = [0, 1, 0, 1]
 # Long enough to have distances.
 LONGER = [[5, 6, 7, 8, 9, 10, 11, 12], [9, 8, 7, 6, 5, 4, 3, 2]]
+INSIDE = "*.attn.q,*.attn.k,*.attn.v,*.attn.head.*,*.mlp.neurons"
 CONTRAST = hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12)
 
 
@@ -70,6 +71,11 @@ QUESTIONS: dict[str, Callable[[hs.Model], Any]] = {
     "load": lambda model: hs.load((model.module, None)),
     "record": lambda model: hs.record(model, IDS, grad=True, logits=True),
     "recording": _recording,
+    "capture inside": lambda model: model.capture(IDS, INSIDE),
+    "edit inside": lambda model: hs.edit(
+        model, IDS, {"*.attn.q": hs.Scale(2.0), "*.attn.head.1": hs.Scale(0.0)}
+    ),
+    "patch heads": lambda model: hs.patch(model, CONTRAST, sites="*.attn.head.*"),
     "edit": lambda model: hs.edit(model, IDS, {"layer.1": hs.Scale(2.0)}, "layer.2"),
     "editing": _editing,
     "resume": lambda model: hs.resume(model, IDS, "layer.2", torch.ones(5, 64)),

@@ -133,9 +133,14 @@ def _with_operations(
     def call(*args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
             return forward(*args, **kwargs)
-        mode = operations.OperationMode(callbacks)
-        with Installation([_FunctionMode(mode)]):
-            return forward(*args, **kwargs)
+        step = _FunctionMode(operations.OperationMode(callbacks))
+        try:
+            with Installation([step]):
+                return forward(*args, **kwargs)
+        finally:
+            # Ctrl-C may come after the mode is on the stack and before the `with`
+            # begins, and again while the installation is freed.
+            step.remove()
 
     return call
 
