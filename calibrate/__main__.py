@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from calibrate import graft, patch, probe, project, visibility
+from calibrate import attention, graft, patch, probe, project, visibility
 from calibrate.trials import Row, Share, Study
 
 ROOT = Path(__file__).parent.parent
@@ -27,6 +27,7 @@ STUDIES = (
     visibility.STUDY,
     graft.STUDY,
     patch.STUDY,
+    attention.STUDY,
 )  # another analysis is one more line here
 MARKED = re.compile(
     r"(<!-- written by make calibrate -->\n).*?(<!-- end -->\n)", re.DOTALL

@@ -46,6 +46,7 @@ ANSWERS = {
     "Egypt": " Cairo",
     "Austria": " Vienna",
 }
+REPEATED = "Mr Dursley was thin and bold. Mr Dursley was"
 CHILD = "As a child I wanted to become a"
 CITIES = {name: name for name in ("cities-incomplete", "cities-complete")}
 SOME = "layer.0,layer.8,layer.16,layer.24,layer.29"
@@ -124,6 +125,7 @@ def views() -> dict[str, Callable[[hs.Model], Sequence[View]]]:
         "drift.png": lambda _: saved("drift.nc")[1:2],
         "start.png": lambda model: views_of(hs.lens(model, CHILD))[:1],
         "lens.png": lambda _: saved("lens.nc")[:1],
+        "attention.png": lambda model: views_of(late_attention(model))[:1],
         "patch.png": lambda _: saved("patch.nc"),
         "graft.png": lambda model: views_of(broken_attention(model))[:1],
         "steer.png": lambda _: saved("steer.nc")[:1],
@@ -159,6 +161,11 @@ def nearest_texts(encoder: hs.Model) -> Sequence[View]:
 def capital_lens(model: hs.Model, lens: str | hs.Lens = "logit") -> hs.Result:
     """Read a prompt with a lens, and follow its answer."""
     return hs.lens(model, CAPITALS.clean, lens=lens, target=CAPITALS.answer)
+
+
+def late_attention(model: hs.Model) -> hs.Result:
+    """Read a text that repeats itself, in layers with induction heads."""
+    return hs.attention(model, REPEATED, layers="16-19")
 
 
 def capital_tuned_lens(model: hs.Model) -> hs.Result:

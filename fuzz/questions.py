@@ -89,6 +89,7 @@ QUESTIONS: dict[str, Callable[[hs.Model], Any]] = {
     "visibility of many texts": lambda model: hs.visibility(
         model, LONGER, sampling=hs.Sampling(per_text=1, baseline="random")
     ),
+    "attention": lambda model: hs.attention(model, IDS, draws=6),
     "probe": lambda model: hs.probe(model, (TEXTS * 3, LABELS * 3)),
     "patch": lambda model: hs.patch(model, CONTRAST, method="both"),
     "graft": lambda model: hs.graft(model, (copy_of(model), None), [([5, 6, 7], 11)]),

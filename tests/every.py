@@ -97,6 +97,11 @@ RUNS: dict[str, list[Callable[[], hs.Result]]] = {
         lambda: hs.visibility(tiny("bert"), MANY, sites="layer.*"),
         lambda: hs.visibility(tiny("t5"), tiny("t5").encode(TEXT, targets=OTHER)),
     ],
+    "attention": [
+        lambda: hs.attention(tiny("llama"), TEXT),
+        lambda: hs.attention(tiny("t5"), tiny("t5").encode(TEXT, targets=OTHER), "decoder.*.cross"),
+        lambda: hs.attention(tiny("gemma3_text"), TEXT, heads=[0, 2], queries=-1, draws=0),
+    ],
     "probe": [
         lambda: hs.probe(tiny("llama"), CLASSES),
         lambda: hs.probe(tiny("llama"), (CLASSES[0], list(map(float, range(24)))), task="regress"),

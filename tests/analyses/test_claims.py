@@ -89,6 +89,8 @@ CLAIMS = {
     "probe": r"^Better than guessing",
     "graft": r"\bthey differ by\b",
     "drift": r"^Drift: the two first differ at\b",
+    # Heads of random weights do read some tokens more than others.
+    "attention": r"\bmore than half of the weight\b|\bwithout repetition \(p at",
 }
 
 
@@ -236,6 +238,9 @@ NOISE: dict[str, Callable[[np.random.Generator], hs.Result]] = {
     "visibility": lambda generator: hs.visibility(
         random_model(1), random_texts(generator, 1)[0]
     ),
+    "attention": lambda generator: hs.attention(
+        random_model(int(generator.integers(99))), random_texts(generator, 1)[0]
+    ),
     "probe": lambda generator: hs.probe(
         random_states(generator, 24), flips(generator, 24)
     ),
@@ -288,6 +293,7 @@ def test_the_law_sees_a_sentence_that_compares_without_a_test() -> None:
         ("project", 40),
         pytest.param("probe", 30, marks=long),
         ("drift", 10),
+        ("attention", 6),
     ],
 )
 def test_noise_brings_up_a_claim_no_more_often_than_its_level(
@@ -335,6 +341,26 @@ def _apart(offset: float = 4.0) -> tuple[hs.States, list[str]]:
     values = states.values.clone()
     values[1] += offset * torch.tensor([[float(label == "a")] for label in labels])
     return hs.States(states.sites, values, states.tokens, states.source), labels
+
+
+def previous_token_model() -> Any:
+    """A GPT-2 whose head 2 of block 1 reads the previous token by its position."""
+    module: Any = tiny_model("gpt2")
+    generator = torch.Generator().manual_seed(0)
+    width, dim = 64, 16
+    # One direction of the residual stream for each position, and one key for each.
+    keys = torch.nn.functional.normalize(torch.randn(width, dim, generator=generator))
+    block = module.transformer.h[0]
+    with torch.no_grad():
+        module.transformer.wpe.weight.zero_()
+        module.transformer.wpe.weight[:width] = 100 * torch.eye(width)
+        block.ln_1.weight.fill_(1)
+        block.ln_1.bias.zero_()
+        for start, rows in ((0, keys.roll(1, 0)), (width, keys)):
+            columns = slice(start + 2 * dim, start + 3 * dim)
+            block.attn.c_attn.weight[:, columns] = 2 * rows
+            block.attn.c_attn.bias[columns] = 0
+    return module
 
 
 def _steered() -> hs.Result:
@@ -389,6 +415,13 @@ PLANTED: dict[str, tuple[Callable[[], hs.Result], str]] = {
     "visibility": (
         lambda: hs.visibility(_with_idle_block(2), "the cat sat"),
         r"from \d+% at .* to 100% at layer\.2",
+    ),
+    "attention": (
+        lambda: hs.attention((previous_token_model(), tiny_tokenizer()), "the cat sat"),
+        (
+            r"1 of 12 gives the previous token more than half of the weight \(p at most"
+            r" 0\.05\): layer\.1\.attn\.head\.2"
+        ),
     ),
     "probe": (
         lambda: hs.probe(*_apart()),

@@ -18,6 +18,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "project": {"data": "cities-incomplete", "method": "pca", "sites": "layer.1"},
     "lens": {"texts": TEXT, "k": 2},
     "visibility": {"texts": TEXT, "sites": "layer.*"},
+    "attention": {"text": TEXT, "layers": "1-2", "draws": 6},
     "probe": {"data": "cities-incomplete", "sites": "layer.1", "truncate": True},
     "patch": {
         "contrasts": {

@@ -12,11 +12,12 @@ import torch
 
 import hiddenscope as hs
 from calibrate import __main__ as page
-from calibrate import draws, fits, graft, patch, probe
+from calibrate import attention, draws, fits, graft, patch, probe
 from calibrate.probe import Draw, experiment, labels_of, states_of, trials
 from calibrate.trials import Claim, Experiment, Share, Study
 from hiddenscope.analyses.graft.findings import sign_flip_p
 from hiddenscope.linear.intervals import wilson
+from hiddenscope.linear.sign_flips import corrected_sign_flip_p
 from hiddenscope.sites import Site
 from tests.slices import long, sliced
 
@@ -251,3 +252,25 @@ def test_groups_of_prompts_that_are_counted_as_independent_are_found_out() -> No
     wrong = np.mean([sign_flip_p(row) <= 0.05 for row in differences])
     right = np.mean([sign_flip_p(row, groups) <= 0.05 for row in differences])
     assert right <= 0.09 < 0.15 < wrong
+
+
+def test_heads_that_read_by_chance_are_listed_no_more_often_than_is_said() -> None:
+    """And those that are planted are listed."""
+    experiments = {part.what: part for part in attention.STUDY.experiments}
+    noise = experiments["random rows, 8 draws"].run(RUNS, "cpu", 1)
+    assert noise.shares["false"].mean * RUNS <= MOST_ABOVE
+    planted = experiments["a weight of 0.7 planted, 8 draws"].run(3, "cpu", 1)
+    for key in ("found", "found_half"):
+        assert planted.shares[key].mean == 1
+
+
+def test_heads_that_are_not_corrected_for_are_found_out() -> None:
+    """Of 48 columns of noise, one or two are below 5% by chance."""
+    random = np.random.default_rng(0)
+    wrong = {"alone": 0, "together": 0}
+    for _ in range(RUNS):
+        noise = random.standard_normal((8, 48))
+        alone = [corrected_sign_flip_p(noise[:, [column]])[0] for column in range(48)]
+        wrong["alone"] += min(alone) < 0.05
+        wrong["together"] += bool((corrected_sign_flip_p(noise) < 0.05).any())
+    assert wrong["together"] <= MOST_ABOVE < RUNS * 0.7 < wrong["alone"]

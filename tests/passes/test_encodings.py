@@ -32,6 +32,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "drift": lambda model: hs.drift(model, model, TEXTS[0], sites="layer.1"),
     "lens": lambda model: hs.lens(model, TEXTS[0]),
     "visibility": lambda model: hs.visibility(model, TEXTS[1], sites="layer.1"),
+    "attention": lambda model: hs.attention(model, TEXTS[0], layers=1, draws=0),
     "patch": lambda model: hs.patch(
         model, hs.Contrast([5, 6], [7, 8], 9, 10), sites="layer.1"
     ),

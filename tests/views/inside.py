@@ -136,7 +136,15 @@ def attention(
             for row, head in np.argwhere(p[place] < 0.05):
                 value = float(score[place, row, head])
                 site = f"{names[row]}.head.{head}"
-                found.append({"site": site, "score": value, "null": 0.05, "p": 0.001})
+                found.append(
+                    {
+                        "site": site,
+                        "score": value,
+                        "null": 0.05,
+                        "p": 0.001,
+                        "p_half": 0.001,
+                    }
+                )
             facts[f"{name}_heads"] = sorted(found, key=lambda one: -one["score"])
     return Result("attention", xarray.Dataset(variables, coords), facts, SOURCE)
 

@@ -141,12 +141,17 @@ def test_findings_name_the_heads_and_their_chance() -> None:
     result = attention()
     lead, *others = FINDINGS["attention"](result)
     assert lead.startswith("1 of 24 attention heads reads the token that followed")
-    assert "layer.4.attn.head.3 (0.70, 0.05 by chance)." in lead
-    assert any("No head was found that reads the current token" in s for s in others)
-    assert any("corrected for the number of heads" in s for s in others)
+    assert "layer.4.attn.head.3 (0.70 against 0.05)." in lead
+    previous, half, *_ = others
+    assert "6 of 24 attention heads read the previous token" in previous
+    assert "(p at most 0.05), which is 0.05." in previous
+    assert "6 of 24 give the previous token more than half of the weight" in half
+    assert half.endswith("layer.3.attn.head.0 (0.90) and 3 others.")
+    assert any("No head is shown to read the current token" in s for s in others)
+    assert any("corrected for all heads" in s for s in others)
     (table,) = TABLES["attention"](result)
     assert len(table.rows) == 1 + 6 + 6
-    assert "no head was tested" in next(
+    assert "heads were not tested" in next(
         iter(FINDINGS["attention"](attention(tested=False)))
     )
     result.facts["rows_sum_to"] = "0.83"

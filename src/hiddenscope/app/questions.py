@@ -27,8 +27,6 @@ from hiddenscope.vectors.dataset import labels_of_states
 from hiddenscope.workers import Header
 
 Preview: TypeAlias = Callable[[AnswerBytes], None]
-# The analysis behind the overlay of what a token reads.
-ATTENTION = "attention"
 StateSource: TypeAlias = hs.Model | StoredStates
 
 
@@ -135,8 +133,7 @@ def _show_reads(models: Models, request: Header) -> AnswerBytes:
     # A text that is being typed may have become shorter than it was.
     last = len(states.tokens) - 1
     token = min(arguments.get("token", last), last)
-    attention = getattr(hs, ATTENTION)
-    result = attention(model, arguments["text"], queries=[token], draws=0)
+    result = hs.attention(model, arguments["text"], queries=[token], draws=0)
     return pack_result(reads_of(result, token), (title_of_reads(result, token),))
 
 

@@ -95,6 +95,12 @@ ANALYSES = (
         heading="influence of states in",
     ),
     Analysis(
+        "attention",
+        "Which tokens does each head read?",
+        "explain",
+        heading="attention in",
+    ),
+    Analysis(
         "probe",
         "What can a linear probe read from the states of each layer?",
         "explain",

@@ -31,26 +31,41 @@ class Write:
         if projection.norm:
             self.norm = module.get_submodule(projection.norm)
         self.columns = columns
+        self.width = projection.width
         self.weight = _weight(self.part)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return what the columns of inputs [..., width] write [..., hidden size]."""
-        written = self._linear(inputs)
+        written = self.linear(inputs[..., self.columns])
         if self.norm is None:
             return written
         return written * frozen_scale(self.norm, self.part.forward(inputs)).to(written)
 
-    def _linear(self, inputs: Tensor) -> Tensor:
+    def linear(self, piece: Tensor) -> Tensor:
+        """Return what inputs [..., columns] of these columns write before any norm."""
         columns = self.columns
         if self.weight is not None:
-            weight = self.weight[:, columns].to(inputs)
-            return functional.linear(inputs[..., columns], weight)
+            weight = self.weight[:, columns].to(piece)
+            return functional.linear(piece, weight)
         # A quantised or adapted projection: only its own code knows its weight.
-        alone = torch.zeros_like(inputs)
-        alone[..., columns] = inputs[..., columns]
+        alone = piece.new_zeros(*piece.shape[:-1], self.width)
+        nothing = torch.zeros_like(alone)
+        alone[..., columns] = piece
         biased: Tensor = self.part.forward(alone)
-        bias: Tensor = self.part.forward(torch.zeros_like(inputs))
+        bias: Tensor = self.part.forward(nothing)
         return biased - bias
+
+    def gain(self, written: Tensor) -> Tensor:
+        """Return the gain of the norm for each channel of what is written.
+
+        It is the factor that a norm has besides the scale of each token, and 1 where
+        there is no norm.
+        """
+        if self.norm is None:
+            return written.new_ones(written.shape[-1])
+        ones = written.new_ones(1, written.shape[-1])
+        gain: Tensor = self.norm.forward(ones)[0]
+        return gain
 
 
 def bias_of(module: nn.Module, projection: Projection, inputs: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ labellings       the whole cross-validation under many labellings of the same st
 bootstrap        labels that are drawn at random
 jackknife        how much a cross-validated R² varies when texts are left out
 intervals        confidence intervals and permutation tests of cross-validated scores
+sign_flips       a test of many means at once, corrected for having looked at all
 probe            a fitted probe with scikit-learn's interface
 
 >>> import torch

@@ -17,6 +17,8 @@ jacobian      products with the Jacobians between the states of one text
 unembed       the logits that a model makes of any rows of its last layer
 align         which tokens of two texts stand in one column
 answers       the single token that an answer is where it is read
+
+attention_weights computes the weights of attention beside the model's own kernel.
 """
 
 from hiddenscope.discovery import EVERYTHING

@@ -222,6 +222,37 @@ class TextEncoder:
             self._strings[token] = string
         return self._strings[token]
 
+    def frame(self) -> tuple[list[int], list[int]]:
+        """Return the ids that the tokenizer puts before a text, and those after it.
+
+        >>> TextEncoder(None, window=8, vocabulary=100).frame()
+        ([], [])
+        """
+        if self.tokenizer is None:
+            return [], []
+        whole = list(self.tokenizer("a").input_ids)
+        bare = list(self.tokenizer("a", add_special_tokens=False).input_ids)
+        for start in range(len(whole) - len(bare) + 1):
+            end = start + len(bare)
+            if whole[start:end] == bare:
+                return whole[:start], whole[end:]
+        return [], []
+
+    def ordinary_ids(self) -> list[int]:
+        """Return the ids that are neither special tokens nor without a token.
+
+        >>> len(TextEncoder(None, window=8, vocabulary=100, pad=0).ordinary_ids())
+        99
+        """
+        special = {self.pad, self.start}
+        count = self.vocabulary
+        if self.tokenizer is not None:
+            special |= set(self.tokenizer.all_special_ids)
+            special |= set(getattr(self.tokenizer, "added_tokens_decoder", ()))
+            # An embedding may have more rows than there are tokens.
+            count = min(count, len(self.tokenizer))
+        return [token for token in range(count) if token not in special]
+
     def single(
         self, token: str | int, name: str = "target", *, before: str = ""
     ) -> int:

@@ -39,6 +39,13 @@ SHORT = {
     "first": "reads the first token",
     "same": "reads the current token",
 }
+BEYOND = {
+    "induction": "more than in a text without repetition",
+    "previous": "more than chance gives",
+    "first": "more than chance gives",
+    "same": "more than chance gives",
+}
+LEVEL = 0.05
 # A table lists so many heads of each relation.
 MOST_LISTED = 10
 # Weights that sum to less than this leave something out, beyond rounding in bfloat16.
@@ -63,6 +70,7 @@ class HeadFinding(TypedDict):
     score: float
     null: float
     p: float
+    p_half: float
 
 
 class _Window(NamedTuple):
@@ -232,18 +240,18 @@ def findings(result: Result) -> Iterator[str]:
     tested = "score" in result.data
     if tested:
         for relation in RELATIONS:
-            yield _relation_finding(result, relation)
+            if f"{relation}_heads" in result.facts:
+                yield from _relation_findings(result, relation)
         yield (
             "The numbers in brackets are mean weights on random tokens, so they do not"
-            " depend on the text. The tests are corrected for the number of heads and"
-            " of tests, at 5% in all."
+            " depend on the text. Every p is corrected for all heads and tests."
         )
     else:
         data = result.data
         yield (
             f"The patterns of {data.sizes['layer']}"
             f" {plural(data.sizes['layer'], 'layer')} over {data.sizes['key']}"
-            f" {plural(data.sizes['key'], 'token')}; no head was tested."
+            f" {plural(data.sizes['key'], 'token')}; heads were not tested."
         )
     smallest_sum = float(result.facts.get("rows_sum_to", 1))
     if smallest_sum < WHOLE:
@@ -254,25 +262,51 @@ def findings(result: Result) -> Iterator[str]:
     yield from cast("list[str]", result.facts.get("notes") or [])
 
 
-def _relation_finding(result: Result, relation: str) -> str:
-    """Say how many heads do one thing, and which do it most."""
-    heads = _significant(result, relation)
+def _relation_findings(result: Result, relation: str) -> Iterator[str]:
+    """Say how many heads do one thing beyond chance, and which do it in earnest."""
+    found = _significant(result, relation)
     what = RELATIONS[relation]
-    if not heads:
-        return f"No head was found that reads {what}."
+    if not found:
+        yield f"No head is shown to read {what} {BEYOND[relation]}."
+        return
     count = _heads_that_exist(result.data)
+    verb = "reads" if len(found) == 1 else "read"
+    of_all = f"{len(found):,} of {count:,} attention {plural(count, 'head')}"
+    claim = f"{of_all} {verb} {what} {BEYOND[relation]} (p at most {LEVEL})"
+    if relation == "induction":
+        names = []
+        for finding in found[:MOST_NAMES]:
+            numbers = f"{finding['score']:.2f} against {finding['null']:.2f}"
+            names.append(f"{finding['site']} ({numbers})")
+        yield f"{claim}: {_named(names, len(found))}."
+        return
+    yield f"{claim}, which is {_range_of([head['null'] for head in found])}."
+    # To be above chance is little. These do hardly anything else.
     names = []
-    for finding in heads[:MOST_NAMES]:
-        numbers = f"{finding['score']:.2f}, {finding['null']:.2f} by chance"
-        names.append(f"{finding['site']} ({numbers})")
-    most = in_series(names)
-    if len(heads) > MOST_NAMES:
-        most = f"most of all {most}"
-    verb = "reads" if len(heads) == 1 else "read"
-    return (
-        f"{len(heads):,} of {count:,} attention {plural(count, 'head')} {verb} {what}:"
-        f" {most}."
-    )
+    for finding in found:
+        if finding["p_half"] < LEVEL:
+            names.append(f"{finding['site']} ({finding['score']:.2f})")
+    if names:
+        verb = "gives" if len(names) == 1 else "give"
+        yield (
+            f"{len(names):,} of {count:,} {verb} {what} more than half of the weight"
+            f" (p at most {LEVEL}): {_named(names[:MOST_NAMES], len(names))}."
+        )
+    else:
+        yield f"No head is shown to give {what} more than half of its weight."
+
+
+def _range_of(values: list[float]) -> str:
+    """Write numbers as one, or as the smallest and the largest."""
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _named(names: list[str], count: int) -> str:
+    """Name the first of so many heads."""
+    if count > len(names):
+        return f"{', '.join(names)} and {count - len(names):,} others"
+    return in_series(names)
 
 
 def _heads_that_exist(data: "xarray.Dataset") -> int:

@@ -1,0 +1,248 @@
+"""Selection: the attentions, heads and queries that are asked for."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+from hiddenscope.arguments import shown
+from hiddenscope.discovery.inside import why_refused
+from hiddenscope.errors import SiteError, TextError
+from hiddenscope.model import Model
+from hiddenscope.passes.attention_weights import WatchedAttention
+from hiddenscope.sites import Site
+
+NumberChoice: TypeAlias = int | Sequence[int] | str
+"""One number, several, or a string such as "3", "0-3" or "1,7"."""
+
+Layers: TypeAlias = int | str | Site | Sequence[int | str | Site]
+"""Layers by their numbers, or patterns of sites such as "decoder.layer.2-4.cross"."""
+
+_RANGE = r"(?:-?[0-9]{1,6}|[0-9]{1,6}-[0-9]{1,6})"
+_NUMBERS = re.compile(rf"{_RANGE}(?:\s*,\s*{_RANGE})*")
+_BRANCHES = ("attn", "cross")
+
+
+class Selection(NamedTuple):
+    """Attentions of one stack, all of itself or all of the encoder.
+
+    `notes` say which were left out.
+    """
+
+    attentions: tuple[WatchedAttention, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def sites(self) -> list[Site]:
+        """Return the sites of the attentions."""
+        return [part.site for part in self.attentions]
+
+    @property
+    def stack(self) -> str | None:
+        """Return the stack whose tokens read."""
+        return self.attentions[0].site.stack
+
+    @property
+    def key_stack(self) -> str | None:
+        """Return the stack whose tokens are read."""
+        return "encoder" if self.is_cross else self.stack
+
+    @property
+    def is_cross(self) -> bool:
+        """Tell whether a decoder reads the tokens of its encoder."""
+        return self.attentions[0].site.part == "cross"
+
+    @property
+    def heads(self) -> list[int]:
+        """Return the heads of all attentions."""
+        heads: set[int] = set()
+        for part in self.attentions:
+            heads |= set(part.heads)
+        return sorted(heads)
+
+
+def select_attentions(
+    model: Model, layers: Layers | None, heads: NumberChoice | None
+) -> Selection:
+    """Return the attentions that are asked for; refuse what is not there."""
+    sites = _sites(model, layers)
+    _check_one_kind(model, sites)
+    known: list[WatchedAttention] = []
+    reasons: dict[str, list[Site]] = {}
+    for site in sites:
+        block = model.anatomy.block_inside(site)
+        branch = block.branches.get(site.branch)
+        if branch is None or branch.heads is None or branch.projection is None:
+            inner = Site(site.layer, f"{site.part}.z", site.stack)
+            reason = why_refused(block, inner) or "its heads cannot be told apart"
+            reasons.setdefault(reason, []).append(site)
+            continue
+        every_head = tuple(range(branch.heads.heads))
+        known.append(
+            WatchedAttention(site, branch.heads, branch.projection, every_head)
+        )
+    # Layers that were named must be there; of all layers, some may have no attention.
+    if reasons and (layers is not None or not known):
+        reason, refused = next(iter(reasons.items()))
+        raise SiteError(
+            f"No attention weights at {refused[0]} of {model.name}",
+            reason,
+            _remedy(known),
+        )
+    notes = []
+    for reason, refused in reasons.items():
+        names = ", ".join(map(str, refused))
+        notes.append(f"Without {names}: {reason}.")
+    if heads is not None:
+        known = _with_heads(model, known, parse_numbers(heads, "heads"))
+    return Selection(tuple(known), tuple(notes))
+
+
+def _remedy(known: Sequence[WatchedAttention]) -> str:
+    if known:
+        return f"Choose others, such as {str(known[0].site)!r}."
+    return "Record whole layers, such as 'layer.*', or use another model."
+
+
+def _sites(model: Model, layers: Layers | None) -> list[Site]:
+    """Return the sites of the attentions that are asked for."""
+    stack = model.anatomy.stacks[-1]
+    name = stack.name if model.encoder_decoder else None
+    numbers = range(1, stack.depth + 1)
+    if layers is None:
+        return [Site(layer, "attn", name) for layer in numbers]
+    patterns: list[str | Site] = []
+    sites: set[Site] = set()
+    items: Sequence[int | str | Site]
+    items = [layers] if isinstance(layers, int | str | Site) else list(layers)
+    if not items:
+        raise SiteError(
+            "No layers to show", "the list is empty", f"Choose 1 to {stack.depth}."
+        )
+    for item in items:
+        if isinstance(item, Site):
+            patterns.append(item)
+            continue
+        if isinstance(item, str) and not _NUMBERS.fullmatch(item.strip()):
+            patterns.append(item)
+            continue
+        for number in parse_numbers(item, "layers"):
+            layer = number
+            if number < 0:
+                # -1 is the last layer, as in the pattern layer.-1.
+                layer += stack.depth + 1
+            if layer not in numbers:
+                raise SiteError(
+                    f"No attention in layer {number} of {model.name}",
+                    f"its {stack.depth} blocks make layer 1 to layer {stack.depth}",
+                    "Choose some of these.",
+                )
+            sites.add(Site(layer, "attn", name))
+    for pattern in patterns:
+        sites |= set(_of_pattern(model, pattern))
+    return sorted(sites)
+
+
+def _of_pattern(model: Model, pattern: str | Site) -> Sequence[Site]:
+    selected = model.anatomy.select([pattern])
+    for site in selected:
+        if site.part not in _BRANCHES:
+            layer = "*" if site.layer is None else f"layer.{site.layer}"
+            raise SiteError(
+                f"No attention weights at {site}",
+                "weights are of a whole attention, attn or cross",
+                f"Choose '{layer}.attn', and heads= for some of its heads.",
+            )
+    return selected
+
+
+def _check_one_kind(model: Model, sites: Sequence[Site]) -> None:
+    """Refuse attentions whose queries or keys are tokens of different texts."""
+    kinds = sorted({(site.stack or "", site.part) for site in sites})
+    if len(kinds) < 2:
+        return
+    patterns = [f"'{stack}.*.{part}'" for stack, part in kinds]
+    raise SiteError(
+        f"Cannot show these attentions of {model.name} together",
+        "an encoder, a decoder and cross-attention read different tokens",
+        f"Choose one of {', '.join(patterns)}.",
+    )
+
+
+def _with_heads(
+    model: Model, known: Sequence[WatchedAttention], heads: Sequence[int]
+) -> list[WatchedAttention]:
+    """Return the attentions with some of their heads, as far as they have them."""
+    most = max(len(part.heads) for part in known)
+    for head in heads:
+        if not 0 <= head < most:
+            raise SiteError(
+                f"No head {head} in {model.name}",
+                f"an attention has {most} heads there, counted from 0",
+                f"Choose 0 to {most - 1}.",
+            )
+    some = []
+    for part in known:
+        # Blocks may differ in their number of heads.
+        present = set(part.heads) & set(heads)
+        if present:
+            some.append(replace(part, heads=tuple(sorted(present))))
+    return some
+
+
+def select_positions(queries: NumberChoice | None, tokens: int) -> list[int]:
+    """Return the positions of the queries that are asked for, in order.
+
+    >>> select_positions([-1, 0], 7), select_positions("2-4", 7)
+    ([0, 6], [2, 3, 4])
+    """
+    if queries is None:
+        return list(range(tokens))
+    positions = set()
+    for number in parse_numbers(queries, "queries"):
+        position = number
+        if number < 0:
+            position += tokens
+        if not 0 <= position < tokens:
+            raise TextError(
+                f"No query {number}",
+                f"the text has {tokens:,} tokens",
+                f"Choose 0 to {tokens - 1}, or -1 for the last.",
+            )
+        positions.add(position)
+    return sorted(positions)
+
+
+def parse_numbers(value: NumberChoice, name: str) -> list[int]:
+    """Return the different numbers of a list, or of a string of numbers and ranges.
+
+    >>> parse_numbers("0-2, 7", "heads"), parse_numbers(-1, "queries")
+    ([0, 1, 2, 7], [-1])
+    """
+    if isinstance(value, int):
+        return [value]
+    if not isinstance(value, str):
+        numbers = list(dict.fromkeys(int(number) for number in value))
+    elif _NUMBERS.fullmatch(value.strip()):
+        numbers = _parsed(value)
+    else:
+        numbers = []
+    if not numbers:
+        raise TextError(
+            f"Cannot read {name}={shown(value)}",
+            "it names no number",
+            f"Give {name} such as 3, '0-3' or '1,7'.",
+        )
+    return numbers
+
+
+def _parsed(words: str) -> list[int]:
+    numbers: dict[int, None] = {}
+    for word in words.split(","):
+        ends = re.fullmatch(r"\s*([0-9]+)-([0-9]+)\s*", word)
+        if ends is None:
+            numbers[int(word)] = None
+            continue
+        for number in range(int(ends[1]), int(ends[2]) + 1):
+            numbers[number] = None
+    return list(numbers)

@@ -1,0 +1,475 @@
+"""Attention weights: run a model once, and compute them beside its own kernel.
+
+The weights of an attention are computed from the arguments of the operation that uses
+them, while the pass is at that operation, some rows at a time. Only the layers, heads
+and rows that are asked for are computed. In every pass some rows are compared with what
+the pass itself computed: weights times values must be what the heads hand on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from math import sqrt
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from hiddenscope.discovery import Tap, Write
+from hiddenscope.discovery.inside import AttentionHeads, Projection
+from hiddenscope.errors import NotFinite, PassError
+from hiddenscope.modules import autograd, hooks, operations
+from hiddenscope.modules.trials import ULPS, tolerance
+from hiddenscope.passes.inputs import Inputs
+from hiddenscope.passes.protocol import PassModel, require_recordable
+from hiddenscope.passes.record import check_targets
+from hiddenscope.sites import Site
+
+# Rows are computed together as long as their tensors take no more than this.
+MOST_BYTES = 64 * 2**20
+# Scores, a mask, weights and a copy of them are held at a time.
+TENSORS = 4
+# Rows of each attention that are compared with the pass.
+CHECKED_ROWS = 4
+
+
+@dataclass(frozen=True)
+class WatchedAttention:
+    """One attention, and the heads of it that are asked for."""
+
+    site: Site
+    layout: AttentionHeads
+    projection: Projection
+    heads: tuple[int, ...]
+
+
+class WeightRows(NamedTuple):
+    """Some rows of the weights of one attention, `values` [text, head, row, key].
+
+    `positions` are those of the queries, and `texts` the indices of the texts.
+    """
+
+    site: Site
+    texts: Sequence[int]
+    positions: Sequence[int]
+    values: Tensor
+
+
+ReceiveWeights: TypeAlias = Callable[[WeightRows], None]
+
+
+@dataclass
+class WeightsReport:
+    """What a pass shows besides the weights.
+
+    `write_norms` [head, key] are the norms of what the values of the first text write
+    through each head. `smallest_sums` are the smallest sums of a row. `errors` are the
+    largest differences between weights times values and what the heads hand on.
+    """
+
+    write_norms: dict[Site, Tensor] = field(default_factory=dict)
+    smallest_sums: dict[Site, float] = field(default_factory=dict)
+    errors: dict[Site, float] = field(default_factory=dict)
+
+
+def run_weights(
+    model: PassModel,
+    inputs: Inputs,
+    attentions: Sequence[WatchedAttention],
+    receive: ReceiveWeights,
+    *,
+    positions: Sequence[int] | None = None,
+    writes: bool = False,
+) -> WeightsReport:
+    """Run texts of one length, and hand their attention weights to `receive`.
+
+    `positions` are those of the queries, by default all of them. The norms of what the
+    values write are computed only with `writes`.
+    """
+    require_recordable(model.module)
+    sites = [part.site for part in attentions]
+    check_targets(model, inputs, sites, logits=False)
+    report = WeightsReport()
+    with model.lock, autograd.restored(inference=False), torch.no_grad():
+        for texts, batch in inputs.batches(model):
+            watcher = _Watcher(model, attentions, texts, receive, report)
+            watcher.positions = positions
+            watcher.writes = writes and 0 in texts
+            watcher.run(batch)
+    return report
+
+
+class _Expected(NamedTuple):
+    """What the heads must hand on at some positions, [text, head, row, dim].
+
+    `sizes` and `allowed` are [text, head, row]: differences are divided by the sizes,
+    and must then be within what is allowed.
+    """
+
+    positions: list[int]
+    outputs: Tensor
+    sizes: Tensor
+    allowed: Tensor
+
+
+class _Watcher:
+    """Watches some attentions in one pass."""
+
+    def __init__(
+        self,
+        model: PassModel,
+        attentions: Sequence[WatchedAttention],
+        texts: Sequence[int],
+        receive: ReceiveWeights,
+        report: WeightsReport,
+    ) -> None:
+        self.model = model
+        self.attentions = attentions
+        self.texts = texts
+        self.receive = receive
+        self.report = report
+        self.positions: Sequence[int] | None = None
+        self.writes = False
+        self.expected: dict[Site, _Expected] = {}
+        self.missing = {part.site for part in attentions}
+        self.stops = not hooks.is_offloaded(model.module)
+        self.thread = threading.get_ident()
+
+    def run(self, inputs: Inputs) -> None:
+        """Run one batch."""
+        module = self.model.module
+        batch = inputs.pad(self.model)
+        arguments = batch.arguments(module, masked=self.model.batching.needs_mask)
+        with hooks.watching(list(self._watches(module))):
+            hooks.call_module(module, arguments)
+        if self.missing:
+            raise PassError(
+                f"No attention weights at {min(self.missing)}",
+                "its attention was not called in this pass",
+                "Load the model again: it has been changed.",
+            )
+
+    def _watches(self, module: nn.Module) -> Iterator[hooks.Watch]:
+        """Yield watches inside attentions, and of the inputs of their projections."""
+        inside: dict[str, list[WatchedAttention]] = defaultdict(list)
+        after: dict[str, list[WatchedAttention]] = defaultdict(list)
+        for part in self.attentions:
+            inside[part.layout.weights.path].append(part)
+            after[part.projection.tap.path].append(part)
+        for path, parts in inside.items():
+            operation_callback = self._operation_callback(parts)
+            submodule = module.get_submodule(path)
+            yield hooks.Watch(submodule, "inside", operation_callback)
+        for path, parts in after.items():
+            input_callback = self._input_callback(parts)
+            yield hooks.Watch(module.get_submodule(path), "input", input_callback)
+
+    def _operation_callback(
+        self, parts: Sequence[WatchedAttention]
+    ) -> operations.OperationCallback:
+        """Return a callback for the operations of a module with attentions."""
+        forwards: list[object] = []
+
+        def callback(
+            operation: operations.Operation, run: operations.RunOperation
+        ) -> Any:
+            output = run(operation)
+            if threading.get_ident() != self.thread:
+                return output
+            # Each call of the module has a stand-in of its own.
+            if not forwards or forwards[-1] is not operation.forward:
+                forwards.append(operation.forward)
+            for part in parts:
+                place = part.layout.weights
+                is_same_call = place.call == len(forwards) - 1
+                is_same_kind = place.kind == operation.kind
+                if is_same_call and is_same_kind and place.number == operation.number:
+                    self._show(part, operation)
+            return output
+
+        return callback
+
+    def _show(self, part: WatchedAttention, operation: operations.Operation) -> None:
+        """Hand on the weights of an attention, some rows at a time."""
+        source = _source(part, operation)
+        positions = self.positions
+        if positions is None:
+            positions = range(source.queries)
+        smallest = self.report.smallest_sums.get(part.site, 1.0)
+        for start in range(0, len(positions), source.rows_at_a_time):
+            rows = list(positions[start : start + source.rows_at_a_time])
+            weights = source.weights(rows)
+            sums = weights.sum(-1)
+            if not bool(sums.isfinite().all()):
+                raise NotFinite(
+                    f"No attention weights at {part.site}",
+                    "the scores hold a NaN or an infinity",
+                    "Load the model in a wider dtype.",
+                )
+            smallest = min(smallest, float(sums.min()))
+            self.receive(WeightRows(part.site, self.texts, rows, weights))
+        self.report.smallest_sums[part.site] = smallest
+        self.expected[part.site] = source.expected(_spread(positions))
+        if self.writes:
+            values = source.values[list(self.texts).index(0)]
+            norms = _write_norms(self.model.module, part, values)
+            self.report.write_norms[part.site] = norms
+
+    def _input_callback(self, parts: Sequence[WatchedAttention]) -> Callable[..., None]:
+        """Return a callback for the input of a projection."""
+        calls = count()
+
+        def callback(*arguments: Any) -> None:
+            if threading.get_ident() != self.thread:
+                return
+            call = next(calls)
+            for part in parts:
+                tap = part.projection.tap
+                if tap.call == call and part.site in self.expected:
+                    self._check(part, tap, tap.read(*arguments))
+                    self.missing.discard(part.site)
+            if self.stops and not self.missing:
+                raise hooks.Stopped
+
+        return callback
+
+    def _check(self, part: WatchedAttention, tap: Tap, tensor: Tensor | None) -> None:
+        """Raise PassError unless weights times values is what the heads hand on."""
+        expected = self.expected.pop(part.site)
+        problem = f"Cannot trust the attention weights at {part.site}"
+        if tensor is None:
+            raise PassError(problem, f"the {tap} holds no tensor", "Report this model.")
+        tokens = tensor.numel() // (len(self.texts) * part.projection.width)
+        states = tap.layout.states(tensor, tokens)[:, expected.positions]
+        by_head = states.reshape(*states.shape[:2], part.layout.heads, -1)
+        z = by_head.transpose(1, 2)
+        z = z[:, list(part.heads)].to(expected.outputs)
+        differences = (z - expected.outputs).norm(dim=-1) / expected.sizes
+        error = float(differences.max())
+        if not bool((differences <= expected.allowed).all()):
+            raise PassError(
+                problem,
+                f"weights times values differ by {error:.1e} from what the heads"
+                " handed on in this pass",
+                "Load the model with attention='eager'.",
+            )
+        largest = max(error, self.report.errors.get(part.site, 0.0))
+        self.report.errors[part.site] = largest
+
+
+def _spread(positions: Sequence[int]) -> list[int]:
+    """Return some positions from the first to the last."""
+    last = len(positions) - 1
+    steps = max(1, CHECKED_ROWS - 1)
+    places = {last * step // steps for step in range(CHECKED_ROWS)}
+    return [positions[place] for place in sorted(places)]
+
+
+def _source(
+    part: WatchedAttention, operation: operations.Operation
+) -> _FusedWeights | _EagerWeights:
+    """Return what computes the weights of an attention from its operation."""
+    layout, heads = part.layout, part.heads
+    if layout.is_fused:
+        query, key, value = operation.operands
+        named = operation.named
+        mask = named.get("attn_mask")
+        if mask is not None:
+            # torch broadcasts a mask that has fewer axes.
+            mask = mask[(None,) * (4 - mask.ndim)]
+            mask = _take_heads(mask, heads, layout.heads)
+        return _FusedWeights(
+            query=_take_heads(layout.queries.split(query), heads, layout.heads),
+            key=_take_heads(layout.keys.split(key), heads, layout.heads),
+            values=_take_heads(layout.values.split(value), heads, layout.heads),
+            mask=mask,
+            is_causal=bool(named.get("is_causal", False)),
+            scale=named.get("scale"),
+        )
+    pattern, value = operation.operands
+    # A pattern is laid out as values are, with all heads.
+    pattern_layout = replace(layout.values, heads=layout.heads)
+    return _EagerWeights(
+        pattern=_take_heads(pattern_layout.split(pattern), heads, layout.heads),
+        values=_take_heads(layout.values.split(value), heads, layout.heads),
+    )
+
+
+def _take_heads(tensor: Tensor, heads: tuple[int, ...], count: int) -> Tensor:
+    """Return some heads of [text, head, ...], in which several may share a row."""
+    copies = count // tensor.shape[1]
+    if copies == 1 and heads == tuple(range(count)):
+        return tensor
+    return tensor[:, [head // copies for head in heads]]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64 if it is in float64, else in float32."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _rows_at_a_time(shape: Sequence[int], itemsize: int) -> int:
+    """Return how many rows of [text, head, row, key] may be computed together."""
+    texts, heads, _, keys = shape
+    row_bytes = texts * heads * keys * itemsize * TENSORS
+    return max(1, MOST_BYTES // row_bytes)
+
+
+@dataclass(frozen=True)
+class _EagerWeights:
+    """Weights that the code of an attention computes itself."""
+
+    pattern: Tensor
+    values: Tensor
+
+    @property
+    def queries(self) -> int:
+        """Return the number of queries."""
+        return self.pattern.shape[2]
+
+    @property
+    def rows_at_a_time(self) -> int:
+        """Return how many rows are handed on together."""
+        return _rows_at_a_time(self.pattern.shape, _itemsize(self.pattern))
+
+    def weights(self, positions: list[int]) -> Tensor:
+        """Return the weights of some queries, [text, head, row, key]."""
+        return _wide(self.pattern[:, :, positions])
+
+    def expected(self, positions: list[int]) -> _Expected:
+        """Return what the heads must hand on at some positions."""
+        weights = self.weights(positions)
+        outputs, sizes = _apply(weights, self.values)
+        allowed = torch.full_like(sizes, tolerance(self.values.dtype, 1))
+        return _Expected(positions, outputs, sizes, allowed)
+
+
+@dataclass(frozen=True)
+class _FusedWeights:
+    """Weights of torch's attention, computed from its arguments."""
+
+    query: Tensor
+    key: Tensor
+    values: Tensor
+    mask: Tensor | None
+    is_causal: bool
+    scale: float | None
+
+    @property
+    def queries(self) -> int:
+        """Return the number of queries."""
+        return self.query.shape[2]
+
+    @property
+    def rows_at_a_time(self) -> int:
+        """Return how many rows are computed together."""
+        shape = (*self.query.shape[:3], self.key.shape[2])
+        return _rows_at_a_time(shape, _itemsize(self.query))
+
+    @property
+    def factor(self) -> float:
+        """Return what products of queries and keys are multiplied by."""
+        if self.scale is not None:
+            return self.scale
+        return 1 / sqrt(self.query.shape[-1])
+
+    def weights(self, positions: list[int]) -> Tensor:
+        """Return the weights of some queries, [text, head, row, key]."""
+        return _softmax(self.scores(positions))
+
+    def scores(self, positions: list[int]) -> Tensor:
+        """Return the scores of some queries; minus infinity where a key is hidden."""
+        query = _wide(self.query[:, :, positions]) * self.factor
+        scores = query @ _wide(self.key).mT
+        if self.is_causal:
+            # torch aligns the first query with the first key.
+            rows = torch.tensor(positions, device=scores.device)
+            columns = torch.arange(scores.shape[-1], device=scores.device)
+            scores.masked_fill_(columns > rows[:, None], -torch.inf)
+        if self.mask is None:
+            return scores
+        mask = self.mask
+        if mask.shape[2] > 1:
+            mask = mask[:, :, positions]
+        if mask.dtype == torch.bool:
+            return scores.masked_fill_(~mask, -torch.inf)
+        return scores.add_(mask)
+
+    def expected(self, positions: list[int]) -> _Expected:
+        """Return what the heads must hand on at some positions."""
+        scores = self.scores(positions)
+        weights = _softmax(scores)
+        outputs, sizes = _apply(weights, self.values)
+        # The rounding error of a score grows with the score, and a softmax turns it
+        # into a relative error of the weights.
+        query = _wide(self.query[:, :, positions]).norm(dim=-1) * abs(self.factor)
+        key = _wide(self.key).norm(dim=-1).amax(-1, keepdim=True)
+        visible = scores.masked_fill(weights == 0, 0)
+        score_size = query * key + visible.abs().amax(-1)
+        rounding = ULPS * torch.finfo(scores.dtype).eps * score_size
+        allowed = rounding + tolerance(self.values.dtype, 1)
+        return _Expected(positions, outputs, sizes, allowed)
+
+
+def _itemsize(tensor: Tensor) -> int:
+    """Return the bytes of a number that is computed from a tensor."""
+    return max(4, tensor.element_size())
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    weights = scores.softmax(-1)
+    # A query that sees no key gets nothing, as torch's attention has it.
+    sees_nothing = (scores == -torch.inf).all(-1, keepdim=True)
+    return weights.masked_fill_(sees_nothing, 0)
+
+
+def _apply(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weights times values, and the size that its errors are measured by."""
+    wide = _wide(values)
+    # Values of opposite signs may cancel, and then leave their errors.
+    sizes = (weights @ wide.abs()).norm(dim=-1)
+    tiny = torch.finfo(sizes.dtype).tiny
+    return weights @ wide, sizes.clamp_min(tiny)
+
+
+def _write_norms(module: nn.Module, part: WatchedAttention, values: Tensor) -> Tensor:
+    """Return the norms [head, key] of what values [head, key, dim] write.
+
+    A norm after attention multiplies all that a token gets by one number, which depends
+    on what all heads write. That number is left out.
+    """
+    dim = part.layout.dim
+    whole = Write(module, part.projection, slice(None))
+    if whole.weight is not None:
+        return _norms_by_weight(whole, part, values)
+    norms = []
+    for head, of_head in zip(part.heads, values, strict=True):
+        columns = slice(head * dim, (head + 1) * dim)
+        # Only the code of a quantised projection knows its weight.
+        written = Write(module, part.projection, columns).linear(of_head)
+        norms.append(_wide(written * whole.gain(written)).norm(dim=-1))
+    return torch.stack(norms)
+
+
+def _norms_by_weight(write: Write, part: WatchedAttention, values: Tensor) -> Tensor:
+    """Return the norms of what values write, all heads together, by some keys."""
+    assert write.weight is not None
+    heads, keys, dim = values.shape
+    weight = write.weight.detach()
+    hidden_size = len(weight)
+    by_head = _wide(weight).T.reshape(part.layout.heads, dim, hidden_size)
+    if part.heads != tuple(range(part.layout.heads)):
+        by_head = by_head[list(part.heads)]
+    if write.norm is not None:
+        by_head = by_head * _wide(write.gain(weight.T))
+    values = _wide(values).to(by_head)
+    keys_at_a_time = max(1, MOST_BYTES // (heads * hidden_size * _itemsize(values)))
+    norms = []
+    for start in range(0, keys, keys_at_a_time):
+        written = values[:, start : start + keys_at_a_time] @ by_head
+        norms.append(written.norm(dim=-1))
+    return torch.cat(norms, dim=-1)
