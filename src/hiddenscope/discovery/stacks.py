@@ -114,26 +114,29 @@ class Anatomy:
         object.__setattr__(anatomy, "find_inside", find_inside)
         return anatomy
 
-    @property
-    def inside(self) -> Inside:
-        """Return what is inside the blocks: heads, neurons and routers."""
+    def look_inside(self) -> Inside:
+        """Return what is inside the blocks, found again if the model has changed.
+
+        To look whether it has takes longer than a hook, so taps and widths are those of
+        the last look: that of `select`, before each pass.
+        """
         if self.find_inside is None:
             return Inside()
         inside = self.find_inside()
-        # To look whether the model is still as it was takes longer than a hook, so taps
-        # and widths are those of the last look: `select` looks again.
-        vars(self)["_last_inside"] = inside
+        vars(self)["inside"] = inside
         return inside
+
+    @cached_property
+    def inside(self) -> Inside:
+        """Return what is inside the blocks: heads, neurons and routers."""
+        return self.look_inside()
 
     def block_inside(self, site: Site) -> InsideBlock:
         """Return what is inside the block of a site."""
-        inside: Inside | None = vars(self).get("_last_inside")
-        if inside is None:
-            inside = self.inside
         number = 0
         if site.stack is not None:
             number = self.stacks.index(self.stack(site))
-        return inside.block(number, site.layer or 0)
+        return self.inside.block(number, site.layer or 0)
 
     def tap(self, site: Site) -> Tap | OperationTap:
         """Return where the state of a site can be read.
@@ -209,7 +212,7 @@ class Anatomy:
         if not isinstance(patterns, str):
             return self._select(patterns)
         # What is inside depends on the attention kernel, which may be changed.
-        key = (patterns, id(self.inside) if names_inner(patterns) else 0)
+        key = (patterns, id(self.look_inside()) if names_inner(patterns) else 0)
         # Sorting the sites of a deep model takes longer than a short pass's hooks.
         if key not in self._selected:
             self._selected[key] = self._select(patterns)

@@ -69,12 +69,18 @@ def select_attentions(
     _check_one_kind(model, sites)
     known: list[WatchedAttention] = []
     reasons: dict[str, list[Site]] = {}
+    # The kernel may have been changed since the last look.
+    model.anatomy.look_inside()
     for site in sites:
         block = model.anatomy.block_inside(site)
         branch = block.branches.get(site.branch)
         if branch is None or branch.heads is None or branch.projection is None:
             inner = Site(site.layer, f"{site.part}.z", site.stack)
             reason = why_refused(block, inner) or "its heads cannot be told apart"
+            reasons.setdefault(reason, []).append(site)
+            continue
+        if branch.heads.has_other_keys and site.part == "attn":
+            reason = "it reads the tokens of both stacks at once"
             reasons.setdefault(reason, []).append(site)
             continue
         every_head = tuple(range(branch.heads.heads))
