@@ -47,6 +47,7 @@ NO_COMMAND = {
         ("state", "continuation", "answers"),
         f"No command reads or changes a single state. {ONLY_PYTHON}",
     ),
+    "reads": f"`hiddenscope attention` shows all tokens, not one. {ONLY_PYTHON}",
     "kept": f"`hiddenscope profile --states` reads all texts, not one. {ONLY_PYTHON}",
     "nearest": (
         f"`hiddenscope search --states` looks for texts, not for a state. {ONLY_PYTHON}"
@@ -182,6 +183,19 @@ def _grid_lines(request: Values, names: Names) -> list[str]:
     ]
 
 
+def _reads_lines(request: Values, names: Names) -> list[str]:
+    """Return the attention of one token, or of all where none was chosen."""
+    arguments = request["arguments"]
+    token = arguments.get("token")
+    queries = "" if token is None else f", queries=[{token}]"
+    call = f"hs.attention(model, {arguments['text']!r}{queries}, draws=0)"
+    return [
+        f"model = {python_load(request['model'], names)}",
+        f"result = {call}",
+        "result.save('attention.html')",
+    ]
+
+
 def _state_lines(request: Values, names: Names) -> list[str]:
     """Return one state, and what the model predicts when it is changed."""
     arguments = request["arguments"]
@@ -289,6 +303,7 @@ def _nearest_lines(request: Values, names: Names) -> list[str]:
 
 PAGE_LINES: dict[str, Callable[[Values, Names], Sequence[str]]] = {
     "grid": _grid_lines,
+    "reads": _reads_lines,
     "state": _state_lines,
     "continuation": _continuation_lines,
     "store": _store_lines,

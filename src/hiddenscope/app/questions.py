@@ -14,6 +14,7 @@ from hiddenscope.analyses.embed.embed import mean_cosine
 from hiddenscope.app.answers import AnswerBytes, pack_result
 from hiddenscope.app.cells import continue_text, describe_state, suggest_answers
 from hiddenscope.app.models import Models, StoredStates
+from hiddenscope.app.reads import reads_of, title_of_reads
 from hiddenscope.app.schemas import form_parameters
 from hiddenscope.app.stored import find_states, find_texts, norms_of, show_stored_text
 from hiddenscope.app.uploads import labelled_from
@@ -26,6 +27,8 @@ from hiddenscope.vectors.dataset import labels_of_states
 from hiddenscope.workers import Header
 
 Preview: TypeAlias = Callable[[AnswerBytes], None]
+# The analysis behind the overlay of what a token reads.
+ATTENTION = "attention"
 StateSource: TypeAlias = hs.Model | StoredStates
 
 
@@ -124,6 +127,19 @@ def _show_grid(models: Models, request: Header) -> AnswerBytes:
     return pack_result(norms, titles)
 
 
+def _show_reads(models: Models, request: Header) -> AnswerBytes:
+    """Return which tokens the chosen token reads in each layer."""
+    model = models.get(request["model"])
+    arguments = request["arguments"]
+    states = models.states(model, arguments["text"])
+    # A text that is being typed may have become shorter than it was.
+    last = len(states.tokens) - 1
+    token = min(arguments.get("token", last), last)
+    attention = getattr(hs, ATTENTION)
+    result = attention(model, arguments["text"], queries=[token], draws=0)
+    return pack_result(reads_of(result, token), (title_of_reads(result, token),))
+
+
 # Analyses whose function returns something else, which is made a result here.
 WITHOUT_RESULT: dict[str, Callable[[StateSource, Header], Result]] = {"embed": _embed}
 # Answers without views; the page shows them beside the grid.
@@ -134,6 +150,7 @@ CELL_QUESTIONS: dict[str, Callable[[Models, Header], Header]] = {
 }
 PAGE_QUESTIONS: dict[str, Callable[[Models, Header], AnswerBytes]] = {
     "grid": _show_grid,
+    "reads": _show_reads,
     "kept": show_stored_text,
     "store": find_texts,
     "nearest": find_states,

@@ -69,6 +69,13 @@ class GridArguments(Strict):
     text: OneText
 
 
+class ReadsArguments(Strict):
+    """Which tokens one token of a text reads in each layer; by default the last one."""
+
+    text: OneText
+    token: Annotated[int, Field(ge=0, le=MOST_CHARACTERS)] | None = None
+
+
 class ChangeChoice(Strict):
     """What is done to a state: taken away, replaced by that of another text, or moved
     along a direction.
@@ -243,6 +250,7 @@ ASKED = tuple(analysis for analysis in ANALYSES if analysis.in_app)
 REQUESTS = {
     **{analysis.word: _analysis_request(analysis) for analysis in ASKED},
     "grid": _request("grid", GridArguments, "model"),
+    "reads": _request("reads", ReadsArguments, "model"),
     "answers": _request("answers", AnswersArguments, "model"),
     "state": _request("state", StateArguments, "model"),
     "continuation": _request("continuation", ContinuationArguments, "model"),

@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.results import Result
+from hiddenscope.results import Result, Table
 from hiddenscope.views.sentences import capitalised, of_model
-from hiddenscope.views.values import Grid, Lines, Measure, Panels, Series, View, Words
+from hiddenscope.views.values import (
+    Grid,
+    Lines,
+    Listing,
+    Measure,
+    Panels,
+    Patterns,
+    Series,
+    View,
+    Words,
+)
 
 if TYPE_CHECKING:
     import xarray
@@ -23,7 +33,7 @@ MOST_TOKENS = 4_096
 # A title names so many variables.
 MOST_NAMES = 3
 
-V = TypeVar("V", Grid, Panels, Lines)
+V = TypeVar("V", Grid, Panels, Lines, Patterns)
 
 
 def of_type(views: Iterable[View], kind: type[V]) -> tuple[V, ...]:
@@ -135,6 +145,22 @@ def lines_of(result: Result, along: str, names: Sequence[Hashable]) -> Lines:
         unit=str(attrs.get("units", "")),
         scale=attrs.get("scale", "linear"),
     )
+
+
+def table_of(listing: Listing) -> Table:
+    """Return a list of a page as a table of a terminal."""
+    rows = []
+    text_columns: set[int] = set()
+    for row in listing.rows:
+        cells = []
+        for column, cell in enumerate(row):
+            if isinstance(cell, str):
+                text_columns.add(column)
+                cells.append(cell)
+            else:
+                cells.append(f"{cell:.3g}")
+        rows.append(cells)
+    return Table(listing.columns, rows, text_columns, listing.title)
 
 
 def level(name: str, height: float, count: int) -> Series:

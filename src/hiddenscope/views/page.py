@@ -22,7 +22,7 @@ from itertools import chain, groupby, zip_longest
 
 from hiddenscope.errors import StatesError
 from hiddenscope.views.payload import pack
-from hiddenscope.views.values import Grid, Lines, Panels, View
+from hiddenscope.views.values import View
 
 # An XML namespace, which is never fetched.
 XML_NAME = "http://www.w3.org/2000/svg"
@@ -193,7 +193,7 @@ def _static(name: str) -> str:
 
 def placed(view: View, place: int) -> str:
     """Return the element in which the script draws a view, by its place on the page."""
-    kind = {Grid: "grid", Panels: "panels", Lines: "lines"}[type(view)]
+    kind = type(view).__name__.lower()
     return f'<section data-view="{place}" class="{kind}"></section>\n'
 
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hiddenscope.errors import StatesError
 from hiddenscope.results import Look, Result
 from hiddenscope.views.drawing import long_name
 from hiddenscope.views.figures.pages import FigureFormat, figure, image
 from hiddenscope.views.kinds.registry import views_of
-from hiddenscope.views.values import Grid, View
+from hiddenscope.views.values import Grid, Patterns, View
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,8 +71,10 @@ def _selected_views(result: Result, look: Look) -> list[View]:
         )
     if not look.measure:
         return selected
-    # A measure may be named as the data names it, or as the grid does.
     measure = look.measure
+    if all(isinstance(view, Patterns) for view in selected):
+        return [_with_head(view, measure) for view in selected]
+    # A measure may be named as the data names it, or as the grid does.
     variable = result.data.get(measure)
     if variable is not None:
         measure = long_name(variable)
@@ -93,6 +97,30 @@ def _with_measure(view: View, name: str) -> View:
     title = f"{view.title}: {first.name}" if place else view.title
     others = (*measures[:place], *measures[place + 1 :])
     return replace(view, title=first.title or title, measures=(first, *others))
+
+
+def _with_head(view: View, words: str) -> View:
+    """Return heads of which the named one is large, value-weighted where that is asked
+    for: "layer.3.attn.head.5", "weighted", or both.
+    """
+    assert isinstance(view, Patterns)
+    names = {}
+    for row, head in np.argwhere(view.exists):
+        names[view.name_of(int(row), int(head))] = (int(row), int(head))
+    large, weighted = view.large, view.weighted
+    for word in words.split():
+        if word in ("pattern", "weighted"):
+            weighted = word == "weighted"
+        elif word in names:
+            large = names[word]
+        else:
+            first, *_, last = [*names, *names]
+            raise StatesError(
+                f"No head {word!r} in {view.title!r}",
+                f"there are {first} to {last}",
+                'Name one of these, "weighted", or both.',
+            )
+    return replace(view, large=large, weighted=weighted)
 
 
 def _plain(name: str) -> str:

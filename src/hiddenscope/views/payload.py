@@ -24,12 +24,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.errors import StatesError
-from hiddenscope.views.values import Grid, Lines, Measure, Panels, Series, View, Words
+from hiddenscope.views.values import (
+    Grid,
+    HeadScore,
+    Lines,
+    Measure,
+    PackedFloats,
+    Panels,
+    Patterns,
+    Series,
+    View,
+    Words,
+)
 
 MAGIC = b"HSV1"
-KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Grid, Panels, Lines, Measure, Words, Series)
-}
+PACKED = (Grid, Panels, Lines, Patterns, Measure, Words, Series, HeadScore)
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in PACKED}
+# Fields of the header that are no fields of a value.
+ADDED = ("kind", "classes", "steps")
 # Little-endian on every machine, as the page's typed arrays read them.
 DTYPES = {
     "float32": "<f4",
@@ -41,6 +53,10 @@ DTYPES = {
 # Of the 23 bits of a float32's fraction: one part in 32,000 is enough for a map that is
 # only looked at.
 INFLUENCE_BITS = 14
+# Attention weights are packed as steps of their square root. With more weights than
+# this, one byte each must do.
+MOST_FINE_WEIGHTS = 1_000_000
+FINE_STEPS, COARSE_STEPS = 65_535, 255
 
 
 def pack(views: Sequence[View]) -> str:
@@ -64,8 +80,9 @@ def unpack(text: str) -> list[View]:
     """Return the views that `pack` was given.
 
     Numbers come back exactly, except those of an `influence`, which keeps four digits
-    and a half. Strings come back exactly, except two lone surrogates that together make
-    a character, which come back as that character.
+    and a half, and attention weights, whose square root has `steps_of` steps. Strings
+    come back exactly, except two lone surrogates that together make a character, which
+    come back as that character.
     """
     try:
         raw = gzip.decompress(base64.b64decode(text, validate=True))
@@ -109,6 +126,9 @@ class _Packer:
                 inner = rounded(inner)
             elif field.name == "labels":
                 record["classes"], inner = _coded(inner)
+            elif field.name == "weights":
+                record["steps"] = steps_of(inner)
+                inner = quantised(inner)
             record[field.name] = self.value(inner)
         return record
 
@@ -152,6 +172,41 @@ def rounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.where(np.isfinite(values) & np.isfinite(near), near, values)
 
 
+def steps_of(weights: PackedFloats) -> int:
+    """Return into how many steps the square root of a weight is divided."""
+    return FINE_STEPS if weights.size <= MOST_FINE_WEIGHTS else COARSE_STEPS
+
+
+def quantised(weights: PackedFloats) -> NDArray[np.uint8] | NDArray[np.uint16]:
+    """Return each weight from 0 to 1 as the nearest step of its square root, 0 where
+    there is none.
+
+    Roots keep small weights apart, which count where large norms multiply them. The
+    error is at most the root divided by the number of steps.
+
+    >>> quantised(np.float32([[[[0.0, 0.25, 1.0]]]])).tolist()
+    [[[[0, 32768, 65535]]]]
+    """
+    steps = steps_of(weights)
+    dtype = np.uint16 if steps == FINE_STEPS else np.uint8
+    levels = np.empty(weights.shape, dtype)
+    # Layer by layer: the roots of all at once would take much memory.
+    for layer, packed in zip(weights, levels, strict=True):
+        roots = np.sqrt(np.clip(np.nan_to_num(layer), 0.0, 1.0))
+        packed[...] = np.rint(roots * np.float32(steps))
+    return levels
+
+
+def _restored_weights(
+    levels: NDArray[Any], steps: int, norms: PackedFloats
+) -> NDArray[np.float32]:
+    roots: NDArray[np.float32] = levels.astype(np.float32) / np.float32(steps)
+    weights = np.square(roots)
+    # Heads that are missing have no norms.
+    weights[np.isnan(norms).all(axis=2)] = np.nan
+    return weights
+
+
 def _coded(labels: tuple[str, ...]) -> tuple[list[str], NDArray[Any] | tuple[()]]:
     """Return the distinct labels, and for each label its index among them."""
     if not labels:
@@ -180,9 +235,12 @@ def _restored(value: Any, arrays: list[NDArray[Any]]) -> Any:
     restored = {
         name: _restored(field, arrays)
         for name, field in value.items()
-        if name not in ("kind", "classes")
+        if name not in ADDED
     }
     classes = value.get("classes")
     if classes:
         restored["labels"] = tuple(classes[index] for index in restored["labels"])
+    if "steps" in value:
+        levels, norms = restored["weights"], restored["norms"]
+        restored["weights"] = _restored_weights(levels, value["steps"], norms)
     return KINDS[value["kind"]](**restored)

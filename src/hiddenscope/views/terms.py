@@ -7,7 +7,7 @@
 import re
 from collections.abc import Iterator
 
-from hiddenscope.views.values import Grid, Panels, View
+from hiddenscope.views.values import Grid, Panels, Patterns, View
 
 TERMS = {
     "hidden state": (
@@ -40,6 +40,16 @@ TERMS = {
     "perplexity": (
         "how badly the model predicts a text: 1 if it is sure of every token, larger if"
         " it is surprised"
+    ),
+    "attention head": (
+        "one of the parts of a layer's attention: at each token it reads some tokens,"
+        " each with a weight, and adds what it read to the residual stream"
+    ),
+    "induction": (
+        "reading the token that followed an earlier occurrence of the current one"
+    ),
+    "value-weighted": (
+        "multiplied by the norm of what the token that is read writes through the head"
     ),
     "Jacobian": "the matrix of derivatives of one state with respect to another",
     "UMAP": (
@@ -112,6 +122,8 @@ def words_on(view: View) -> str:
             words += [measure.name, measure.unit]
     elif isinstance(view, Panels):
         words += view.captions
+    elif isinstance(view, Patterns):
+        words += ["attention weight", *(score.name for score in view.scores)]
     else:
         words += [view.y_name, view.unit, *(series.name for series in view.series)]
     return " ".join(words)

@@ -1,4 +1,5 @@
-"""Values of views: a `Grid`, `Panels` or `Lines`, checked when they are made.
+"""Values of views: a `Grid`, `Panels`, `Lines` or `Patterns`, checked when they are
+made.
 
 They know no model and no analysis. The page, the notebook and matplotlib draw them.
 
@@ -27,6 +28,7 @@ ColourScale: TypeAlias = Literal["linear", "log"]
 Style: TypeAlias = Literal["line", "dash", "bar"]
 TokenLabel: TypeAlias = str | None
 
+HEAD_NUMBERS = ("here", "score", "null", "p")
 _LAYER = re.compile(r"layer\.(\d+)")
 
 
@@ -156,7 +158,8 @@ class Grid:
     drawn below it; `token_rows` names the two rows. `text_of` says which of `texts` a
     column belongs to, where there are several side by side. An encoder-decoder puts
     both stacks in one grid; cells that do not exist are NaN. `x_name` and `y_name` say
-    what runs across and up, where that is not tokens and sites.
+    what runs across and up, where that is not tokens and sites. The last `bars` columns
+    are drawn as bars and not as colours.
     """
 
     title: str
@@ -171,6 +174,7 @@ class Grid:
     token_rows: tuple[str, ...] = ()
     x_name: str = "token"
     y_name: str = "site"
+    bars: int = 0
 
     def __post_init__(self) -> None:
         _set_tuples(self, "tokens", "measures", "second", "texts", "token_rows")
@@ -194,6 +198,12 @@ class Grid:
         _check_count("second", self.second, len(self.tokens), "tokens")
         _check_count("text_of", self.text_of, len(self.tokens), "tokens")
         _check_count("token_rows", self.token_rows, 2, "rows of tokens")
+        if not 0 <= self.bars < len(self.tokens):
+            raise StatesError(
+                f"Cannot draw {self.bars} columns of a grid as bars",
+                f"it has {len(self.tokens)} columns",
+                "Leave at least one column to colours.",
+            )
         if not all(0 <= text < max(len(self.texts), 1) for text in self.text_of):
             raise StatesError(
                 "Cannot place the columns of a grid",
@@ -356,7 +366,107 @@ class Lines:
         return tuple(depth - depths[0] for depth in depths)
 
 
-View: TypeAlias = Grid | Panels | Lines
+@dataclass(frozen=True, eq=False)
+class HeadScore:
+    """How far each head does one thing, such as reading the previous token: numbers
+    `[site, head]`, NaN where a head is missing.
+
+    `here` is the mean weight in this text. `score` is the same on random tokens,
+    `null` what chance gives there, and `p` the corrected p-value. Each may be None.
+
+    >>> HeadScore("first", here=[[0.25, 0.5]]).here.tolist()
+    [[0.25, 0.5]]
+    """
+
+    name: str
+    here: PackedFloats | None = None
+    score: PackedFloats | None = None
+    null: PackedFloats | None = None
+    p: PackedFloats | None = None
+
+    def __post_init__(self) -> None:
+        for name in HEAD_NUMBERS:
+            numbers = getattr(self, name)
+            if numbers is not None:
+                _set(self, **{name: floats(numbers, f"{self.name}.{name}", 2)})
+
+
+@dataclass(frozen=True, eq=False)
+class Patterns:
+    """Attention patterns: small multiples of layer by head, and one head large.
+
+    `sites` run from the bottom up and `heads` across. `weights` are `[site, head,
+    query, key]`, from 0 to 1, and NaN where a head is missing. `norms` `[site, head,
+    key]` are the norms of what each key's token writes through the head: a weight
+    times the norm is the value-weighted weight. `positions` are the places of the
+    queries among the keys; there are none where queries and keys are tokens of two
+    texts. `large` is the place of the site and of the head that is large at first;
+    with `weighted`, value-weighted weights are shown first.
+    """
+
+    title: str
+    sites: tuple[str, ...]
+    heads: tuple[str, ...]
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+    weights: PackedFloats
+    norms: PackedFloats
+    positions: tuple[int, ...] = ()
+    scores: tuple[HeadScore, ...] = ()
+    large: tuple[int, int] = (0, 0)
+    weighted: bool = False
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        _set_tuples(self, "queries", "keys", "scores")
+        _set(self, sites=tuple(map(str, self.sites)))
+        _set(self, heads=tuple(map(str, self.heads)))
+        _set(self, positions=tuple(map(int, self.positions)))
+        _set(self, weights=floats(self.weights, "weights", 4))
+        _set(self, norms=floats(self.norms, "norms", 3))
+        row, head = self.large
+        _set(self, large=(int(row), int(head)))
+        shape = len(self.sites), len(self.heads)
+        texts = len(self.queries), len(self.keys)
+        if 0 in (*shape, *texts):
+            raise StatesError(
+                f"Cannot draw the heads {self.title!r}",
+                "there are none",
+                "Give sites, heads, queries and keys.",
+            )
+        _check_shape(self.weights, shape + texts, "the weights of heads")
+        _check_shape(self.norms, (*shape, texts[1]), "the norms of heads")
+        for score in self.scores:
+            for name in HEAD_NUMBERS:
+                numbers = getattr(score, name)
+                if numbers is not None:
+                    _check_shape(numbers, shape, f"{name} of {score.name!r}")
+        _check_count("positions", self.positions, texts[0], "queries")
+        inside = 0 <= row < shape[0] and 0 <= head < shape[1]
+        if not inside or any(not 0 <= at < texts[1] for at in self.positions):
+            raise StatesError(
+                "Cannot place the tokens or the large head of a picture",
+                "one is not there",
+                "Count sites, heads and keys from 0.",
+            )
+
+    @property
+    def exists(self) -> NDArray[np.bool_]:
+        """Tell which heads exist, `[site, head]`."""
+        return np.logical_not(np.isnan(self.norms).all(axis=2))
+
+    def name_of(self, row: int, head: int) -> str:
+        """Return the site of one head."""
+        return f"{self.sites[row]}.head.{self.heads[head]}"
+
+    def shown(self, row: int, head: int) -> NDArray[np.float64]:
+        """Return what the picture of one head shows, `[query, key]`."""
+        weights: NDArray[np.float64] = self.weights[row, head].astype(np.float64)
+        norms: NDArray[np.float64] = self.norms[row, head].astype(np.float64)
+        return weights * norms if self.weighted else weights
+
+
+View: TypeAlias = Grid | Panels | Lines | Patterns
 
 
 @dataclass(frozen=True)

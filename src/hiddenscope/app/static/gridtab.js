@@ -18,28 +18,33 @@ import { findingsShown, remembered, said, saveMenu, showViews, viewsOf } from ".
  */
 
 const REST = 80; // milliseconds after the last keystroke
-const OVERLAYS = { norm: "Norm", difference: "Difference to B", lens: "Lens", visibility: "Visibility", patch: "Patch", drift: "Drift" };
+const OVERLAYS = { norm: "Norm", difference: "Difference to B", lens: "Lens", visibility: "Visibility", attention: "Attention", patch: "Patch", drift: "Drift" };
 const EXPLAINED = /** @type {Record<string, string>} */ ({
   norm: "The L2 norm of every state.",
   difference: "How far the states of the two texts are apart.",
   lens: "Logit lens: the token that each layer would predict if it were the last.",
   visibility: "Influence, from exact gradients: which states influence the chosen one, and which it influences.",
+  attention: "What the chosen token reads in each layer: the largest weight of any head. The list of measures has the mean of all heads too, and both value-weighted.",
   patch: "Activation patching: how much of the answer comes back when one state of text A is put into text B.",
   drift: "Where a second model, or the same in another dtype, diverges.",
 });
 
-const NEEDS_NOTHING_MORE = ["lens", "visibility"]; // overlays that a model answers from the text alone, or never
+const NEEDS_NOTHING_MORE = ["lens", "visibility", "attention"]; // overlays that a model answers from the text alone, or never
 
 export class GridTab {
   /**
    * @param {HTMLElement} root
    * @param {import("./asking.js").Asker} asker
    * @param {import("./api.js").ModelAnswer[]} models
+   * @param {string[]} words of the analyses that the server offers
    */
-  constructor(root, asker, models) {
+  constructor(root, asker, models, words) {
     this.root = root;
     this.asker = asker;
     this.models = models;
+    this.words = words;
+    /** @type {number | undefined} the token whose attention is shown */
+    this.reader = undefined;
     this.resting = 0;
     this.turn = 0; // counts the questions of the grid: what belongs to an earlier one is not shown
     this.stateTurn = 0; // and those of the panel
@@ -61,7 +66,8 @@ export class GridTab {
     this.model = modelField("Model", this.models, held("model"), (name) => this.changeModel(name));
     this.a = textField("Text A", held("a"), (text) => { hold("a", text); writePage("change", ""); later(); });
     this.b = textField("Text B, to compare with", held("b"), (text) => { hold("b", text); if (this.usesB() || heldChange()?.kind === "replace") later(); });
-    this.overlays = choice("Overlay", OVERLAYS, (overlay) => { this.instead = ""; this.changeOverlay(overlay); });
+    const offered = Object.entries(OVERLAYS).filter(([overlay]) => overlay !== "attention" || this.words.includes(overlay));
+    this.overlays = choice("Overlay", Object.fromEntries(offered), (overlay) => { this.instead = ""; this.changeOverlay(overlay); });
     this.overlays.root.id = "overlays";
     this.extra = element("div", { class: "extra" });
     this.save = element("div", { class: "save" });
@@ -189,6 +195,7 @@ export class GridTab {
       difference: ["compare", { a: text, b: other }],
       lens: ["lens", { texts: text }],
       visibility: ["visibility", { texts: text }],
+      attention: ["reads", this.reader === undefined ? { text } : { text, token: this.reader }],
       patch: ["patch", { contrasts }],
       drift: ["drift", { candidate: second, texts: [text] }],
     });
@@ -202,6 +209,8 @@ export class GridTab {
     const needs = missing(this.usesB());
     if (needs) return this.nothing(said(needs, true));
     this.stage?.classList.add("stale");
+    const reader = this.state?.token ?? heldCell()?.column;
+    this.reader = Number.isInteger(reader) ? reader : undefined;
     try {
       const asked = await this.question();
       const result = asked && turn === this.turn ? await this.asker.ask("grid", asked) : undefined;
@@ -318,7 +327,11 @@ export class GridTab {
       return this.panel?.empty();
     }
     const { sites, tokens } = this.grid.grid;
-    return this.open(this.columns, { site: sites[Math.floor(pin / tokens.length)], column: pin % tokens.length });
+    this.open(this.columns, { site: sites[Math.floor(pin / tokens.length)], column: pin % tokens.length });
+    // In this overlay the grid shows what the chosen token reads.
+    const token = this.columns.tokenAt(pin % tokens.length);
+    if (held("overlay") === "attention" && typeof token === "number" && token !== this.reader) void this.paint();
+    return undefined;
   }
 
   /**

@@ -49,7 +49,7 @@ async function start() {
     destroyDetached();
     grid = null;
     if (tab === "grid") {
-      grid = new GridTab(root, asker, models);
+      grid = new GridTab(root, asker, models, analyses.map(({ word }) => word));
       tour(root);
     } else if (tab === "data") new DatasetTab(root, asker, analyses, lists);
     else if (tab === "stores") storeTab(root, asker, analyses, lists).catch((error) => root.replaceChildren(said(String(error.message))));

@@ -1,10 +1,8 @@
 /** A result on the page: its findings, its views, and the menu that saves it. */
 
 import { button, element } from "../../views/static/elements.js";
-import { GridView } from "../../views/static/grid.js";
-import { LinesView } from "../../views/static/lines.js";
-import { PanelsView } from "../../views/static/panels.js";
 import { unpack } from "../../views/static/payload.js";
+import { viewIn } from "../../views/static/showing.js";
 import { shownText } from "../../views/static/text.js";
 import { readText } from "./api.js";
 
@@ -63,8 +61,7 @@ export function destroyDetached() {
  */
 function placed(view, place) {
   const root = element("section", { "data-view": String(place), class: view.kind.toLowerCase() });
-  const made = () => (view.kind === "Grid" ? new GridView(root, view, place) : view.kind === "Panels" ? new PanelsView(root, view, place) : new LinesView(root, view, place));
-  return { root, make: () => remembered(root, made()) };
+  return { root, make: () => remembered(root, viewIn(root, view, place)) };
 }
 
 /**

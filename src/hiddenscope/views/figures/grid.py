@@ -35,6 +35,8 @@ KEY, KEY_LINE = 190.0, 10.0
 ZERO_MARK = 60.0
 NARROWEST_CELL, NARROWEST_WORD_CELL = 10.5, 44.0
 WIDEST_CELL, WIDEST_WORD_CELL = 60.0, 80.0
+# How wide a column of bars is, and how much of its cell a bar fills.
+BAR_WIDTH, BAR_SHARE = 70.0, 0.7
 FEW_SITES = 14
 HIGH_CELL, LOW_CELL = 14.0, 11.0
 # All lines of tokens together; a longer text gets thinner cells instead.
@@ -74,27 +76,39 @@ def draw_grid(grid: Grid, sheet: Sheet) -> None:
     second = _token_labels(grid.second, sheet.lettering)
     label = max(width_of(token, style.LABEL) for token in (*first, *second)) + 5
     room = _room(grid, sheet.room(PAGE), label)
+    room -= BAR_WIDTH * grid.bars
     lines = _lines_of_tokens(grid, room, label)
-    size = _cell_size(grid, label, room, sheet.room(PAGE), len(lines[0]))
+    size = _cell_size(grid, label, room, sheet.room(PAGE), len(lines[0]) - grid.bars)
     top = bottom = 0.0
     for columns in lines:
+        across = _edges(len(columns), grid.bars, size)
         axes = sheet.axes(
-            Box(0, top, size.wide * len(columns), size.high * len(grid.sites))
+            Box(0, top, size.wide * across[-1], size.high * len(grid.sites))
         )
-        axes.set(xlim=(0, len(columns)), ylim=(0, len(grid.sites)))
+        axes.set(xlim=(0, across[-1]), ylim=(0, len(grid.sites)))
         colours = painted.to_rgba(values[:, columns])
         part = _part_of(grid, columns)
         _draw_cells(axes, part, colours, is_zero[:, columns], size, sheet.lettering)
+        _draw_bars(axes, part, colours, across)
         _label_sites(axes, grid, size.high, sheet.lettering)
         here = slice(columns.start, columns.stop)
         upper, lower = (first, second) if second else ([], first)
-        _label_tokens(axes, upper[here], lower[here], size.wide, label)
+        middles = (across[:-1] + across[1:]) / 2
+        _label_tokens(axes, upper[here], lower[here], middles, size.wide, label)
         if second:
             _name_token_rows(axes, grid, sheet.lettering)
         bottom = sheet.extent(axes).bottom
         # The labels of a second row stand above the next line.
         top = bottom + 8 + (label if second else 0)
     _draw_key(measure, painted, sheet, bottom, min(KEY, room), zero=bool(is_zero.any()))
+
+
+def _edges(columns: int, bars: int, size: CellSize) -> _Array:
+    """Return where columns begin and end, in widths of a cell: bars are wider."""
+    widths = np.ones(columns)
+    if bars:
+        widths[-bars:] = BAR_WIDTH / size.wide
+    return np.concatenate([[0.0], np.cumsum(widths)])
 
 
 def _token_labels(tokens: tuple[str | None, ...], lettering: Lettering) -> list[str]:
@@ -121,14 +135,14 @@ def _row_names(grid: Grid) -> tuple[str, ...]:
 
 
 def _lines_of_tokens(grid: Grid, room: float, label: float) -> list[range]:
-    """Return the columns of each line of tokens; a grid of pairs of sites, or of very
-    many tokens, stays in one.
+    """Return the columns of each line of tokens; a grid of pairs of sites, with bars,
+    or of very many tokens, stays in one.
     """
     count = len(grid.tokens)
     narrowest = NARROWEST_WORD_CELL if grid.words else NARROWEST_CELL
     most = max(1, int(room / narrowest))
     lines = math.ceil(count / most)
-    is_of_sites = grid.tokens[: len(grid.sites)] == grid.sites
+    is_of_sites = grid.tokens[: len(grid.sites)] == grid.sites or grid.bars > 0
     is_too_high = lines * (len(grid.sites) * LOW_CELL + label) > HIGHEST
     if lines == 1 or is_of_sites or (is_too_high and not grid.words):
         return [range(count)]
@@ -239,6 +253,8 @@ def _draw_cells(
     lettering: Lettering,
 ) -> None:
     """Draw cells with their words, and marks for what is missing or exactly zero."""
+    cells = colours.shape[1] - grid.bars
+    is_zero, colours = is_zero[:, :cells], colours[:, :cells]
     colours[is_zero] = (1, 1, 1, 0)
     smaller = min(size)
     has_seams = smaller >= 8
@@ -251,11 +267,32 @@ def _draw_cells(
         rasterized=colours.shape[0] * colours.shape[1] > MOST_VECTORS,
     )
     if smaller > 6:
-        is_missing = np.isnan(grid.measures[0].numbers)
+        is_missing = np.isnan(grid.measures[0].numbers[:, :cells])
         _mark(axes, is_missing, (2, 2, -45), smaller - 4, style.FAINT)
         _mark(axes, is_zero, ".", 2.4, style.MUTED)
     _write_words(axes, grid, colours, size.wide, lettering)
     _part_texts(axes, grid)
+
+
+def _draw_bars(axes: "Axes", grid: Grid, colours: _Array, edges: _Array) -> None:
+    """Draw the last columns as bars that begin in the middle of their column; the
+    longest is the largest number of the grid.
+    """
+    measure = grid.measures[0]
+    low, high = ends(measure.numbers.astype(np.float64), measure)
+    most = max(abs(low), abs(high)) or 1.0
+    for column in range(len(grid.tokens) - grid.bars, len(grid.tokens)):
+        values = np.nan_to_num(measure.numbers[:, column].astype(np.float64))
+        middle = (edges[column] + edges[column + 1]) / 2
+        reach = 0.46 * (edges[column + 1] - edges[column])
+        axes.barh(
+            np.arange(len(values)) + 0.5,
+            values / most * reach,
+            left=middle,
+            height=BAR_SHARE,
+            color=[tuple(colour) for colour in colours[:, column]],
+        )
+        axes.plot([middle] * 2, [0, len(values)], color=style.MUTED, linewidth=0.6)
 
 
 def _mark(
@@ -331,13 +368,18 @@ def _label_sites(axes: "Axes", grid: Grid, high: float, lettering: Lettering) ->
 
 
 def _label_tokens(
-    axes: "Axes", upper: list[str], lower: list[str], wide: float, label: float
+    axes: "Axes",
+    upper: list[str],
+    lower: list[str],
+    middles: _Array,
+    wide: float,
+    label: float,
 ) -> None:
     """Write the tokens below, and where there are two texts those of the first above;
     turned where they do not fit.
     """
     step = math.ceil(LABEL_APART / wide)
-    places = [column + 0.5 for column in range(0, len(lower), step)]
+    places = middles[::step]
     below: dict[str, Any] = {"ha": "center"}
     above = below
     turn = 0

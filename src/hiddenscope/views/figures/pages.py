@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from hiddenscope.views.figures.grid import draw_grid
 from hiddenscope.views.figures.lines import draw_lines
 from hiddenscope.views.figures.panels import draw_panels
+from hiddenscope.views.figures.patterns import draw_patterns
 from hiddenscope.views.figures.sheet import Sheet
 from hiddenscope.views.figures.style import Lettering, settings
-from hiddenscope.views.values import Grid, Panels, View
+from hiddenscope.views.values import Grid, Panels, Patterns, View
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,6 +101,8 @@ def _figure(
             draw_grid(view, sheet)
         elif isinstance(view, Panels):
             draw_panels(view, sheet)
+        elif isinstance(view, Patterns):
+            draw_patterns(view, sheet)
         else:
             draw_lines(view, sheet)
     sheet.finish()

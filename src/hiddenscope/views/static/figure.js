@@ -82,13 +82,21 @@ export class Figure {
    * @param {Record<string, (event: KeyboardEvent) => void>} acts
    */
   onKeys(acts) {
-    this.stage.addEventListener("keydown", (event) => {
-      const act = acts[event.key];
-      if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
-      event.preventDefault();
-      act(event);
-    });
+    listenToKeys(this.stage, acts);
   }
+}
+
+/**
+ * @param {HTMLElement} stage
+ * @param {Record<string, (event: KeyboardEvent) => void>} acts
+ */
+export function listenToKeys(stage, acts) {
+  stage.addEventListener("keydown", (event) => {
+    const act = acts[event.key];
+    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    act(event);
+  });
 }
 
 /**

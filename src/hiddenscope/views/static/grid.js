@@ -5,13 +5,13 @@ import { choice, element, list } from "./elements.js";
 import { Figure } from "./figure.js";
 import { TokenAxis } from "./gridaxis.js";
 import { cellLegends, cellPixels, marksOf, missingCells, zeroCells } from "./gridcolours.js";
-import { cellAt, layoutOf } from "./gridlayout.js";
+import { cellAt, edgeOf, layoutOf, widthAt } from "./gridlayout.js";
 import { gridHelp, gridHint, gridReadout, gridRows, gridSize, gridTitle } from "./gridwords.js";
-import { paintCells, paintCursor, paintMissing, paintRowNames, paintSeams, paintSites, paintTokens, paintWords, paintZeros, windowOf } from "./gridpaint.js";
+import { paintBarColumns, paintCells, paintCursor, paintMissing, paintRowNames, paintSeams, paintSites, paintTokens, paintWords, paintZeros, windowOf } from "./gridpaint.js";
 import { readState, writeState } from "./hash.js";
 import { keyLayout, LEGEND, MARKS, paintKey } from "./legend.js";
 import { canvasPen, lettering } from "./pen.js";
-import { offersLog } from "./scale.js";
+import { levelsOf, offersLog } from "./scale.js";
 import { shownText } from "./text.js";
 import { theme, whenThemeChanges } from "./theme.js";
 
@@ -245,10 +245,12 @@ export class GridView {
   reveal(cell) {
     const { scroller, layout } = this;
     if (scroller) {
-      const x = (cell % layout.columns) * layout.wide;
+      const column = cell % layout.columns;
+      const x = edgeOf(layout, column) - layout.left;
       const room = scroller.clientWidth - layout.left;
       if (x < scroller.scrollLeft) scroller.scrollLeft = x;
-      if (x + layout.wide > scroller.scrollLeft + room) scroller.scrollLeft = x + layout.wide - room + 10;
+      const end = x + widthAt(layout, column);
+      if (end > scroller.scrollLeft + room) scroller.scrollLeft = end - room + 10;
     }
     this.move(cell);
   }
@@ -295,6 +297,9 @@ export class GridView {
     if (!this.grid.words) paintZeros(pen, this.layout, visible, zeroCells(this.colouring), this.theme);
     if (this.grid.words) paintWords(pen, this.layout, visible, this.grid.words, pixels, this.theme);
     paintSeams(pen, this.layout, visible, this.grid.text_of, this.theme);
+    if (!this.layout.bars) return;
+    const levels = levelsOf(this.values, this.layout.columns, this.way);
+    paintBarColumns(pen, this.layout, visible, levels, pixels, { diverging: this.way.meaning === "diverging", theme: this.theme });
   }
 
   paintLegends() {

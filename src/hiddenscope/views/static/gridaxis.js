@@ -2,7 +2,7 @@
 
 import { Surface, whenHeightChanges } from "./canvas.js";
 import { element } from "./elements.js";
-import { SIZES } from "./gridlayout.js";
+import { edgeOf, SIZES, widthAt } from "./gridlayout.js";
 import { canvasPen } from "./pen.js";
 
 export class TokenAxis {
@@ -48,7 +48,7 @@ export class TokenAxis {
       const y = (row + 1) * high - down;
       if (rows.length > 1) pen.text(layout.names[row], layout.left - 8, y, { fill: theme.muted, size: SIZES.name, anchor: "end" });
       for (let column = visible.first; column < visible.last; column++) {
-        const x = layout.left + (column + 0.5) * layout.wide - visible.shift;
+        const x = edgeOf(layout, column) + widthAt(layout, column) / 2 - visible.shift;
         const fill = column === chosen ? theme.accent : theme.ink;
         if (x >= layout.left) pen.text(tokens[column], x - away, y, { fill, size: SIZES.token, turn, anchor });
       }

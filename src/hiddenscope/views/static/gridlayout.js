@@ -3,8 +3,9 @@
  *
  * @typedef {{left: number, top: number, bottom: number, right: number, wide: number, high: number, rows: number,
  *   columns: number, turned: boolean, width: number, height: number, sites: string[], tokens: string[],
- *   second: string[], names: string[], strip: number}} Layout where `names` are those of the two rows of tokens, and
- *   `strip` is the height of the tokens that stay above a tall grid, or 0
+ *   second: string[], names: string[], strip: number, bars: number, barWide: number}} Layout where `names` are those of
+ *   the two rows of tokens, `strip` is the height of the tokens that stay above a tall grid, or 0, and the last `bars`
+ *   columns are `barWide`
  */
 
 import { fitted, widthOf } from "./canvas.js";
@@ -15,6 +16,7 @@ export const SIZES = { site: 12, token: 12, word: 11.5, mark: 9, name: 11 };
 const LONGEST_NAME = 110; // of a row of tokens, in pixels
 const LONGEST_TOKEN = 18;
 const NARROWEST_WORD = 46; // five letters or so; the read-out has the whole word
+const BAR = { wide: 150, narrow: 46, roomy: 640 }; // how wide a column of bars is, and from where on it may be that wide
 const TALL = 380; // from there on the tokens below a grid are out of sight when its top is looked at
 
 /**
@@ -35,7 +37,10 @@ export function layoutOf(grid, room, font, scrolled = true) {
   const label = Math.ceil(widest([...tokens, ...second], SIZES.token));
   const high = cellHeight(grid);
   const above = high * sites.length > TALL;
-  const wideOf = (/** @type {number} */ right) => cellWidth(grid, (room - left - right) / tokens.length, label);
+  const bars = grid.bars ?? 0; // a page that was packed before grids had bars has none
+  const cells = tokens.length - bars;
+  const barWide = room < BAR.roomy ? BAR.narrow : BAR.wide;
+  const wideOf = (/** @type {number} */ right) => cellWidth(grid, (room - left - right - bars * barWide) / cells, label);
   const leaning = Math.max(10, Math.ceil(0.72 * label)); // of labels that lean over the last column
   const turned = label > wideOf(10) - 6;
   const right = turned && (second.length || above) ? leaning : 10;
@@ -43,9 +48,9 @@ export function layoutOf(grid, room, font, scrolled = true) {
   const tall = turned ? Math.ceil(0.72 * label) + 18 : 26;
   const strip = above && scrolled ? tall * (second.length ? 2 : 1) : 0;
   const [top, bottom] = [second.length && !strip ? tall : 6, tall];
-  const width = left + wide * tokens.length + right;
+  const width = left + wide * cells + barWide * bars + right;
   const height = top + high * sites.length + bottom;
-  return { left, top, bottom, right, wide, high, rows: sites.length, columns: tokens.length, turned, width, height, sites, tokens, second, names, strip };
+  return { left, top, bottom, right, wide, high, rows: sites.length, columns: tokens.length, turned, width, height, sites, tokens, second, names, strip, bars, barWide };
 }
 
 /**
@@ -79,13 +84,32 @@ function cellHeight(grid) {
 }
 
 /**
+ * Where a column begins.
+ * @param {Layout} layout
+ * @param {number} column
+ */
+export function edgeOf(layout, column) {
+  const cells = layout.columns - layout.bars;
+  return layout.left + Math.min(column, cells) * layout.wide + Math.max(0, column - cells) * layout.barWide;
+}
+
+/**
+ * How wide a column is: one of bars is wider than the others.
+ * @param {Layout} layout
+ * @param {number} column
+ */
+export function widthAt(layout, column) {
+  return column < layout.columns - layout.bars ? layout.wide : layout.barWide;
+}
+
+/**
  * The top left corner of a cell; `layer.0` is at the bottom.
  * @param {Layout} layout
  * @param {number} cell
  */
 export function cornerOf(layout, cell) {
   const row = Math.floor(cell / layout.columns);
-  return [layout.left + (cell % layout.columns) * layout.wide, layout.top + (layout.rows - 1 - row) * layout.high];
+  return [edgeOf(layout, cell % layout.columns), layout.top + (layout.rows - 1 - row) * layout.high];
 }
 
 /**
@@ -95,7 +119,9 @@ export function cornerOf(layout, cell) {
  * @param {number} y
  */
 export function cellAt(layout, x, y) {
-  const column = Math.floor((x - layout.left) / layout.wide);
+  const cells = layout.columns - layout.bars;
+  const beyond = x - edgeOf(layout, cells);
+  const column = layout.bars && beyond >= 0 ? cells + Math.floor(beyond / layout.barWide) : Math.floor((x - layout.left) / layout.wide);
   const row = layout.rows - 1 - Math.floor((y - layout.top) / layout.high);
   const inside = column >= 0 && column < layout.columns && row >= 0 && row < layout.rows;
   return inside ? row * layout.columns + column : -1;

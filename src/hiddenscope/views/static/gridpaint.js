@@ -2,7 +2,7 @@
 
 import { fitted } from "./canvas.js";
 import { inkOn } from "./colour.js";
-import { cornerOf, SIZES } from "./gridlayout.js";
+import { cornerOf, edgeOf, SIZES, widthAt } from "./gridlayout.js";
 import { lettering } from "./pen.js";
 import { shownToken } from "./text.js";
 
@@ -21,7 +21,8 @@ import { shownToken } from "./text.js";
  * @returns {Window}
  */
 export function windowOf(layout, shift, width) {
-  const first = Math.max(0, Math.floor(shift / layout.wide));
+  const first = Math.min(layout.columns - layout.bars, Math.max(0, Math.floor(shift / layout.wide)));
+  if (layout.bars) return { shift, first, last: layout.columns };
   const last = Math.min(layout.columns, Math.ceil((shift + width - layout.left) / layout.wide));
   return { shift, first, last };
 }
@@ -44,7 +45,7 @@ export function paintTokens(pen, layout, visible, theme) {
  * @param {string} fill
  */
 export function tokenLabel(pen, layout, visible, column, fill) {
-  const x = layout.left + (column + 0.5) * layout.wide - visible.shift;
+  const x = edgeOf(layout, column) + widthAt(layout, column) / 2 - visible.shift;
   if (x < layout.left) return;
   const below = layout.top + layout.rows * layout.high;
   const turn = layout.turned ? -45 : 0;
@@ -103,7 +104,7 @@ export function siteLabel(pen, layout, row, fill) {
 export function paintMissing(pen, layout, visible, missing, theme) {
   for (let cell = 0; cell < missing.length; cell++) {
     const column = cell % layout.columns;
-    if (!missing[cell] || column < visible.first || column >= visible.last) continue;
+    if (!missing[cell] || column < visible.first || column >= Math.min(visible.last, layout.columns - layout.bars)) continue;
     const [left, y] = cornerOf(layout, cell);
     const x = left - visible.shift;
     const reach = Math.min(layout.wide, layout.high) / 2 - 3;
@@ -125,7 +126,7 @@ export function paintZeros(pen, layout, visible, zeros, theme) {
   const marks = [];
   zeros.forEach((zero, cell) => {
     const column = cell % layout.columns;
-    if (!zero || column < visible.first || column >= visible.last) return;
+    if (!zero || column < visible.first || column >= Math.min(visible.last, layout.columns - layout.bars)) return;
     const [x, y] = cornerOf(layout, cell);
     marks.push([Math.round(x - visible.shift + layout.wide / 2) - 1, Math.round(y + layout.high / 2) - 1, 2, 2]);
   });
@@ -142,14 +143,42 @@ export function paintZeros(pen, layout, visible, zeros, theme) {
 export function paintCells(pen, layout, visible, pixels, theme) {
   const { wide, high, columns, rows } = layout;
   const x = layout.left - visible.shift;
-  pen.cells(flipped(pixels, columns), { x, y: layout.top, width: wide, height: high, columns, first: visible.first, last: visible.last });
+  const last = Math.min(visible.last, columns - layout.bars);
+  pen.cells(flipped(pixels, columns), { x, y: layout.top, width: wide, height: high, columns, first: visible.first, last });
   if (wide < 14) return;
-  const [start, across, up] = [x + visible.first * wide, (visible.last - visible.first) * wide, rows * high];
+  const [start, across, up] = [x + visible.first * wide, (last - visible.first) * wide, rows * high];
   /** @type {[number, number, number, number][]} */
   const gaps = [];
   for (let row = 1; row <= rows; row++) gaps.push([start, layout.top + row * high - 1, across, 1]);
-  for (let column = visible.first + 1; column <= visible.last; column++) gaps.push([x + column * wide - 1, layout.top, 1, up]);
+  for (let column = visible.first + 1; column <= last; column++) gaps.push([x + column * wide - 1, layout.top, 1, up]);
   pen.rects(gaps, theme.paper);
+}
+
+/**
+ * The last columns as bars, which begin in the middle of their column where values have signs, and else at its left.
+ * @param {Pen} pen
+ * @param {Layout} layout
+ * @param {Window} visible
+ * @param {Float32Array} levels from 0 to 1, as colours have them
+ * @param {Uint8ClampedArray} pixels
+ * @param {{diverging: boolean, theme: Theme}} how
+ */
+export function paintBarColumns(pen, layout, visible, levels, pixels, { diverging, theme }) {
+  const [edge, tall] = [4, layout.rows * layout.high];
+  for (let column = layout.columns - layout.bars; column < layout.columns; column++) {
+    const left = edgeOf(layout, column) - visible.shift + edge;
+    const room = layout.barWide - 2 * edge;
+    const zero = diverging ? left + room / 2 : left;
+    for (let row = 0; row < layout.rows; row++) {
+      const cell = row * layout.columns + column;
+      if (Number.isNaN(levels[cell])) continue;
+      const end = left + room * Math.min(1, Math.max(0, levels[cell]));
+      const y = cornerOf(layout, cell)[1] + 2;
+      const fill = `rgb(${pixels[4 * cell]}, ${pixels[4 * cell + 1]}, ${pixels[4 * cell + 2]})`;
+      if (end !== zero) pen.rect(Math.min(zero, end), y, Math.abs(end - zero), layout.high - 4, fill);
+    }
+    pen.rect(zero - 0.5, layout.top, 1, tall, theme.muted);
+  }
 }
 
 /**
@@ -235,7 +264,8 @@ export function paintCursor(pen, layout, visible, cell, colours) {
   const x = left - visible.shift;
   siteLabel(pen, layout, Math.floor(cell / layout.columns), colours.ink);
   if (x < layout.left - layout.wide / 2) return;
-  pen.outline(x - 1, y - 1, layout.wide + 1, layout.high + 1, colours.paper, 4);
-  pen.outline(x - 1, y - 1, layout.wide + 1, layout.high + 1, colours.ink, 2);
+  const wide = widthAt(layout, cell % layout.columns);
+  pen.outline(x - 1, y - 1, wide + 1, layout.high + 1, colours.paper, 4);
+  pen.outline(x - 1, y - 1, wide + 1, layout.high + 1, colours.ink, 2);
   tokenLabel(pen, layout, visible, cell % layout.columns, colours.ink);
 }

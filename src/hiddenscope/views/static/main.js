@@ -1,25 +1,12 @@
 /** The page: unpack the payload and put each view in its place. */
 
 import { followContents, opened } from "./contents.js";
-import { GridView } from "./grid.js";
 import { readPage, readState, whenLinked, writePage } from "./hash.js";
-import { LinesView } from "./lines.js";
-import { PanelsView } from "./panels.js";
 import { unpack } from "./payload.js";
+import { viewIn } from "./showing.js";
 import { chooseTheme } from "./theme.js";
 
 const SCROLL_RESTS = 200; // milliseconds
-
-/**
- * @param {HTMLElement} root
- * @param {import("./payload.js").View} view
- * @param {number} place which view of the page it is
- */
-export function show(root, view, place) {
-  if (view.kind === "Grid") return new GridView(root, view, place);
-  if (view.kind === "Panels") return new PanelsView(root, view, place);
-  return new LinesView(root, view, place);
-}
 
 async function start() {
   const payload = document.getElementById("payload");
@@ -28,7 +15,7 @@ async function start() {
   obeyTheme();
   const views = await unpack(payload.textContent ?? "");
   payload.remove();
-  const shown = views.map((view, place) => show(roots[place], view, place));
+  const shown = views.map((view, place) => viewIn(roots[place], view, place));
   whenLinked(() => {
     shown.forEach((view) => view.restore());
     scrollBack(roots);

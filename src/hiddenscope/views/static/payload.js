@@ -1,7 +1,7 @@
 /**
  * Reads the payload: base64, gzip, a JSON header, and sections of numbers whose bytes lie in planes.
  *
- * @typedef {{data: Float32Array | Int32Array, shape: number[]}} Numbers
+ * @typedef {{data: Float32Array | Int32Array | Uint8Array, shape: number[]}} Numbers
  * @typedef {{kind: "Measure", name: string, values: Numbers, unit: string, meaning: "sequential" | "diverging",
  *   scale: "linear" | "log", each_layer: boolean, limits: [number, number] | null, influence: Numbers | null,
  *   title: string}} Measure
@@ -9,7 +9,7 @@
  *   framed: boolean}} Words
  * @typedef {{kind: "Grid", title: string, sites: string[], tokens: (string | null)[], measures: Measure[],
  *   words: Words | null, second: (string | null)[], texts: string[], text_of: number[], note: string,
- *   token_rows?: string[], x_name?: string, y_name?: string}} Grid
+ *   token_rows?: string[], x_name?: string, y_name?: string, bars?: number}} Grid
  * @typedef {{kind: "Panels", title: string, sites: string[], points: Numbers, classes: string[],
  *   labels: Numbers | [], texts: string[], captions: string[], messages: string[], rows: string[], rows_name: string,
  *   note: string, marks: string[], grey: string, depths: number[], first: number[][]}} Panels
@@ -17,7 +17,12 @@
  *   style: "line" | "dash" | "bar"}} Series
  * @typedef {{kind: "Lines", title: string, x: string[], series: Series[], x_name: string, y_name: string,
  *   unit: string, scale: "linear" | "log", note: string, x_scale?: "linear" | "log"}} Lines
- * @typedef {Grid | Panels | Lines} View
+ * @typedef {{kind: "HeadScore", name: string, here: Numbers | null, score: Numbers | null, null: Numbers | null,
+ *   p: Numbers | null}} HeadScore
+ * @typedef {{kind: "Patterns", title: string, sites: string[], heads: string[], queries: string[], keys: string[],
+ *   weights: Numbers, steps: number, norms: Numbers, positions: number[], scores: HeadScore[], large: [number, number],
+ *   weighted: boolean, note: string}} Patterns
+ * @typedef {Grid | Panels | Lines | Patterns} View
  * @typedef {{dtype: string, shape: number[], offset: number, length: number}} Section
  */
 
@@ -53,7 +58,7 @@ async function gunzip(bytes) {
 }
 
 /**
- * Floats become Float32Array and whole numbers Int32Array, whatever they were packed as.
+ * Floats become Float32Array and whole numbers Int32Array, whatever they were packed as; bytes stay bytes.
  * @param {Section} section
  * @param {Uint8Array} bytes
  * @returns {Numbers}
@@ -78,7 +83,7 @@ function typed(dtype, buffer) {
   if (dtype === "float32") return new Float32Array(buffer);
   if (dtype === "float16") return Float32Array.from(new Uint16Array(buffer), half);
   if (dtype === "int32") return new Int32Array(buffer);
-  return Int32Array.from(dtype === "uint16" ? new Uint16Array(buffer) : new Uint8Array(buffer));
+  return dtype === "uint16" ? Int32Array.from(new Uint16Array(buffer)) : new Uint8Array(buffer);
 }
 
 /** @param {number} bits */

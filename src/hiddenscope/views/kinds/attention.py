@@ -1,0 +1,324 @@
+"""Attention: what every head reads, and the heads that do what the tests look for."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
+
+import numpy as np
+
+from hiddenscope.results import Result, Table
+from hiddenscope.views.drawing import of_type, table_of
+from hiddenscope.views.payload import COARSE_STEPS, steps_of
+from hiddenscope.views.sentences import as_prose, in_series, model_name, plural
+from hiddenscope.views.values import (
+    Grid,
+    HeadScore,
+    Listing,
+    Measure,
+    Patterns,
+    Section,
+    View,
+)
+
+if TYPE_CHECKING:
+    import xarray
+
+# A page holds at most so many weights, and a picture so many tokens.
+MOST_WEIGHTS = 42_000_000
+MOST_TOKENS = 512
+# A sentence names so many heads of a relation.
+MOST_NAMES = 3
+RELATIONS = {
+    "induction": "the token that followed the last occurrence of the current one",
+    "previous": "the previous token",
+    "first": "the first token",
+    "same": "the current token itself",
+}
+SHORT = {
+    "induction": "induction",
+    "previous": "reads the previous token",
+    "first": "reads the first token",
+    "same": "reads the current token",
+}
+# A table lists so many heads of each relation.
+MOST_LISTED = 10
+# The head that is large at first does the first of these that any head does.
+FIRST_SHOWN = ("induction", "previous")
+READING = (
+    "Each small picture is the pattern of one attention head: tokens that read run"
+    " down, tokens that are read run across, and a dark cell is a large weight. Layers"
+    " run up and heads run across. Choose a head to see it large, and a token to see"
+    " what it reads and which tokens read it. A weight says how much of a token is"
+    " read, not how much that changes: a token may be read for having little to say."
+    " The value-weighted pattern multiplies each weight by the norm of what the token"
+    " writes through the head."
+)
+
+
+class HeadFinding(TypedDict):
+    """One head that a test found."""
+
+    site: str
+    score: float
+    null: float
+    p: float
+
+
+class _Window(NamedTuple):
+    """The tokens that a picture shows, and what to say of the others."""
+
+    queries: slice
+    keys: slice
+    note: str
+
+
+def views(result: Result) -> Iterator[View]:
+    """Yield the patterns of all heads, then how far each head does what was tested."""
+    yield _heads(result)
+    scores = _score_grid(result)
+    if scores is not None:
+        yield scores
+
+
+def _heads(result: Result) -> Patterns:
+    window = _window(result.data)
+    data = result.data.isel(query=window.queries, key=window.keys)
+    dims = ("layer", "head", "query", "key")
+    weights = data["pattern"].transpose(*dims).to_numpy()
+    notes = [window.note] if window.note else []
+    if steps_of(weights) == COARSE_STEPS:
+        notes.append(
+            "On a page the square root of a weight is rounded to one of"
+            f" {COARSE_STEPS} steps, so a weight is off by at most"
+            f" {1 / COARSE_STEPS:.3f}; a .nc file has the exact numbers."
+        )
+    heads = Patterns(
+        f"What each head of {model_name(result)} reads",
+        _sites(data),
+        tuple(data["head"].to_numpy().tolist()),
+        tuple(data["query_string"].to_numpy().tolist()),
+        tuple(data["key_string"].to_numpy().tolist()),
+        weights,
+        data["write_norm"].transpose("layer", "head", "key").to_numpy(),
+        positions=_positions(data),
+        scores=tuple(_scores(data)),
+        note=" ".join(notes),
+    )
+    object.__setattr__(heads, "large", _large(result, heads))
+    return heads
+
+
+def _window(data: "xarray.Dataset") -> _Window:
+    """Choose the tokens that a picture shows: the first ones, or the last where only
+    later queries were asked for.
+    """
+    total = data.sizes["key"]
+    pictures = data.sizes["layer"] * data.sizes["head"]
+    most = min(MOST_TOKENS, max(1, int((MOST_WEIGHTS / pictures) ** 0.5)))
+    if max(data.sizes["query"], total) <= most:
+        return _Window(slice(None), slice(None), "")
+    if not _positions(data):
+        note = f"At most {most:,} tokens of each text are shown."
+        return _Window(slice(most), slice(most), note)
+    places = data["query_position"].to_numpy() - data["key_position"].to_numpy()[0]
+    start, which = 0, "first"
+    if places[0] >= most:
+        start, which = max(0, int(places[-1]) + 1 - most), "last"
+    inside = np.flatnonzero((places >= start) & (places < start + most))
+    queries = slice(int(inside[0]), int(inside[-1]) + 1)
+    note = f"The {which} {most:,} of {total:,} tokens."
+    return _Window(queries, slice(start, start + most), note)
+
+
+def _positions(data: "xarray.Dataset") -> tuple[int, ...]:
+    """Return the place of each query among the keys; nothing where the two are tokens
+    of different texts.
+    """
+    if any(".cross" in site for site in _sites(data)):
+        return ()
+    place_of = {}
+    for place, position in enumerate(data["key_position"].to_numpy().tolist()):
+        place_of[position] = place
+    positions = data["query_position"].to_numpy().tolist()
+    if not all(position in place_of for position in positions):
+        return ()
+    return tuple(place_of[position] for position in positions)
+
+
+def _sites(data: "xarray.Dataset") -> tuple[str, ...]:
+    return tuple(map(str, data["site"].to_numpy().tolist()))
+
+
+def _relations(data: "xarray.Dataset") -> list[str]:
+    """Return the relations that were measured, tested or not."""
+    tested: Sequence[str] = ()
+    if "score" in data:
+        tested = data["relation"].to_numpy().tolist()
+    names = []
+    for name in RELATIONS:
+        if name in tested or name in data:
+            names.append(name)
+    return names
+
+
+def _scores(data: "xarray.Dataset") -> Iterator[HeadScore]:
+    for name in _relations(data):
+        here = None
+        if name in data:
+            here = data[name].transpose("layer", "head").to_numpy()
+        tested = {}
+        if "score" in data and name in data["relation"].to_numpy().tolist():
+            for number in ("score", "null", "p"):
+                values = data[number].sel(relation=name)
+                tested[number] = values.transpose("layer", "head").to_numpy()
+        yield HeadScore(SHORT[name], here, **tested)
+
+
+def _large(result: Result, heads: Patterns) -> tuple[int, int]:
+    """Choose the head that is large at first: the strongest of those that were found,
+    or else the first one there is.
+    """
+    places = {}
+    for row, head in np.argwhere(heads.exists):
+        places[heads.name_of(int(row), int(head))] = (int(row), int(head))
+    for relation in FIRST_SHOWN:
+        for finding in _found(result, relation):
+            if finding["site"] in places:
+                return places[finding["site"]]
+    return next(iter(places.values()), (0, 0))
+
+
+def _found(result: Result, relation: str) -> list[HeadFinding]:
+    """Return the heads that a test found, the strongest first."""
+    heads = result.facts.get(f"{relation}_heads") or []
+    return cast("list[HeadFinding]", heads)
+
+
+def _score_grid(result: Result) -> Grid | None:
+    """Draw how far each head does what was tested, layer by head."""
+    data = result.data
+    measures = []
+    tested = "score" in data
+    for name in _relations(data):
+        variable = data["score"].sel(relation=name) if tested else data[name]
+        where = "random tokens" if tested else "this text"
+        if name == "induction":
+            where = "repeated random tokens"
+        measure = Measure(
+            f"mean weight on {RELATIONS[name]}",
+            variable.transpose("layer", "head").to_numpy(),
+            limits=(0, 1),
+            title=(
+                f"How much each head of {model_name(result)} reads {RELATIONS[name]},"
+                f" in {where}"
+            ),
+        )
+        measures.append(measure)
+    if not measures:
+        return None
+    return Grid(
+        measures[0].title,
+        _sites(data),
+        tuple(map(str, data["head"].to_numpy().tolist())),
+        tuple(measures),
+        x_name="head",
+    )
+
+
+def findings(result: Result) -> Iterator[str]:
+    """Yield the heads that the tests found, how they were tested, and notes."""
+    tested = "score" in result.data
+    if tested:
+        for relation in RELATIONS:
+            yield _relation_finding(result, relation)
+        yield (
+            "The numbers in brackets are mean weights on random tokens, so they do not"
+            " depend on the text. The tests are corrected for the number of heads and"
+            " of tests, at 5% in all."
+        )
+    else:
+        data = result.data
+        yield (
+            f"The patterns of {data.sizes['layer']}"
+            f" {plural(data.sizes['layer'], 'layer')} over {data.sizes['key']}"
+            f" {plural(data.sizes['key'], 'token')}; no head was tested."
+        )
+    smallest_sum = str(result.facts.get("rows_sum_to", "1"))
+    if smallest_sum != "1":
+        yield (
+            f"The weights of a token sum to as little as {smallest_sum}: the rest goes"
+            " to an attention sink that is no token."
+        )
+    yield from cast("list[str]", result.facts.get("notes") or [])
+
+
+def _relation_finding(result: Result, relation: str) -> str:
+    """Say how many heads do one thing, and which do it most."""
+    found = _found(result, relation)
+    what = RELATIONS[relation]
+    if not found:
+        return f"No head was found that reads {what}."
+    count = _heads_that_exist(result.data)
+    names = []
+    for finding in found[:MOST_NAMES]:
+        names.append(f"{finding['site']} ({finding['score']:.2f})")
+    verb = "reads" if len(found) == 1 else "read"
+    most = in_series(names)
+    chance = found[0]["null"]
+    return (
+        f"{len(found):,} of {count:,} attention {plural(count, 'head')} {verb} {what}:"
+        f" {most}, where chance gives {chance:.2f}."
+    )
+
+
+def _heads_that_exist(data: "xarray.Dataset") -> int:
+    norms = data["write_norm"].transpose("layer", "head", "key").to_numpy()
+    return int((~np.isnan(norms).all(axis=2)).sum())
+
+
+def tables(result: Result) -> Iterator[Table]:
+    """Yield the heads that the tests found, the strongest of each relation."""
+    yield from map(table_of, _listings(result))
+
+
+def sections(result: Result) -> Iterator[Section]:
+    """Yield the patterns with what was found, then the scores of all heads."""
+    shown, sentences = tuple(views(result)), list(findings(result))
+    yield Section(
+        "What does each head read?",
+        as_prose(sentences),
+        of_type(shown, Patterns),
+        READING,
+        tables=tuple(_listings(result)),
+    )
+    scores = of_type(shown, Grid)
+    if scores:
+        yield Section(
+            "Which heads do what",
+            "",
+            scores,
+            "Every cell is one head: the mean weight that it puts on the token that the"
+            " title names. Choose another in the list.",
+            folded=True,
+        )
+
+
+def _listings(result: Result) -> Iterator[Listing]:
+    rows: list[tuple[str | float, ...]] = []
+    notes = ["The score is a mean weight on random tokens."]
+    for relation in RELATIONS:
+        found = _found(result, relation)
+        for finding in found[:MOST_LISTED]:
+            numbers = (finding["score"], finding["null"], finding["p"])
+            rows.append((finding["site"], SHORT[relation], *numbers))
+        more = len(found) - MOST_LISTED
+        if more > 0:
+            notes.append(f"{SHORT[relation].capitalize()}: {more:,} more.")
+    if rows:
+        yield Listing(
+            "Heads that the tests found",
+            ("head", "what it does", "score", "by chance", "corrected p"),
+            tuple(rows),
+            bar="score",
+            most=1.0,
+            note=" ".join(notes),
+        )

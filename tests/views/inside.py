@@ -1,0 +1,220 @@
+"""Results of `attention` and `contributions` as their analyses give them, made of
+random numbers: patterns whose rows sum to 1, parts that sum to the logit.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import xarray
+
+from hiddenscope.results import FINDINGS, TABLES, Result
+from hiddenscope.results.dataset import text_array
+from hiddenscope.views.kinds.registry import KINDS, Kind
+
+SENTENCE = ("The", " capital", " of", " France", " is", " Paris", ".", " The")
+EVIL = (
+    "</script><script>window.hacked = 1</script>",
+    "<img src=x onerror='window.hacked = 1'>",
+    "abc\u202e\u2066evil\u2069",
+    "line\nend",
+    "\u2028",
+    "long" * 500,
+    "=HYPERLINK(1)",
+    "",
+)
+SOURCE = {"model": "smollm2", "dtype": "float32", "device": "cpu"}
+RELATIONS = ("previous", "first", "same", "induction")
+
+
+@contextmanager
+def known_kinds(*words: str) -> Iterator[None]:
+    """Show results of these kinds as `views/kinds` describes them, whether or not their
+    analyses are in the catalog yet.
+    """
+    added = [word for word in words if word not in KINDS]
+    for word in added:
+        kind = KINDS[word] = Kind.of(word)
+        assert kind.findings and kind.tables
+        FINDINGS[word], TABLES[word] = kind.findings, kind.tables
+    try:
+        yield
+    finally:
+        for word in added:
+            del KINDS[word], FINDINGS[word], TABLES[word]
+
+
+def patterns(
+    layers: int, heads: int, queries: Sequence[int], keys: int, causal: bool, seed: int
+) -> np.ndarray:
+    """Rows that sum to 1; in a causal model nothing after the query is read. Head 0
+    reads the previous token, head 1 the first one.
+    """
+    random = np.random.default_rng(seed)
+    scores = random.normal(0, 2, (layers, heads, len(queries), keys))
+    places = np.arange(keys)
+    for row, query in enumerate(queries):
+        scores[:, 0, row, max(0, query - 1) % keys] += 7
+        if heads > 1:
+            scores[:, 1, row, 0] += 7
+        if causal:
+            scores[:, :, row, places > query] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def attention(
+    layers: int = 6,
+    heads: int = 4,
+    tokens: Sequence[str] = SENTENCE,
+    *,
+    queries: Sequence[int] | None = None,
+    memory: Sequence[str] = (),
+    missing: Sequence[tuple[int, int]] = (),
+    tested: bool = True,
+    causal: bool = True,
+    seed: int = 0,
+) -> Result:
+    """Return a result of `hs.attention`; with a `memory`, one of cross-attention."""
+    keys = tuple(memory or tokens)
+    queries = range(len(tokens)) if queries is None else queries
+    part = "cross" if memory else "attn"
+    is_causal = causal and not memory
+    pattern = patterns(layers, heads, queries, len(keys), is_causal, seed)
+    random = np.random.default_rng(seed + 1)
+    norms = random.lognormal(0, 1, (layers, heads, len(keys))).astype(np.float32)
+    for row, head in missing:
+        pattern[row, head] = norms[row, head] = np.nan
+    weighted = pattern * norms[:, :, None, :]
+    dims = ("layer", "head", "query", "key")
+    variables: dict = {
+        "pattern": (dims, pattern),
+        "weighted": (dims, weighted),
+        "write_norm": (("layer", "head", "key"), norms),
+    }
+    for name in ("previous", "first", "same"):
+        means = random.uniform(0, 1, (layers, heads)).astype(np.float32)
+        variables[name] = (("layer", "head"), means)
+    names = [
+        f"decoder.layer.{k + 1}.cross" if memory else f"layer.{k + 1}.{part}"
+        for k in range(layers)
+    ]
+    coords: dict = {
+        "layer": np.arange(1, layers + 1),
+        "head": np.arange(heads),
+        "site": ("layer", names),
+        "query_string": ("query", text_array([tokens[place] for place in queries])),
+        "query_position": ("query", np.array(list(queries))),
+        "key_string": ("key", text_array(list(keys))),
+        "key_position": ("key", np.arange(len(keys))),
+    }
+    facts: dict = {
+        "heads": heads,
+        "layers": layers,
+        "tokens": len(tokens),
+        "causal": is_causal,
+        "rows_sum_to": "1",
+        "kernel": "sdpa",
+        "notes": [],
+    }
+    if tested:
+        score = random.uniform(0, 0.2, (4, layers, heads))
+        score[0, :, 0], score[1, :, 1 % heads] = 0.9, 0.8
+        score[3, layers // 2, heads - 1] = 0.7
+        p = np.where(score > 0.5, 0.001, 0.8)
+        for row, head in missing:
+            score[:, row, head] = p[:, row, head] = np.nan
+        shape = ("relation", "layer", "head")
+        variables |= {
+            "score": (shape, score),
+            "null": (shape, np.full_like(score, 0.05)),
+            "p": (shape, p),
+        }
+        coords["relation"] = list(RELATIONS)
+        for place, name in enumerate(RELATIONS):
+            found = []
+            for row, head in np.argwhere(p[place] < 0.05):
+                value = float(score[place, row, head])
+                site = f"{names[row]}.head.{head}"
+                found.append({"site": site, "score": value, "null": 0.05, "p": 0.001})
+            facts[f"{name}_heads"] = sorted(found, key=lambda one: -one["score"])
+    return Result("attention", xarray.Dataset(variables, coords), facts, SOURCE)
+
+
+def contributions(
+    layers: int = 6,
+    heads: int = 4,
+    steps: Sequence[str] = (" Paris",),
+    *,
+    biases: bool = False,
+    cross: bool = False,
+    other: str | None = None,
+    seed: int = 0,
+) -> Result:
+    """Return a result of `hs.contributions`: the parts sum to the logit."""
+    random = np.random.default_rng(seed)
+    count, neurons = len(steps), 5
+    parts: dict = {
+        "attn_head": (
+            ("step", "layer", "head"),
+            random.normal(0, 0.5, (count, layers, heads)),
+        ),
+        "mlp": (("step", "layer"), random.normal(0.3, 1, (count, layers))),
+        "embedding": ("step", random.normal(0, 0.2, count)),
+        "attn_bias": (
+            ("step", "layer"),
+            biases * random.normal(0, 0.2, (count, layers)),
+        ),
+        "norm_bias": ("step", biases * random.normal(0, 0.2, count)),
+        "head_bias": ("step", biases * random.normal(0, 0.2, count)),
+    }
+    if cross:
+        parts["cross_head"] = (
+            parts["attn_head"][0],
+            random.normal(0, 0.5, (count, layers, heads)),
+        )
+        parts["cross_bias"] = ("step", "layer"), np.zeros((count, layers))
+    total = np.zeros(count)
+    for _, values in parts.values():
+        total += values.reshape(count, -1).sum(1)
+    ranked = ("step", "rank")
+    variables = parts | {
+        "neuron": (ranked, random.normal(0, 0.3, (count, neurons))),
+        "logit": ("step", total - 1e-6),
+        "total": ("step", total),
+        "error": ("step", np.full(count, 1e-6)),
+    }
+    coords = {
+        "layer": np.arange(1, layers + 1),
+        "head": np.arange(heads),
+        "step_string": ("step", text_array(list(steps))),
+        "neuron_layer": (ranked, random.integers(1, layers + 1, (count, neurons))),
+        "neuron_index": (ranked, random.integers(0, 1536, (count, neurons))),
+        "token_string": ("token", text_array(list(SENTENCE))),
+    }
+    strongest = []
+    for step in range(count):
+        values = parts["attn_head"][1][step]
+        for place in np.argsort(-np.abs(values).ravel())[:5]:
+            row, head = divmod(int(place), heads)
+            amount = float(values[row, head])
+            strongest.append(
+                {
+                    "site": f"layer.{row + 1}.attn.head.{head}",
+                    "contribution": amount,
+                    "share": amount / float(total[step]),
+                    "step": step,
+                }
+            )
+    facts = {
+        "answer": "".join(steps),
+        "other": other,
+        "logit": float(total[0] - 1e-6),
+        "total": float(total[0]),
+        "error": 1e-6,
+        "strongest": strongest,
+        "softcap": None,
+        "notes": [],
+    }
+    data = xarray.Dataset(variables, coords)
+    return Result("contributions", data, facts, SOURCE)
