@@ -17,6 +17,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "drift": {"candidate": {"name": "other"}, "texts": [TEXT]},
     "project": {"data": "cities-incomplete", "method": "pca", "sites": "layer.1"},
     "lens": {"texts": TEXT, "k": 2},
+    "contributions": {"text": TEXT, "answer": "s", "other": "t", "neurons": 3},
     "visibility": {"texts": TEXT, "sites": "layer.*"},
     "probe": {"data": "cities-incomplete", "sites": "layer.1", "truncate": True},
     "patch": {

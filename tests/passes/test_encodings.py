@@ -31,6 +31,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "compare": lambda model: hs.compare(model, TEXTS[0], TEXTS[1], sites="layer.1"),
     "drift": lambda model: hs.drift(model, model, TEXTS[0], sites="layer.1"),
     "lens": lambda model: hs.lens(model, TEXTS[0]),
+    "contributions": lambda model: hs.contributions(model, TEXTS[0], 9, 10),
     "visibility": lambda model: hs.visibility(model, TEXTS[1], sites="layer.1"),
     "patch": lambda model: hs.patch(
         model, hs.Contrast([5, 6], [7, 8], 9, 10), sites="layer.1"

@@ -28,9 +28,11 @@ from hiddenscope.states.arrays import Ints
 
 BRANCHES = ("attn", "cross")
 OTHER_WAYS = "Use hs.lens or hs.patch."
-# Units in the last place that each sum of the pass may be off, many times what rounding
-# does: such errors are independent, so that they add up like a random walk.
+# Units in the last place that each state of the pass may be off: many times what
+# rounding does. Such errors are independent, so that they add up like a random walk.
 ROUNDING = 4
+# The same for the products of the pass, which are summed in float32 at least.
+SUMMING = 64
 
 
 @dataclass(frozen=True)
@@ -300,7 +302,9 @@ class _Attribution:
             if not site.is_inner:
                 terms = state.to(self.directions) * self.directions
                 squares = squares + terms.square().sum(-1)
-        return ROUNDING * eps * _numbers(squares.sqrt())
+        summing_eps = min(eps, torch.finfo(torch.float32).eps)
+        units = ROUNDING * eps + SUMMING * summing_eps
+        return units * _numbers(squares.sqrt())
 
 
 def _numbers(values: Tensor) -> NDArray[np.float64]:
