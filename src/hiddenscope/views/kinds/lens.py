@@ -20,6 +20,11 @@ from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 if TYPE_CHECKING:
     from hiddenscope.analyses.lens.facts import LensFacts
 
+PARTS = (
+    " What a part of a block adds, such as a head, is read by itself. The final norm"
+    " makes every state equally large, so that a part that writes very little shows a"
+    " prediction as clear as any: hs.contributions tells how much a part adds."
+)
 OUTLINE = (
     "An outline marks the layer from which every layer predicts the same token as the"
     " last one."
@@ -140,13 +145,14 @@ def sections(result: Result) -> Iterator[Section]:
     """Yield the grid with what it shows, then how predictions form along the layers."""
     facts, shown = cast("LensFacts", result.facts), tuple(views(result))
     where = "next" if _is_causal(facts) else "in this place"
+    parts = PARTS if facts.get("parts") else ""
     yield Section(
         "What would each layer predict?",
         as_prose([*_answers(facts), *_target(facts), UNTESTED]),
         of_type(shown, Grid),
         f"{LENSES[facts['lens']]} A cell shows the token that this layer would predict"
         f" {where}, coloured first by the probability of that token. Other measures,"
-        " such as the entropy, can be chosen above the grid.",
+        f" such as the entropy, can be chosen above the grid.{parts}",
     )
     shares = ["how often the top token of a layer is the model's own prediction"]
     if "settled_share" in result.data:
@@ -204,7 +210,12 @@ def _answers(facts: "LensFacts") -> Iterator[str]:
         )
     # A prediction is settled only if no layer above differs, so all of them are needed.
     known = facts["settled_known_from"]
-    if known is None:
+    if known is None and facts.get("parts"):
+        yield (
+            "From which layer on a prediction stays the same is told by whole layers"
+            " alone, not by parts."
+        )
+    elif known is None:
         yield (
             "From which layer on a prediction stays the same is not known, because"
             " layers above these were left out."
@@ -241,6 +252,11 @@ def _target(facts: "LensFacts") -> Iterator[str]:
         f"At {target['site']}, {name} has rank {target['rank']:,} and probability"
         f" {target['probability']:.2g}."
     )
+    if facts.get("parts") and "highest_probability" in target:
+        yield (
+            f"Among these sites, {target['most_probable_at']} gives {name} the highest"
+            f" probability, {target['highest_probability']:.2g}."
+        )
     if target["first_best_at"]:
         yield (
             f"{name} is the top token for the first time at {target['first_best_at']}."
