@@ -8,7 +8,7 @@ from hiddenscope.analyses.contributions.findings import (
     contributions_facts,
 )
 from hiddenscope.analyses.contributions.parts import check_stack, split_logits
-from hiddenscope.analyses.contributions.question import Answer, ask
+from hiddenscope.analyses.contributions.question import AnswerTokens, encode_question
 from hiddenscope.arguments import checked
 from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import ModelLike, as_model
@@ -22,8 +22,8 @@ from hiddenscope.sites import Site
 def contributions(
     model: ModelLike,
     text: Texts | Inputs,
-    answer: Answer,
-    other: Answer | None = None,
+    answer: AnswerTokens,
+    other: AnswerTokens | None = None,
     *,
     neurons: int = 20,
     targets: Texts | None = None,
@@ -59,7 +59,7 @@ def contributions(
             load_with_head(model),
         )
     stack = check_stack(model)
-    question = ask(model, text, answer, other, targets)
+    question = encode_question(model, text, answer, other, targets)
     last = Site(stack.depth, "", stack.name if model.encoder_decoder else None)
     unembedding = Unembedding(model, last)
     if unembedding.recipe.method == "whole":

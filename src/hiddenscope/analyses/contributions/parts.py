@@ -253,7 +253,7 @@ class _Attribution:
         """Return what each head of a block adds [step, head], and the bias [step]."""
         site = Site(layer, f"{branch}.z", self.name)
         columns, bias = self._columns(site)
-        return columns.unflatten(-1, (count, -1)).sum(-1), bias
+        return columns.reshape(len(columns), count, -1).sum(-1), bias
 
     def _columns(self, site: Site) -> tuple[Tensor, Tensor]:
         """Return what each column of a projection's input adds, and its bias."""

@@ -9,7 +9,7 @@ from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.passes.answers import notes_on_spaces, text_before
 
-Answer: TypeAlias = str | int | Sequence[int]
+AnswerTokens: TypeAlias = str | int | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Question:
         return (*self.answers, *(self.others or ()))
 
 
-def ask(
+def encode_question(
     model: Model,
     text: Texts | Inputs,
-    answer: Answer,
-    other: Answer | None,
+    answer: AnswerTokens,
+    other: AnswerTokens | None,
     targets: Texts | None,
 ) -> Question:
     """Encode a text and its answers; refuse what cannot be asked."""
@@ -85,7 +85,7 @@ def ask(
 
 
 def _first_difference(
-    answer: Answer, tokens: Sequence[int], others: Sequence[int]
+    answer: AnswerTokens, tokens: Sequence[int], others: Sequence[int]
 ) -> int:
     """Return the first token at which two answers differ."""
     for number, (token, other) in enumerate(zip(tokens, others, strict=False)):

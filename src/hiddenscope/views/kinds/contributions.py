@@ -1,7 +1,7 @@
 """Contributions: what each head, MLP, embedding and bias adds to the answer's logit."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from hiddenscope.views.values import (
 
 if TYPE_CHECKING:
     import xarray
+
+    from hiddenscope.analyses.contributions.facts import StrongPartFacts
 
 # Lists are shown for so many tokens of an answer.
 MOST_LISTED = 4
@@ -46,15 +48,6 @@ READING = (
     " frozen at its value in this text. These are direct effects: what a part changes"
     " by way of later layers is counted there."
 )
-
-
-class StrongPart(TypedDict):
-    """One of the largest contributions."""
-
-    site: str
-    contribution: float
-    share: float
-    step: NotRequired[int]
 
 
 def views(result: Result) -> Iterator[View]:
@@ -223,13 +216,13 @@ def findings(result: Result) -> Iterator[str]:
     yield from cast("list[str]", result.facts.get("notes") or [])
 
 
-def _strongest(result: Result, step: int) -> list[StrongPart]:
+def _strongest(result: Result, step: int) -> "list[StrongPartFacts]":
     """Return the strongest parts of one step, as the analysis lists them."""
-    parts = cast("list[StrongPart]", result.facts.get("strongest") or [])
-    return [part for part in parts if part.get("step", 0) == step]
+    parts = cast("list[StrongPartFacts]", result.facts.get("strongest") or [])
+    return [part for part in parts if part["step"] == step]
 
 
-def _lead(result: Result, part: StrongPart) -> str:
+def _lead(result: Result, part: "StrongPartFacts") -> str:
     amount = abs(part["contribution"])
     verb = "adds most to"
     if part["contribution"] < 0:
@@ -310,7 +303,7 @@ def _listings(result: Result) -> Iterator[Listing]:
             )
 
 
-def _part_listing(parts: list[StrongPart], ending: str) -> Listing:
+def _part_listing(parts: "list[StrongPartFacts]", ending: str) -> Listing:
     rows = []
     for part in parts:
         rows.append((part["site"], part["contribution"], 100 * part["share"]))
