@@ -90,6 +90,7 @@ def live_results() -> dict[str, Callable[[hs.Model], hs.Result]]:
         "visibility.nc": lambda model: hs.visibility(model, SENTENCE),
         "compare.nc": lambda model: hs.compare(model, SENTENCE, ANOTHER),
         "lens.nc": capital_lens,
+        "contributions.nc": capital_contributions,
         "patch.nc": lambda model: hs.patch(model, CAPITALS),
         "drift.nc": wrong_scale,
         "steer.nc": montreal,
@@ -124,6 +125,7 @@ def views() -> dict[str, Callable[[hs.Model], Sequence[View]]]:
         "drift.png": lambda _: saved("drift.nc")[1:2],
         "start.png": lambda model: views_of(hs.lens(model, CHILD))[:1],
         "lens.png": lambda _: saved("lens.nc")[:1],
+        "contributions.png": lambda _: saved("contributions.nc")[:1],
         "patch.png": lambda _: saved("patch.nc"),
         "graft.png": lambda model: views_of(broken_attention(model))[:1],
         "steer.png": lambda _: saved("steer.nc")[:1],
@@ -159,6 +161,11 @@ def nearest_texts(encoder: hs.Model) -> Sequence[View]:
 def capital_lens(model: hs.Model, lens: str | hs.Lens = "logit") -> hs.Result:
     """Read a prompt with a lens, and follow its answer."""
     return hs.lens(model, CAPITALS.clean, lens=lens, target=CAPITALS.answer)
+
+
+def capital_contributions(model: hs.Model) -> hs.Result:
+    """Split the difference of two answers to a prompt into parts."""
+    return hs.contributions(model, CAPITALS.clean, CAPITALS.answer, CAPITALS.other)
 
 
 def capital_tuned_lens(model: hs.Model) -> hs.Result:
