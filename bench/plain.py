@@ -60,6 +60,46 @@ def patch(
     return logits
 
 
+def patch_heads(
+    module: Any, clean: Tensor, corrupt: Tensor, cells: Sequence[Cell]
+) -> list[Tensor]:
+    """Run one pass for each cell (layer, head) and return its last logits."""
+    projections = [block.self_attn.o_proj for block in _blocks(module)]
+    inputs: list[Tensor] = []
+    handles = [
+        part.register_forward_pre_hook(lambda part, args: inputs.append(args[0]))
+        for part in projections
+    ]
+    module(input_ids=clean, use_cache=False, logits_to_keep=1)
+    for handle in handles:
+        handle.remove()
+    width = module.config.head_dim
+    logits = []
+    for layer, head in cells:
+        columns = slice(head * width, (head + 1) * width)
+        values = inputs[layer - 1][..., columns]
+        with _replaced_columns(projections[layer - 1], columns, values):
+            output = module(input_ids=corrupt, use_cache=False, logits_to_keep=1)
+        logits.append(output.logits[0, -1])
+    return logits
+
+
+@contextmanager
+def _replaced_columns(part: Any, columns: slice, values: Tensor) -> Iterator[None]:
+    """Put values into some columns of a module's input, while the body runs."""
+
+    def put(part: Any, arguments: Any) -> Any:
+        state = arguments[0].clone()
+        state[..., columns] = values
+        return (state, *arguments[1:])
+
+    handle = part.register_forward_pre_hook(put)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 @contextmanager
 def _replaced(blocks: Any, layer: int, token: int, row: Tensor) -> Iterator[None]:
     """Put a row into the state that leaves a block, while the body runs."""

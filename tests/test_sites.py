@@ -533,8 +533,16 @@ def test_inner_patterns_select_what_they_name(pattern, count):
 
 
 def test_inner_sites_sort_in_the_order_of_the_pass():
-    names = "attn.q attn.k attn.v attn.z attn.head.2 attn.head.10 attn".split()
-    names += "mid router mlp.neurons mlp.neuron.3 mlp".split()
+    names = [
+        "attn.q",
+        "attn.k",
+        "attn.v",
+        "attn.z",
+        "attn.head.2",
+        "attn.head.10",
+        "attn",
+    ]
+    names += ["mid", "router", "mlp.neurons", "mlp.neuron.3", "mlp"]
     sites = [Site(4, name) for name in names]
     assert sorted(reversed(sites)) == sites
     assert sites[-1] < Site(4)

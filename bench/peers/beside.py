@@ -23,7 +23,11 @@ from bench.peers.environments import (
 )
 
 # How many times longer a peer must take than ours: task, peer, bar.
-BARS = (("patch", "TransformerLens", 8.0),)
+BARS = (
+    ("patch", "TransformerLens", 8.0),
+    ("heads", "TransformerLens", 6.0),
+    ("heads, shared prefix", "TransformerLens", 10.0),
+)
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,24 @@ def patch(job: Job) -> Way:
     return Way(lambda: hs.patch(model, contrast, layers=0), numbers)
 
 
+def heads(job: Job) -> Way:
+    """Sweep every head of every layer, all tokens at once."""
+    model = _model(job["folder"])
+    contrast = hs.Contrast(job["clean"], job["corrupt"], job["answer"], job["other"])
+
+    def numbers(result: hs.Result) -> Numbers:
+        runs = result.facts["logit_difference"]
+        span = runs["clean"] - runs["corrupt"]
+        differences = []
+        for layer, head in job["cells"]:
+            site = f"layer.{layer}.attn.head.{head}"
+            share = float(result.data["effect"].sel(site=site))
+            differences.append(runs["corrupt"] + share * span)
+        return {"difference": differences}
+
+    return Way(lambda: hs.patch(model, contrast, sites="*.attn.head.*"), numbers)
+
+
 def visibility(job: Job) -> Way:
     """Map what every state sees of every state below it."""
     model = _model(job["folder"])

@@ -106,6 +106,22 @@ def patch(job: Job) -> Way:
     )
 
 
+def heads(job: Job) -> Way:
+    """Run one pass with a hook for each head."""
+    module = _module(job["folder"])
+    clean, corrupt = (torch.tensor([job[name]]) for name in ("clean", "corrupt"))
+
+    def numbers(logits: list[Any]) -> Numbers:
+        last = torch.stack(logits)
+        return {"difference": last[:, job["answer"]] - last[:, job["other"]]}
+
+    return Way(
+        lambda: plain.patch_heads(module, clean, corrupt, job["cells"]),
+        numbers,
+        job["times"],
+    )
+
+
 def visibility(job: Job) -> Way:
     """Run one backward pass for each target."""
     module, ids = _module(job["folder"]), torch.tensor(job["ids"])

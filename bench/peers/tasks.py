@@ -17,7 +17,7 @@ from hiddenscope.loading.folder import check_folder
 
 TEXTS, TOKENS, EARLY = 8, 64, 5
 LENS_TOKENS, K = 64, 5
-LAYERS, PATCH_TOKENS = 30, 12
+LAYERS, HEADS, PATCH_TOKENS, SHARED_TOKENS = 30, 9, 12, 8
 RAGGED, EXTRACTED, EMBEDDED = 64, 32, 96
 MAP_TOKENS, DRIFT_TOKENS = 16, 128
 TRACERS = ("TransformerLens", "nnsight")
@@ -46,6 +46,8 @@ def all_tasks(place: Path) -> list[Task]:
         _extract(place),
         _lens(smollm2),
         replace(sweep, what=f"smollm2, {sweep.what}"),
+        heads_task(smollm2, LAYERS, HEADS, 0),
+        heads_task(smollm2, LAYERS, HEADS, SHARED_TOKENS),
         visibility_task(gpt2(place, 12, 768), MAP_TOKENS),
         _embed(),
         _drift(place),
@@ -139,6 +141,33 @@ def patch_task(
     }
     what = f"float32, {layers} layers x {tokens} tokens"
     return Task("patch", what, job, (PLAIN, OURS, *peers), tolerance=1e-3)
+
+
+def heads_task(folder: str, layers: int, heads: int, shared: int) -> Task:
+    """Return a sweep of every head, of prompts that share their first tokens.
+
+    A loop runs one pass for each head, so one head of each layer is timed and counts
+    for all heads of its layer.
+    """
+    clean, corrupt = draw(2, PATCH_TOKENS)
+    corrupt[:shared] = clean[:shared]
+    cells = [(layer, 5 * layer % heads) for layer in range(1, layers + 1)]
+    job = {
+        "folder": folder,
+        "clean": clean,
+        "corrupt": corrupt,
+        "answer": 101,
+        "other": 102,
+        "cells": cells,
+        "times": heads,
+    }
+    name = "heads, shared prefix" if shared else "heads"
+    prompts = f"prompts of {PATCH_TOKENS} tokens that differ from the first on"
+    if shared:
+        prompts = f"prompts of {PATCH_TOKENS} tokens, the first {shared} in common"
+    what = f"smollm2, float32, {layers} layers x {heads} heads, {prompts}"
+    libraries = (PLAIN, OURS, "TransformerLens")
+    return Task(name, what, job, libraries, "heads", tolerance=1e-3)
 
 
 def visibility_task(folder: str, tokens: int) -> Task:

@@ -184,3 +184,32 @@ def patch(job: Job) -> Way:
         return {"difference": differences}
 
     return Way(run, times=job["times"])
+
+
+def heads(job: Job) -> Way:
+    """Patch heads with `generic_activation_patch`, which runs one pass for each."""
+    bridge = _bridge(job["folder"])
+    clean, corrupt = (torch.tensor([job[name]]) for name in ("clean", "corrupt"))
+    rows = [(layer - 1, head) for layer, head in job["cells"]]
+    cells = pandas.DataFrame(rows, columns=["layer", "head"])
+
+    def metric(logits: Any) -> Any:
+        return logits[0, -1, job["answer"]] - logits[0, -1, job["other"]]
+
+    def is_z(name: str) -> bool:
+        return name.endswith("attn.hook_z")
+
+    def run() -> Numbers:
+        _, cache = bridge.run_with_cache(clean, names_filter=is_z)
+        differences = patching.generic_activation_patch(
+            bridge,
+            corrupt,
+            cache,
+            metric,
+            patching.layer_head_vector_patch_setter,
+            "z",
+            index_df=cells,
+        )
+        return {"difference": differences}
+
+    return Way(run, times=job["times"])

@@ -79,7 +79,7 @@ class Seen:
 
 def wrongs(module: nn.Module, anatomy: Anatomy) -> list[str]:
     """What an anatomy says that is not so; empty if all of it is."""
-    inputs = _inputs(module, len(anatomy.stacks) == 2)
+    inputs = trial_inputs(module, len(anatomy.stacks) == 2)
     seen = Seen(module, inputs)
     found: list[str] = []
     for i, stack in enumerate(anatomy.stacks):
@@ -104,7 +104,8 @@ def wrongs(module: nn.Module, anatomy: Anatomy) -> list[str]:
     return [*found, *_head(anatomy, seen, inputs)]
 
 
-def _inputs(module: nn.Module, two: bool) -> dict[str, Any]:
+def trial_inputs(module: nn.Module, two: bool) -> dict[str, Any]:
+    """Return ids for one pass, with targets where there are two stacks."""
     generator = torch.Generator().manual_seed(7)
     size = vocabulary(module)
     ids, targets = (

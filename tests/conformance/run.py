@@ -18,7 +18,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +45,9 @@ class Outcome:
     reason: str = ""
     kinds: tuple[str, ...] = ()
     parts_refused: tuple[str, ...] = ()
+    heads: int = 0
+    heads_checked: int = 0
+    heads_refused: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
 
 
@@ -163,15 +166,14 @@ def _prepare() -> None:
 def attempt(group: list[dict[str, Any]]) -> Outcome:
     """Build one class, prove it, and have the proof checked by the oracle."""
     start = time.monotonic()
-    verdict, reason, kinds, refused = _attempt(group[0])
     tasks = tuple(row["task"] for row in group)
-    return Outcome(
-        *_names(group), tasks, verdict, reason, kinds, refused, time.monotonic() - start
-    )
+    outcome = _attempt(group[0], Outcome(*_names(group), tasks, "proved"))
+    return replace(outcome, seconds=time.monotonic() - start)
 
 
-def _attempt(row: dict[str, Any]) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
-    from oracle import wrongs
+def _attempt(row: dict[str, Any], outcome: Outcome) -> Outcome:
+    from inside import Tried as TriedHeads
+    from oracle import trial_inputs, wrongs
 
     from hiddenscope.discovery import find
     from hiddenscope.errors import AnatomyError, UnknownModel
@@ -181,33 +183,33 @@ def _attempt(row: dict[str, Any]) -> tuple[str, str, tuple[str, ...], tuple[str,
         module = build(row, most=MOST_WEIGHTS)
         found = find(module)
         wrong = wrongs(module, found)
+        heads = TriedHeads(module, found)
+        heads.check(module, found, trial_inputs(module, len(found.stacks) == 2))
     except UnknownModel as error:
-        return "missing", str(error), (), ()
+        return replace(outcome, verdict="missing", reason=str(error))
     except AnatomyError as error:
-        return "refused", error.reason, (), ()
+        return replace(outcome, verdict="refused", reason=error.reason)
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
-        return (
-            "crashed",
-            (
-                f"{type(error).__name__}: {error} at"
-                f" {Path(place.filename).name}:{place.lineno}"
-            ),
-            (),
-            (),
-        )
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        reason = f"{type(error).__name__}: {error} at {where}"
+        return replace(outcome, verdict="crashed", reason=reason)
+    wrong = [*wrong, *heads.wrong]
     refused = {
         block.refused
         for stack in found.stacks
         for block in stack.blocks
         if block.refused
     }
-    kinds = tuple(stack.kind for stack in found.stacks)
-    return (
-        "wrong" if wrong else "proved",
-        "; ".join(wrong),
-        kinds,
-        tuple(sorted(refused)),
+    return replace(
+        outcome,
+        verdict="wrong" if wrong else "proved",
+        reason="; ".join(wrong),
+        kinds=tuple(stack.kind for stack in found.stacks),
+        parts_refused=tuple(sorted(refused)),
+        heads=heads.blocks,
+        heads_checked=heads.checked,
+        heads_refused=tuple(sorted(heads.refused)),
     )
 
 
@@ -293,6 +295,7 @@ def report(outcomes: list[Outcome]) -> Iterator[str]:
             f"no attn, mid, mlp in {len(types)} types, for {reason}:\n "
             f" {', '.join(sorted(types))}\n"
         )
+    yield "heads: " + ", ".join(f"{n} {name}" for name, n in _heads(outcomes).items())
     slow = sorted(outcomes, key=lambda outcome: -outcome.seconds)[:5]
     yield "slowest: " + ", ".join(
         f"{outcome.name} {outcome.seconds:.1f} s" for outcome in slow
@@ -356,12 +359,15 @@ def record(outcomes: list[Outcome]) -> dict[str, Any]:
     pairs, types = counts(outcomes, "proved")
     tasks: dict[str, Counter[str]] = defaultdict(Counter)
     without_parts: dict[str, set[str]] = defaultdict(set)
+    without_heads: dict[str, set[str]] = defaultdict(set)
     refused = {}
     for outcome in outcomes:
         for task in outcome.tasks:
             tasks[task][outcome.verdict] += 1
         for reason in outcome.parts_refused:
             without_parts[reason].add(outcome.model_type)
+        for reason in outcome.heads_refused:
+            without_heads[reason].add(outcome.model_type)
         if outcome.verdict == "refused":
             refused[outcome.name] = outcome.reason
     kinds = Counter(kind for outcome in outcomes for kind in outcome.kinds)
@@ -377,7 +383,21 @@ def record(outcomes: list[Outcome]) -> dict[str, Any]:
         "without_parts": {
             reason: sorted(without_parts[reason]) for reason in sorted(without_parts)
         },
+        "heads": _heads(outcomes),
+        "without_heads": {
+            reason: sorted(without_heads[reason]) for reason in sorted(without_heads)
+        },
         "untried": _untried({outcome.name for outcome in outcomes}),
+    }
+
+
+def _heads(outcomes: list[Outcome]) -> dict[str, int]:
+    """Count the types and attentions whose heads are proved, and those compared."""
+    types = {outcome.model_type for outcome in outcomes if outcome.heads}
+    return {
+        "types": len(types),
+        "attentions": sum(outcome.heads for outcome in outcomes),
+        "compared": sum(outcome.heads_checked for outcome in outcomes),
     }
 
 
@@ -392,10 +412,10 @@ def stale(outcomes: list[Outcome], recorded: dict[str, Any]) -> Iterator[str]:
     new = record(outcomes)
     if new["transformers"] != recorded["transformers"]:
         return
-    for name in ("all_pairs", "all_types", "tasks", "kinds", "untried"):
+    for name in ("all_pairs", "all_types", "tasks", "kinds", "heads", "untried"):
         if new[name] != recorded[name]:
             yield f"{name} in docs/conformance.md is {recorded[name]}, here {new[name]}"
-    for name in ("refused", "without_parts"):
+    for name in ("refused", "without_parts", "without_heads"):
         # Names alone: a reason may quote a number that rounding changes.
         if set(_members(new[name])) != set(_members(recorded[name])):
             yield f"{name} in docs/conformance.md differs from this run: {again}"

@@ -1,15 +1,15 @@
 """Find what is inside the blocks of a module: heads, neurons and routers, proved.
 
 The trial pass is traced with its operations. The last projection of a branch is the
-module whose output the branch is, and which is proved to be linear. An attention is the
-operation whose output, head by head, is what enters that projection. So pattern times
-values is `z`, and the heads' writes and the bias sum up to what attention adds, or the
-block's heads are refused with the reason.
+module whose output the branch is; what it makes of parts of its input is proved to add
+up. An attention is the operation whose output, head by head, is what enters that
+projection. So pattern times values is `z`, and the heads' writes and the bias sum up to
+what attention adds, or the block's heads are refused with the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,7 @@ from hiddenscope.discovery.trace import (
     trial_ids,
 )
 from hiddenscope.discovery.writes import Write, bias_of
+from hiddenscope.errors import is_out_of_memory
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.trials import tolerance
 
@@ -48,8 +49,8 @@ from hiddenscope.modules.trials import tolerance
 TRIALS = ((3, 7, 5), (5, 11, 13))
 HIDING_KERNELS = ("flash_attention", "flex_attention", "paged", "kernels-community")
 
-NO_PROJECTION = "what it adds is not the output of a linear map"
-NOT_LINEAR = "the map that makes what it adds is not linear"
+NO_PROJECTION = "what it adds is not the output of a module with one input"
+NOT_ADDITIVE = "what the parts of its last module's input add do not add up"
 NO_ATTENTION = (
     "what enters its last projection is not a pattern times values: the code has no"
     " softmax attention, or changes its result afterwards"
@@ -179,15 +180,16 @@ class _Search:
         output = call.into if tap.side == "input" else call.out
         reason = NO_PROJECTION
         for projection, last in self._projections(output, window):
-            if not self._is_linear(projection, last, output):
-                reason = NOT_LINEAR
+            if not self._adds_up(projection, last, output):
+                if reason == NO_PROJECTION:
+                    reason = NOT_ADDITIVE
                 continue
             if name == "mlp":
                 return Branch(projection)
             heads = self._heads(name, projection, last, window)
-            if isinstance(heads, str):
-                return Branch(refused=heads)
-            return Branch(projection, heads)
+            if isinstance(heads, AttentionHeads):
+                return Branch(projection, heads)
+            reason = heads
         return Branch(refused=reason)
 
     def _projections(
@@ -224,7 +226,7 @@ class _Search:
         tap = Tap(call.path, call.number, "input", layout)
         return Projection(tap, call.into.shape[-1], norm)
 
-    def _is_linear(
+    def _adds_up(
         self, projection: Projection, call: Call, output: Tensor | None
     ) -> bool:
         """Tell whether the writes of any split of the input sum up to the branch."""
@@ -239,12 +241,20 @@ class _Search:
                 for piece in pieces:
                     write = Write(self.module, projection, piece)
                     total = total + write(call.into).double()
-        except (RuntimeError, TypeError, ValueError, IndexError):
-            # A module that takes more than a state is no projection.
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            # A module that takes or gives more than a state is no projection, and its
+            # code may raise anything.
             return False
         if total.shape != output.shape:
             return False
-        allowed = tolerance(output.dtype, 1) * output.double().norm(dim=-1)
+        # Norms of transformers compute in float32, whatever the dtype of the model.
+        coarsest = torch.float32 if projection.norm else torch.float64
+        eps_dtype = max(
+            (output.dtype, coarsest), key=lambda dtype: torch.finfo(dtype).eps
+        )
+        allowed = tolerance(eps_dtype, 1) * output.double().norm(dim=-1)
         difference = (total - output.double()).norm(dim=-1)
         return bool((difference <= allowed).all())
 
@@ -422,14 +432,3 @@ def _is_scores(made: TracedOperation, rows: Tensor, heads: HeadLayout) -> bool:
     if made.kind != "product" or made.output.shape[-2:] != rows.shape[-2:]:
         return False
     return made.output.numel() == rows.numel() or made.output.ndim >= 3
-
-
-def refusal(inside: Inside, anatomy: Anatomy) -> Mapping[str, str]:
-    """Return the reasons why something inside is refused, by block and branch."""
-    reasons = {}
-    for stack, blocks in zip(anatomy.stacks, inside.stacks, strict=True):
-        for layer, block in enumerate(blocks, 1):
-            for name, branch in block.branches.items():
-                if branch.refused:
-                    reasons[f"{stack.name}.layer.{layer}.{name}"] = branch.refused
-    return reasons

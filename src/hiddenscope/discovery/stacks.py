@@ -34,6 +34,11 @@ from hiddenscope.sites import (
 )
 
 EVERYTHING = "layer.*,final"
+# The quoted name of a site inside a branch, in an error.
+_INNER_NAME = re.compile(
+    r"'(?:(?P<stack>encoder|decoder)\.)?(?:\*|layer\.[^'.]+)"
+    r"\.(?P<part>[^'.]+\.[^']+|router)'"
+)
 
 
 @dataclass(frozen=True)
@@ -264,12 +269,9 @@ class Anatomy:
 
     def _with_reason(self, error: SiteError) -> SiteError:
         """Add the reason why a block's parts were refused to an error about parts."""
-        inner = re.search(
-            r"'(?:(?:en|de)coder\.)?(?:\*|layer\.[^']*?)\.([^'.]+\.[^']+|router)'",
-            error.problem,
-        )
+        inner = _INNER_NAME.search(error.problem)
         if inner is not None:
-            return self._with_inner_reason(error, inner[1])
+            return self._with_inner_reason(error, inner["part"], inner["stack"])
         if not any(part in error.problem for part in PARTS):
             return error
         number = re.search(r"layer\.([0-9]+)\.", error.problem)
@@ -283,11 +285,15 @@ class Anatomy:
                     return SiteError(error.problem, reason, "Choose whole layers.")
         return error
 
-    def _with_inner_reason(self, error: SiteError, part: str) -> SiteError:
+    def _with_inner_reason(
+        self, error: SiteError, part: str, stack_name: str | None
+    ) -> SiteError:
         """Add the reason why nothing inside a branch is shown."""
         kind = re.sub(r"\.[0-9*-]+$", ".0", part)
         number = re.search(r"layer\.([0-9]+)\.", error.problem)
         for stack, blocks in zip(self.stacks, self.inside.stacks, strict=False):
+            if stack_name not in (None, stack.name):
+                continue
             for layer, block in enumerate(blocks, 1):
                 if number is not None and int(number[1]) != layer:
                     continue

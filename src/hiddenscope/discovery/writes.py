@@ -51,9 +51,9 @@ class Write:
         # A quantised or adapted projection: only its own code knows its weight.
         alone = torch.zeros_like(inputs)
         alone[..., columns] = inputs[..., columns]
+        biased: Tensor = self.part.forward(alone)
         bias: Tensor = self.part.forward(torch.zeros_like(inputs))
-        written: Tensor = self.part.forward(alone)
-        return written - bias
+        return biased - bias
 
 
 def bias_of(module: nn.Module, projection: Projection, inputs: Tensor) -> Tensor:

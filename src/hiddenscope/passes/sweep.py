@@ -10,7 +10,8 @@ out and noted.
 What holds throughout, of the caller's arguments first:
 
 - A variant has at least one patch, and each patch at least one token.
-- All patches of a variant lie in one stack, at most one of them at a site.
+- All patches of a variant lie in one stack, at most one of them at a site. Those of all
+  variants at one site replace whole states, or equally many columns.
 - Tokens and `at` count from the start of a text, from 0 up, never from its end. Those
   of a patch are in the text of its stack, `at` in the text that makes the logits.
 - The variants of a batch patch the same stack, and start at the same token: none has a
@@ -56,11 +57,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Patch:
-    """Values [token, width] that replace the state at a site, at some tokens."""
+    """Values [token, width] that replace the state at a site, at some tokens.
+
+    With `columns` they replace some columns of it, such as a head's of `attn.z`. All
+    patches of a sweep at one site replace equally many.
+    """
 
     site: Site
     tokens: tuple[int, ...]
     values: Tensor
+    columns: slice | None = None
+
+    def change(self) -> Change:
+        """Return the patch as a change of a pass over one text."""
+        if self.columns is None:
+            return Replace(self.values, tokens=list(self.tokens))
+        tokens, columns, values = list(self.tokens), self.columns, self.values
+
+        def put(states: Tensor) -> Tensor:
+            states[0, tokens, columns] = values.to(states)
+            return states
+
+        return put
 
 
 Variant: TypeAlias = Sequence[Patch]
@@ -168,7 +186,7 @@ def run_unbatched(
     """
     changes: dict[str | Site, Change] = {}
     for patch in variant:
-        changes[patch.site] = Replace(patch.values, tokens=list(patch.tokens))
+        changes[patch.site] = patch.change()
     edited = edit(model, clean.inputs, changes, (), logits=True)
     assert edited.logits is not None
     return edited.logits[at]
@@ -452,12 +470,17 @@ class _Changes:
         for row, patch in patches:
             rows += [row] * len(patch.tokens)
             columns += [token - self.start for token in patch.tokens]
-        row_index = torch.tensor(rows, device=self.device)
-        column_index = torch.tensor(columns, device=self.device)
+        index = [
+            torch.tensor(rows, device=self.device),
+            torch.tensor(columns, device=self.device),
+        ]
+        channels = _channels([patch for _, patch in patches])
+        if channels is not None:
+            index = [index[0][:, None], index[1][:, None], channels.to(self.device)]
         values = torch.cat([patch.values for _, patch in patches])
 
         def put(states: Tensor) -> Tensor:
-            places = row_index.to(states.device), column_index.to(states.device)
+            places = tuple(part.to(states.device) for part in index)
             states[places] = values.to(states)
             self.made.add(site)
             return states
@@ -473,6 +496,17 @@ class _Changes:
                 f"the state at {min(missing)} was not reached in this pass",
                 "Report this model.",
             )
+
+
+def _channels(patches: Sequence[Patch]) -> Tensor | None:
+    """Return the channels [token, width] that patches replace; None for all of them."""
+    rows = []
+    for patch in patches:
+        if patch.columns is None:
+            return None
+        channels = torch.arange(patch.columns.start, patch.columns.stop)
+        rows.append(channels.expand(len(patch.tokens), -1))
+    return torch.cat(rows)
 
 
 def _every_token(length: int) -> Where:

@@ -1,12 +1,14 @@
 """Cells: patch every site and token of one contrast, and whole layers.
 
-Effects are exact, with each cell run, or estimated by attribution from one gradient.
+Effects are exact, with each cell run, or estimated by attribution from one gradient. A
+head is patched in its columns of `attn.z`, and a neuron in `mlp.neurons`: the model's
+own projection makes of that what it adds.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -30,6 +32,7 @@ from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Floats
 
 Into: TypeAlias = Literal["corrupt", "clean"]
+Values: TypeAlias = Literal["run", "zero", "mean"]
 PositionPairs: TypeAlias = list[tuple[int, int]]
 
 MEASURES = ("effect", "probability", "kl")
@@ -37,7 +40,12 @@ MEASURES = ("effect", "probability", "kl")
 
 @dataclass(frozen=True)
 class Plan:
-    """What is patched into which run, how many tokens and layers at a time, and how."""
+    """What is patched into which run, how many tokens and layers at a time, and how.
+
+    With `together` the tokens of a site are patched at once: all of them, or those at
+    `positions` of the clean prompt. `values` come from the other run, or are zero or
+    the mean over all prompts.
+    """
 
     sites: tuple[Site, ...]
     window: int
@@ -45,6 +53,9 @@ class Plan:
     into: Into
     exact: bool
     attribution: bool
+    together: bool = False
+    positions: tuple[int, ...] | None = None
+    values: Values = "run"
 
 
 @dataclass
@@ -143,14 +154,41 @@ class LogitMeasures:
         return max(tolerance * spread * 2**0.5, 2 * last_place)
 
 
+class Source(NamedTuple):
+    """Where the state of a site is: at a tap of its own, or in columns of another."""
+
+    site: Site
+    columns: slice | None = None
+
+    def rows(self, run: CleanRun, positions: Sequence[int]) -> Tensor:
+        """Return the states of a run at some positions."""
+        rows = _rows(run.states[self.site], positions)
+        return rows if self.columns is None else rows[:, self.columns]
+
+
+def source_of(model: Model, site: Site) -> Source:
+    """Return where the state of a site is patched."""
+    if site.index is None:
+        return Source(site)
+    whole = "z" if site.kind.endswith("head") else "neurons"
+    inputs = Site(site.layer, f"{site.branch}.{whole}", site.stack)
+    return Source(inputs, model.anatomy.columns(site))
+
+
 def patch_contrast(
     model: Model,
     contrast: EncodedContrast,
     plan: Plan,
     advance: Callable[[float], None],
+    means: Mapping[Site, Tensor],
 ) -> Effects:
-    """Patch one contrast at every site and token."""
-    clean, corrupt = run_clean(model, contrast.inputs, plan.sites)
+    """Patch one contrast at every site and token.
+
+    `means` are the mean states by site, where these are patched.
+    """
+    sources = {site: source_of(model, site) for site in plan.sites}
+    recorded = tuple(sorted({source.site for source in sources.values()}))
+    clean, corrupt = run_clean(model, contrast.inputs, recorded)
     clean_at, corrupt_at = contrast.at
     measures = LogitMeasures(
         contrast,
@@ -160,9 +198,10 @@ def patch_contrast(
         logits_tolerance(model),
     )
     if plan.into == "corrupt":
-        cells = Cells(contrast, plan, base=corrupt, source=clean, at=corrupt_at)
+        runs = corrupt, clean, corrupt_at
     else:
-        cells = Cells(contrast, plan, base=clean, source=corrupt, at=clean_at)
+        runs = clean, corrupt, clean_at
+    cells = Cells(contrast, plan, *runs, sources, means)
     effects = Effects({}, {}, measures.runs, cells.patched)
     # Cells whose states are the same in both runs need no pass.
     advance(cells.patched.size - len(cells.variants))
@@ -187,7 +226,11 @@ class Cells:
         base: CleanRun,
         source: CleanRun,
         at: int,
+        sources: Mapping[Site, Source],
+        means: Mapping[Site, Tensor],
     ) -> None:
+        self.sources = sources
+        self.means = means
         self.columns = contrast.columns
         self.plan = plan
         self.base = base
@@ -197,10 +240,15 @@ class Cells:
         for stack, columns in contrast.columns.items():
             starts[stack] = width
             width += len(columns)
+        if plan.together:
+            width = 1
         self.paired = np.zeros((len(plan.sites), width), dtype=bool)
         self.patched = np.zeros_like(self.paired)
         self.variants: dict[tuple[int, int], Variant] = {}
         for row, site in enumerate(plan.sites):
+            if plan.together:
+                self._add(site, (row, 0), self._chosen(site.stack))
+                continue
             differing = self._differing(site)
             for column in range(len(contrast.columns[site.stack])):
                 positions = self.positions(site.stack, column, column + plan.window)
@@ -209,6 +257,26 @@ class Cells:
                 if any(base_position in differing for base_position, _ in positions):
                     self.patched[cell] = True
                     self.variants[cell] = [self.patch(site, positions)]
+
+    def _add(self, site: Site, cell: tuple[int, int], positions: PositionPairs) -> None:
+        """Add the cell of several tokens, where one of their states differs."""
+        self.paired[cell] = bool(positions)
+        differing = self._differing(site)
+        if any(base_position in differing for base_position, _ in positions):
+            self.patched[cell] = True
+            self.variants[cell] = [self.patch(site, positions)]
+
+    def _chosen(self, stack: str | None) -> PositionPairs:
+        """Return the positions of the tokens that are patched together."""
+        pairs = self.positions(stack)
+        if self.plan.positions is None:
+            return pairs
+        clean_side = 1 if self.plan.into == "corrupt" else 0
+        last = max((pair[clean_side] for pair in pairs), default=-1)
+        wanted = set()
+        for position in self.plan.positions:
+            wanted.add(position if position >= 0 else last + 1 + position)
+        return [pair for pair in pairs if pair[clean_side] in wanted]
 
     def positions(
         self, stack: str | None, start: int = 0, stop: int | None = None
@@ -227,15 +295,33 @@ class Cells:
     def patch(self, site: Site, positions: PositionPairs) -> Patch:
         """Return a patch that puts states of the source run into the base run."""
         base_positions, source_positions = zip(*positions, strict=True)
-        values = _rows(self.source.states[site], source_positions)
-        return Patch(site, base_positions, values)
+        source = self.sources[site]
+        values = self._values(source, base_positions, source_positions)
+        return Patch(source.site, base_positions, values, source.columns)
+
+    def _values(
+        self,
+        source: Source,
+        base_positions: Sequence[int],
+        source_positions: Sequence[int],
+    ) -> Tensor:
+        """Return what is put in the place of some states of the base run."""
+        if self.plan.values == "run":
+            return source.rows(self.source, source_positions)
+        base = source.rows(self.base, base_positions)
+        if self.plan.values == "zero":
+            return torch.zeros_like(base)
+        mean = self.means[source.site]
+        if source.columns is not None:
+            mean = mean[source.columns]
+        return mean.to(base).expand_as(base)
 
     def hold(self, site: Site, positions: PositionPairs) -> Patch:
         """Return a patch that holds the base run's states, whatever changes below."""
         base_positions, _ = zip(*positions, strict=True)
-        return Patch(
-            site, base_positions, _rows(self.base.states[site], base_positions)
-        )
+        source = self.sources[site]
+        values = source.rows(self.base, base_positions)
+        return Patch(source.site, base_positions, values, source.columns)
 
     def _differing(self, site: Site) -> set[int]:
         """Return the base positions whose states differ in any bit between the runs."""
@@ -243,9 +329,10 @@ class Cells:
         if not positions:
             return set()
         base_positions, source_positions = zip(*positions, strict=True)
-        base = _rows(self.base.states[site], base_positions)
-        source = _rows(self.source.states[site], source_positions)
-        differs = (base != source).any(-1).tolist()
+        source = self.sources[site]
+        base = source.rows(self.base, base_positions)
+        values = self._values(source, base_positions, source_positions)
+        differs = (base != values).any(-1).tolist()
         return set(compress(base_positions, differs))
 
 
@@ -366,22 +453,25 @@ def _attribution(model: Model, cells: Cells, measures: LogitMeasures) -> Floats:
     """Estimate each effect as if the logit difference were linear in the state."""
     base, sites = cells.base, cells.plan.sites
     # One backward pass gives the gradient at every site and token.
-    run = record(model, base.inputs, sites, logits=True, grad=True)
+    recorded = tuple(sorted({source.site for source in cells.sources.values()}))
+    run = record(model, base.inputs, recorded, logits=True, grad=True)
     assert run.logits is not None
-    live = [run.live[site] for site in sites]
+    live = [run.live[site] for site in recorded]
     difference = measures.difference(run.logits[cells.at].double())
     gradients = torch.autograd.grad(difference, live, allow_unused=True)
+    by_site = dict(zip(recorded, gradients, strict=True))
     grid = np.where(cells.paired, 0.0, np.nan)
     for (row, column), (patch,) in cells.variants.items():
-        gradient: Tensor | None = gradients[row]
+        source = cells.sources[sites[row]]
+        gradient: Tensor | None = by_site[source.site]
         # The logits do not depend on this state: its effect is zero.
         if gradient is None:
             continue
-        site = sites[row]
-        layout = model.anatomy.taps[site].layout
-        gradient = layout.states(gradient, len(base.input_ids(site.stack)))[0]
+        layout = model.anatomy.tap(source.site).layout
+        gradient = layout.states(gradient, len(base.input_ids(source.site.stack)))[0]
         gradient = _rows(gradient, patch.tokens).double()
-        unpatched = _rows(base.states[site], patch.tokens).double()
-        step = patch.values.double() - unpatched
+        if source.columns is not None:
+            gradient = gradient[:, source.columns]
+        step = patch.values.double() - source.rows(base, patch.tokens).double()
         grid[row, column] = float((gradient * step).sum()) / measures.span
     return grid

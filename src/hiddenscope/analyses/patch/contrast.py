@@ -136,9 +136,12 @@ class EncodedContrast:
 
 
 def encode_contrasts(
-    model: Model, contrasts: Sequence[Contrast]
+    model: Model, contrasts: Sequence[Contrast], *, one_form: bool = True
 ) -> list[EncodedContrast]:
-    """Encode the contrasts; refuse those that cannot be patched or averaged."""
+    """Encode the contrasts; refuse those that cannot be patched or averaged.
+
+    To be averaged token by token they must have `one_form`.
+    """
     prompts: list[Prompt] = []
     targets: list[Prompt] = []
     for contrast in contrasts:
@@ -157,7 +160,8 @@ def encode_contrasts(
     for number, contrast in enumerate(contrasts):
         both = inputs.some([2 * number, 2 * number + 1])
         encoded.append(_encoded(model, contrast, both))
-    _check_same_form(encoded)
+    if one_form:
+        _check_same_form(encoded)
     return encoded
 
 

@@ -25,12 +25,21 @@ class CellFacts(TypedDict):
 
 
 class LargestEffectFacts(TypedDict):
-    """The cell with the largest effect."""
+    """The cell with the largest effect; without a token, of all tokens at once."""
 
     value: float
     site: str
-    token: str
-    other_token: str
+    token: NotRequired[str]
+    other_token: NotRequired[str]
+
+
+class ClearFacts(TypedDict):
+    """A site whose effect is not 0, with an interval corrected for all sites."""
+
+    site: str
+    effect: float
+    low: float
+    high: float
 
 
 # `from` is a keyword, so a class could not have it as a field.
@@ -99,10 +108,13 @@ class PatchFacts(TypedDict):
     largest: LargestEffectFacts | None
     differing_token: CarrierFacts | None
     answer_token: CarrierFacts | None
+    positions: NotRequired[list[int] | None]
+    clear: NotRequired[list[ClearFacts] | None]
     agreement: NotRequired[AgreementFacts]
     layer_windows: NotRequired[LayerWindowsFacts | None]
     cost: NotRequired[CostFacts]
     check: NotRequired[CheckFacts | None]
+    method: str
     copies: int
     groups: int
     notes: list[str]

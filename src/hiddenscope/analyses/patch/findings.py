@@ -8,8 +8,12 @@ from numpy.typing import NDArray
 
 from hiddenscope.analyses.patch.cells import Effects, Plan
 from hiddenscope.analyses.patch.contrast import EncodedContrast
-from hiddenscope.analyses.patch.facts import AgreementFacts, LayerWindowsFacts
-from hiddenscope.measures.grouped import standard_error
+from hiddenscope.analyses.patch.facts import (
+    AgreementFacts,
+    ClearFacts,
+    LayerWindowsFacts,
+)
+from hiddenscope.measures.grouped import effective_count, standard_error
 from hiddenscope.model import Model
 from hiddenscope.results import Facts
 from hiddenscope.results.dataset import (
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     import xarray
 
 HALF = 0.5
+LEVEL = 0.95
 ATTRIBUTES: Mapping[str, Attributes] = {
     "effect": {
         "long_name": "effect",
@@ -61,12 +66,21 @@ def patch_dataset(
     for name in effects[0].cells:
         values = np.stack([of_contrast.cells[name] for of_contrast in effects])
         attributes = ATTRIBUTES[name]
-        variables |= _averaged(name, ("site", "token"), values, attributes, groups)
+        dims: Dims = ("site", "token")
+        if plan.together:
+            dims, values = "site", values[..., 0]
+        variables |= _averaged(name, dims, values, attributes, groups)
+    if plan.together:
+        variables |= _intervals(effects, plan, groups)
     for name in effects[0].along:
         values = np.stack([of_contrast.along[name] for of_contrast in effects])
         attributes = {**ATTRIBUTES[name], "long_name": _swap_name(name, plan)}
         variables |= _averaged(name, "site", values, attributes, groups)
-    coords: Coordinates = {"site": site_names(plan.sites), **_coords(model, contrast)}
+    coords: Coordinates = {"site": site_names(plan.sites)}
+    if plan.together:
+        coords |= _index_coords(plan)
+    else:
+        coords |= _coords(model, contrast)
     return to_dataset(variables, coords)
 
 
@@ -84,6 +98,41 @@ def _averaged(
         }
         variables[f"{name}_error"] = dims, error.astype(np.float32), error_attributes
     return variables
+
+
+def _intervals(effects: Sequence[Effects], plan: Plan, groups: Ints) -> Variables:
+    """Return intervals that hold all effects at once with a probability of 95%.
+
+    Student's, of the jackknife standard error, corrected for the number of sites by
+    Bonferroni's inequality. Without several independent groups there are none.
+    """
+    from scipy.stats import t
+
+    measure = "effect" if plan.exact else "attribution"
+    values = np.stack([of_contrast.cells[measure][..., 0] for of_contrast in effects])
+    error = standard_error(values, groups)
+    patched = np.any([of_contrast.patched for of_contrast in effects], 0)
+    if error is None:
+        return {}
+    freedom = max(1.0, effective_count(groups) - 1)
+    quantile = float(t.ppf(1 - (1 - LEVEL) / 2 / max(1, patched.sum()), freedom))
+    mean = values.mean(0)
+    low: Attributes = {"long_name": "lower end", "units": ATTRIBUTES["effect"]["units"]}
+    high: Attributes = {**low, "long_name": "upper end"}
+    return {
+        "low": ("site", mean - quantile * error, low),
+        "high": ("site", mean + quantile * error, high),
+    }
+
+
+def _index_coords(plan: Plan) -> Coordinates:
+    """Label sites by their layer and by the number of their head or neuron."""
+    layers = [-1 if site.layer is None else site.layer for site in plan.sites]
+    numbers = [-1 if site.index is None else site.index for site in plan.sites]
+    return {
+        "layer": ("site", np.array(layers)),
+        "number": ("site", np.array(numbers)),
+    }
 
 
 def _swap_name(name: str, plan: Plan) -> str:
@@ -127,6 +176,8 @@ def patch_facts(
     measure = "effect" if plan.exact else "attribution"
     values = data[measure].to_numpy()
     patched = np.any([of_contrast.patched for of_contrast in effects], 0)
+    if plan.together:
+        patched = patched[:, 0]
     finite = np.isfinite(values)
     string = model.text_encoder.string
     answers = [
@@ -151,8 +202,12 @@ def patch_facts(
         "largest": _largest(values, data),
         "differing_token": None,
         "answer_token": None,
-        **_carriers(data, plan, contrasts[0], measure),
     }
+    if plan.together:
+        facts["positions"] = None if plan.positions is None else list(plan.positions)
+        facts["clear"] = _clear(data)
+    else:
+        facts |= _carriers(data, plan, contrasts[0], measure)
     if plan.exact and plan.attribution:
         facts["agreement"] = _agreement(data, patched)
     if "swap_window" in data:
@@ -183,12 +238,36 @@ def _token(data: "xarray.Dataset", column: int) -> dict[str, str]:
 def _largest(values: NDArray[Any], data: "xarray.Dataset") -> Facts | None:
     if not np.isfinite(values).any():
         return None
-    row, column = np.unravel_index(np.nanargmax(np.abs(values)), values.shape)
+    row, *columns = np.unravel_index(np.nanargmax(np.abs(values)), values.shape)
+    if not columns:
+        site = str(data["site"].values[row])
+        return {"value": float(values[row]), "site": site}
+    column = columns[0]
     return {
         "value": float(values[row, column]),
         "site": str(data["site"].values[row]),
         **_token(data, int(column)),
     }
+
+
+def _clear(data: "xarray.Dataset") -> list[ClearFacts] | None:
+    """Return the sites whose corrected interval excludes 0; None without intervals."""
+    if "low" not in data:
+        return None
+    measure = "effect" if "effect" in data else "attribution"
+    effects, low, high = (data[name].to_numpy() for name in (measure, "low", "high"))
+    rows = np.flatnonzero((low > 0) | (high < 0))
+    clear: list[ClearFacts] = []
+    for row in sorted(rows, key=lambda row: -abs(effects[row])):
+        clear.append(
+            {
+                "site": str(data["site"].values[row]),
+                "effect": float(effects[row]),
+                "low": float(low[row]),
+                "high": float(high[row]),
+            }
+        )
+    return clear
 
 
 def _carriers(

@@ -79,8 +79,8 @@ DESCRIPTION = Description(
         Parameter(
             "window",
             "integer",
-            "How many tokens are exchanged at a time.",
-            default=1,
+            "How many tokens are exchanged at a time: one if not given, and all of a"
+            " head or neuron.",
             aside=True,
         ),
         Parameter(
@@ -92,9 +92,10 @@ DESCRIPTION = Description(
         Parameter(
             "method",
             "choice",
-            "A pass for each state, an estimate by one gradient, or both.",
+            "A pass for each state, an estimate by one gradient, or both; or ablate the"
+            " clean run with zeros, means or the corrupt run.",
             default="exact",
-            choices=("exact", "attribution", "both"),
+            choices=("exact", "attribution", "both", "zero", "mean", "resample"),
         ),
     ),
     verb_if_head_needed="patch",

@@ -3,11 +3,21 @@
 Put states of one run into another and see how much of the answer comes along.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Literal, TypeAlias, get_args
 
+from torch import Tensor
+
 from hiddenscope import progress
-from hiddenscope.analyses.patch.cells import Effects, Into, Plan, patch_contrast
+from hiddenscope.analyses.patch.cells import (
+    Effects,
+    Into,
+    Plan,
+    Values,
+    patch_contrast,
+    source_of,
+)
 from hiddenscope.analyses.patch.contrast import (
     Contrast,
     EncodedContrast,
@@ -24,7 +34,11 @@ from hiddenscope.results import Result
 from hiddenscope.sites import Site, SitePatterns, summarise
 from hiddenscope.states.arrays import Ints
 
-PatchMethod: TypeAlias = Literal["exact", "attribution", "both"]
+PatchMethod: TypeAlias = Literal[
+    "exact", "attribution", "both", "zero", "mean", "resample"
+]
+# The methods that ablate: what they put into the clean run.
+ABLATIONS: dict[str, Values] = {"zero": "zero", "mean": "mean", "resample": "run"}
 
 
 @checked
@@ -34,7 +48,7 @@ def patch(
     *,
     sites: SitePatterns = "layer.*",
     into: Into = "corrupt",
-    window: int = 1,
+    window: int | Sequence[int] | None = None,
     layers: int | None = None,
     method: PatchMethod = "exact",
 ) -> Result:
@@ -43,10 +57,13 @@ def patch(
     One token is patched at one site at a time. The effect is the share of the logit
     difference between `answer` and `other` that comes back: 0 as in the corrupt run, 1
     as in the clean one. With `into="clean"` corrupt states go into the clean run, and
-    it is the share that is lost. `window` tokens are patched at a time. Whole layers
-    are patched too, `layers` of them in a row (0: none). Several contrasts are
-    averaged; a copy counts once, and those of a `group` belong together.
-    `method="attribution"` estimates all effects from one gradient.
+    it is the share that is lost. `window` tokens are patched at a time, or those at a
+    list of positions of the clean prompt at once; of heads and neurons all tokens are
+    by default. Whole layers are patched too, `layers` of them in a row (0: none).
+    Several contrasts are averaged; a copy counts once, and those of a `group` belong
+    together. `method="attribution"` estimates all effects from one gradient. The
+    methods "zero", "mean" and "resample" ablate: they put zeros, the mean over all
+    prompts, or the corrupt run's states into the clean run.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -66,20 +83,13 @@ def patch(
             load_with_head(model),
         )
     selected, left_out = _changeable_sites(model, sites)
-    if layers is None:
-        layers = max(1, model.anatomy.stacks[-1].depth // 6)
-    plan = Plan(
-        selected,
-        _check_count("window", window),
-        _check_count("layers", layers, lower_bound=0),
-        into,
-        exact=method != "attribution",
-        attribution=method != "exact",
-    )
+    plan = _plan(model, selected, into, window, layers, method)
     # A copy says nothing new: the first of its kind stands for it.
     distinct: dict[Hashable, tuple[Contrast, EncodedContrast]] = {}
     for contrast, encoded in zip(
-        all_contrasts, encode_contrasts(model, all_contrasts), strict=True
+        all_contrasts,
+        encode_contrasts(model, all_contrasts, one_form=not plan.together),
+        strict=True,
     ):
         distinct.setdefault(encoded.key, (contrast, encoded))
     encodings = [encoded for _, encoded in distinct.values()]
@@ -89,9 +99,11 @@ def patch(
     cells = 0
     for encoded in encodings:
         cells += 2 + sum(map(len, encoded.columns.values()))
+    means = _means(model, encodings, plan)
     with progress.track("Patching", total=len(selected) * cells) as advance:
         effects = [
-            patch_contrast(model, encoded, plan, advance) for encoded in encodings
+            patch_contrast(model, encoded, plan, advance, means)
+            for encoded in encodings
         ]
     data = patch_dataset(model, encodings[0], plan, effects, groups)
     if isinstance(all_contrasts[0].clean, str):
@@ -107,11 +119,75 @@ def patch(
     ]
     facts = {
         **patch_facts(model, encodings, plan, effects, data),
+        "method": method,
         "copies": copies,
         "groups": group_count,
         "notes": notes,
     }
     return Result("patch", data, facts, model.source(selected[-1].stack))
+
+
+def _plan(
+    model: Model,
+    sites: tuple[Site, ...],
+    into: Into,
+    window: int | Sequence[int] | None,
+    layers: int | None,
+    method: PatchMethod,
+) -> Plan:
+    """Return what is patched, from the arguments of `patch`."""
+    positions = None
+    together = window is None and all(site.index is not None for site in sites)
+    if window is not None and not isinstance(window, int):
+        positions = tuple(_check_position(position) for position in window)
+        together = True
+    size = 1 if together or window is None else window
+    if layers is None:
+        layers = max(1, model.anatomy.stacks[-1].depth // 6)
+    # A window of layers is made of whole states.
+    if together or any(site.index is not None for site in sites):
+        layers = 0
+    if method in ABLATIONS:
+        into = "clean"
+    return Plan(
+        sites,
+        _check_count("window", size),
+        _check_count("layers", layers, lower_bound=0),
+        into,
+        exact=method != "attribution",
+        attribution=method in ("attribution", "both"),
+        together=together,
+        positions=positions,
+        values=ABLATIONS.get(method, "run"),
+    )
+
+
+def _check_position(position: object) -> int:
+    if isinstance(position, bool) or not isinstance(position, int):
+        raise TextError(
+            "window must be a number of tokens or a list of positions",
+            f"got {position!r:.60} among the positions",
+            "Give integers; -1 is the last token of the clean prompt.",
+        )
+    return position
+
+
+def _means(
+    model: Model, contrasts: Sequence[EncodedContrast], plan: Plan
+) -> dict[Site, Tensor]:
+    """Return the mean state at each patched site, over all tokens of all prompts."""
+    if plan.values != "mean":
+        return {}
+    sites = {source_of(model, site).site for site in plan.sites}
+    sums: dict[Site, Tensor] = {}
+    tokens: Counter[Site] = Counter()
+    for contrast in contrasts:
+        states = model.capture(contrast.inputs, tuple(sorted(sites)))
+        for site in sites:
+            rows = states[site].double()
+            sums[site] = sums.get(site, 0) + rows.sum(0)
+            tokens[site] += len(rows)
+    return {site: total / tokens[site] for site, total in sums.items()}
 
 
 def _groups(contrasts: Sequence[EncodedContrast]) -> Ints:
@@ -175,7 +251,8 @@ def _changeable_sites(
     for site in selected:
         # The plan of an edit refuses a state that cannot be changed.
         try:
-            changeable(model.anatomy, {site: lambda states: states})
+            source = source_of(model, site).site
+            changeable(model.anatomy, {source: lambda states: states})
             changeable_sites.append(site)
         except SiteError:
             if len(selected) == 1:
