@@ -51,7 +51,8 @@ def named(bench: Bench, arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments with opaque names in place of what they stand for."""
     given = dict(arguments)
     for name in ("candidate", "donor", "other"):
-        if name in given:
+        # The other answer of contributions is a word.
+        if isinstance(given.get(name), dict):
             given[name] = {"name": bench.folder(f"models/{given[name]['name']}")}
     if given.get("data") == "upload":
         rows = b"text,label\nThe rest is,a\nThe best is,b\nThe test is,a\n"

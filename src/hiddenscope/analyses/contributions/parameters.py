@@ -1,10 +1,17 @@
 """What can be asked of `contributions`."""
 
-from hiddenscope.catalog.parameters import TARGETS, Description, Parameter, texts
+from hiddenscope.catalog.parameters import TARGETS, Description, Parameter
 
 DESCRIPTION = Description(
     (
-        texts("text"),
+        Parameter(
+            "text",
+            "text",
+            "The text that the answer follows.",
+            required=True,
+            positional=True,
+            form_help="",
+        ),
         Parameter(
             "answer",
             "word",
