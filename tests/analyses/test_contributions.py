@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hiddenscope as hs
+from hiddenscope.analyses.contributions import parts as parts_module
 from hiddenscope.analyses.contributions.final_norm import freeze_norm
 from hiddenscope.errors import ArgumentError, NotFinite, PassError, TextError
 from hiddenscope.passes.unembed import Unembedding
@@ -398,6 +399,55 @@ def test_wrong_types_and_numbers_are_refused() -> None:
     nan_weight(broken)
     with pytest.raises(NotFinite):
         hs.contributions((broken, None), IDS, 11)
+
+
+def test_coarser_products_of_float32_are_allowed_for() -> None:
+    model = hs.load((module_of("llama"), None))
+    usual = hs.contributions(model, IDS, ANSWER).facts["allowed_error"]
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        coarse = hs.contributions(model, IDS, ANSWER).facts["allowed_error"]
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert coarse[0] > 100 * usual[0]
+
+
+def test_a_sum_that_is_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that writes a thousandth more than it does is noticed."""
+    original = parts_module.effects_along
+
+    def louder(*arguments: Any) -> tuple[Tensor, Tensor]:
+        columns, bias = original(*arguments)
+        return columns * 1.001, bias
+
+    monkeypatch.setattr(parts_module, "effects_along", louder)
+    with pytest.raises(PassError, match="do not sum to its logit: they are off by"):
+        hs.contributions((module_of("llama"), None), IDS, ANSWER)
+
+
+def test_projections_without_a_plain_weight_are_run_column_by_column() -> None:
+    """An adapted projection is split like the same weights in one matrix."""
+    module = module_of("llama")
+    plain = hs.contributions((module, None), IDS, ANSWER)
+    for layer in module.model.layers:
+        layer.self_attn.o_proj = Adapted(layer.self_attn.o_proj)
+        layer.mlp.down_proj = Adapted(layer.mlp.down_proj)
+    adapted = hs.contributions((module, None), IDS, ANSWER)
+    for name in ("attn_head", "neuron", "mlp"):
+        np.testing.assert_allclose(adapted.data[name], plain.data[name], atol=1e-6)
+
+
+class Adapted(nn.Module):
+    """A projection that is the sum of two, as an adapter makes it."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, states: Tensor) -> Tensor:
+        half: Tensor = self.inner(states)
+        return 0.25 * half + 0.75 * half
 
 
 def test_nothing_of_the_module_is_changed() -> None:

@@ -7,7 +7,7 @@ DESCRIPTION = Description(
         Parameter(
             "text",
             "text",
-            "The text that the answer follows.",
+            "The text that the answer follows; @FILE reads it from a file.",
             required=True,
             positional=True,
             form_help="",

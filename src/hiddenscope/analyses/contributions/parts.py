@@ -27,12 +27,15 @@ from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Ints
 
 BRANCHES = ("attn", "cross")
+NOUNS = {"attn": "attention", "cross": "cross-attention"}
 OTHER_WAYS = "Use hs.lens or hs.patch."
 # Units in the last place that each state of the pass may be off: many times what
 # rounding does. Such errors are independent, so that they add up like a random walk.
 ROUNDING = 4
 # The same for the products of the pass, which are summed in float32 at least.
 SUMMING = 64
+# The precision of products in float32, by torch's names for it.
+FEWER_DIGITS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}
 
 
 @dataclass(frozen=True)
@@ -195,37 +198,44 @@ class _Attribution:
     def parts(self, neurons: int) -> Parts:
         """Return what the embeddings and all blocks add."""
         parts = Parts()
-        parts.single["embedding"] = _numbers(self._along(Site(0, "", self.name)))
-        steps, depth = len(self.directions), self.stack.depth
-        refused: dict[str, str] = {}
+        embedding = self._along(Site(0, "", self.name))
+        parts.single["embedding"] = _numbers(embedding)
         for branch in BRANCHES:
             counts = self._head_counts(branch)
-            if counts is None:
-                continue
-            heads = np.full((steps, depth, max(counts, default=0)), np.nan)
-            biases = np.full((steps, depth), np.nan)
-            whole = np.full((steps, depth), np.nan)
-            for layer, count in enumerate(counts):
-                if not count:
-                    site = Site(layer + 1, branch, self.name)
-                    whole[:, layer] = _numbers(self._along(site))
-                    refused.setdefault(branch, self._why(site))
-                    continue
-                by_head, bias = self._heads(layer + 1, branch, count)
-                heads[:, layer, :count] = _numbers(by_head)
-                biases[:, layer] = _numbers(bias)
-            parts.heads[f"{branch}_head"] = heads
-            parts.by_layer[f"{branch}_bias"] = biases
-            if 0 in counts:
-                parts.by_layer[f"{branch}_whole"] = whole
+            if counts is not None:
+                self._split_attention(parts, branch, counts)
         mlp = []
-        for layer in range(1, depth + 1):
-            mlp.append(_numbers(self._along(Site(layer, "mlp", self.name))))
+        for layer in range(1, self.stack.depth + 1):
+            added = self._along(Site(layer, "mlp", self.name))
+            mlp.append(_numbers(added))
         parts.by_layer["mlp"] = np.stack(mlp, axis=1)
         if neurons:
-            parts.neurons = self._strongest_neurons(neurons, refused)
-        parts.notes += _notes_on_refused(refused)
+            parts.neurons = self._strongest_neurons(parts, neurons)
         return parts
+
+    def _split_attention(self, parts: Parts, branch: str, counts: list[int]) -> None:
+        """Put in what the heads and biases of an attention add, in every block."""
+        shape = len(self.directions), self.stack.depth
+        heads = np.full((*shape, max(counts)), np.nan)
+        biases = np.full(shape, np.nan)
+        whole = np.full(shape, np.nan)
+        refused = ""
+        for row, count in enumerate(counts):
+            site = Site(row + 1, branch, self.name)
+            if count:
+                by_head, bias = self._heads(site, count)
+                heads[:, row, :count] = _numbers(by_head)
+                biases[:, row] = _numbers(bias)
+            else:
+                whole[:, row] = _numbers(self._along(site))
+                refused = refused or self._why(site)
+        parts.heads[f"{branch}_head"] = heads
+        parts.by_layer[f"{branch}_bias"] = biases
+        if 0 in counts:
+            parts.by_layer[f"{branch}_whole"] = whole
+            noun = NOUNS[branch]
+            note = f"The {noun} of some blocks is not split into heads: {refused}."
+            parts.notes.append(note)
 
     def _along(self, site: Site) -> Tensor:
         """Return what the state at a site adds, [step]."""
@@ -249,11 +259,13 @@ class _Attribution:
     def _why(self, site: Site) -> str:
         return self.model.anatomy.block_inside(site).branches[site.branch].refused
 
-    def _heads(self, layer: int, branch: str, count: int) -> tuple[Tensor, Tensor]:
-        """Return what each head of a block adds [step, head], and the bias [step]."""
-        site = Site(layer, f"{branch}.z", self.name)
-        columns, bias = self._columns(site)
-        return columns.reshape(len(columns), count, -1).sum(-1), bias
+    def _heads(self, site: Site, count: int) -> tuple[Tensor, Tensor]:
+        """Return what each head of an attention adds [step, head], and its bias."""
+        z = Site(site.layer, f"{site.branch}.z", site.stack)
+        columns, bias = self._columns(z)
+        # The columns of a head stand side by side.
+        by_head = columns.reshape(len(columns), count, -1)
+        return by_head.sum(-1), bias
 
     def _columns(self, site: Site) -> tuple[Tensor, Tensor]:
         """Return what each column of a projection's input adds, and its bias."""
@@ -263,29 +275,38 @@ class _Attribution:
         projection = self.model.anatomy.projection(site)
         return effects_along(self.model.module, projection, inputs, directions)
 
-    def _strongest_neurons(self, most: int, refused: dict[str, str]) -> Neurons | None:
+    def _strongest_neurons(self, parts: Parts, most: int) -> Neurons | None:
         """Return the neurons that add or take most, over all blocks."""
-        effects, layers, indices = [], [], []
+        effects: list[Tensor] = []
+        indices: list[Tensor] = []
+        layers: list[int] = []
+        refused = ""
         for layer in range(1, self.stack.depth + 1):
             site = Site(layer, "mlp.neurons", self.name)
             if site not in self.states:
-                refused.setdefault("mlp", self._why(site))
+                refused = refused or self._why(site)
                 continue
             columns, _ = self._columns(site)
+            # The strongest of all are among the strongest of each block.
             count = min(most, columns.shape[-1])
             best = columns.abs().topk(count).indices
-            effects.append(columns.gather(1, best).to(self.directions))
+            strongest = columns.gather(1, best)
+            effects.append(strongest.to(self.directions))
             indices.append(best.to(self.directions.device))
             layers += [layer] * count
+        if refused:
+            parts.notes.append(f"Neurons of some blocks were left out: {refused}.")
         if not effects:
             return None
         effect = torch.cat(effects, 1)
-        best = effect.abs().topk(min(most, effect.shape[1])).indices
+        index = torch.cat(indices, 1)
+        count = min(most, effect.shape[1])
+        best = effect.abs().topk(count).indices
         places = best.cpu().numpy()
         return Neurons(
-            _numbers(effect.gather(1, best)),
-            np.array(layers)[places],
-            torch.cat(indices, 1).gather(1, best).cpu().numpy(),
+            effect=_numbers(effect.gather(1, best)),
+            layer=np.array(layers)[places],
+            index=index.gather(1, best).cpu().numpy(),
         )
 
     def rounding(self, norm: FrozenNorm, weight: Tensor) -> NDArray[np.float64]:
@@ -294,32 +315,27 @@ class _Attribution:
         Every state of the stream and every write is rounded once. Each channel's error
         is a share of its number, independent of the others.
         """
-        squares = (weight * norm.output).square().sum(-1)
+        output = weight * norm.output
+        squares = output.square().sum(-1)
         eps = 0.0
-        for state in self.states.values():
-            eps = max(eps, torch.finfo(state.dtype).eps)
         for site, state in self.states.items():
-            if not site.is_inner:
-                terms = state.to(self.directions) * self.directions
-                squares = squares + terms.square().sum(-1)
+            eps = max(eps, torch.finfo(state.dtype).eps)
+            # What is inside a branch is rounded once, in what the branch adds.
+            if site.is_inner:
+                continue
+            terms = state.to(self.directions) * self.directions
+            squares = squares + terms.square().sum(-1)
         summing_eps = min(eps, torch.finfo(torch.float32).eps)
         units = ROUNDING * eps + SUMMING * summing_eps
+        # A user may let the products of float32 be made with fewer digits.
+        if eps == summing_eps:
+            units += ROUNDING * FEWER_DIGITS[torch.get_float32_matmul_precision()]
         return units * _numbers(squares.sqrt())
 
 
 def _numbers(values: Tensor) -> NDArray[np.float64]:
     numbers: NDArray[np.float64] = values.double().cpu().numpy()
     return numbers
-
-
-def _notes_on_refused(refused: Mapping[str, str]) -> Iterator[str]:
-    """Say where heads or neurons are not known, and why."""
-    for branch, reason in refused.items():
-        if branch == "mlp":
-            yield f"Neurons of some blocks were left out: {reason}."
-        else:
-            noun = "cross-attention" if branch == "cross" else "attention"
-            yield f"The {noun} of some blocks is not split into heads: {reason}."
 
 
 def _check_sum(model: Model, parts: Parts) -> None:
