@@ -469,3 +469,24 @@ def test_nothing_of_the_module_is_changed() -> None:
     assert not any(part._forward_pre_hooks for part in module.modules())
     again = hs.contributions(model, IDS, ANSWER)
     assert np.array_equal(first.data["attn_head"], again.data["attn_head"])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gptj", "mixtral"])
+def test_parts_sum_to_the_logit_on_a_gpu(family: str, dtype: torch.dtype) -> None:
+    module = module_of(family, dtype).cuda()
+    result = hs.contributions((module, None), IDS, ANSWER, OTHER)
+    with torch.no_grad():
+        logits = module(torch.tensor([IDS], device="cuda")).logits[0, -1].double()
+    if family == "gemma2":
+        logits = 3 * torch.atanh(logits / 3)
+    own = (logits[ANSWER] - logits[OTHER]).item()
+    atol = 1e-4 if dtype == torch.float32 else 0.1
+    np.testing.assert_allclose(all_parts(result), own, atol=atol)
+    if dtype == torch.float32:
+        expected = hs.contributions(loaded(family), IDS, ANSWER, OTHER)
+        for name in ("attn_head", "mlp", "embedding"):
+            np.testing.assert_allclose(
+                result.data[name], expected.data[name], atol=1e-4
+            )
