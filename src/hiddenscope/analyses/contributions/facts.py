@@ -12,7 +12,7 @@ class StrongPartFacts(TypedDict):
     step: int
 
 
-class ContributionFacts(TypedDict):
+class ContributionsFacts(TypedDict):
     """What writes an answer.
 
     `logit`, `total`, `error` and `probability` have one number for each token of the

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.analyses.contributions.facts import (
-    ContributionFacts,
+    ContributionsFacts,
     StrongPartFacts,
 )
 from hiddenscope.analyses.contributions.parts import Parts
@@ -118,12 +118,12 @@ def _padded(parts: Parts, values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def contributions_facts(
     model: Model, question: Question, recipe: Recipe, parts: Parts
-) -> ContributionFacts:
+) -> ContributionsFacts:
     """Return the logit, its sum and error, and the parts that add most."""
     steps = model.text_encoder.strings(question.answers)
     softcap = recipe.constant if recipe.transform == "softcap" else None
     scale = recipe.constant if recipe.transform == "scale" else None
-    facts: ContributionFacts = {
+    facts: ContributionsFacts = {
         "answer": "".join(steps),
         "tokens": len(question.text.ids[0]),
         "steps": steps,
