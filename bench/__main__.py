@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import (
+    attention,
     capture,
     depth,
     drift,
@@ -189,6 +190,7 @@ def _groups(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
         "start": lambda: start.rows(rounds),
         "load": lambda: load.rows(many),
         "capture": lambda: capture.rows(many),
+        "attention": lambda: attention.rows(many),
         "depth": lambda: depth.rows(many),
         "ragged": lambda: ragged.rows(few, full=options.full),
         "visibility": lambda: visibility.rows(rounds),

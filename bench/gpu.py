@@ -9,6 +9,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,7 @@ from bench.measure import Cost, Row
 from hiddenscope.testing import tiny_tokenizer
 
 TEXTS, TOKENS, LENS_TOKENS, PATCH_TOKENS, MAP_TOKENS = 64, 256, 64, 12, 8
+PATTERN_TOKENS = 64
 EMBEDDED, ROUNDS, LIMIT_S = 512, 9, 200
 SAVED = Path(__file__).parent / "gpu.json"
 NO_GPU = "no CUDA"
@@ -31,6 +33,7 @@ NO_GPU = "no CUDA"
 WORD = " the"
 CAPTURE_BARS = {"135M": 1.2, "1B": 1.05}
 LENS_BAR, PATCH_BAR, EXTRACT_BAR = 1.2, 25, 0.9
+HEADS_BAR, Z_BAR, PATTERN_BAR = 25, 1.1, 1.2
 SHAPES: dict[str, dict[str, int]] = {
     "135M": {
         "hidden_size": 576,
@@ -67,10 +70,10 @@ SHAPES: dict[str, dict[str, int]] = {
     },
 }
 PARTS = {
-    "tiny": ("capture", "lens", "patch", "visibility", "embed"),
-    "135M": ("capture", "lens", "patch", "visibility", "embed"),
-    "1B": ("capture", "lens", "patch", "embed", "extract"),
-    "8B": ("capture", "lens", "patch"),
+    "tiny": ("capture", "lens", "patch", "heads", "visibility", "embed"),
+    "135M": ("capture", "lens", "patch", "heads", "visibility", "embed"),
+    "1B": ("capture", "lens", "patch", "heads", "embed", "extract"),
+    "8B": ("capture", "lens", "patch", "heads"),
 }
 
 
@@ -208,6 +211,53 @@ def _patch(subject: Subject, rounds: int) -> list[Row]:
     ]
 
 
+def _heads(subject: Subject, rounds: int) -> list[Row]:
+    """Sweep every head against one pass, and capture every head's output."""
+    model = hs.load((subject.module, None))
+    clean, corrupt = subject.ids(2, PATCH_TOKENS).split(1)
+    contrast = hs.Contrast(clean[0].tolist(), corrupt[0].tolist(), 11, 12)
+    config = subject.module.config
+    passes = {
+        "bare": lambda: subject.module(input_ids=corrupt, use_cache=False).logits,
+        "ours": lambda: hs.patch(model, contrast, sites="*.attn.head.*"),
+    }
+    sweep = measure.ratios(_interleaved(passes, max(3, rounds // 3)), "bare")["ours"]
+    heads = f"{config.num_hidden_layers} x {config.num_attention_heads} heads"
+    what = f"{subject.where}, {PATCH_TOKENS} tokens, {heads}"
+    bar = HEADS_BAR if subject.shape == "8B" else None
+    ids = subject.ids(TEXTS, TOKENS)
+    texts = model.encode(ids.tolist())
+    base = subject.module.model
+    captures = {
+        "bare": lambda: base(input_ids=ids, use_cache=False),
+        "ours": lambda: model.capture(texts, "*.attn.z", keep="device"),
+    }
+    capture = measure.ratios(_interleaved(captures, rounds), "bare")["ours"]
+    of_z = f"{subject.where}, {TEXTS} texts x {TOKENS} tokens, every z, left on the GPU"
+    z_bar = Z_BAR if subject.shape == "1B" else None
+    return [
+        _row(f"{what}: hs.patch of every head / one bare pass", sweep, bar),
+        _row(f"{of_z}: capture / bare pass", capture, z_bar),
+        *_patterns(subject, model, rounds),
+    ]
+
+
+def _patterns(subject: Subject, model: hs.Model, rounds: int) -> list[Row]:
+    """Compute every pattern against the pass that reports them."""
+    eager: Any = deepcopy(subject.module)
+    eager.set_attn_implementation("eager")
+    ids = subject.ids(1, PATTERN_TOKENS)
+    texts = model.encode(ids.tolist())
+    ways = {
+        "eager": lambda: eager(input_ids=ids, use_cache=False, output_attentions=True),
+        "ours": lambda: hs.attention(model, texts, draws=0),
+    }
+    cost = measure.ratios(_interleaved(ways, rounds), "eager")["ours"]
+    what = f"{subject.where}, one text of {PATTERN_TOKENS} tokens, every pattern"
+    against = "eager pass with output_attentions=True"
+    return [_row(f"{what}: hs.attention / {against}", cost, PATTERN_BAR)]
+
+
 def _visibility(subject: Subject, rounds: int) -> list[Row]:
     """Map what every state sees against one backward pass for each target."""
     # Gradients of random weights in bfloat16 are too coarse to be compared.
@@ -278,6 +328,7 @@ MEASURES: dict[str, Callable[[Subject, int], list[Row]]] = {
     "capture": _capture,
     "lens": _lens,
     "patch": _patch,
+    "heads": _heads,
     "visibility": _visibility,
     "embed": _embed,
     "extract": _extract,

@@ -966,3 +966,137 @@ def test_the_command_with_every_option(tmp_path: Path) -> None:
         .exit_code
         == 2
     )
+
+
+# Heads, neurons and ablation.
+
+HEADS = hs.Contrast([5, 6, 7, 8], [9, 10, 7, 11], answer=11, other=12)
+
+
+def _replaced_columns(model, contrast, site, values):
+    """Put values into the columns of a head, in a pass of its own, as a share."""
+    columns = model.anatomy.columns(hs.Site.parse(site))
+    whole = site.replace("head", "z").rpartition(".")[0]
+
+    def put(states):
+        states[..., columns] = values[..., columns]
+        return states
+
+    def difference(ids, changes=None):
+        if changes is None:
+            logits = hs.record(model, [ids], (), logits=True).logits
+        else:
+            logits = hs.edit(model, [ids], changes, (), logits=True).logits
+        return float(logits[-1, contrast.answer] - logits[-1, contrast.other])
+
+    clean, corrupt = list(contrast.clean), list(contrast.corrupt)
+    return difference, put, whole, clean, corrupt
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "gpt2", "bloom", "falcon", "gemma3_text", "gptj"]
+)
+def test_the_effect_of_a_head_is_that_of_its_columns_in_a_pass_of_its_own(family):
+    model = hs.load((tiny_model(family), None))
+    result = hs.patch(model, HEADS, sites="*.attn.head.*")
+    assert result.data["effect"].dims == ("site",)
+    for site in ("layer.1.attn.head.0", "layer.2.attn.head.3"):
+        whole = site.replace("head", "z").rpartition(".")[0]
+        clean_z = hs.record(model, [list(HEADS.clean)], whole).states[whole]
+        difference, put, whole, clean, corrupt = _replaced_columns(
+            model, HEADS, site, clean_z
+        )
+        start = difference(corrupt)
+        expected = (difference(corrupt, {whole: put}) - start) / (
+            difference(clean) - start
+        )
+        effect = float(result.data["effect"].sel(site=site))
+        assert effect == pytest.approx(expected, abs=2e-5)
+
+
+@pytest.mark.parametrize("method", ["zero", "mean", "resample"])
+def test_ablation_puts_other_values_into_the_clean_run(method):
+    model = hs.load((tiny_model("llama"), None))
+    site = "layer.2.attn.head.1"
+    result = hs.patch(model, HEADS, sites="*.attn.head.*", method=method)
+    both = [list(HEADS.clean), list(HEADS.corrupt)]
+    z = model.capture(both, "layer.2.attn.z")
+    values = {
+        "zero": torch.zeros(4, 64),
+        "mean": z.values[0].mean(0).expand(4, -1),
+        "resample": z.of(1).values[0],
+    }[method]
+    difference, put, whole, clean, corrupt = _replaced_columns(
+        model, HEADS, site, values
+    )
+    start = difference(clean)
+    expected = (difference(clean, {whole: put}) - start) / (difference(corrupt) - start)
+    assert result.facts["into"] == "clean"
+    effect = float(result.data["effect"].sel(site=site))
+    assert effect == pytest.approx(expected, abs=2e-5)
+
+
+def test_resample_ablation_is_patching_into_the_clean_run():
+    model = hs.load((tiny_model("llama"), None))
+    one = hs.patch(model, HEADS, sites="*.attn.head.*", method="resample")
+    other = hs.patch(model, HEADS, sites="*.attn.head.*", into="clean")
+    assert one.data["effect"].equals(other.data["effect"])
+
+
+def test_all_heads_patched_at_one_token_are_a_column_of_each_token():
+    model = hs.load((tiny_model("llama"), None))
+    each = hs.patch(model, HEADS, sites="layer.2.attn.head.*", window=1)
+    assert each.data["effect"].dims == ("site", "token")
+    # Tokens that only one prompt has are gaps; 7 is in both.
+    token = int(np.flatnonzero(each.data["id"].values == 7)[0])
+    chosen = hs.patch(model, HEADS, sites="layer.2.attn.head.*", window=[2])
+    np.testing.assert_allclose(
+        chosen.data["effect"], each.data["effect"][:, token], atol=1e-6
+    )
+
+
+def test_neurons_of_a_layer_patched_one_by_one():
+    model = hs.load((tiny_model("llama"), None))
+    result = hs.patch(model, HEADS, sites="layer.2.mlp.neuron.0-2")
+    assert result.data["number"].values.tolist() == [0, 1, 2]
+    assert np.isfinite(result.data["effect"]).all()
+
+
+def test_contrasts_of_different_lengths_are_averaged_head_by_head():
+    model = hs.load((tiny_model("llama"), None))
+    longer = hs.Contrast([5, 6, 7, 8, 20], [9, 10, 7, 11, 20], answer=11, other=12)
+    result = hs.patch(model, [HEADS, longer], sites="*.attn.head.*")
+    one, two = (
+        hs.patch(model, contrast, sites="*.attn.head.*").data["effect"].to_numpy()
+        for contrast in (HEADS, longer)
+    )
+    np.testing.assert_allclose(result.data["effect"], (one + two) / 2, atol=1e-6)
+    assert (result.data["low"] <= result.data["effect"]).all()
+    assert (result.data["effect"] <= result.data["high"]).all()
+
+
+def test_attribution_of_heads_agrees_with_small_exact_effects():
+    model = hs.load((tiny_model("llama"), None))
+    result = hs.patch(model, HEADS, sites="*.attn.head.*", method="both")
+    assert result.facts["agreement"]["correlation"] > 0.8
+
+
+def test_intervals_hold_all_heads_at_once_on_noise():
+    from hiddenscope.analyses.patch.cells import Effects, Plan
+    from hiddenscope.analyses.patch.findings import _intervals
+
+    generator = np.random.default_rng(0)
+    sites = tuple(hs.Site(1, f"attn.head.{head}") for head in range(40))
+    plan = Plan(sites, 1, 0, "corrupt", exact=True, attribution=False, together=True)
+    runs = 400
+    missed = 0
+    for _ in range(runs):
+        effects = []
+        for row in generator.standard_t(6, size=(8, 40)):
+            patched = np.ones((40, 1), dtype=bool)
+            effects.append(Effects({"effect": row[:, None]}, {}, {}, patched))
+        intervals = _intervals(effects, plan, np.arange(8))
+        low, high = intervals["low"][1], intervals["high"][1]
+        missed += bool(((low > 0) | (high < 0)).any())
+    # 5% of 400, and three standard errors above it.
+    assert missed <= 33

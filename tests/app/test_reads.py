@@ -12,8 +12,8 @@ from hiddenscope.app.code import as_command, as_python
 from hiddenscope.app.reads import reads_of, title_of_reads
 from hiddenscope.catalog import ANALYSIS
 from hiddenscope.errors import SiteError
-from hiddenscope.views import Grid, unpack, views_of
-from tests.views.inside import EVIL, SENTENCE, attention
+from hiddenscope.views import Grid, pack, unpack, views_of
+from tests.views.inside import EVIL, SENTENCE, attention, contributions, known_kinds
 
 from .pages import Opener, Workbench, fragment
 from .serving import Bench
@@ -126,7 +126,9 @@ class Answers:
 def reading(look: Opener, bench: Bench, tiny_name: str) -> tuple[Workbench, Answers]:
     """A workbench whose overlay of attention is answered by the test."""
     grid = bench.answer("grid", tiny_name, text=A)
-    payload = bench.ask("GET", f"/api/results/{grid['id']}/payload").body.decode("ascii")
+    payload = bench.ask("GET", f"/api/results/{grid['id']}/payload").body.decode(
+        "ascii"
+    )
     (norms, *_) = unpack(payload)
     assert isinstance(norms, Grid)
     answers = Answers([str(token) for token in norms.tokens])
@@ -167,11 +169,38 @@ def test_choosing_a_token_paints_what_it_reads(
     shown.keep("overlay-attention")
 
 
+DRAW = """async (packed) => {
+  const { unpack } = await import('/views/static/payload.js');
+  const { showViews } = await import('/app/static/result.js');
+  const place = document.createElement('div');
+  place.className = 'views';
+  document.getElementById('work').replaceChildren(place);
+  showViews(place, await unpack(packed), 0);
+}"""
+
+
+def test_the_workbench_draws_patterns_and_bars(look: Opener, tiny_name: str) -> None:
+    shown = look(fragment(model=tiny_name, a=A, overlay="norm"))
+    shown.heading("The norm")
+    with known_kinds("attention", "contributions"):
+        views = [*views_of(attention(12, 8)), views_of(contributions(12, 8))[0]]
+    shown.page.evaluate(DRAW, pack(views))
+    shown.settle()
+    patterns = shown.page.locator("section.patterns")
+    assert patterns.locator(".onehead h3").inner_text() == "layer.7.attn.head.7"
+    patterns.locator(".readtoken").nth(3).hover()
+    assert "“␣France” token 3 reads" in patterns.locator(".readout").inner_text()
+    assert shown.page.locator("section.grid").count() == 2
+    shown.keep("workbench-patterns")
+
+
 @pytest.mark.skipif(not OFFERED, reason="the analysis is not in the catalog")
 def test_the_server_answers_with_the_analysis(bench: Bench, tiny_name: str) -> None:
     answer = bench.answer("reads", tiny_name, text=A, token=2)
     assert "token 2, reads in each layer" in answer["views"][0]["title"]
-    payload = bench.ask("GET", f"/api/results/{answer['id']}/payload").body.decode("ascii")
+    payload = bench.ask("GET", f"/api/results/{answer['id']}/payload").body.decode(
+        "ascii"
+    )
     grid = unpack(payload)[0]
     assert isinstance(grid, Grid)
     largest = grid.measures[0].numbers

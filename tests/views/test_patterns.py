@@ -18,7 +18,13 @@ from hiddenscope.results import FINDINGS, TABLES, Look
 from hiddenscope.views import Grid, Lines, Patterns, pack, sections_of, unpack, views_of
 from hiddenscope.views.kinds import attention as attention_kind
 from hiddenscope.views.painter import FigurePainter
-from hiddenscope.views.payload import COARSE_STEPS, FINE_STEPS, quantised, steps_of
+from hiddenscope.views.payload import (
+    BYTE_STEPS,
+    COARSE_STEPS,
+    FINE_STEPS,
+    quantised,
+    steps_of,
+)
 from tests.views.inside import (
     EVIL,
     SENTENCE,
@@ -30,6 +36,7 @@ from tests.views.looking import CONTRAST, WIDER, Contexts, Opener, Shown
 from tests.views.test_grid import shade
 
 KINDS = ("attention", "contributions")
+AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 TELEPHONE = {"width": 390, "height": 844}
 
 
@@ -76,10 +83,12 @@ def test_the_payload_holds_the_weights_of_the_data(
 def test_many_weights_are_rounded_to_bytes_and_the_page_says_so() -> None:
     weights = np.random.default_rng(0).random((4, 4, 260, 260), np.float32)
     levels = quantised(weights)
-    assert levels.dtype == np.uint8 and steps_of(weights) == COARSE_STEPS
-    error = np.abs((levels / COARSE_STEPS) ** 2 - weights)
-    assert error.max() <= 1 / COARSE_STEPS
-    assert (error <= (np.sqrt(weights) + 0.002) / COARSE_STEPS).all()
+    assert levels.dtype == np.uint8 and steps_of(weights) == BYTE_STEPS
+    error = np.abs((levels / BYTE_STEPS) ** 2 - weights)
+    assert error.max() <= 1 / BYTE_STEPS
+    assert (error <= (np.sqrt(weights) + 0.002) / BYTE_STEPS).all()
+    huge = np.broadcast_to(np.float32(0.25), (32, 32, 200, 200))
+    assert steps_of(huge) == COARSE_STEPS < BYTE_STEPS
     many = attention(16, 16, SENTENCE * 9)
     assert "255 steps" in heads_of(many).note
     assert "255 steps" not in heads_of(attention()).note
@@ -132,7 +141,7 @@ def test_findings_name_the_heads_and_their_chance() -> None:
     result = attention()
     lead, *others = FINDINGS["attention"](result)
     assert lead.startswith("1 of 24 attention heads reads the token that followed")
-    assert "layer.4.attn.head.3 (0.70), where chance gives 0.05." in lead
+    assert "layer.4.attn.head.3 (0.70, 0.05 by chance)." in lead
     assert any("No head was found that reads the current token" in s for s in others)
     assert any("corrected for the number of heads" in s for s in others)
     (table,) = TABLES["attention"](result)
@@ -190,7 +199,13 @@ def test_figures_show_all_heads_and_the_large_one(width: str) -> None:
     result = attention(6, 4, missing=[(0, 1)])
     figure = FigurePainter(".png").figure(result, Look("", "", width))  # type: ignore[arg-type]
     pictures = [image for axes in figure.axes for image in axes.images]
-    assert len(pictures) == 6 * 4 - 1, "a picture for each head there is"
+    *small, large = pictures
+    assert len(small) == 6 * 4 - 1, "a picture for each head there is"
+    drawn = np.nan_to_num(large.get_array().filled(np.nan))
+    np.testing.assert_allclose(drawn, result.data["pattern"][3, 3], atol=1e-6)
+    if width:
+        inches = {"column": 3.3, "page": 6.9}[width]
+        assert figure.get_size_inches()[0] == pytest.approx(inches, abs=0.02)
     shown = np.nan_to_num(pictures[3].get_array().filled(np.nan))
     np.testing.assert_allclose(shown, result.data["pattern"][1, 0], atol=1e-6)
     titles = {text.get_text() for text in figure.texts}
@@ -204,7 +219,7 @@ def test_a_figure_shows_the_head_that_is_asked_for(tmp_path: Path) -> None:
         assert (tmp_path / f"x{suffix}").stat().st_size > 10_000
     result.save(tmp_path / "y.svg", measure="layer.2.attn.head.1 weighted")
     drawing = (tmp_path / "y.svg").read_text("utf-8")
-    assert "through layer.2.attn.head.1" in drawing
+    assert "layer.2.attn.head.1" in drawing
     assert "value-weighted attention" in drawing
     with pytest.raises(StatesError, match="there are layer.1.attn.head.0 to"):
         result.save(tmp_path / "z.svg", measure="layer.9.attn.head.0")
@@ -230,7 +245,7 @@ def test_bars_on_paper_are_as_long_as_their_numbers() -> None:
 
 
 def token(shown: Shown, place: int, kind: str) -> str:
-    found = shown.view().locator(".token").nth(place).locator(f".{kind}")
+    found = shown.view().locator(".readtoken").nth(place).locator(f".{kind}")
     return found.inner_text()
 
 
@@ -240,7 +255,7 @@ def test_a_token_shows_what_it_reads_and_who_reads_it(show: Opener) -> None:
     shown = show([view])
     row, head = view.large
     pattern = result.data["pattern"].to_numpy()[row, head]
-    shown.view().locator(".token").nth(4).hover()
+    shown.view().locator(".readtoken").nth(4).hover()
     shown.settle()
     for key in range(len(SENTENCE)):
         text = token(shown, key, "reads")
@@ -306,12 +321,12 @@ def test_the_keyboard_chooses_heads_and_tokens(show: Opener) -> None:
     assert "“.” token 6 reads “␣Paris” token 5" in shown.readout()
     shown.page.keyboard.press("Tab")
     shown.page.keyboard.press("Shift+Tab")
-    shown.view().locator('.token[tabindex="0"]').focus()
+    shown.view().locator('.readtoken[tabindex="0"]').focus()
     shown.page.keyboard.press("Home")
     shown.page.keyboard.press("ArrowRight")
     shown.settle()
     assert "“␣capital” token 1 reads" in shown.readout()
-    assert shown.view().locator('.token[tabindex="0"]').count() == 1
+    assert shown.view().locator('.readtoken[tabindex="0"]').count() == 1
 
 
 def test_a_click_chooses_a_head_and_a_link_keeps_it(show: Opener) -> None:
@@ -368,14 +383,18 @@ def test_tokens_of_two_texts_stand_apart(show: Opener) -> None:
     view = heads_of(result)
     assert view.positions == ()
     shown = show([view])
-    texts = shown.view().locator(".tokens")
+    texts = shown.view().locator(".tokentext")
     assert texts.count() == 2
     pattern = result.data["pattern"].to_numpy()[view.large]
-    texts.nth(1).locator(".token").nth(1).hover()
+    texts.nth(1).locator(".readtoken").nth(1).hover()
     shown.settle()
     for query in range(len(SENTENCE)):
         text = (
-            texts.nth(0).locator(".token").nth(query).locator(".readers").inner_text()
+            texts.nth(0)
+            .locator(".readtoken")
+            .nth(query)
+            .locator(".readers")
+            .inner_text()
         )
         assert float(text) == pytest.approx(pattern[query, 1], abs=0.006)
 
@@ -385,7 +404,7 @@ def test_hostile_tokens_stay_text(show: Opener) -> None:
     grid = views_of(contributions(3, 2, EVIL[:3]))[0]
     shown = show([heads_of(result), grid])
     assert shown.page.evaluate("window.hacked") is None
-    tokens = shown.view().locator(".token bdi").all_inner_texts()
+    tokens = shown.view().locator(".readtoken bdi").all_inner_texts()
     assert tokens[0].startswith("</script>") and tokens[-1] == "∅"
     everything = shown.page.locator("body").inner_text()
     assert not re.search("[\u202a-\u202e\u2066-\u2069]", everything)
@@ -433,7 +452,7 @@ def test_a_page_fits_a_telephone_in_the_dark(
     assert telephone.evaluate(WIDER, TELEPHONE["width"]) == []
     assert telephone.evaluate(CONTRAST) == []
     if kind == "attention":
-        telephone.locator(".token").nth(2).tap()
+        telephone.locator(".readtoken").nth(2).tap()
         said = telephone.locator(".readout").first.inner_text()
         assert "“␣of” token 2 reads" in said
 
@@ -444,6 +463,21 @@ def test_nothing_hangs_out_at_any_width(show: Opener, width: int) -> None:
     shown = show(views, width=width)
     assert shown.page.evaluate(WIDER, width) == []
     shown.keep(f"heads-{width}")
+
+
+def test_axe_finds_no_fault(contexts: Contexts, tmp_path: Path) -> None:
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: `make scripts` installs it")
+    context = contexts(bypass_csp=True, reduced_motion="reduce")
+    for result in (attention(), attention(memory=SENTENCE), contributions()):
+        result.save(tmp_path / "page.html")
+        page = context.new_page()
+        page.goto((tmp_path / "page.html").as_uri())
+        page.wait_for_selector("html[data-ready=true]", state="attached")
+        page.add_script_tag(path=AXE)
+        faults = page.evaluate("axe.run().then(({ violations }) => violations)")
+        assert [fault["id"] for fault in faults] == []
+        page.close()
 
 
 def test_a_notebook_shows_them_too() -> None:

@@ -5,11 +5,11 @@ The request of an analysis is built from the description of its parameters
 callbacks and paths, are left out: nothing that comes from a page names a path.
 
 Some questions only the page asks. `grid`: the norms of a text while it is typed.
-`answers`: two tokens that tell two texts apart. `state`: all about one state, before
-and after a change. `continuation`: what the model writes after the text, before and
-after that change. `store`, `kept` and `nearest`: of states that were kept before, the
-texts nearest to a query, the norms of one text, and the states nearest to one of it;
-the last two need no model.
+`reads`: which tokens one token reads in each layer. `answers`: two tokens that tell two
+texts apart. `state`: all about one state, before and after a change. `continuation`:
+what the model writes after the text, before and after that change. `store`, `kept` and
+`nearest`: of states that were kept before, the texts nearest to a query, the norms of
+one text, and the states nearest to one of it; the last two need no model.
 
 An analysis that reads states is asked of a model, or of kept states: then the request
 has a `store` in place of a `model`.

@@ -23,8 +23,8 @@ from hiddenscope.discovery.inside import (
     HeadLayout,
     Inside,
     InsideBlock,
+    OperationPlace,
     OperationTap,
-    Place,
     Projection,
 )
 from hiddenscope.discovery.proof import fitting_layout, same
@@ -385,10 +385,10 @@ def _contains(outer: Call, inner: Call) -> bool:
     return outer.entered <= inner.entered and inner.left <= outer.left
 
 
-def _place(operation: TracedOperation) -> Place:
+def _place(operation: TracedOperation) -> OperationPlace:
     """Return the place of an operation in the innermost module that makes it."""
     path, call, number = operation.places[-1]
-    return Place(path, call, operation.kind, number)
+    return OperationPlace(path, call, operation.kind, number)
 
 
 def _key_layout(tensor: Tensor, layout: HeadLayout) -> HeadLayout:

@@ -73,7 +73,7 @@ class HeadLayout:
 
 
 @dataclass(frozen=True)
-class Place:
+class OperationPlace:
     """An operation in a pass.
 
     It is the `number`th of its kind in the `call`th call of the module at `path`.
@@ -81,7 +81,7 @@ class Place:
 
     path: str
     call: int
-    kind: operations.Kind
+    kind: operations.OperationKind
     number: int
 
 
@@ -89,7 +89,7 @@ class Place:
 class OperationTap:
     """Where a state is an operand of an operation, or its output (-1)."""
 
-    place: Place
+    place: OperationPlace
     operand: int
     layout: HeadLayout | Layout
     side: Literal["inside"] = "inside"
@@ -144,8 +144,8 @@ class AttentionHeads:
     key_heads: int
     dim: int
     key_dim: int
-    weights: Place
-    scores: Place | None
+    weights: OperationPlace
+    scores: OperationPlace | None
     queries: HeadLayout
     keys: HeadLayout
     values: HeadLayout
@@ -199,7 +199,7 @@ class Inside:
         return self.stacks[stack][layer - 1]
 
 
-def parts_inside(block: InsideBlock, *, neurons: bool) -> Sequence[str]:
+def inner_parts(block: InsideBlock, *, neurons: bool) -> Sequence[str]:
     """Return the parts of sites inside a block; single neurons only if asked for."""
     parts: list[str] = []
     for name, branch in block.branches.items():

@@ -15,7 +15,7 @@ from hiddenscope.discovery.inside import (
     InsideBlock,
     OperationTap,
     Projection,
-    parts_inside,
+    inner_parts,
     tap_inside,
     why_refused,
     width_inside,
@@ -119,12 +119,21 @@ class Anatomy:
         """Return what is inside the blocks: heads, neurons and routers."""
         if self.find_inside is None:
             return Inside()
-        return self.find_inside()
+        inside = self.find_inside()
+        # To look whether the model is still as it was takes longer than a hook, so taps
+        # and widths are those of the last look: `select` looks again.
+        vars(self)["_last_inside"] = inside
+        return inside
 
     def block_inside(self, site: Site) -> InsideBlock:
         """Return what is inside the block of a site."""
-        number = self.stacks.index(self.stack(site))
-        return self.inside.block(number, site.layer or 0)
+        inside: Inside | None = vars(self).get("_last_inside")
+        if inside is None:
+            inside = self.inside
+        number = 0
+        if site.stack is not None:
+            number = self.stacks.index(self.stack(site))
+        return inside.block(number, site.layer or 0)
 
     def tap(self, site: Site) -> Tap | OperationTap:
         """Return where the state of a site can be read.
@@ -200,15 +209,14 @@ class Anatomy:
         if not isinstance(patterns, str):
             return self._select(patterns)
         # What is inside depends on the attention kernel, which may be changed.
-        if names_inner(patterns):
-            return self._select(patterns)
+        key = (patterns, id(self.inside) if names_inner(patterns) else 0)
         # Sorting the sites of a deep model takes longer than a short pass's hooks.
-        if patterns not in self._selected:
-            self._selected[patterns] = self._select(patterns)
-        return self._selected[patterns]
+        if key not in self._selected:
+            self._selected[key] = self._select(patterns)
+        return self._selected[key]
 
     @cached_property
-    def _selected(self) -> dict[str, tuple[Site, ...]]:
+    def _selected(self) -> dict[tuple[str, int], tuple[Site, ...]]:
         return {}
 
     def _select(self, patterns: SitePatterns) -> tuple[Site, ...]:
@@ -232,7 +240,7 @@ class Anatomy:
         for stack, blocks in zip(self.stacks, self.inside.stacks, strict=False):
             name = self._name_in_sites(stack)
             for layer, block in enumerate(blocks, 1):
-                for part in parts_inside(block, neurons=neurons):
+                for part in inner_parts(block, neurons=neurons):
                     yield Site(layer, part, name)
 
     @cached_property

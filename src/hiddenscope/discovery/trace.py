@@ -138,7 +138,7 @@ class TracedOperation:
     that call.
     """
 
-    kind: operations.Kind
+    kind: operations.OperationKind
     time: int
     places: tuple[tuple[str, int, int], ...]
     operands: tuple[Tensor, ...]
@@ -201,9 +201,9 @@ def trace(
 
         return [hooks.Watch(part, "input", before), hooks.Watch(part, "output", after)]
 
-    operation_counts: Counter[tuple[int, operations.Kind]] = Counter()
+    operation_counts: Counter[tuple[int, operations.OperationKind]] = Counter()
 
-    def record(operation: operations.Operation, run: operations.Next) -> Any:
+    def record(operation: operations.Operation, run: operations.RunOperation) -> Any:
         places = []
         for call in open_calls:
             key = (call.entered, operation.kind)

@@ -38,7 +38,7 @@ class Watch:
     """A callback on one side of a module, or inside it.
 
     It is called as `callback(args, kwargs)` before the forward, as `callback(output)`
-    after it, or inside it as an `operations.Callback` for each operation of its code.
+    after it, or inside it as an `OperationCallback` for each operation of its code.
     """
 
     module: nn.Module
@@ -111,7 +111,7 @@ def watching(watches: Sequence[Watch]) -> Installation:
     (1, 0)
     """
     steps: list[Step] = []
-    inside: dict[nn.Module, list[operations.Callback]] = defaultdict(list)
+    inside: dict[nn.Module, list[operations.OperationCallback]] = defaultdict(list)
     for watch in watches:
         if watch.side == "inside":
             inside[watch.module].append(watch.callback)
@@ -126,7 +126,7 @@ def watching(watches: Sequence[Watch]) -> Installation:
 
 
 def _with_operations(
-    forward: Forward, callbacks: Sequence[operations.Callback], thread: int
+    forward: Forward, callbacks: Sequence[operations.OperationCallback], thread: int
 ) -> Forward:
     """Return a forward whose operations are handed to the callbacks."""
 

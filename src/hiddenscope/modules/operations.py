@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-Kind: TypeAlias = Literal["attention", "product", "softmax"]
+OperationKind: TypeAlias = Literal["attention", "product", "softmax"]
 
-KINDS: Mapping[Callable[..., Any], Kind] = {
+KINDS: Mapping[Callable[..., Any], OperationKind] = {
     functional.scaled_dot_product_attention: "attention",
     torch.matmul: "product",
     Tensor.matmul: "product",
@@ -34,7 +34,7 @@ KINDS: Mapping[Callable[..., Any], Kind] = {
     Tensor.softmax: "softmax",
 }
 # The names of what an operation is made of, in the order of its arguments.
-_NAMES: Mapping[Kind, tuple[str, ...]] = {
+_NAMES: Mapping[OperationKind, tuple[str, ...]] = {
     "attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
     "product": ("input", "other"),
     "softmax": ("input",),
@@ -50,7 +50,7 @@ class Operation:
     `forward` stands for that call of the module.
     """
 
-    kind: Kind
+    kind: OperationKind
     number: int
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -103,22 +103,22 @@ class Operation:
         return self.function(*self.args, **self.kwargs)
 
 
-Next: TypeAlias = Callable[[Operation], Any]
+RunOperation: TypeAlias = Callable[[Operation], Any]
 """Makes the call, changed or not, and returns what it returns."""
 
-Callback: TypeAlias = Callable[[Operation, Next], Any]
+OperationCallback: TypeAlias = Callable[[Operation, RunOperation], Any]
 """Called with an operation in place of it; it returns what the operation returns."""
 
 
 class OperationMode(TorchFunctionMode):
     """Hands the operations of one call of a module to callbacks, one after another."""
 
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
+    def __init__(self, callbacks: Sequence[OperationCallback]) -> None:
         super().__init__()
         self.callbacks = tuple(callbacks)
         self.is_over = False
         self._forward = object()
-        self._counts: Counter[Kind] = Counter()
+        self._counts: Counter[OperationKind] = Counter()
 
     def __torch_function__(
         self,
@@ -138,7 +138,7 @@ class OperationMode(TorchFunctionMode):
         return _call(self.callbacks, operation)
 
 
-def _call(callbacks: tuple[Callback, ...], operation: Operation) -> Any:
+def _call(callbacks: tuple[OperationCallback, ...], operation: Operation) -> Any:
     if not callbacks:
         return operation.run()
     return callbacks[0](operation, lambda changed: _call(callbacks[1:], changed))

@@ -382,7 +382,9 @@ class Editor:
         self._calls.append(calls)
         forwards: list[object] = []
 
-        def at_operation(operation: operations.Operation, run: operations.Next) -> Any:
+        def at_operation(
+            operation: operations.Operation, run: operations.RunOperation
+        ) -> Any:
             if not self.here:
                 return run(operation)
             if not forwards or forwards[-1] is not operation.forward:

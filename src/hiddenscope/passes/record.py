@@ -321,11 +321,13 @@ class Watcher:
 
     def _operation_callback(
         self, place: tuple[str, hooks.Side], readings: Sequence[_Reading]
-    ) -> operations.Callback:
+    ) -> operations.OperationCallback:
         """Return a callback for the operations of a module that show some states."""
         forwards: list[object] = []
 
-        def callback(operation: operations.Operation, run: operations.Next) -> Any:
+        def callback(
+            operation: operations.Operation, run: operations.RunOperation
+        ) -> Any:
             if not self.here:
                 return run(operation)
             # Each call of the module has a stand-in of its own.

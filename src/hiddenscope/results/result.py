@@ -291,7 +291,8 @@ class Result:
         `.html` is one page that works offline. `.png`, `.svg` and `.pdf` are figures
         for print: the main view, or the one that `view` names (`result.views` lists
         them; "all" is every view, in a PDF one on each page), with the `measure` of a
-        grid, as wide as the "column" or the "page" of a paper (3.3 and 6.9 inches).
+        grid or the large head of patterns ("layer.3.attn.head.5", "weighted", or both),
+        as wide as the "column" or the "page" of a paper (3.3 and 6.9 inches).
         `.json` and `.nc` come back exactly with `Result.load`. `.csv` is one row a
         number, for other programs: text that a spreadsheet would take for a formula
         gets a leading apostrophe.

@@ -4,7 +4,7 @@ import re
 from typing import Literal
 
 from hiddenscope.errors import SiteError
-from hiddenscope.sites.site import Site, shown, unreadable
+from hiddenscope.sites.site import Site, not_a_site, quoted
 
 HIDDEN_STATES = re.compile(
     r"(?:(?P<stack>encoder|decoder)_)?hidden_states\[(?P<k>-?[0-9]{1,6})\]"
@@ -61,7 +61,7 @@ def from_alias(name: str, *, depth: int, final: bool) -> Site:
             k += depth + 1
         if not 0 <= k <= depth:
             raise SiteError(
-                f"No {shown(name)}",
+                f"No {quoted(name)}",
                 f"the tuple has {depth + 1} entries",
                 f"Choose 0 to {depth}.",
             )
@@ -72,12 +72,12 @@ def from_alias(name: str, *, depth: int, final: bool) -> Site:
         return _from_lens(name, match, depth, final)
     if name == _LENS_FINAL:
         raise SiteError(
-            f"No site for {shown(name)}",
+            f"No site for {quoted(name)}",
             "TransformerLens records it before the norm's own weight, so it is not"
             " final",
             "Choose 'final', or the raw last layer, 'layer.-1'.",
         )
-    raise unreadable(name)
+    raise not_a_site(name)
 
 
 def to_alias(
@@ -106,7 +106,7 @@ def to_alias(
     if kind == "transformer_lens":
         return _to_lens(site, final)
     raise SiteError(
-        f"No names of the kind {shown(kind)}",
+        f"No names of the kind {quoted(kind)}",
         "the kinds are 'hidden_states' and 'transformer_lens'",
         "Choose one of them.",
     )
@@ -119,7 +119,9 @@ def _from_lens(name: str, match: re.Match[str], depth: int, final: bool) -> Site
     if block >= depth:
         reason = f"there are {depth} blocks, counted from 0"
         raise SiteError(
-            f"No block {block} for {shown(name)}", reason, f"Choose 0 to {depth - 1}."
+            f"No block {block} for {quoted(name)}",
+            reason,
+            f"Choose 0 to {depth - 1}.",
         )
     if hook == "hook_resid_pre":
         return Site(block, stack=stack)
@@ -129,7 +131,7 @@ def _from_lens(name: str, match: re.Match[str], depth: int, final: bool) -> Site
         return Site(block + 1, _INNER_HOOKS[hook], stack)
     if not final and (hook == "hook_resid_post" or hook in _HOOKS):
         raise SiteError(
-            f"No site for {shown(name)}",
+            f"No site for {quoted(name)}",
             "in a model without a final norm TransformerLens takes it before the"
             " block's own norm",
             f"Choose 'layer.{block + 1}', the block's output.",
@@ -137,7 +139,7 @@ def _from_lens(name: str, match: re.Match[str], depth: int, final: bool) -> Site
     # A decoder's block has two middles, of which the one after cross-attention is
     # before the MLP.
     if stack == "decoder" and hook == "hook_resid_mid":
-        raise unreadable(name)
+        raise not_a_site(name)
     if stack == "decoder" and hook == "hook_resid_mid_cross":
         hook = "hook_resid_mid"
     if hook not in _HOOKS:
@@ -149,7 +151,7 @@ def _elsewhere(name: str, hook: str, layer: Site) -> SiteError:
     """Return the error for a hook of TransformerLens that is not a single site."""
     module, _, point = hook.rpartition(".")
     branch = f"{layer}.{'cross' if module == 'cross_attn' else 'attn'}"
-    problem = f"No site for {shown(name)}"
+    problem = f"No site for {quoted(name)}"
     if point in ("hook_q", "hook_k"):
         return SiteError(
             problem,
@@ -162,7 +164,7 @@ def _elsewhere(name: str, hook: str, layer: Site) -> SiteError:
     if point in ("hook_pattern", "hook_attn_scores"):
         reason = "weights of attention are not the state of a token"
         return SiteError(problem, reason, "Use hs.attention(model, text).")
-    return unreadable(name)
+    return not_a_site(name)
 
 
 def _to_lens(site: Site, final: bool) -> str | None:

@@ -17,8 +17,8 @@ from hiddenscope.sites.site import (
     Site,
     names_final,
     nearest,
-    shown,
-    unreadable,
+    not_a_site,
+    quoted,
 )
 
 _PART = "attn|cross|mid|mlp"
@@ -104,7 +104,7 @@ def check_syntax(patterns: SitePatterns) -> None:
     """  # noqa: E501
     for item in _items(patterns):
         if not _PATTERN.fullmatch(item) and not is_alias(item):
-            raise unreadable(item)
+            raise not_a_site(item)
 
 
 def names_inner(patterns: SitePatterns) -> bool:
@@ -220,10 +220,10 @@ class _KnownSites:
             return self._match_entry(entry)
         if is_alias(item):
             return self._match_alias(item)
-        raise unreadable(item, [str(site) for site in self.sites])
+        raise not_a_site(item, [str(site) for site in self.sites])
 
     def missing(self, item: str) -> SiteError:
-        problem = f"No site {shown(item)} in {self.owner}"
+        problem = f"No site {quoted(item)} in {self.owner}"
         names = [str(site) for site in self.sites]
         has_final = self.final or any(site.layer is None for site in self.sites)
         if names_final(item) and not has_final:
@@ -257,7 +257,7 @@ class _KnownSites:
             high = self._from_start(int(pattern["high"]), stack)
         if low > high:
             raise SiteError(
-                f"No sites {shown(pattern[0])} in {self.owner}",
+                f"No sites {quoted(pattern[0])} in {self.owner}",
                 "the range runs backwards",
                 "Write the lower layer first.",
             )
@@ -348,6 +348,6 @@ def _items(patterns: SitePatterns) -> Iterator[str]:
         )
     for pattern in several:
         if not isinstance(pattern, str | Site):
-            raise unreadable(pattern)
+            raise not_a_site(pattern)
         for item in str(pattern).split(","):
             yield item.strip(" \t\n")

@@ -70,8 +70,8 @@ class Site:
             )
         if reason:
             raise SiteError(
-                f"No site with layer {shown(self.layer)}, part {shown(self.part)},"
-                f" stack {shown(self.stack)}",
+                f"No site with layer {quoted(self.layer)}, part {quoted(self.part)},"
+                f" stack {quoted(self.stack)}",
                 reason,
                 "Try Site(3), Site(3, 'mlp') or Site(None).",
             )
@@ -85,7 +85,7 @@ class Site:
         """
         match = _SITE.fullmatch(str(text))
         if match is None:
-            raise unreadable(text)
+            raise not_a_site(text)
         layer = None if match["layer"] is None else int(match["layer"])
         return cls(layer, match["part"] or "", match["stack"])
 
@@ -150,10 +150,10 @@ def names_final(item: str) -> bool:
     return _SITE.fullmatch(item) is not None and item.endswith("final")
 
 
-def unreadable(pattern: object, known: Sequence[str] = ()) -> SiteError:
+def not_a_site(pattern: object, known: Sequence[str] = ()) -> SiteError:
     """Return the error for what is not a pattern, with the nearest known site."""
     if not isinstance(pattern, bool) and isinstance(pattern, Integral):
-        number = shown(int(pattern))
+        number = quoted(int(pattern))
         return SiteError(
             f"No site {number}", "a site is a string", f"Did you mean 'layer.{number}'?"
         )
@@ -163,7 +163,7 @@ def unreadable(pattern: object, known: Sequence[str] = ()) -> SiteError:
     if isinstance(pattern, str):
         remedy = nearest(pattern, _same_layer(pattern, known))
     return SiteError(
-        f"No site {shown(pattern)}",
+        f"No site {quoted(pattern)}",
         "sites look like 'layer.3', 'layer.3.attn', 'layer.3.attn.head.0' or 'final'",
         remedy,
     )
@@ -192,7 +192,7 @@ def nearest(item: str, known: Sequence[str]) -> str:
     return "Choose one of those, or 'layer.*'."
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """Return a value as an error shows it, cut where it is long."""
     try:
         text = repr(value)

@@ -53,10 +53,10 @@ DTYPES = {
 # Of the 23 bits of a float32's fraction: one part in 32,000 is enough for a map that is
 # only looked at.
 INFLUENCE_BITS = 14
-# Attention weights are packed as steps of their square root. With more weights than
-# this, one byte each must do.
-MOST_FINE_WEIGHTS = 1_000_000
-FINE_STEPS, COARSE_STEPS = 65_535, 255
+# Attention weights are packed as steps of their square root: the more weights there
+# are, the fewer steps, so that a page stays within some 15 MB.
+MOST_FINE_WEIGHTS, MOST_BYTE_WEIGHTS = 1_000_000, 16_000_000
+FINE_STEPS, BYTE_STEPS, COARSE_STEPS = 65_535, 255, 63
 
 
 def pack(views: Sequence[View]) -> str:
@@ -174,7 +174,11 @@ def rounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def steps_of(weights: PackedFloats) -> int:
     """Return into how many steps the square root of a weight is divided."""
-    return FINE_STEPS if weights.size <= MOST_FINE_WEIGHTS else COARSE_STEPS
+    if weights.size <= MOST_FINE_WEIGHTS:
+        return FINE_STEPS
+    if weights.size <= MOST_BYTE_WEIGHTS:
+        return BYTE_STEPS
+    return COARSE_STEPS
 
 
 def quantised(weights: PackedFloats) -> NDArray[np.uint8] | NDArray[np.uint16]:

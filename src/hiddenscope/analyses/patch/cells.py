@@ -32,7 +32,7 @@ from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Floats
 
 Into: TypeAlias = Literal["corrupt", "clean"]
-Values: TypeAlias = Literal["run", "zero", "mean"]
+PatchedValues: TypeAlias = Literal["run", "zero", "mean"]
 PositionPairs: TypeAlias = list[tuple[int, int]]
 
 MEASURES = ("effect", "probability", "kl")
@@ -55,7 +55,7 @@ class Plan:
     attribution: bool
     together: bool = False
     positions: tuple[int, ...] | None = None
-    values: Values = "run"
+    values: PatchedValues = "run"
 
 
 @dataclass
@@ -154,7 +154,7 @@ class LogitMeasures:
         return max(tolerance * spread * 2**0.5, 2 * last_place)
 
 
-class Source(NamedTuple):
+class PatchTarget(NamedTuple):
     """Where the state of a site is: at a tap of its own, or in columns of another."""
 
     site: Site
@@ -166,13 +166,13 @@ class Source(NamedTuple):
         return rows if self.columns is None else rows[:, self.columns]
 
 
-def source_of(model: Model, site: Site) -> Source:
+def patched_at(model: Model, site: Site) -> PatchTarget:
     """Return where the state of a site is patched."""
     if site.index is None:
-        return Source(site)
+        return PatchTarget(site)
     whole = "z" if site.kind.endswith("head") else "neurons"
     inputs = Site(site.layer, f"{site.branch}.{whole}", site.stack)
-    return Source(inputs, model.anatomy.columns(site))
+    return PatchTarget(inputs, model.anatomy.columns(site))
 
 
 def patch_contrast(
@@ -186,7 +186,7 @@ def patch_contrast(
 
     `means` are the mean states by site, where these are patched.
     """
-    sources = {site: source_of(model, site) for site in plan.sites}
+    sources = {site: patched_at(model, site) for site in plan.sites}
     recorded = tuple(sorted({source.site for source in sources.values()}))
     clean, corrupt = run_clean(model, contrast.inputs, recorded)
     clean_at, corrupt_at = contrast.at
@@ -226,7 +226,7 @@ class Cells:
         base: CleanRun,
         source: CleanRun,
         at: int,
-        sources: Mapping[Site, Source],
+        sources: Mapping[Site, PatchTarget],
         means: Mapping[Site, Tensor],
     ) -> None:
         self.sources = sources
@@ -301,7 +301,7 @@ class Cells:
 
     def _values(
         self,
-        source: Source,
+        source: PatchTarget,
         base_positions: Sequence[int],
         source_positions: Sequence[int],
     ) -> Tensor:

@@ -127,8 +127,10 @@ def _intervals(effects: Sequence[Effects], plan: Plan, groups: Ints) -> Variable
 
 def _index_coords(plan: Plan) -> Coordinates:
     """Label sites by their layer and by the number of their head or neuron."""
-    layers = [-1 if site.layer is None else site.layer for site in plan.sites]
-    numbers = [-1 if site.index is None else site.index for site in plan.sites]
+    layers, numbers = [], []
+    for site in plan.sites:
+        layers.append(-1 if site.layer is None else site.layer)
+        numbers.append(-1 if site.index is None else site.index)
     return {
         "layer": ("site", np.array(layers)),
         "number": ("site", np.array(numbers)),

@@ -13,10 +13,10 @@ from hiddenscope import progress
 from hiddenscope.analyses.patch.cells import (
     Effects,
     Into,
+    PatchedValues,
     Plan,
-    Values,
     patch_contrast,
-    source_of,
+    patched_at,
 )
 from hiddenscope.analyses.patch.contrast import (
     Contrast,
@@ -38,7 +38,11 @@ PatchMethod: TypeAlias = Literal[
     "exact", "attribution", "both", "zero", "mean", "resample"
 ]
 # The methods that ablate: what they put into the clean run.
-ABLATIONS: dict[str, Values] = {"zero": "zero", "mean": "mean", "resample": "run"}
+ABLATIONS: dict[str, PatchedValues] = {
+    "zero": "zero",
+    "mean": "mean",
+    "resample": "run",
+}
 
 
 @checked
@@ -178,7 +182,7 @@ def _means(
     """Return the mean state at each patched site, over all tokens of all prompts."""
     if plan.values != "mean":
         return {}
-    sites = {source_of(model, site).site for site in plan.sites}
+    sites = {patched_at(model, site).site for site in plan.sites}
     sums: dict[Site, Tensor] = {}
     tokens: Counter[Site] = Counter()
     for contrast in contrasts:
@@ -251,7 +255,7 @@ def _changeable_sites(
     for site in selected:
         # The plan of an edit refuses a state that cannot be changed.
         try:
-            source = source_of(model, site).site
+            source = patched_at(model, site).site
             changeable(model.anatomy, {source: lambda states: states})
             changeable_sites.append(site)
         except SiteError:

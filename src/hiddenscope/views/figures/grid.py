@@ -100,7 +100,7 @@ def draw_grid(grid: Grid, sheet: Sheet) -> None:
         bottom = sheet.extent(axes).bottom
         # The labels of a second row stand above the next line.
         top = bottom + 8 + (label if second else 0)
-    _draw_key(measure, painted, sheet, bottom, min(KEY, room), zero=bool(is_zero.any()))
+    draw_key(measure, painted, sheet, bottom, min(KEY, room), zero=bool(is_zero.any()))
 
 
 def _edges(columns: int, bars: int, size: CellSize) -> _Array:
@@ -161,7 +161,7 @@ def _cell_size(
     if grid.words:
         return CellSize(min(WIDEST_WORD_CELL, max(NARROWEST_WORD_CELL, share)), high)
     narrowest = min(NARROWEST_CELL, LONGEST / columns)
-    if page < PAGE:
+    if page < PAGE or grid.bars:
         narrowest = min(narrowest, max(share, 1.0))
     wide = max(narrowest, share)
     if label <= min(WIDEST_CELL, share * 1.02):
@@ -417,7 +417,7 @@ def _name_token_rows(axes: "Axes", grid: Grid, lettering: Lettering) -> None:
         )
 
 
-def _draw_key(
+def draw_key(
     measure: Measure,
     painted: "ScalarMappable",
     sheet: Sheet,

@@ -1,16 +1,17 @@
 """Attention on paper: small multiples of layer by head, and one head large."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.views.figures import style
-from hiddenscope.views.figures.grid import draw_grid
+from hiddenscope.views.figures.grid import KEY, draw_key, norm_of
 from hiddenscope.views.figures.sheet import Box, Sheet
 from hiddenscope.views.figures.style import Lettering, width_of
-from hiddenscope.views.values import Grid, Measure, Patterns
+from hiddenscope.views.values import Measure, Patterns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,10 +20,17 @@ _Array: TypeAlias = NDArray[np.float64]
 
 # The width that the small multiples may fill if the paper has none, and their height.
 PAGE, HIGHEST = 470.0, 620.0
-NARROWEST, WIDEST = 5.0, 34.0
+NARROWEST, WIDEST = 3.0, 34.0
+# Cells of the large head are at most so wide, and all of its rows at most so high.
+WIDEST_CELL, HIGHEST_LARGE = 26.0, 470.0
+LONGEST_LABEL = 90.0
 LABEL_APART = 10.0
 # Pixels along the side of a small picture; a longer text is thinned to so many.
 MOST_PIXELS = 48
+READING = (
+    "Tokens that read run down, and tokens that are read run across. Each small picture"
+    " above runs from 0 to its own largest weight."
+)
 # The gap between two pictures, as a share of a cell.
 GAP = 0.08
 
@@ -40,16 +48,16 @@ def draw_patterns(view: Patterns, sheet: Sheet) -> None:
     for row, head in np.argwhere(view.exists):
         _draw_small(axes, view, int(row), int(head))
     _frame(axes, *view.large)
-    rows = range(0, len(names), math.ceil(LABEL_APART / side))
-    axes.set_yticks([row + 0.5 for row in rows], [names[row] for row in rows])
+    every = math.ceil(LABEL_APART / side)
+    axes.set_yticks(_middles(names, every), names[::every])
     widest = max(width_of(head, style.LABEL) for head in view.heads) + 3
-    heads = range(0, len(view.heads), math.ceil(widest / side))
-    axes.set_xticks([head + 0.5 for head in heads], [view.heads[h] for h in heads])
+    every = math.ceil(widest / side)
+    axes.set_xticks(_middles(view.heads, every), view.heads[::every])
     axes.tick_params(length=0, pad=4)
     axes.set_xlabel("head", labelpad=2)
-    grid = large_grid(view, lettering)
-    sheet.begin(grid.title, grid.note)
-    draw_grid(grid, sheet)
+    name = view.name_of(*view.large)
+    sheet.begin(f"What each token reads through {name}", READING)
+    _draw_large(view, sheet)
 
 
 def _draw_small(axes: "Axes", view: Patterns, row: int, head: int) -> None:
@@ -74,10 +82,10 @@ def _frame(axes: "Axes", row: int, head: int) -> None:
     """Mark the head that is drawn large."""
     from matplotlib.patches import Rectangle
 
-    corner = (head, row)
-    axes.add_patch(
-        Rectangle(corner, 1, 1, fill=False, edgecolor=style.ACCENT, linewidth=1.2)
-    )
+    frame = Rectangle((head, row), 1, 1, fill=False, edgecolor=style.ACCENT)
+    # The frame of a head at the edge reaches over the edge.
+    frame.set(linewidth=1.2, clip_on=False)
+    axes.add_patch(frame)
 
 
 def pooled(values: _Array, most: int) -> _Array:
@@ -95,21 +103,61 @@ def pooled(values: _Array, most: int) -> _Array:
     return values
 
 
-def large_grid(view: Patterns, lettering: Lettering) -> Grid:
-    """Return the large head as a grid: queries down, keys across."""
-    row, head = view.large
-    name = "value-weighted attention" if view.weighted else "attention weight"
-    values = view.shown(row, head).astype(np.float32)
-    # Rows of a grid run up, and a text runs down.
-    queries = [lettering.token(query) for query in view.queries[::-1]]
-    measure = Measure(name, values[::-1], "L2" if view.weighted else "")
-    title = f"What each token reads through {view.name_of(row, head)}"
-    return Grid(
-        title,
-        tuple(queries),
-        view.keys,
-        (measure,),
-        note="Tokens that read run down, and tokens that are read run across.",
-        x_name="key",
-        y_name="query",
+def _draw_large(view: Patterns, sheet: Sheet) -> None:
+    """Draw the large head in square cells, with as many tokens as there is room for."""
+    from matplotlib.cm import ScalarMappable
+
+    queries = _labels(view.queries, sheet.lettering)
+    keys = _labels(view.keys, sheet.lettering)
+    left = max(width_of(query, style.LABEL) for query in queries) + 8
+    label = max(width_of(key, style.LABEL) for key in keys)
+    room = sheet.room(PAGE) - left
+    fitting = min(room / len(keys), HIGHEST_LARGE / len(queries))
+    side = min(WIDEST_CELL, fitting)
+    axes = sheet.axes(Box(0, 0, side * len(keys), side * len(queries)))
+    # A text runs down, and the axes of a figure run up.
+    axes.set(xlim=(0, len(keys)), ylim=(len(queries), 0))
+    measure = _large_measure(view)
+    norm, colours = norm_of(measure), style.colormap(measure.meaning)
+    values = np.where(measure.numbers == 0, np.nan, measure.numbers)
+    axes.imshow(
+        values,
+        cmap=colours,
+        norm=norm,
+        extent=(0, len(keys), len(queries), 0),
+        aspect="auto",
+        interpolation="nearest",
     )
+    axes.spines[:].set(visible=True)
+    every = math.ceil(LABEL_APART / side)
+    axes.set_yticks(_middles(queries, every), queries[::every])
+    turn = 90 if label > side else 0
+    axes.set_xticks(_middles(keys, every), keys[::every], rotation=turn)
+    axes.tick_params(
+        length=0, pad=4, labelcolor=style.INK, labeltop=True, labelbottom=False
+    )
+    bottom = sheet.extent(axes).bottom
+    painted = ScalarMappable(norm, colours)
+    draw_key(measure, painted, sheet, bottom, min(KEY, room), zero=False)
+
+
+def _middles(names: Sequence[str], every: int) -> _Array:
+    """Return where every so many of the names stand, in the middle of their cells."""
+    return np.arange(0.5, len(names), every, dtype=np.float64)
+
+
+def _labels(tokens: tuple[str, ...], lettering: Lettering) -> list[str]:
+    """Return tokens as labels that are not too long."""
+    labels = []
+    for token in tokens:
+        label = lettering.fitted(lettering.token(token), LONGEST_LABEL, style.LABEL)
+        labels.append(label)
+    return labels
+
+
+def _large_measure(view: Patterns) -> Measure:
+    """Return what the large head shows, with the name and unit of its numbers."""
+    values = view.shown(*view.large).astype(np.float32)
+    if view.weighted:
+        return Measure("value-weighted attention", values, "L2")
+    return Measure("attention weight", values)

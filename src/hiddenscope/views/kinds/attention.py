@@ -7,7 +7,7 @@ import numpy as np
 
 from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import of_type, table_of
-from hiddenscope.views.payload import COARSE_STEPS, steps_of
+from hiddenscope.views.payload import FINE_STEPS, steps_of
 from hiddenscope.views.sentences import as_prose, in_series, model_name, plural
 from hiddenscope.views.values import (
     Grid,
@@ -41,6 +41,8 @@ SHORT = {
 }
 # A table lists so many heads of each relation.
 MOST_LISTED = 10
+# Weights that sum to less than this leave something out, beyond rounding in bfloat16.
+WHOLE = 0.98
 # The head that is large at first does the first of these that any head does.
 FIRST_SHOWN = ("induction", "previous")
 READING = (
@@ -85,11 +87,12 @@ def _heads(result: Result) -> Patterns:
     dims = ("layer", "head", "query", "key")
     weights = data["pattern"].transpose(*dims).to_numpy()
     notes = [window.note] if window.note else []
-    if steps_of(weights) == COARSE_STEPS:
+    steps = steps_of(weights)
+    if steps < FINE_STEPS:
         notes.append(
-            "On a page the square root of a weight is rounded to one of"
-            f" {COARSE_STEPS} steps, so a weight is off by at most"
-            f" {1 / COARSE_STEPS:.3f}; a .nc file has the exact numbers."
+            f"On a page the square root of a weight is rounded to one of {steps} steps,"
+            f" so a weight is off by at most {1 / steps:.3f}; a .nc file has the exact"
+            " numbers."
         )
     heads = Patterns(
         f"What each head of {model_name(result)} reads",
@@ -181,13 +184,13 @@ def _large(result: Result, heads: Patterns) -> tuple[int, int]:
     for row, head in np.argwhere(heads.exists):
         places[heads.name_of(int(row), int(head))] = (int(row), int(head))
     for relation in FIRST_SHOWN:
-        for finding in _found(result, relation):
+        for finding in _significant(result, relation):
             if finding["site"] in places:
                 return places[finding["site"]]
     return next(iter(places.values()), (0, 0))
 
 
-def _found(result: Result, relation: str) -> list[HeadFinding]:
+def _significant(result: Result, relation: str) -> list[HeadFinding]:
     """Return the heads that a test found, the strongest first."""
     heads = result.facts.get(f"{relation}_heads") or []
     return cast("list[HeadFinding]", heads)
@@ -242,31 +245,33 @@ def findings(result: Result) -> Iterator[str]:
             f" {plural(data.sizes['layer'], 'layer')} over {data.sizes['key']}"
             f" {plural(data.sizes['key'], 'token')}; no head was tested."
         )
-    smallest_sum = str(result.facts.get("rows_sum_to", "1"))
-    if smallest_sum != "1":
+    smallest_sum = float(result.facts.get("rows_sum_to", 1))
+    if smallest_sum < WHOLE:
         yield (
-            f"The weights of a token sum to as little as {smallest_sum}: the rest goes"
-            " to an attention sink that is no token."
+            f"The weights of a token sum to as little as {smallest_sum:.2f}: the rest"
+            " goes to an attention sink that is no token."
         )
     yield from cast("list[str]", result.facts.get("notes") or [])
 
 
 def _relation_finding(result: Result, relation: str) -> str:
     """Say how many heads do one thing, and which do it most."""
-    found = _found(result, relation)
+    heads = _significant(result, relation)
     what = RELATIONS[relation]
-    if not found:
+    if not heads:
         return f"No head was found that reads {what}."
     count = _heads_that_exist(result.data)
     names = []
-    for finding in found[:MOST_NAMES]:
-        names.append(f"{finding['site']} ({finding['score']:.2f})")
-    verb = "reads" if len(found) == 1 else "read"
+    for finding in heads[:MOST_NAMES]:
+        numbers = f"{finding['score']:.2f}, {finding['null']:.2f} by chance"
+        names.append(f"{finding['site']} ({numbers})")
     most = in_series(names)
-    chance = found[0]["null"]
+    if len(heads) > MOST_NAMES:
+        most = f"most of all {most}"
+    verb = "reads" if len(heads) == 1 else "read"
     return (
-        f"{len(found):,} of {count:,} attention {plural(count, 'head')} {verb} {what}:"
-        f" {most}, where chance gives {chance:.2f}."
+        f"{len(heads):,} of {count:,} attention {plural(count, 'head')} {verb} {what}:"
+        f" {most}."
     )
 
 
@@ -306,11 +311,11 @@ def _listings(result: Result) -> Iterator[Listing]:
     rows: list[tuple[str | float, ...]] = []
     notes = ["The score is a mean weight on random tokens."]
     for relation in RELATIONS:
-        found = _found(result, relation)
-        for finding in found[:MOST_LISTED]:
+        heads = _significant(result, relation)
+        for finding in heads[:MOST_LISTED]:
             numbers = (finding["score"], finding["null"], finding["p"])
             rows.append((finding["site"], SHORT[relation], *numbers))
-        more = len(found) - MOST_LISTED
+        more = len(heads) - MOST_LISTED
         if more > 0:
             notes.append(f"{SHORT[relation].capitalize()}: {more:,} more.")
     if rows:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import of_type, table_of
-from hiddenscope.views.sentences import as_prose, model_name, quoted_token
+from hiddenscope.views.sentences import as_prose, model_name, quoted_token, shortened
 from hiddenscope.views.values import (
     Grid,
     Lines,
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # Lists are shown for so many tokens of an answer.
 MOST_LISTED = 4
+# An answer is cut here in titles and sentences, in characters.
+LONGEST_ANSWER = 60
 # Parts beside the heads, as the data and as a reader calls them.
 SUMS = {
     "embedding": "embedding",
@@ -110,12 +112,12 @@ def _rows_of_step(data: "xarray.Dataset", bars: list[str]) -> NDArray[np.float32
     """Return the numbers of one answer token: a row for each layer, two where layers
     have cross-attention, with the bars behind the heads.
     """
-    own = _columns(data, "attn", bars)
+    parts = _columns(data, "attn", bars)
     mlp = data["mlp"].to_numpy()[:, None]
     if "cross_head" not in data:
-        return np.concatenate([*own, mlp], axis=1).astype(np.float32)
+        return np.concatenate([*parts, mlp], axis=1).astype(np.float32)
     # The MLP comes after both, so its bar stands in the upper row.
-    lower = np.concatenate([*own, np.full_like(mlp, np.nan)], axis=1)
+    lower = np.concatenate([*parts, np.full_like(mlp, np.nan)], axis=1)
     upper = np.concatenate([*_columns(data, "cross", bars), mlp], axis=1)
     both = np.stack([lower, upper], axis=1).astype(np.float32)
     return both.reshape(-1, both.shape[-1])
@@ -176,7 +178,7 @@ def _step_name(result: Result, step: int) -> str:
     """Name one token of the answer, with its number where there are several."""
     strings = _strings(result)
     number = f" (token {step + 1} of the answer)" if len(strings) > 1 else ""
-    return f"{quoted_token(strings[step])}{number}"
+    return f"{_quoted(strings[step])}{number}"
 
 
 def _step_ending(result: Result, step: int) -> str:
@@ -187,11 +189,15 @@ def _step_ending(result: Result, step: int) -> str:
 
 def _logit(result: Result) -> str:
     """Name the logit, or the difference of two, that the parts add up to."""
-    answer = quoted_token(str(result.facts["answer"]))
+    answer = _quoted(str(result.facts["answer"]))
     other = result.facts.get("other")
     if other:
-        return f"the logit of {answer} over {quoted_token(str(other))}"
+        return f"the logit of {answer} over {_quoted(str(other))}"
     return f"the logit of {answer}"
+
+
+def _quoted(text: str) -> str:
+    return quoted_token(shortened(text, LONGEST_ANSWER))
 
 
 def findings(result: Result) -> Iterator[str]:

@@ -15,7 +15,15 @@ from hiddenscope.views.sentences import (
     quoted_token,
     ranges,
 )
-from hiddenscope.views.values import Grid, Lines, Section, Series, Style, View
+from hiddenscope.views.values import (
+    Grid,
+    Lines,
+    Measure,
+    Section,
+    Series,
+    Style,
+    View,
+)
 
 if TYPE_CHECKING:
     from hiddenscope.analyses.patch.facts import PatchFacts
@@ -24,6 +32,8 @@ if TYPE_CHECKING:
 BRANCHES = (".attn", ".cross", ".mlp")
 CELLS = ("effect", "attribution", "probability", "kl", "effect_error")
 MOST_ANSWERS = 3
+MOST_NAMED = 6
+ABLATIONS = {"zero": "Zeros", "mean": "The means over all prompts"}
 
 
 def views(result: Result) -> Iterator[View]:
@@ -32,16 +42,63 @@ def views(result: Result) -> Iterator[View]:
     """
     facts = cast("PatchFacts", result.facts)
     answers = f"{_answer(facts, 'answer')} over {_answer(facts, 'other')}"
-    grid = grid_of(
-        result,
-        [name for name in CELLS if name in result.data],
-        f"How much of the preference for {answers} each state {_verb(facts)} in"
-        f" {model_name(result)}",
+    title = (
+        f"How much of the preference for {answers} each {_noun(result)} {_verb(facts)}"
+        f" in {model_name(result)}"
     )
+    if "token" not in result.data.dims:
+        yield _by_number(result, title)
+        return
+    grid = grid_of(result, [name for name in CELLS if name in result.data], title)
     if grid is not None:
         yield _with_both_prompts(result, grid)
     if "swap" in result.data:
         yield _layers(result)
+
+
+def _noun(result: Result) -> str:
+    """Name what was patched."""
+    sites = labels(result.data, "site")
+    for noun in ("head", "neuron"):
+        if all(f".{noun}." in site for site in sites):
+            return noun
+    return "state"
+
+
+def _by_number(result: Result, title: str) -> Grid:
+    """Draw what was patched at all tokens at once: layer by head or neuron."""
+    data = result.data
+    rows, columns = [], []
+    for name in labels(data, "site"):
+        row, _, number = name.rpartition(".")
+        if not number.isdecimal():
+            rows.append(name)
+            columns.append("tokens together")
+            continue
+        row, _, noun = row.rpartition(".")
+        rows.append(row)
+        columns.append(f"{noun}.{number}")
+    row_names, column_names = list(dict.fromkeys(rows)), list(dict.fromkeys(columns))
+    places = [row_names.index(row) for row in rows]
+    across = [column_names.index(column) for column in columns]
+    measures = []
+    for name in (*CELLS, "low", "high"):
+        if name not in data:
+            continue
+        values = np.full((len(row_names), len(column_names)), np.nan, np.float32)
+        values[places, across] = data[name].to_numpy()
+        variable = data[name]
+        meaning = variable.attrs.get("meaning", "sequential")
+        unit = variable.attrs.get("units", "")
+        measures.append(Measure(long_name(variable), values, unit, meaning=meaning))
+    return Grid(
+        title,
+        tuple(row_names),
+        tuple(column_names),
+        tuple(measures),
+        x_name="part",
+        y_name="layer",
+    )
 
 
 def _with_both_prompts(result: Result, grid: Grid) -> Grid:
@@ -197,6 +254,16 @@ def _experiment(facts: "PatchFacts") -> str:
     source, run = "corrupted", "clean"
     if facts["into"] == "corrupt":
         source, run = "clean", "corrupted"
+    ablation = ABLATIONS.get(facts.get("method", ""))
+    if "positions" in facts or ablation:
+        tokens = "all tokens" if facts.get("positions") is None else "chosen tokens"
+        if "positions" not in facts:
+            tokens = "this token"
+        values = ablation or f"The values of the {source} run"
+        return (
+            f"Every cell is one experiment. {values} replace those of the {run} run at"
+            f" {tokens} of this site, and the model computes the rest."
+        )
     if facts["window"] == 1:
         return (
             f"Every cell is one experiment. The hidden state of the {source} run at"
@@ -224,6 +291,9 @@ def _carriers(result: Result) -> Iterator[str]:
     largest effect of all.
     """
     facts, sites = cast("PatchFacts", result.facts), labels(result.data, "site")
+    if "token" not in result.data.dims:
+        yield from _together(facts)
+        return
     tokens = {
         "the token that differs": facts["differing_token"],
         "the token at which the answer is read": facts["answer_token"],
@@ -242,7 +312,35 @@ def _carriers(result: Result) -> Iterator[str]:
         largest = facts["largest"]
         yield (
             f"No single state {_verb(facts)} half of the logit difference: the largest"
-            f" effect is {largest['value']:.2f}, of {quoted_token(largest['token'])} at"
+            f" effect is {largest['value']:.2f}, of"
+            f" {quoted_token(largest.get('token', ''))} at {largest['site']}."
+        )
+
+
+def _together(facts: "PatchFacts") -> Iterator[str]:
+    """Yield the sites with an effect, of those patched at all tokens at once."""
+    total = facts["cells"]["total"]
+    clear = facts.get("clear")
+    largest = facts["largest"]
+    if clear:
+        strongest = []
+        for site in clear[:MOST_NAMED]:
+            interval = f"{site['low']:.2f} to {site['high']:.2f}"
+            strongest.append(f"{site['site']} {site['effect']:.2f} ({interval})")
+        listed = "; ".join(strongest)
+        verb = "has" if len(clear) == 1 else "have"
+        yield (
+            f"{len(clear)} of {total} sites {verb} an effect that is not 0 at 95% for"
+            f" all sites together: {listed}."
+        )
+    elif clear is not None:
+        yield (
+            f"No effect of the {total} sites can be told from 0 at 95% for all sites"
+            " together."
+        )
+    elif largest:
+        yield (
+            f"The largest effect of the {total} sites is {largest['value']:.2f}, of"
             f" {largest['site']}."
         )
 
@@ -271,6 +369,11 @@ def _certainty(facts: "PatchFacts") -> str:
         )
     groups = facts.get("groups", count)
     in_groups = "" if groups == count else f" in {groups} groups"
+    if facts.get("clear") is not None:
+        return (
+            f"These are averages over {count} pairs of prompts{in_groups}, with"
+            " intervals corrected for the number of sites."
+        )
     return (
         f"These are averages over {count} pairs of prompts{in_groups}; differences"
         " between sites were not tested."

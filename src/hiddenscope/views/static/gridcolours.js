@@ -102,7 +102,9 @@ function targetsNow({ measure, focus }) {
  * @param {import("./payload.js").Measure} measure
  */
 export function marksOf(grid, measure) {
-  const values = (measure.influence ?? measure.values).data;
+  const bars = grid.bars ?? 0; // they have no marks
+  const all = (measure.influence ?? measure.values).data;
+  const values = bars ? all.filter((_, cell) => cell % grid.tokens.length < grid.tokens.length - bars) : all;
   const marksZeros = measure.influence !== null || grid.words === null;
   /** @type {import("./legend.js").Mark[]} */
   const marks = [];

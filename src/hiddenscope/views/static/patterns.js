@@ -77,7 +77,7 @@ export class PatternsView {
     this.meaning = element("p", { class: "meaning" });
     this.texts = this.textsOf();
     this.stage = element("div", { class: "largestage", tabindex: "0", role: "application" }, [this.large.canvas]);
-    this.pair = element("div", { class: "pair" });
+    this.pair = element("div", { class: "headpair" });
     this.aside = element("div", { class: "onehead" }, [this.name, this.scores, this.meaning, ...this.texts.map(({ root }) => root), element("div", { class: "scroller" }, [this.stage])]);
     figure.stage.replaceWith(this.pair);
     figure.stage.append(element("div", { class: "scroller" }, [this.small.canvas]));

@@ -16,7 +16,7 @@ export class TokenText {
   constructor(name, tokens, act) {
     this.tokens = tokens.map((token) => shownToken(token, 24));
     this.places = this.tokens.map((token, place) => this.option(token, place, act));
-    this.root = element("div", { class: "tokens", role: "listbox", "aria-label": shownText(name, 80) }, this.places.map(({ root }) => root));
+    this.root = element("div", { class: "tokentext", role: "listbox", "aria-label": shownText(name, 80) }, this.places.map(({ root }) => root));
     this.root.addEventListener("keydown", (event) => this.step(event, act));
   }
 
@@ -26,8 +26,8 @@ export class TokenText {
    * @param {(place: number, keep: boolean) => void} act
    */
   option(token, place, act) {
-    const [reads, readers] = [element("i", { class: "reads" }), element("i", { class: "readers" })];
-    const root = element("span", { role: "option", class: "token", tabindex: place ? "-1" : "0", "aria-selected": "false" }, [reads, readers, element("bdi", {}, [token])]);
+    const [reads, readers] = [element("i", { class: "reads", "aria-hidden": "true" }), element("i", { class: "readers", "aria-hidden": "true" })];
+    const root = element("span", { role: "option", class: "readtoken", tabindex: place ? "-1" : "0", "aria-selected": "false" }, [reads, readers, element("bdi", {}, [token])]);
     root.addEventListener("pointerenter", (event) => { if (event.pointerType !== "touch") act(place, false); });
     root.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") act(-1, false); });
     root.addEventListener("click", () => act(place, true));
@@ -73,7 +73,7 @@ export class TokenText {
       token.root.setAttribute("aria-selected", String(place === chosen));
       token.root.setAttribute("tabindex", place === focus ? "0" : "-1");
       const said = [reads ? `is read ${weightWords(reads[place])}` : "", readers ? `reads it ${weightWords(readers[place])}` : ""].filter(Boolean);
-      token.root.setAttribute("aria-label", `${this.tokens[place]}, token ${place}: ${said.join(", ")}`);
+      token.root.setAttribute("aria-description", `token ${place}: ${said.join(", ")}`);
     });
   }
 }
