@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from hiddenscope.results import Result, Table
+from hiddenscope.sites import Site
 from hiddenscope.views.drawing import grid_of, labels, long_name, of_type
 from hiddenscope.views.sentences import (
     UNTESTED,
@@ -248,11 +249,13 @@ def _target(facts: "LensFacts") -> Iterator[str]:
         # The fact is the token's repr, also in results that were saved earlier: its
         # quotation marks are exchanged for typographic ones.
         name = quoted_token(name[1:-1])
-    yield (
-        f"At {target['site']}, {name} has rank {target['rank']:,} and probability"
-        f" {target['probability']:.2g}."
-    )
-    if facts.get("parts") and "highest_probability" in target:
+    # The last of some parts is no more than the others.
+    if not Site.parse(target["site"]).part:
+        yield (
+            f"At {target['site']}, {name} has rank {target['rank']:,} and probability"
+            f" {target['probability']:.2g}."
+        )
+    if "highest_probability" in target and Site.parse(target["most_probable_at"]).part:
         yield (
             f"Among these sites, {target['most_probable_at']} gives {name} the highest"
             f" probability, {target['highest_probability']:.2g}."
