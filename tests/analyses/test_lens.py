@@ -1072,3 +1072,13 @@ def test_a_fitted_lens_reads_no_parts(tiny: Tiny) -> None:
     fitted = hs.Lens.fit(model, [[5, 6, 7, 8], [9, 10, 11], [12, 13, 14]])
     with pytest.raises(SiteError, match="it was fitted to whole layers"):
         hs.lens(model, ONE, lens=fitted, sites="*.mlp")
+
+
+def test_a_figure_of_many_sites_has_no_words_on_one_another(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    result = hs.lens(tiny("llama"), ONE, sites="*.mlp.neuron.*")
+    path = tmp_path / "neurons.svg"
+    result.save(path)
+    cells = result.data.sizes["site"] * result.data.sizes["token"]
+    assert path.read_text("utf-8").count("<text") < cells / 10
