@@ -55,24 +55,25 @@ def views(result: Result) -> Iterator[View]:
     facts, data = cast("LensFacts", result.facts), result.data
     model, sites = model_name(result), labels(data, "site")
     lens = "" if facts["lens"] == "logit" else f", by the {facts['lens']} lens"
+    noun = "site" if facts.get("parts") else "layer"
     grid = grid_of(
         result,
         [name for name in MEASURES if name in data],
-        f"What each layer of {model} would predict{lens}",
+        f"What each {noun} of {model} would predict{lens}",
     )
     if grid is not None:
         yield _with_outlines(result, grid)
     shares = [data[name] for name in SHARES if name in data]
     right = " and is right" if "accuracy" in data else ""
     yield Lines(
-        f"How often each layer of {model} agrees with the model's own"
+        f"How often each {noun} of {model} agrees with the model's own"
         f" prediction{right}{lens}",
         sites,
         tuple(Series(long_name(share), share.to_numpy()) for share in shares),
         y_name="share of tokens",
     )
     yield Lines(
-        f"How far each layer of {model} is from the model's own prediction{lens}",
+        f"How far each {noun} of {model} is from the model's own prediction{lens}",
         sites,
         (Series("mean over tokens", data["kl_mean"].to_numpy()),),
         y_name="KL divergence",
