@@ -101,7 +101,7 @@ def check_stack(model: Model) -> Stack:
                 f"block {number} norms the sum of its parts and the residual stream, so"
                 " that the last layer is no sum of parts"
             )
-        elif block.kind not in ("pre-norm", "parallel"):
+        elif block.kind not in ("pre-norm", "parallel") or not block.parts:
             reason = f"the parts of block {number} are not known: {block.refused}"
         if reason:
             raise PassError(problem, reason, OTHER_WAYS)
