@@ -91,6 +91,7 @@ def live_results() -> dict[str, Callable[[hs.Model], hs.Result]]:
         "visibility.nc": lambda model: hs.visibility(model, SENTENCE),
         "compare.nc": lambda model: hs.compare(model, SENTENCE, ANOTHER),
         "lens.nc": capital_lens,
+        "contributions.nc": capital_contributions,
         "patch.nc": lambda model: hs.patch(model, CAPITALS),
         "drift.nc": wrong_scale,
         "steer.nc": montreal,
@@ -126,6 +127,7 @@ def views() -> dict[str, Callable[[hs.Model], Sequence[View]]]:
         "start.png": lambda model: views_of(hs.lens(model, CHILD))[:1],
         "lens.png": lambda _: saved("lens.nc")[:1],
         "attention.png": lambda model: views_of(late_attention(model))[:1],
+        "contributions.png": lambda _: saved("contributions.nc")[:1],
         "patch.png": lambda _: saved("patch.nc"),
         "graft.png": lambda model: views_of(broken_attention(model))[:1],
         "steer.png": lambda _: saved("steer.nc")[:1],
@@ -166,6 +168,11 @@ def capital_lens(model: hs.Model, lens: str | hs.Lens = "logit") -> hs.Result:
 def late_attention(model: hs.Model) -> hs.Result:
     """Read a text that repeats itself, in layers with induction heads."""
     return hs.attention(model, REPEATED, layers="16-19")
+
+
+def capital_contributions(model: hs.Model) -> hs.Result:
+    """Split the difference of two answers to a prompt into parts."""
+    return hs.contributions(model, CAPITALS.clean, CAPITALS.answer, CAPITALS.other)
 
 
 def capital_tuned_lens(model: hs.Model) -> hs.Result:

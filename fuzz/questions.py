@@ -85,6 +85,7 @@ QUESTIONS: dict[str, Callable[[hs.Model], Any]] = {
     "drift": lambda model: hs.drift(model, copy_of(model), IDS),
     "project": lambda model: hs.project(model, (TEXTS, LABELS), method="pca"),
     "lens": lambda model: hs.lens(model, IDS),
+    "contributions": lambda model: hs.contributions(model, [5, 6, 7], [11, 12]),
     "visibility": lambda model: hs.visibility(model, [[5, 6, 7]]),
     "visibility of many texts": lambda model: hs.visibility(
         model, LONGER, sampling=hs.Sampling(per_text=1, baseline="random")

@@ -87,6 +87,14 @@ RUNS: dict[str, list[Callable[[], hs.Result]]] = {
         lambda: hs.lens(tiny("llama"), [TEXT, OTHER], target=20),
         lambda: hs.lens(tiny("bert"), TEXT),
         lambda: hs.lens(tiny("bart"), TEXT, targets=OTHER),
+        lambda: hs.lens(tiny("llama"), TEXT, sites="*.attn.head.*,*.mlp", target=20),
+    ],
+    "contributions": [
+        lambda: hs.contributions(tiny("llama"), TEXT, 11, 12),
+        lambda: hs.contributions(tiny("gpt2"), TEXT, [11, 12], neurons=3),
+        lambda: hs.contributions(tiny("mixtral"), [5, 6, 7], 11),
+        lambda: hs.contributions(tiny("t5"), TEXT, [11, 12]),
+        lambda: hs.contributions(tiny("hrm_text"), [5, 6, 7], 11),
     ],
     "visibility": [
         *(lambda measure=measure: hs.visibility(tiny("llama"), TEXT, influence=measure)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.attention.attention import attention as attention
     from hiddenscope.analyses.cluster.cluster import cluster as cluster
     from hiddenscope.analyses.compare.compare import compare as compare
+    from hiddenscope.analyses.contributions.contributions import (
+        contributions as contributions,
+    )
     from hiddenscope.analyses.drift.drift import drift as drift
     from hiddenscope.analyses.embed.embed import Adjustment as Adjustment
     from hiddenscope.analyses.embed.embed import embed as embed

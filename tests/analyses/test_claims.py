@@ -235,6 +235,9 @@ NOISE: dict[str, Callable[[np.random.Generator], hs.Result]] = {
     "lens": lambda generator: hs.lens(
         random_model(1), random_texts(generator, 2), target="next"
     ),
+    "contributions": lambda generator: hs.contributions(
+        random_model(1), random_texts(generator, 1)[0], 11, 12
+    ),
     "visibility": lambda generator: hs.visibility(
         random_model(1), random_texts(generator, 1)[0]
     ),
@@ -388,6 +391,17 @@ def _clouds() -> hs.Result:
     )
 
 
+def _planted_head() -> hs.Result:
+    """A head whose values all point to the answer writes it."""
+    module: Any = tiny_model("llama")
+    word = module.lm_head.weight[11] - module.lm_head.weight[12]
+    attention = module.model.layers[1].self_attn
+    with torch.no_grad():
+        # Its values are such that the sum of them is above zero at the last token.
+        attention.o_proj.weight[:, 32:48] += 3 * word[:, None]
+    return hs.contributions((module, None), [5, 6, 7, 8], 11, 12)
+
+
 PLANTED: dict[str, tuple[Callable[[], hs.Result], str]] = {
     "anatomy": (
         lambda: hs.anatomy(random_model(0)),
@@ -411,6 +425,10 @@ PLANTED: dict[str, tuple[Callable[[], hs.Result], str]] = {
     "lens": (
         lambda: hs.lens(_with_idle_block(3), "the cat sat"),
         r"the top token from layer\.[0-2] on",
+    ),
+    "contributions": (
+        _planted_head,
+        r"layer\.2\.attn\.head\.2 adds most to the logit of .*",
     ),
     "visibility": (
         lambda: hs.visibility(_with_idle_block(2), "the cat sat"),

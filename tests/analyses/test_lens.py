@@ -533,7 +533,7 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("llama", {"k": 129}, PassError, "has 128 tokens"),
     ("llama", {"k": True}, PassError, "k must be an integer from 1 to 128, got True"),
     ("llama", {"sites": "layer.9"}, SiteError, "No site 'layer.9'"),
-    ("llama", {"sites": "layer.2.attn"}, SiteError, "layer.2.attn is inside a block"),
+    ("llama", {"sites": "layer.2.attn.z"}, SiteError, "layer.2.attn.z is not written"),
     ("t5", {"sites": "encoder.layer.1"}, SiteError, "the head reads the decoder"),
     ("llama", {"targets": ONE}, PassError, "has one stack"),
     ("t5", {"targets": [ONE, TWO]}, TextError, "2 targets with 1 texts"),
@@ -985,3 +985,100 @@ def test_texts_of_a_group_are_held_out_together(tiny: Tiny) -> None:
     assert (facts["groups"], facts["texts"], facts["held_out"]["texts"]) == (2, 3, 3)
     with pytest.raises(TextError, match="of one group"):
         hs.Lens.fit(model, hs.read(texts, group=[0] * 6))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "t5"])
+def test_a_part_is_read_as_if_it_were_the_last_layer(
+    tiny: Tiny, others: dict[str, hs.Model], family: str
+) -> None:
+    """The module's own norm and head make the same logits of what a part adds."""
+    model = others[family] if family in others else tiny(family)
+    stack = "decoder." if family == "t5" else ""
+    names = ["layer.2.attn", "layer.2.mid", "layer.3.mlp", "layer.3.attn.head.1"]
+    sites = [f"{stack}{name}" for name in names]
+    ids = [[5, 6, 7, 8]]
+    targets = ids if family == "t5" else None
+    result = hs.lens(model, ids, sites=sites, k=4, target=9, targets=targets)
+    assert result.data["site"].values.tolist() == sorted(sites, key=hs.Site.parse)
+    states: Any = hs.record(model, ids, sites, targets=targets).states
+    unembedding = Unembedding(model, Site(3, "", "decoder" if stack else None))
+    for site in sites:
+        rows = unembedding.head_inputs(states[site])
+        probability = unembedding.logits(rows).double().softmax(-1)
+        here = result.data.sel(site=site)
+        np.testing.assert_allclose(
+            here["target_probability"], probability[:, 9], rtol=1e-4
+        )
+        top = probability.argmax(-1).numpy()
+        assert (here["word_id"].isel(rank=0).to_numpy() == top).all()
+
+
+def test_parts_leave_the_findings_of_layers_as_they_are(tiny: Tiny) -> None:
+    model = tiny("llama")
+    layers = hs.lens(model, ONE, target=9)
+    mixed = hs.lens(model, ONE, target=9, sites="layer.*,*.mid,*.attn.head.*")
+    for key in ("settled_known_from", "half_settled_from", "last_token", "accuracy"):
+        assert mixed.facts[key] == layers.facts[key]
+    for key in ("first_best_at", "first_in_top_k_at", "rank"):
+        assert mixed.facts["target"][key] == layers.facts["target"][key]
+    assert (mixed.data["settled"] == layers.data["settled"]).all()
+    share = mixed.data["settled_share"]
+    assert np.isnan(share.sel(site="layer.2.attn.head.0"))
+    known = share.sel(site=layers.data["site"].values)
+    assert (known == layers.data["settled_share"]).all()
+    assert mixed.facts["parts"]
+    assert not layers.facts["parts"]
+
+
+def test_parts_alone_say_nothing_of_layers(tiny: Tiny) -> None:
+    result = hs.lens(tiny("llama"), ONE, target=9, sites="*.attn.head.*")
+    facts = result.facts
+    assert facts["settled_known_from"] is None
+    assert facts["last_token"]["settled_from"] is None
+    assert "accuracy" not in facts
+    assert facts["target"]["first_best_at"] is None
+    assert facts["target"]["first_in_top_k_at"] is None
+    probability = result.data["target_probability"].isel(token=-1)
+    best = str(probability["site"].values[np.argmax(probability.values)])
+    assert facts["target"]["most_probable_at"] == best
+    assert "settled" not in result.data
+    grid = next(view for view in views_of(result) if isinstance(view, Grid))
+    assert len(grid.sites) == 12
+    assert f"Among these sites, {best} gives" in result.summary()
+    assert "layers above these were left out" not in result.summary()
+    assert sections_of(result)
+
+
+def test_many_sites_are_read_in_smaller_batches(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny("llama")
+    texts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+    whole = hs.lens(model, texts, sites="*.attn.head.*")
+    monkeypatch.setattr("hiddenscope.analyses.lens.lens.BATCH_SITES", 1)
+    monkeypatch.setattr("hiddenscope.analyses.lens.lens.BATCH_TOKENS", 40)
+    parts = hs.lens(model, texts, sites="*.attn.head.*")
+    np.testing.assert_allclose(whole.data["entropy"], parts.data["entropy"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("part", ["attn.z", "attn.q", "mlp.neurons"])
+def test_what_is_not_in_the_residual_stream_is_refused(tiny: Tiny, part: str) -> None:
+    with pytest.raises(SiteError, match="not written to the residual stream"):
+        hs.lens(tiny("llama"), ONE, sites=f"layer.2.{part}")
+
+
+def test_a_fitted_lens_reads_no_parts(tiny: Tiny) -> None:
+    model = tiny("llama")
+    fitted = hs.Lens.fit(model, [[5, 6, 7, 8], [9, 10, 11], [12, 13, 14]])
+    with pytest.raises(SiteError, match="it was fitted to whole layers"):
+        hs.lens(model, ONE, lens=fitted, sites="*.mlp")
+
+
+def test_a_figure_of_many_sites_has_no_words_on_one_another(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    result = hs.lens(tiny("llama"), ONE, sites="*.mlp.neuron.*")
+    path = tmp_path / "neurons.svg"
+    result.save(path)
+    cells = result.data.sizes["site"] * result.data.sizes["token"]
+    assert path.read_text("utf-8").count("<text") < cells / 10

@@ -17,6 +17,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "drift": {"candidate": {"name": "other"}, "texts": [TEXT]},
     "project": {"data": "cities-incomplete", "method": "pca", "sites": "layer.1"},
     "lens": {"texts": TEXT, "k": 2},
+    "contributions": {"text": TEXT, "answer": "s", "other": "t", "neurons": 3},
     "visibility": {"texts": TEXT, "sites": "layer.*"},
     "attention": {"text": TEXT, "layers": "1-2", "draws": 6},
     "probe": {"data": "cities-incomplete", "sites": "layer.1", "truncate": True},
@@ -51,7 +52,8 @@ def named(bench: Bench, arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments with opaque names in place of what they stand for."""
     given = dict(arguments)
     for name in ("candidate", "donor", "other"):
-        if name in given:
+        # The other answer of contributions is a word.
+        if isinstance(given.get(name), dict):
             given[name] = {"name": bench.folder(f"models/{given[name]['name']}")}
     if given.get("data") == "upload":
         rows = b"text,label\nThe rest is,a\nThe best is,b\nThe test is,a\n"

@@ -155,6 +155,7 @@ TEXTS_TAKEN = {
     "cluster": ["{}"],
     "steer": ["{}", "--toward", "a", "--away", "b"],
     "compare": ["A text.", "{}"],
+    "contributions": ["{}", "--answer", " a"],
     "patch": ["{}", "b", "--answer", " x", "--other", " y"],
     "drift": ["smollm2", "{}"],
     "search": ["cities-complete", "{}"],

@@ -175,6 +175,21 @@ def _difference(logits: Tensor) -> float:
     return float(logits[ANSWER] - logits[RIVAL])
 
 
+def contributions(subject: Subject) -> str:
+    """The parts of the answer's logit sum to that of a plain pass."""
+    model = subject.model
+    targets = [TARGET] if subject.two else None
+    result = hs.contributions(model, [TEXT], ANSWER, targets=targets)
+    total = float(result.data["total"].values[0])
+    softcap = result.facts["softcap"]
+    if softcap is not None:
+        total = softcap * np.tanh(total / softcap)
+    expected = float(subject.logits(TEXT)[-1][ANSWER])
+    if not abs(total - expected) <= TOLERANCE * max(1.0, abs(expected)):
+        return f"the parts sum to {total:.4f}, and the logit is {expected:.4f}"
+    return ""
+
+
 def steer(subject: Subject) -> str:
     """A cell is what a whole edited pass gives, and without steering the probability is
     the model's own.
@@ -258,7 +273,7 @@ def embed(subject: Subject) -> str:
 
 LAWS: dict[str, Callable[[Subject], str]] = {
     law.__name__: law
-    for law in (lens, visibility, patch, steer, compare, profile, embed)
+    for law in (lens, visibility, contributions, patch, steer, compare, profile, embed)
 }
 
 

@@ -197,16 +197,20 @@ def test_a_run_that_the_page_does_not_show_is_a_fault() -> None:
 def test_every_analysis_keeps_its_laws(name: str) -> None:
     """All classes: python tests/conformance/run.py --analyses."""
     row = next(row for row in run.rows() if row["model_class"] == name)
-    assert set(analyses.tried(build(row)).items()) == {
-        (law, ("kept", "")) for law in analyses.LAWS
-    }
+    outcomes = analyses.tried(build(row))
+    # The last layer of the others is no sum of parts that are known.
+    if name != "LlamaForCausalLM":
+        assert outcomes.pop("contributions")[0] == "refused"
+    assert set(outcomes) <= set(analyses.LAWS)
+    assert set(outcomes.values()) == {("kept", "")}
 
 
 def test_the_laws_of_analyses_are_broken_by_another_model() -> None:
     subject = analyses.Subject(tiny_model("llama"))
     assert subject.model
     subject.module = tiny_model("llama", seed=1)
-    assert all(law(subject) for law in (analyses.lens, analyses.patch, analyses.steer))
+    laws = (analyses.lens, analyses.contributions, analyses.patch, analyses.steer)
+    assert all(law(subject) for law in laws)
 
 
 def test_a_process_that_is_killed_ends_the_run_with_an_error() -> None:

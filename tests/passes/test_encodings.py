@@ -31,6 +31,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "compare": lambda model: hs.compare(model, TEXTS[0], TEXTS[1], sites="layer.1"),
     "drift": lambda model: hs.drift(model, model, TEXTS[0], sites="layer.1"),
     "lens": lambda model: hs.lens(model, TEXTS[0]),
+    "contributions": lambda model: hs.contributions(model, TEXTS[0], 9, 10),
     "visibility": lambda model: hs.visibility(model, TEXTS[1], sites="layer.1"),
     "attention": lambda model: hs.attention(model, TEXTS[0], layers=1, draws=0),
     "patch": lambda model: hs.patch(

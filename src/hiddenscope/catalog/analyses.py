@@ -89,6 +89,12 @@ ANALYSES = (
         heading="predictions of each layer of",
     ),
     Analysis(
+        "contributions",
+        "Which parts write the answer?",
+        "explain",
+        heading="parts that write the answer in",
+    ),
+    Analysis(
         "visibility",
         "Which states influence a state, and which does it influence?",
         "explain",

@@ -26,7 +26,7 @@ from hiddenscope.discovery.stacks import EVERYTHING, Anatomy, Head, Stack
 from hiddenscope.discovery.taps import Tap
 from hiddenscope.discovery.trace import accepts, arguments, trial_ids
 from hiddenscope.discovery.vocabulary import vocabulary
-from hiddenscope.discovery.writes import Write, bias_of
+from hiddenscope.discovery.writes import Write, bias_of, effects_along
 
 __all__ = [
     "EVERYTHING",
@@ -43,6 +43,7 @@ __all__ = [
     "accepts",
     "arguments",
     "bias_of",
+    "effects_along",
     "find",
     "find_inside",
     "state_at",

@@ -15,6 +15,9 @@ from torch.nn import functional
 from hiddenscope.discovery.inside import Projection
 from hiddenscope.modules import hooks
 
+# Columns of a weight that are converted to float64 at a time.
+COLUMN_BLOCK = 2048
+
 
 class Write:
     """What some columns of a projection's input write: a head, or a neuron.
@@ -78,6 +81,48 @@ def bias_of(module: nn.Module, projection: Projection, inputs: Tensor) -> Tensor
         return bias
     norm = module.get_submodule(projection.norm)
     return bias * frozen_scale(norm, part.forward(inputs)).to(bias)
+
+
+def effects_along(
+    module: nn.Module, projection: Projection, inputs: Tensor, directions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what each column of a projection's input, and its bias, add in directions.
+
+    For inputs [row, width] and a direction [row, hidden size] for each, the effects of
+    the columns are [row, width] and those of the bias [row], in float64. A norm after
+    the projection is taken with its frozen scale.
+    """
+    part = module.get_submodule(projection.tap.path)
+    batch = inputs[None]
+    along = directions
+    if projection.norm:
+        norm = module.get_submodule(projection.norm)
+        along = directions * frozen_scale(norm, part.forward(batch))[0]
+    bias = part.forward(torch.zeros_like(batch))[0].double()
+    blocks = []
+    for start in range(0, projection.width, COLUMN_BLOCK):
+        columns = slice(start, min(projection.width, start + COLUMN_BLOCK))
+        blocks.append(_effects_of_columns(part, inputs, along, columns))
+    return torch.cat(blocks, 1), (bias * along).sum(-1)
+
+
+def _effects_of_columns(
+    part: nn.Module, inputs: Tensor, along: Tensor, columns: slice
+) -> Tensor:
+    weight = _weight(part)
+    if weight is not None:
+        block = weight[:, columns].to(along)
+        return inputs[:, columns].double() * (along @ block)
+    # A quantised or adapted projection: each column goes through its code by itself.
+    rows = []
+    for row, direction in zip(inputs, along, strict=True):
+        alone = torch.zeros(columns.stop - columns.start, len(row)).to(inputs)
+        alone[:, columns] = torch.diag(row[columns])
+        zero = torch.zeros_like(alone[:1])
+        written = part.forward(alone[None])[0].double()
+        bias = part.forward(zero[None])[0].double()
+        rows.append((written - bias) @ direction)
+    return torch.stack(rows)
 
 
 def frozen_scale(norm: nn.Module, inputs: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""Answers: the single token that an answer is at the position where it is read.
+"""Answers: the tokens that an answer is at the position where it is read.
 
 A tokenizer may merge an answer with the text before it, or split it elsewhere, so an
 answer is encoded together with that text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from hiddenscope.errors import TextError
 from hiddenscope.passes.inputs import Inputs
@@ -45,3 +46,20 @@ def token_after(
             "Give the id of the token that you mean.",
         )
     return next(iter(ids.values()))
+
+
+def notes_on_spaces(tokenizer: Any, answers: Sequence[object]) -> Iterator[str]:
+    """Yield notes on answers that are also tokens with a leading space.
+
+    Within a sentence, the token with the space is likelier to come next.
+    """
+    for answer in answers:
+        if not isinstance(answer, str) or not answer[:1].isalpha():
+            continue
+        spaced = f" {answer}"
+        encoding = tokenizer(spaced, add_special_tokens=False, verbose=False)
+        if len(encoding["input_ids"]) == 1:
+            yield (
+                f"The answer {answer!r} has no leading space; {spaced!r} is another"
+                " token."
+            )

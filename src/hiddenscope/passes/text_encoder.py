@@ -288,6 +288,41 @@ class TextEncoder:
             )
         return ids[0]
 
+    def several(
+        self,
+        tokens: str | int | Sequence[int],
+        name: str = "answer",
+        *,
+        before: str = "",
+    ) -> list[int]:
+        """Return the ids of one or more tokens, from a string, an id or ids.
+
+        `before` is the text that they follow.
+
+        >>> TextEncoder(None, window=8, vocabulary=100).several([7, 8])
+        [7, 8]
+        """
+        if not isinstance(tokens, str | int):
+            ids = [self.single(token, name) for token in tokens]
+            if not ids:
+                raise TextError(
+                    f"Cannot use the {name} []", "it is empty", "Give a token or more."
+                )
+            return ids
+        if isinstance(tokens, int) or self.tokenizer is None:
+            return [self.single(tokens, name)]
+        ids = self._following(tokens, before)
+        unknown = getattr(self.tokenizer, "unk_token_id", None)
+        if len(ids) == 1:
+            return [self.single(tokens, name, before=before)]
+        problem = f"Cannot use the {name} {tokens[:40]!r}"
+        if not ids:
+            raise self._not_single(problem, tokens, ids, before)
+        if unknown in ids:
+            reason = f"a part of it is not in the vocabulary of {self.name}"
+            raise TextError(problem, reason, "Give ids, or other words.")
+        return ids
+
     def _not_single(
         self, problem: str, token: str, ids: Sequence[int], before: str
     ) -> TextError:

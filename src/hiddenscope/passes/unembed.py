@@ -14,6 +14,7 @@ the model, and used where they give the logits of a true pass:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Literal
@@ -100,6 +101,12 @@ class Unembedding:
         return torch.float64 if wide else torch.float32
 
     @property
+    def head_dtype(self) -> torch.dtype:
+        """Return the dtype of the head's weight."""
+        dtype: torch.dtype = _head(self.model).weight.dtype
+        return dtype
+
+    @property
     def device(self) -> torch.device:
         """Return the device on which logits are made."""
         if self.recipe.method == "whole":
@@ -151,6 +158,30 @@ class Unembedding:
         elif self.recipe.transform == "softcap":
             out.div_(self.recipe.constant).tanh_().mul_(self.recipe.constant)
         return out
+
+    @autograd.without_grad
+    def word_rows(self, words: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the head's weight [word, width] and bias [word] for some words.
+
+        They are in float64, and the scale of the logits is in both. A soft cap is not:
+        it is no linear map.
+        """
+        if self.recipe.method == "whole":
+            raise PassError(
+                f"No unembedding rows of {self.model.anatomy.name}",
+                self.recipe.reason,
+                "Use the logits of whole passes.",
+            )
+        head = _head(self.model)
+        ids = torch.tensor(list(words), device=head.weight.device)
+        weight = head.weight[ids].double()
+        bias = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
+        if head.bias is not None:
+            bias = head.bias[ids].double()
+        scale = 1.0
+        if self.recipe.transform == "scale":
+            scale = self.recipe.constant
+        return weight * scale, bias * scale
 
     def _through_modules(self, rows: Tensor) -> Tensor:
         """Run the modules between the last layer and the head; `final` skips them."""

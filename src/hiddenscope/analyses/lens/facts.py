@@ -40,6 +40,7 @@ class TargetFacts(TypedDict):
     first_in_top_k_at: NotRequired[str | None]
     k: NotRequired[int]
     most_probable_at: NotRequired[str]
+    highest_probability: NotRequired[float]
 
 
 class UnembeddingFacts(TypedDict):
@@ -58,6 +59,7 @@ class LensFacts(TypedDict):
     texts: int
     tokens: int
     causal: NotRequired[bool]
+    parts: NotRequired[bool]
     settled_known_from: str | None
     half_settled_from: str | None
     last_token: NotRequired[LastTokenFacts]

@@ -92,22 +92,24 @@ class Predictions:
     @classmethod
     def of(cls, reading: Reading, sites: LensSites, tokens: Tokens) -> "Predictions":
         """Draw the predictions from a reading of all sites, the last layer included."""
-        layers = [site.layer or 0 for site in sites.layers]
-        last = len(layers) - 1
-        depth = layers[-1]
+        last = len(sites.entering) - 1
+        depth = sites.last.layer or 0
         rows = [sites.all.index(site) for site in sites.selected]
-        # `final` comes after the last layer. A layer is known where as many layers were
-        # read above it as the stack has.
-        known = [row > last or depth - layers[row] == last - row for row in rows]
         best = reading.top_ids[:, :, 0]
         answer = best[last]
+        # A part does not hold what the layers below it predict, so that only whole
+        # layers can be settled.
+        stream = [row for row, site in enumerate(sites.all) if not site.part]
+        stays = np.zeros(best.shape, dtype=bool)
+        stays[stream] = stays_from(best[stream] == answer)
+        known = [_is_known(site, sites, depth) for site in sites.selected]
         return cls(
             reading=reading.at(rows),
             sites=sites.selected,
             tokens=tokens,
             answer=answer,
             answer_probability=reading.probability[last, :, 0],
-            stays=stays_from(best == answer)[rows],
+            stays=stays[rows],
             known=np.array(known),
             depth=depth,
             causal=sites.causal,
@@ -123,12 +125,28 @@ class Predictions:
         return layers
 
     @property
+    def whole(self) -> list[int]:
+        """Return the rows of whole layers and `final`."""
+        return [row for row, site in enumerate(self.sites) if not site.part]
+
+    @property
     def settled(self) -> Ints:
         """Return the lowest layer at which each token's answer is settled, or -1."""
         settled = self.stays & self.known[:, None]
         lowest: Ints = np.where(settled, self.layers[:, None], self.depth + 1).min(0)
         lowest[lowest > self.depth] = -1
         return lowest
+
+
+def _is_known(site: Site, sites: LensSites, depth: int) -> bool:
+    """Tell whether every layer of the stack above a site was read."""
+    if site.part:
+        return False
+    # `final` comes after the last layer.
+    if site.layer is None:
+        return True
+    layers = sites.layers
+    return depth - site.layer == len(layers) - 1 - layers.index(site)
 
 
 def next_ids(tokens: Tokens) -> Ints:
@@ -234,6 +252,7 @@ def lens_facts(
         "texts": predictions.tokens.count,
         "tokens": len(predictions.tokens),
         "causal": predictions.causal,
+        "parts": len(predictions.whole) < len(predictions.sites),
         "settled_known_from": _first(sites, predictions.known),
         "half_settled_from": _first(sites, half),
     }
@@ -247,13 +266,15 @@ def lens_facts(
             "probability": float(predictions.answer_probability[-1]),
             "settled_from": _first(sites, settled),
         }
-    if "accuracy" in data:
-        accuracy = data["accuracy"].to_numpy()
+    whole = predictions.whole
+    if "accuracy" in data and whole:
+        accuracy = data["accuracy"].to_numpy()[whole]
+        whole_sites = [sites[row] for row in whole]
         facts["accuracy"] = {
             "tokens": int((next_ids(predictions.tokens) >= 0).sum()),
-            "site": sites[-1],
+            "site": whole_sites[-1],
             "value": accuracy[-1],
-            "half_from": half_from(sites, accuracy),
+            "half_from": half_from(whole_sites, accuracy),
         }
     if target is not None:
         facts["target"] = {
@@ -277,13 +298,17 @@ def _target_facts(predictions: Predictions, data: "xarray.Dataset") -> Facts:
     sites = site_names(predictions.sites)
     probability = data["target_probability"].to_numpy()
     k = data.sizes["rank"]
+    # Parts do not come one after another as layers do: for them nothing is the first.
+    whole = predictions.whole
+    whole_sites = [sites[row] for row in whole]
     return {
         "rank": int(rank[-1, -1]),
         "probability": probability[-1, -1],
-        "first_best_at": _first(sites, rank[:, -1] == 1),
-        "first_in_top_k_at": _first(sites, rank[:, -1] <= k),
+        "first_best_at": _first(whole_sites, rank[whole, -1] == 1),
+        "first_in_top_k_at": _first(whole_sites, rank[whole, -1] <= k),
         "k": k,
         "most_probable_at": sites[int(np.argmax(probability[:, -1]))],
+        "highest_probability": float(probability[:, -1].max()),
     }
 
 

@@ -18,7 +18,7 @@ from hiddenscope.analyses.lens.fitted import Lens, resolve
 from hiddenscope.analyses.lens.maps import mapped
 from hiddenscope.analyses.lens.reading import LensSites, Part, Reading, read_predictions
 from hiddenscope.arguments import checked, renamed
-from hiddenscope.errors import PassError, TextError
+from hiddenscope.errors import PassError, SiteError, TextError
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, record
 from hiddenscope.passes.unembed import Unembedding
@@ -29,8 +29,9 @@ from hiddenscope.states.arrays import Ints
 from hiddenscope.states.mixed import one_tensor, take_sites
 
 NEXT = "next"
-# Tokens whose states are held at a time.
+# Tokens whose states are held at a time, of up to so many sites; fewer of more sites.
 BATCH_TOKENS = 2_048
+BATCH_SITES = 128
 
 
 @checked
@@ -54,8 +55,9 @@ def lens(
     in the text: its probability and its rank. Along the sites, two rates: how often the
     top token is the model's own, and how often it is the true next token. `lens` is
     "logit"; or a fitted lens (`hs.Lens.fit`), which first maps the states nearer to the
-    last layer; or the path of one that was saved. `targets` are the decoder's texts, in
-    an encoder-decoder.
+    last layer; or the path of one that was saved. `sites` may name parts too, such as
+    "*.mlp" or "*.attn.head.*": what a part adds is read by itself. `targets` are the
+    decoder's texts, in an encoder-decoder.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -68,6 +70,12 @@ def lens(
     model = as_model(model)
     selected = LensSites.of(model, sites)
     fitted = resolve(model, lens)
+    if fitted is not None and selected.parts:
+        raise SiteError(
+            f"Cannot read {selected.parts[0]} with the {fitted.kind} lens",
+            "it was fitted to whole layers",
+            "Ask for whole layers, or use lens='logit'.",
+        )
     unembedding = Unembedding(model, selected.last)
     if type(k) is not int or not 1 <= k <= unembedding.vocabulary:
         reason = f"the vocabulary of {model.name} has {unembedding.vocabulary:,} tokens"
@@ -118,21 +126,25 @@ def _read_batches(
     rows: list[Ints] = []
     source = None
     starts = list(accumulate(inputs.of(sites.last.stack).lengths, initial=0))
+    batch_tokens = BATCH_TOKENS
+    if len(sites.all) > BATCH_SITES:
+        batch_tokens = max(1, BATCH_TOKENS * BATCH_SITES // len(sites.all))
     with progress.track("Reading", total=starts[-1] * len(sites.all)) as advance:
-        for texts, batch in inputs.batches(model, batch_tokens=BATCH_TOKENS):
+        for texts, batch in inputs.batches(model, batch_tokens=batch_tokens):
             # On a GPU the states never go through host memory.
             states = record(model, batch, sites.pattern, keep="device").states
             assert isinstance(states, States), "the sites are in one stack"
-            layers = one_tensor(take_sites(states.values, np.arange(len(sites.layers))))
+            count = len(sites.entering)
+            entering = one_tensor(take_sites(states.values, np.arange(count)))
             if fitted is not None:
-                layers = mapped(layers, sites.layers, fitted.maps)
-            parts: list[Part] = [(unembedding, layers)]
+                entering = mapped(entering, sites.entering, fitted.maps)
+            parts: list[Part] = [(unembedding, entering)]
             if sites.final is not None and final_unembedding is not None:
                 parts.append((final_unembedding, states[sites.final][None]))
             readings.append(
                 read_predictions(
                     parts,
-                    len(sites.layers) - 1,
+                    count - 1,
                     k=k,
                     targets=_target_ids(target, states.tokens),
                     advance=advance,

@@ -41,28 +41,38 @@ LOWEST_LOGIT = -1e6
 
 @dataclass(frozen=True)
 class LensSites:
-    """The states to read: whole layers of the stack below the head, and `final`.
+    """The states to read: layers and parts of the stack below the head, and `final`.
 
-    `layers` are in order and always hold the last one; `selected` are the sites that
-    the user named.
+    `entering` are in order; they are read as if they were the last layer, which is
+    always the last of them. `selected` are the sites that the user named.
     """
 
-    layers: tuple[Site, ...]
+    entering: tuple[Site, ...]
     final: Site | None
     selected: tuple[Site, ...]
     causal: bool
 
     @property
+    def layers(self) -> tuple[Site, ...]:
+        """Return the whole layers, the last one always among them."""
+        return tuple(site for site in self.entering if not site.part)
+
+    @property
+    def parts(self) -> tuple[Site, ...]:
+        """Return the sites inside a block, such as heads."""
+        return tuple(site for site in self.entering if site.part)
+
+    @property
     def last(self) -> Site:
         """Return the last layer, whose prediction is the model's own."""
-        return self.layers[-1]
+        return self.entering[-1]
 
     @property
     def all(self) -> tuple[Site, ...]:
         """Return every site that is read."""
         if self.final is None:
-            return self.layers
-        return (*self.layers, self.final)
+            return self.entering
+        return (*self.entering, self.final)
 
     @property
     def pattern(self) -> str:
@@ -79,17 +89,22 @@ class LensSites:
         )
         problem = f"Cannot read {sites} of {model.name} with a lens"
         of_stack = f" of the {name}" if name else ""
-        remedy = f"Ask for whole layers{of_stack}, or `final`."
+        remedy = (
+            f"Ask for layers{of_stack}, parts such as '*.attn' or '*.attn.head.*', or"
+            " `final`."
+        )
         for site in selected:
-            if site.part:
-                raise SiteError(problem, f"{site} is inside a block", remedy)
+            # Heads and neurons have an index: what they write is in the stream.
+            if site.is_inner and site.index is None:
+                reason = f"{site} is not written to the residual stream as it is"
+                raise SiteError(problem, reason, remedy)
         if not selected:
             reason = f"the head reads the {name}, and none is there"
             raise SiteError(problem, reason, remedy)
         last = Site(stack.depth, "", name)
-        layers = {site for site in selected if site.layer is not None} | {last}
+        entering = {site for site in selected if site.layer is not None} | {last}
         final = next((site for site in selected if site.layer is None), None)
-        return cls(tuple(sorted(layers)), final, selected, stack.causal)
+        return cls(tuple(sorted(entering)), final, selected, stack.causal)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Contrasts: a clean and a corrupt prompt, and the answers that tell them apart."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -8,7 +8,7 @@ from hiddenscope.arguments import checked
 from hiddenscope.errors import TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, TokenColumns, in_columns
-from hiddenscope.passes.answers import text_before, token_after
+from hiddenscope.passes.answers import notes_on_spaces, text_before, token_after
 
 Prompt: TypeAlias = str | Sequence[int]
 Answer: TypeAlias = str | int
@@ -188,7 +188,8 @@ def _encoded(model: Model, contrast: Contrast, inputs: Inputs) -> EncodedContras
         answer = token_after(model.text_encoder, contrast.answer, texts_before)
         other = token_after(model.text_encoder, contrast.other, texts_before)
         if not masked:
-            notes += _notes_on_spaces(model, contrast)
+            answers = (contrast.answer, contrast.other)
+            notes += notes_on_spaces(model.tokenizer, answers)
     if answer == other:
         reason = f"both answers are the token {model.text_encoder.string(answer)!r}"
         raise TextError(PROBLEM, reason, "Give two different tokens.")
@@ -196,24 +197,6 @@ def _encoded(model: Model, contrast: Contrast, inputs: Inputs) -> EncodedContras
     return EncodedContrast(
         inputs, columns, (at[0], at[1]), answer, other, tuple(notes), contrast.group
     )
-
-
-def _notes_on_spaces(model: Model, contrast: Contrast) -> Iterator[str]:
-    """Yield notes on answers that are also tokens with a leading space.
-
-    Within a sentence, the token with the space is likelier to come next.
-    """
-    tokenizer: Any = model.tokenizer
-    for answer in (contrast.answer, contrast.other):
-        if not isinstance(answer, str) or not answer[:1].isalpha():
-            continue
-        spaced = f" {answer}"
-        encoding = tokenizer(spaced, add_special_tokens=False, verbose=False)
-        if len(encoding["input_ids"]) == 1:
-            yield (
-                f"The answer {answer!r} has no leading space; {spaced!r} is another"
-                " token."
-            )
 
 
 def _position(model: Model, ids: Sequence[int], at: int | None, *, masked: bool) -> int:

@@ -35,6 +35,7 @@ KEY, KEY_LINE = 190.0, 10.0
 ZERO_MARK = 60.0
 NARROWEST_CELL, NARROWEST_WORD_CELL = 10.5, 44.0
 WIDEST_CELL, WIDEST_WORD_CELL = 60.0, 80.0
+LOWEST_WORD_CELL = 7.0
 # How wide a column of bars is, and how much of its cell a bar fills.
 BAR_WIDTH, BAR_SHARE = 70.0, 0.7
 FEW_SITES = 14
@@ -270,7 +271,9 @@ def _draw_cells(
         is_missing = np.isnan(grid.measures[0].numbers[:, :cells])
         _mark(axes, is_missing, (2, 2, -45), smaller - 4, style.FAINT)
         _mark(axes, is_zero, ".", 2.4, style.MUTED)
-    _write_words(axes, grid, colours, size.wide, lettering)
+    # Words of thinner rows would stand on one another.
+    if size.high >= LOWEST_WORD_CELL:
+        _write_words(axes, grid, colours, size.wide, lettering)
     _part_texts(axes, grid)
 
 

@@ -1,7 +1,7 @@
 """Contributions: what each head, MLP, embedding and bias adds to the answer's logit."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ from hiddenscope.views.values import (
 if TYPE_CHECKING:
     import xarray
 
+    from hiddenscope.analyses.contributions.facts import StrongPartFacts
+
 # Lists are shown for so many tokens of an answer.
 MOST_LISTED = 4
 # An answer is cut here in titles and sentences, in characters.
@@ -33,6 +35,8 @@ SUMS = {
     "cross_head": "cross-attention heads",
     "attn_bias": "attention biases",
     "cross_bias": "cross-attention biases",
+    "attn_whole": "attention that is not split into heads",
+    "cross_whole": "cross-attention that is not split into heads",
     "mlp": "MLPs",
     "norm_bias": "final norm's bias",
     "head_bias": "unembedding's bias",
@@ -48,15 +52,6 @@ READING = (
 )
 
 
-class StrongPart(TypedDict):
-    """One of the largest contributions."""
-
-    site: str
-    contribution: float
-    share: float
-    step: NotRequired[int]
-
-
 def views(result: Result) -> Iterator[View]:
     """Yield layer by head with a bar for each MLP, then the sums of each kind."""
     yield _grid(result)
@@ -67,9 +62,7 @@ def _grid(result: Result) -> Grid:
     data = result.data
     steps = range(data.sizes["step"])
     columns = [f"head.{head}" for head in data["head"].to_numpy().tolist()]
-    bars = ["MLP"]
-    if _has_numbers(data, "attn_bias"):
-        bars.insert(0, "bias")
+    bars = _bars(data)
     title = f"What each part of {model_name(result)} adds to {_logit(result)}"
     measures = []
     for step in steps:
@@ -90,7 +83,8 @@ def _grid(result: Result) -> Grid:
         note="Bars have the scale of the colours: the longest is as far as these go.",
         x_name="part",
         y_name="layer",
-        bars=len(bars),
+        # A grid has a coloured column: without heads that is the whole attention.
+        bars=len(bars) if columns else len(bars) - 1,
     )
 
 
@@ -104,27 +98,44 @@ def _row_names(data: "xarray.Dataset") -> tuple[str, ...]:
     return tuple(names)
 
 
+def _bars(data: "xarray.Dataset") -> list[str]:
+    """Name the columns behind the heads, which are drawn as bars."""
+    bars = []
+    if any(f"{branch}_whole" in data for branch in ("attn", "cross")):
+        bars.append("attention")
+    if any(_has_numbers(data, f"{branch}_bias") for branch in ("attn", "cross")):
+        bars.append("bias")
+    return [*bars, "MLP"]
+
+
 def _rows_of_step(data: "xarray.Dataset", bars: list[str]) -> NDArray[np.float32]:
     """Return the numbers of one answer token: a row for each layer, two where layers
     have cross-attention, with the bars behind the heads.
     """
-    parts = [data["attn_head"].transpose("layer", "head").to_numpy()]
-    if "bias" in bars:
-        parts.append(data["attn_bias"].to_numpy()[:, None])
+    parts = _columns(data, "attn", bars)
     mlp = data["mlp"].to_numpy()[:, None]
     if "cross_head" not in data:
         return np.concatenate([*parts, mlp], axis=1).astype(np.float32)
-    cross = [data["cross_head"].transpose("layer", "head").to_numpy()]
-    if "bias" in bars:
-        biases = np.full_like(mlp, np.nan)
-        if "cross_bias" in data:
-            biases = data["cross_bias"].to_numpy()[:, None]
-        cross.append(biases)
     # The MLP comes after both, so its bar stands in the upper row.
     lower = np.concatenate([*parts, np.full_like(mlp, np.nan)], axis=1)
-    upper = np.concatenate([*cross, mlp], axis=1)
+    upper = np.concatenate([*_columns(data, "cross", bars), mlp], axis=1)
     both = np.stack([lower, upper], axis=1).astype(np.float32)
     return both.reshape(-1, both.shape[-1])
+
+
+def _columns(
+    data: "xarray.Dataset", branch: str, bars: list[str]
+) -> list[NDArray[np.float64]]:
+    """Return the columns of an attention: its heads, then its bars."""
+    columns = [data[f"{branch}_head"].transpose("layer", "head").to_numpy()]
+    for bar, name in (("attention", "whole"), ("bias", "bias")):
+        if bar not in bars:
+            continue
+        values = np.full(data.sizes["layer"], np.nan)
+        if f"{branch}_{name}" in data:
+            values = data[f"{branch}_{name}"].to_numpy()
+        columns.append(values[:, None])
+    return columns
 
 
 def _has_numbers(data: "xarray.Dataset", name: str) -> bool:
@@ -211,13 +222,13 @@ def findings(result: Result) -> Iterator[str]:
     yield from cast("list[str]", result.facts.get("notes") or [])
 
 
-def _strongest(result: Result, step: int) -> list[StrongPart]:
+def _strongest(result: Result, step: int) -> "list[StrongPartFacts]":
     """Return the strongest parts of one step, as the analysis lists them."""
-    parts = cast("list[StrongPart]", result.facts.get("strongest") or [])
-    return [part for part in parts if part.get("step", 0) == step]
+    parts = cast("list[StrongPartFacts]", result.facts.get("strongest") or [])
+    return [part for part in parts if part["step"] == step]
 
 
-def _lead(result: Result, part: StrongPart) -> str:
+def _lead(result: Result, part: "StrongPartFacts") -> str:
     amount = abs(part["contribution"])
     verb = "adds most to"
     if part["contribution"] < 0:
@@ -298,7 +309,7 @@ def _listings(result: Result) -> Iterator[Listing]:
             )
 
 
-def _part_listing(parts: list[StrongPart], ending: str) -> Listing:
+def _part_listing(parts: "list[StrongPartFacts]", ending: str) -> Listing:
     rows = []
     for part in parts:
         rows.append((part["site"], part["contribution"], 100 * part["share"]))

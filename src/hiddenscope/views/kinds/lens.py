@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from hiddenscope.results import Result, Table
+from hiddenscope.sites import Site
 from hiddenscope.views.drawing import grid_of, labels, long_name, of_type
 from hiddenscope.views.sentences import (
     UNTESTED,
@@ -20,6 +21,11 @@ from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 if TYPE_CHECKING:
     from hiddenscope.analyses.lens.facts import LensFacts
 
+PARTS = (
+    " What a part of a block adds, such as a head, is read by itself. The final norm"
+    " makes every state equally large, so that a part that writes very little shows a"
+    " prediction as clear as any: hs.contributions tells how much a part adds."
+)
 OUTLINE = (
     "An outline marks the layer from which every layer predicts the same token as the"
     " last one."
@@ -49,24 +55,25 @@ def views(result: Result) -> Iterator[View]:
     facts, data = cast("LensFacts", result.facts), result.data
     model, sites = model_name(result), labels(data, "site")
     lens = "" if facts["lens"] == "logit" else f", by the {facts['lens']} lens"
+    noun = "site" if facts.get("parts") else "layer"
     grid = grid_of(
         result,
         [name for name in MEASURES if name in data],
-        f"What each layer of {model} would predict{lens}",
+        f"What each {noun} of {model} would predict{lens}",
     )
     if grid is not None:
         yield _with_outlines(result, grid)
     shares = [data[name] for name in SHARES if name in data]
     right = " and is right" if "accuracy" in data else ""
     yield Lines(
-        f"How often each layer of {model} agrees with the model's own"
+        f"How often each {noun} of {model} agrees with the model's own"
         f" prediction{right}{lens}",
         sites,
         tuple(Series(long_name(share), share.to_numpy()) for share in shares),
         y_name="share of tokens",
     )
     yield Lines(
-        f"How far each layer of {model} is from the model's own prediction{lens}",
+        f"How far each {noun} of {model} is from the model's own prediction{lens}",
         sites,
         (Series("mean over tokens", data["kl_mean"].to_numpy()),),
         y_name="KL divergence",
@@ -140,13 +147,14 @@ def sections(result: Result) -> Iterator[Section]:
     """Yield the grid with what it shows, then how predictions form along the layers."""
     facts, shown = cast("LensFacts", result.facts), tuple(views(result))
     where = "next" if _is_causal(facts) else "in this place"
+    parts = PARTS if facts.get("parts") else ""
     yield Section(
         "What would each layer predict?",
         as_prose([*_answers(facts), *_target(facts), UNTESTED]),
         of_type(shown, Grid),
         f"{LENSES[facts['lens']]} A cell shows the token that this layer would predict"
         f" {where}, coloured first by the probability of that token. Other measures,"
-        " such as the entropy, can be chosen above the grid.",
+        f" such as the entropy, can be chosen above the grid.{parts}",
     )
     shares = ["how often the top token of a layer is the model's own prediction"]
     if "settled_share" in result.data:
@@ -204,7 +212,12 @@ def _answers(facts: "LensFacts") -> Iterator[str]:
         )
     # A prediction is settled only if no layer above differs, so all of them are needed.
     known = facts["settled_known_from"]
-    if known is None:
+    if known is None and facts.get("parts"):
+        yield (
+            "From which layer on a prediction stays the same is told by whole layers"
+            " alone, not by parts."
+        )
+    elif known is None:
         yield (
             "From which layer on a prediction stays the same is not known, because"
             " layers above these were left out."
@@ -237,10 +250,17 @@ def _target(facts: "LensFacts") -> Iterator[str]:
         # The fact is the token's repr, also in results that were saved earlier: its
         # quotation marks are exchanged for typographic ones.
         name = quoted_token(name[1:-1])
-    yield (
-        f"At {target['site']}, {name} has rank {target['rank']:,} and probability"
-        f" {target['probability']:.2g}."
-    )
+    # The last of some parts is no more than the others.
+    if not Site.parse(target["site"]).part:
+        yield (
+            f"At {target['site']}, {name} has rank {target['rank']:,} and probability"
+            f" {target['probability']:.2g}."
+        )
+    if "highest_probability" in target and Site.parse(target["most_probable_at"]).part:
+        yield (
+            f"Among these sites, {target['most_probable_at']} gives {name} the highest"
+            f" probability, {target['highest_probability']:.2g}."
+        )
     if target["first_best_at"]:
         yield (
             f"{name} is the top token for the first time at {target['first_best_at']}."

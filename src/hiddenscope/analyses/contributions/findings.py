@@ -1,0 +1,187 @@
+"""Findings: the parts as labelled arrays, and the facts they show."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hiddenscope.analyses.contributions.facts import (
+    ContributionsFacts,
+    StrongPartFacts,
+)
+from hiddenscope.analyses.contributions.parts import Parts
+from hiddenscope.analyses.contributions.question import Question
+from hiddenscope.model import Model
+from hiddenscope.passes.unembed import Recipe
+from hiddenscope.results.dataset import (
+    Attributes,
+    Coordinates,
+    Variables,
+    text_array,
+    to_dataset,
+)
+from hiddenscope.sites import Site
+
+if TYPE_CHECKING:
+    import xarray
+
+# Parts that are listed for each token of the answer.
+MOST_STRONGEST = 20
+
+LONG_NAMES = {
+    "attn_head": "contribution of each head",
+    "cross_head": "contribution of each head of cross-attention",
+    "attn_bias": "contribution of attention's bias",
+    "cross_bias": "contribution of cross-attention's bias",
+    "attn_whole": "contribution of attention that is not split into heads",
+    "cross_whole": "contribution of cross-attention that is not split into heads",
+    "mlp": "contribution of each MLP",
+    "embedding": "contribution of the embeddings",
+    "norm_bias": "contribution of the final norm's bias",
+    "head_bias": "contribution of the unembedding's bias",
+    "neuron": "contribution of the strongest neurons",
+    "logit": "logit",
+    "total": "sum of all parts",
+    "error": "sum of all parts minus the logit",
+    "probability": "probability of the answer's token",
+}
+
+
+class _Named(NamedTuple):
+    site: str
+    values: NDArray[np.float64]
+
+
+def contributions_dataset(
+    model: Model, question: Question, parts: Parts
+) -> "xarray.Dataset":
+    """Return all parts as one Dataset."""
+    variables: Variables = {}
+
+    def add(name: str, dims: tuple[str, ...], values: NDArray[np.float64]) -> None:
+        attributes: Attributes = {"long_name": LONG_NAMES[name]}
+        if name != "probability":
+            attributes["units"] = "logits"
+            attributes["meaning"] = "diverging"
+        variables[name] = dims, values, attributes
+
+    for name, values in parts.heads.items():
+        add(name, ("step", "layer", "head"), _padded(parts, values))
+    for name, values in parts.by_layer.items():
+        add(name, ("step", "layer"), values)
+    for name, values in parts.single.items():
+        add(name, ("step",), values)
+    add("logit", ("step",), parts.logit)
+    add("total", ("step",), parts.total)
+    add("error", ("step",), parts.error)
+    add("probability", ("step",), parts.probability)
+    strings = model.text_encoder.strings
+    text_ids = question.text.ids[0]
+    depth = parts.by_layer["mlp"].shape[1]
+    coords: Coordinates = {
+        "step": np.arange(len(question.answers)),
+        "step_string": ("step", text_array(strings(question.answers))),
+        "step_id": ("step", np.array(question.answers)),
+        "layer": np.arange(1, depth + 1),
+        "head": np.arange(_most_heads(parts)),
+        "token_string": ("token", text_array(strings(text_ids))),
+    }
+    if question.others is not None:
+        coords["other_string"] = "step", text_array(strings(question.others))
+        coords["other_id"] = "step", np.array(question.others)
+    data = to_dataset(variables, coords)
+    if parts.neurons is not None:
+        ranked = ("step", "rank")
+        attributes: Attributes = {"long_name": LONG_NAMES["neuron"], "units": "logits"}
+        data["neuron"] = ranked, parts.neurons.effect, attributes
+        data = data.assign_coords(
+            rank=np.arange(1, parts.neurons.effect.shape[1] + 1),
+            neuron_layer=(ranked, parts.neurons.layer),
+            neuron_index=(ranked, parts.neurons.index),
+        )
+    if question.text.texts is not None:
+        data.attrs["texts"] = list(question.text.texts)
+    return data
+
+
+def _most_heads(parts: Parts) -> int:
+    counts = [values.shape[2] for values in parts.heads.values()]
+    return max(counts, default=0)
+
+
+def _padded(parts: Parts, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return heads with NaN for those that only another attention has."""
+    missing = _most_heads(parts) - values.shape[2]
+    return np.pad(values, ((0, 0), (0, 0), (0, missing)), constant_values=np.nan)
+
+
+def contributions_facts(
+    model: Model, question: Question, recipe: Recipe, parts: Parts
+) -> ContributionsFacts:
+    """Return the logit, its sum and error, and the parts that add most."""
+    steps = model.text_encoder.strings(question.answers)
+    softcap = recipe.constant if recipe.transform == "softcap" else None
+    scale = recipe.constant if recipe.transform == "scale" else None
+    facts: ContributionsFacts = {
+        "answer": "".join(steps),
+        "tokens": len(question.text.ids[0]),
+        "steps": steps,
+        "logit": parts.logit.tolist(),
+        "total": parts.total.tolist(),
+        "error": parts.error.tolist(),
+        "allowed_error": parts.allowed.tolist(),
+        "probability": parts.probability.tolist(),
+        "strongest": strongest_parts(model, parts),
+        "norm_subtracts_mean": parts.centred,
+        "softcap": softcap,
+        "scale": scale,
+        "dtype": parts.dtype,
+        "notes": [*question.notes, *parts.notes],
+    }
+    if question.others is not None:
+        others = model.text_encoder.strings(question.others)
+        facts["other"] = "".join(others)
+    return facts
+
+
+def strongest_parts(model: Model, parts: Parts) -> list[StrongPartFacts]:
+    """Return the parts that add or take most, for each token of the answer."""
+    name = model.anatomy.stacks[-1].name if model.encoder_decoder else None
+    named = list(_named_parts(parts, name))
+    strongest: list[StrongPartFacts] = []
+    for step, total in enumerate(parts.total):
+        values = np.array([part.values[step] for part in named])
+        known = np.nan_to_num(values)
+        for index in np.argsort(-np.abs(known), kind="stable")[:MOST_STRONGEST]:
+            contribution = float(known[index])
+            if contribution == 0:
+                break
+            strongest.append(
+                {
+                    "site": named[index].site,
+                    "contribution": contribution,
+                    "share": contribution / float(total),
+                    "step": step,
+                }
+            )
+    return strongest
+
+
+def _named_parts(parts: Parts, stack: str | None) -> Iterator[_Named]:
+    """Yield every part under its site, or under a name where it has none."""
+    yield _Named(str(Site(0, "", stack)), parts.single["embedding"])
+    for name, values in parts.heads.items():
+        branch = name.partition("_")[0]
+        for layer in range(values.shape[1]):
+            for head in range(values.shape[2]):
+                site = Site(layer + 1, f"{branch}.head.{head}", stack)
+                yield _Named(str(site), values[:, layer, head])
+    for name, values in parts.by_layer.items():
+        branch, _, kind = name.partition("_")
+        ending = " bias" if kind == "bias" else ""
+        for layer in range(values.shape[1]):
+            site = Site(layer + 1, branch, stack)
+            yield _Named(f"{site}{ending}", values[:, layer])
+    yield _Named("final norm bias", parts.single["norm_bias"])
+    yield _Named("unembedding bias", parts.single["head_bias"])

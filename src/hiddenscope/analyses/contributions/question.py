@@ -1,0 +1,137 @@
+"""The question: a text, and the tokens of its answers, each at its position."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from hiddenscope.errors import TextError
+from hiddenscope.model import Model
+from hiddenscope.passes import Inputs, Texts
+from hiddenscope.passes.answers import notes_on_spaces, text_before
+
+AnswerTokens: TypeAlias = str | int | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A text that goes on with an answer, and the tokens that are asked for.
+
+    `inputs` are the text and the answer without its last token. At each of the `rows`,
+    which are positions in it, the model predicts one of the `answers`; `others` are the
+    tokens that they are compared with.
+    """
+
+    inputs: Inputs
+    text: Inputs
+    rows: tuple[int, ...]
+    answers: tuple[int, ...]
+    others: tuple[int, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """Return the ids of all tokens that are asked for."""
+        return (*self.answers, *(self.others or ()))
+
+
+def encode_question(
+    model: Model,
+    text: Texts | Inputs,
+    answer: AnswerTokens,
+    other: AnswerTokens | None,
+    targets: Texts | None,
+) -> Question:
+    """Encode a text and its answers; refuse what cannot be asked."""
+    encoded = model.encode(text, targets=targets)
+    if len(encoded) != 1:
+        raise TextError(
+            f"Cannot take {len(encoded):,} texts",
+            "the parts that write an answer are those of one text",
+            "Ask for each text by itself.",
+        )
+    answering = encoded
+    if model.encoder_decoder:
+        model.text_encoder.required_start()
+        answering = encoded.of("decoder")
+    before = text_before(answering, 0, len(answering.ids[0]) - 1)
+    notes: list[str] = []
+    # A tokenizer serves one thread at a time.
+    with model.lock:
+        encoder = model.text_encoder
+        tokens = encoder.several(answer, "answer", before=before or "")
+        others = None
+        if other is not None:
+            others = encoder.several(other, "other answer", before=before or "")
+        if model.tokenizer is not None:
+            notes += notes_on_spaces(model.tokenizer, (answer, other))
+    shared = 0
+    if others is not None:
+        shared = _first_difference(answer, tokens, others)
+        notes += _notes_on_rest(model, tokens, others, shared)
+        tokens = tokens[: shared + 1]
+    start = len(answering.ids[0]) - 1
+    inputs = _with_answer(model, encoded, tokens[:-1])
+    if others is None:
+        rows = range(start, start + len(tokens))
+        return Question(inputs, encoded, tuple(rows), tuple(tokens), None, tuple(notes))
+    return Question(
+        inputs,
+        encoded,
+        (start + shared,),
+        (tokens[shared],),
+        (others[shared],),
+        tuple(notes),
+    )
+
+
+def _first_difference(
+    answer: AnswerTokens, tokens: Sequence[int], others: Sequence[int]
+) -> int:
+    """Return the first token at which two answers differ."""
+    for number, (token, other) in enumerate(zip(tokens, others, strict=False)):
+        if token != other:
+            return number
+    problem = f"Cannot compare the answer {str(answer)[:40]!r} with the other"
+    if len(tokens) == len(others):
+        raise TextError(
+            problem, "both are the same tokens", "Give two different answers."
+        )
+    raise TextError(
+        problem,
+        "one begins with all tokens of the other",
+        "Give two answers that differ in a token of both.",
+    )
+
+
+def _notes_on_rest(
+    model: Model, tokens: Sequence[int], others: Sequence[int], shared: int
+) -> list[str]:
+    """Say which tokens of two answers are compared, where they have several."""
+    if len(tokens) == 1 and len(others) == 1:
+        return []
+    token = model.text_encoder.string(tokens[shared])
+    other = model.text_encoder.string(others[shared])
+    return [
+        f"The answers are compared at {token!r} and {other!r}, the first tokens that"
+        " differ; the tokens after them are left out."
+    ]
+
+
+def _with_answer(model: Model, encoded: Inputs, tokens: Sequence[int]) -> Inputs:
+    """Return the inputs in which the answering text goes on with some tokens."""
+    answering = encoded
+    window = model.text_encoder.window
+    if model.encoder_decoder:
+        answering = encoded.of("decoder")
+        window = model.text_encoder.target_window or window
+    ids = (*answering.ids[0], *tokens)
+    if window and len(ids) > window:
+        raise TextError(
+            "The text and its answer are too long",
+            f"they have {len(ids):,} tokens and {model.name} takes at most {window:,}",
+            "Give a shorter text.",
+        )
+    longer = Inputs((ids,))
+    if model.encoder_decoder:
+        return encoded.with_targets(longer)
+    return longer

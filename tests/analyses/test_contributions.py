@@ -1,0 +1,492 @@
+"""The parts of every family sum to the logit; two families are split once more by hand;
+freezing the norm and removing a part takes away what the part adds.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hiddenscope as hs
+from hiddenscope.analyses.contributions import parts as parts_module
+from hiddenscope.analyses.contributions.final_norm import freeze_norm
+from hiddenscope.errors import ArgumentError, NotFinite, PassError, TextError
+from hiddenscope.passes.unembed import Unembedding
+from hiddenscope.sites import Site
+from hiddenscope.testing import build, nan_weight, tiny_model, tiny_tokenizer
+from hiddenscope.views import sections_of, views_of
+
+IDS, ANSWER, OTHER = [5, 6, 7, 8], 11, 12
+SHAPE = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+BUILT = {
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        {"final_logit_softcapping": 3.0, "head_dim": 16},
+    ),
+    "cohere": ("CohereForCausalLM", "CohereConfig", {"logit_scale": 0.25}),
+}
+FAMILIES = [
+    "llama",
+    "gpt2",
+    "gemma2",
+    "gemma3_text",
+    "qwen3",
+    "opt",
+    "bloom",
+    "gpt_neox",
+    "gptj",
+    "falcon",
+    "mixtral",
+    "cohere",
+    "t5",
+    "hrm_text",
+]
+# Every family in float32, and some of each form in bfloat16.
+NARROW = ["llama", "gpt2", "gemma2", "gptj"]
+
+
+def module_of(family: str, dtype: torch.dtype = torch.float32) -> Any:
+    if family in BUILT:
+        model_class, config_class, changes = BUILT[family]
+        row = {"model_class": model_class, "config_class": config_class}
+        return build({**row, "config": SHAPE | changes}).to(dtype)
+    module: Any = tiny_model(family).to(dtype)
+    if module.config.is_encoder_decoder:
+        module.config.decoder_start_token_id = 0
+    return module
+
+
+@cache
+def loaded(family: str) -> hs.Model:
+    """A model that no test may change."""
+    return hs.load((module_of(family), None))
+
+
+def own_logits(module: Any, ids: list[int], tokens: list[int]) -> Tensor:
+    """The logits that the module itself gives at the tokens of an answer."""
+    with torch.no_grad():
+        if module.config.is_encoder_decoder:
+            logits = module(
+                input_ids=torch.tensor([ids]),
+                decoder_input_ids=torch.tensor([[0, *tokens[:-1]]]),
+            ).logits[0]
+        else:
+            logits = module(torch.tensor([[*ids, *tokens[:-1]]])).logits[0]
+    return logits[-len(tokens) :].double()
+
+
+def all_parts(result: hs.Result) -> np.ndarray:
+    """The sum of the parts, as a reader of the data would take it."""
+    data = result.data
+    total = np.zeros(data.sizes["step"])
+    for name in data.data_vars:
+        if name in ("logit", "total", "error", "neuron", "probability"):
+            continue
+        rest = [dim for dim in data[name].dims if dim != "step"]
+        total = total + data[name].sum(rest).to_numpy()
+    return total
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parts_sum_to_the_models_own_logit(family: str) -> None:
+    model = loaded(family)
+    result = hs.contributions(model, IDS, [ANSWER, OTHER])
+    logits = own_logits(model.module, IDS, [ANSWER, OTHER])
+    own = np.array([logits[0, ANSWER], logits[1, OTHER]])
+    if family == "gemma2":
+        assert result.facts["softcap"] == 3
+        own = 3 * np.arctanh(own / 3)
+    np.testing.assert_allclose(result.data["logit"], own, atol=5e-6)
+    np.testing.assert_allclose(all_parts(result), own, atol=5e-6)
+    assert np.isclose(result.data["total"], all_parts(result), atol=1e-12).all()
+    error = np.abs(result.facts["error"])
+    assert (error <= result.facts["allowed_error"]).all()
+    # What rounding may do is far below what any part adds.
+    heads = result.data["attn_head"].to_numpy()
+    assert np.max(result.facts["allowed_error"]) < 1e-3
+    assert family == "hrm_text" or (np.nanmax(np.abs(heads)) > 1e-3)
+    probability = logits.softmax(-1)
+    expected = [probability[0, ANSWER], probability[1, OTHER]]
+    np.testing.assert_allclose(result.data["probability"], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", NARROW)
+def test_parts_sum_to_the_logit_in_bfloat16(family: str) -> None:
+    module = module_of(family, torch.bfloat16)
+    result = hs.contributions((module, None), IDS, ANSWER)
+    assert result.facts["dtype"] == "bfloat16"
+    exact = hs.contributions((module.float(), None), IDS, ANSWER)
+    np.testing.assert_allclose(result.data["total"], exact.data["total"], atol=0.1)
+    scale = np.abs(exact.data["mlp"].to_numpy()).max()
+    for name in ("attn_head", "mlp", "embedding"):
+        difference = np.abs(result.data[name] - exact.data[name]).max()
+        assert difference < 0.05 * scale
+
+
+def test_llama_split_by_hand_gives_the_same() -> None:
+    module = module_of("llama")
+    result = hs.contributions((module, None), IDS, ANSWER, OTHER)
+    core = module.model
+    seen: dict[str, Tensor] = {}
+    handles = []
+    for k, layer in enumerate(core.layers):
+        for name, part in (("z", layer.self_attn.o_proj), ("n", layer.mlp.down_proj)):
+            handles.append(part.register_forward_pre_hook(_keep(seen, f"{name}{k}")))
+    handles.append(core.norm.register_forward_pre_hook(_keep(seen, "last")))
+    with torch.no_grad():
+        logits = module(torch.tensor([IDS])).logits[0, -1]
+    for handle in handles:
+        handle.remove()
+    last = seen["last"].double()
+    scale = 1 / (last.square().mean() + core.norm.variance_epsilon).sqrt()
+    word = module.lm_head.weight[ANSWER] - module.lm_head.weight[OTHER]
+    direction = (word.double() * core.norm.weight.double() * scale).detach()
+    expected = float(logits[ANSWER] - logits[OTHER])
+    assert np.isclose(result.data["logit"].item(), expected, atol=1e-5)
+    embedding = core.embed_tokens.weight[IDS[-1]].double() @ direction
+    assert np.isclose(result.data["embedding"].item(), embedding.item(), atol=1e-7)
+    neurons = {}
+    for k, layer in enumerate(core.layers):
+        for head in range(4):
+            columns = slice(16 * head, 16 * head + 16)
+            weight = layer.self_attn.o_proj.weight[:, columns].double()
+            write = weight @ seen[f"z{k}"][columns].double()
+            found = result.data["attn_head"].sel(layer=k + 1, head=head).item()
+            assert np.isclose(found, (write @ direction).item(), atol=1e-7)
+        writes = layer.mlp.down_proj.weight.double() * seen[f"n{k}"].double()
+        effects = direction @ writes
+        mlp = result.data["mlp"].sel(layer=k + 1).item()
+        assert np.isclose(mlp, effects.sum().item(), atol=1e-6)
+        for index, effect in enumerate(effects.tolist()):
+            neurons[k + 1, index] = effect
+    strongest = sorted(neurons, key=lambda place: -abs(neurons[place]))[:20]
+    data = result.data.isel(step=0)
+    layers, indices = data["neuron_layer"].values, data["neuron_index"].values
+    assert list(zip(layers, indices, strict=True)) == strongest
+    values = [neurons[place] for place in strongest]
+    np.testing.assert_allclose(data["neuron"], values, rtol=1e-6)
+
+
+def test_gpt2_split_by_hand_gives_the_same() -> None:
+    module = module_of("gpt2")
+    with torch.no_grad():
+        # The tiny model's biases are small; these cannot be overlooked.
+        for part in module.transformer.h:
+            part.attn.c_proj.bias.normal_(0, 0.5)
+        module.transformer.ln_f.bias.normal_(0, 0.5)
+    result = hs.contributions((module, None), IDS, ANSWER)
+    core = module.transformer
+    seen: dict[str, Tensor] = {}
+    handles = []
+    for k, block in enumerate(core.h):
+        handles.append(block.attn.c_proj.register_forward_pre_hook(_keep(seen, f"{k}")))
+    handles.append(core.ln_f.register_forward_pre_hook(_keep(seen, "last")))
+    with torch.no_grad():
+        module(torch.tensor([IDS]))
+    for handle in handles:
+        handle.remove()
+    last = seen["last"].double()
+    scale = 1 / (last.var(correction=0) + core.ln_f.eps).sqrt()
+    word = module.lm_head.weight[ANSWER].double().detach()
+    read = word * core.ln_f.weight.double().detach() * scale
+    for k, block in enumerate(core.h):
+        for head in range(4):
+            width = core.config.n_embd // 4
+            columns = slice(width * head, width * head + width)
+            weight = block.attn.c_proj.weight[columns].double()
+            write = seen[f"{k}"][columns].double() @ weight
+            expected = (write - write.mean()) @ read
+            found = result.data["attn_head"].sel(layer=k + 1, head=head).item()
+            assert np.isclose(found, expected.item(), atol=1e-7)
+        bias = block.attn.c_proj.bias.double()
+        expected = (bias - bias.mean()) @ read
+        found = result.data["attn_bias"].sel(layer=k + 1).item()
+        assert np.isclose(found, expected.item(), atol=1e-7)
+    norm_bias = word @ core.ln_f.bias.double()
+    assert np.isclose(result.data["norm_bias"].item(), norm_bias.item(), atol=1e-7)
+    assert result.facts["norm_subtracts_mean"]
+
+
+def _keep(seen: dict[str, Tensor], name: str) -> Callable[..., None]:
+    def hook(part: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen[name] = args[0][0, -1].detach().clone()
+
+    return hook
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gptj", "t5"])
+def test_removing_a_part_takes_away_what_it_adds(family: str) -> None:
+    """The norm keeps the scale that it has for the whole state."""
+    model = loaded(family)
+    result = hs.contributions(model, IDS, ANSWER)
+    stack = "decoder" if family == "t5" else None
+    last = Site(3, "", stack)
+    head, mlp = Site(2, "attn.head.1", stack), Site(3, "mlp", stack)
+    states: Any = hs.record(model, IDS, [last, head, mlp]).states
+    unembedding = Unembedding(model, last)
+    rows = states[last][-1:]
+    norm = freeze_norm(unembedding, rows)
+    weight, _ = unembedding.word_rows([ANSWER])
+
+    def logit(state: Tensor) -> float:
+        state = state.double()
+        if norm.centred:
+            state = state - state.mean()
+        return float(weight[0] @ (norm.factor[0] * state + norm.bias))
+
+    data = result.data.isel(step=0)
+    whole = logit(rows[0])
+    found = data["attn_head"].sel(layer=2, head=1).item()
+    assert np.isclose(whole - logit(rows[0] - states[head][-1]), found, atol=1e-5)
+    found = data["mlp"].sel(layer=3).item()
+    assert np.isclose(whole - logit(rows[0] - states[mlp][-1]), found, atol=1e-5)
+
+
+def test_a_planted_head_and_a_planted_neuron_are_the_strongest() -> None:
+    module = module_of("llama")
+    word = module.lm_head.weight[ANSWER] - module.lm_head.weight[OTHER]
+    layer = module.model.layers[1]
+    with torch.no_grad():
+        # The sum of the head's numbers is above zero at the last token.
+        layer.self_attn.o_proj.weight[:, 32:48] += 3 * word[:, None]
+        module.model.layers[2].mlp.down_proj.weight[:, 37] += 40 * word
+    result = hs.contributions((module, None), IDS, ANSWER, OTHER, neurons=3)
+    heads = result.data["attn_head"].isel(step=0)
+    place = np.unravel_index(heads.to_numpy().argmax(), heads.shape)
+    assert place == (1, 2)
+    assert heads.max() > 3 * np.abs(np.delete(heads.to_numpy(), 6)).max()
+    named = [part["site"] for part in result.facts["strongest"]]
+    found = next(site for site in named if ".head." in site)
+    assert found == "layer.2.attn.head.2"
+    assert result.data["neuron_layer"].values[0, 0] == 3
+    assert result.data["neuron_index"].values[0, 0] == 37
+
+
+def test_each_token_of_an_answer_follows_those_before_it() -> None:
+    model = loaded("llama")
+    both = hs.contributions(model, IDS, [ANSWER, OTHER])
+    second = hs.contributions(model, [*IDS, ANSWER], OTHER)
+    for name in ("attn_head", "mlp", "embedding", "total", "probability"):
+        one, other = both.data[name].isel(step=1), second.data[name].isel(step=0)
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_two_answers_are_compared_at_the_first_token_that_differs() -> None:
+    model = loaded("llama")
+    result = hs.contributions(model, IDS, [20, 11, 30], [20, 12])
+    alone = hs.contributions(model, [*IDS, 20], 11, 12)
+    np.testing.assert_allclose(
+        result.data["attn_head"], alone.data["attn_head"], atol=1e-6
+    )
+    assert "first tokens that differ" in result.facts["notes"][0]
+    first = hs.contributions(model, IDS, 11).data["mlp"]
+    second = hs.contributions(model, IDS, 12).data["mlp"]
+    difference = hs.contributions(model, IDS, 11, 12).data["mlp"]
+    np.testing.assert_allclose(difference, first - second, atol=1e-12)
+
+
+def test_text_and_answer_may_be_words() -> None:
+    model = hs.load((module_of("llama"), tiny_tokenizer()))
+    result = hs.contributions(model, "The cat", " sat", " in")
+    assert result.facts["answer"] == " s" or result.facts["answer"] == " sat"
+    ids = model.encode("The cat").ids[0]
+    assert result.data.sizes["token"] == len(ids)
+    assert result.facts["tokens"] == len(ids)
+
+
+def test_mixtures_of_experts_have_no_neurons_and_say_so() -> None:
+    result = hs.contributions(loaded("mixtral"), IDS, ANSWER)
+    assert "neuron" not in result.data
+    assert "Neurons of some blocks were left out" in " ".join(result.facts["notes"])
+    none = hs.contributions(loaded("llama"), IDS, ANSWER, neurons=0)
+    assert "neuron" not in none.data
+    assert none.facts["notes"] == []
+
+
+def test_attention_without_known_heads_is_one_part() -> None:
+    result = hs.contributions(loaded("hrm_text"), IDS, ANSWER)
+    assert np.isfinite(result.data["attn_whole"]).all()
+    assert "is not split into heads" in " ".join(result.facts["notes"])
+    assert views_of(result)
+    assert sections_of(result)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "cohere"])
+def test_scaled_and_capped_logits_are_said(family: str) -> None:
+    facts = hs.contributions(loaded(family), IDS, ANSWER).facts
+    assert facts["softcap"] == (3 if family == "gemma2" else None)
+    assert facts["scale"] == (0.25 if family == "cohere" else None)
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("bert", "sees the whole text"),
+        ("bart", "block 1 norms the sum"),
+        ("mamba", "the parts of block 1 are not known"),
+    ],
+)
+def test_stacks_whose_parts_do_not_sum_up_are_refused(family: str, reason: str) -> None:
+    with pytest.raises(PassError, match=f"{reason}.*hs.lens or hs.patch"):
+        hs.contributions(loaded(family), IDS, ANSWER)
+
+
+def test_a_model_without_a_head_is_refused() -> None:
+    module = tiny_model("llama", task="base")
+    with pytest.raises(PassError, match=r"no head.*task='causal-lm'"):
+        hs.contributions((module, None), IDS, ANSWER)
+
+
+def test_what_is_no_norm_is_refused() -> None:
+    module = module_of("llama")
+    inner = module.model.norm
+
+    class Bent(nn.Module):
+        def forward(self, states: Tensor) -> Tensor:
+            return torch.tanh(inner(states))
+
+    module.model.norm = Bent()
+    with pytest.raises(PassError, match="is no plain norm: it is not a gain"):
+        hs.contributions((module, None), IDS, ANSWER)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "other", "message"),
+    [
+        (IDS, [], None, "it is empty"),
+        (IDS, "", None, "Cannot use the answer ''"),
+        (IDS, 999, None, "ids of LlamaForCausalLM are 0 to 127"),
+        (IDS, 11, 11, "both are the same tokens"),
+        (IDS, [11, 12], [11], "one begins with all tokens of the other"),
+        ([IDS, IDS], 11, None, "Cannot take 2 texts"),
+        ([], 11, None, "the list is empty|no tokens"),
+        ("", 11, None, "it is empty"),
+        ([5] * 500, 11, None, "takes at most"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_a_sentence(
+    text: Any, answer: Any, other: Any, message: str
+) -> None:
+    model = hs.load((module_of("llama"), tiny_tokenizer()))
+    with pytest.raises(TextError, match=message):
+        hs.contributions(model, text, answer, other)
+
+
+def test_an_answer_beyond_the_window_is_refused() -> None:
+    model = loaded("gemma2")
+    text = [5] * (model.text_encoder.window or 0)
+    hs.contributions(model, text, 11)
+    with pytest.raises(TextError, match="text and its answer are too long"):
+        hs.contributions(model, text, [11, 12])
+
+
+def test_wrong_types_and_numbers_are_refused() -> None:
+    model = loaded("llama")
+    for neurons in (-1, True):
+        with pytest.raises(TextError, match="neurons must be an integer"):
+            hs.contributions(model, IDS, 11, neurons=neurons)
+    with pytest.raises(ArgumentError):
+        hs.contributions(model, IDS, None)  # type: ignore[arg-type]
+    broken = module_of("llama")
+    nan_weight(broken)
+    with pytest.raises(NotFinite):
+        hs.contributions((broken, None), IDS, 11)
+
+
+def test_coarser_products_of_float32_are_allowed_for() -> None:
+    model = loaded("llama")
+    usual = hs.contributions(model, IDS, ANSWER).facts["allowed_error"]
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        coarse = hs.contributions(model, IDS, ANSWER).facts["allowed_error"]
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert coarse[0] > 100 * usual[0]
+
+
+def test_a_sum_that_is_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that writes a thousandth more than it does is noticed."""
+    original = parts_module.effects_along
+
+    def louder(*arguments: Any) -> tuple[Tensor, Tensor]:
+        columns, bias = original(*arguments)
+        return columns * 1.001, bias
+
+    monkeypatch.setattr(parts_module, "effects_along", louder)
+    with pytest.raises(PassError, match="do not sum to its logit: they are off by"):
+        hs.contributions(loaded("llama"), IDS, ANSWER)
+
+
+def test_projections_without_a_plain_weight_are_run_column_by_column() -> None:
+    """An adapted projection is split like the same weights in one matrix."""
+    module = module_of("llama")
+    plain = hs.contributions((module, None), IDS, ANSWER)
+    for layer in module.model.layers:
+        layer.self_attn.o_proj = Adapted(layer.self_attn.o_proj)
+        layer.mlp.down_proj = Adapted(layer.mlp.down_proj)
+    adapted = hs.contributions((module, None), IDS, ANSWER)
+    for name in ("attn_head", "neuron", "mlp"):
+        np.testing.assert_allclose(adapted.data[name], plain.data[name], atol=1e-6)
+
+
+class Adapted(nn.Module):
+    """A projection that is the sum of two, as an adapter makes it."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, states: Tensor) -> Tensor:
+        half: Tensor = self.inner(states)
+        return 0.25 * half + 0.75 * half
+
+
+def test_nothing_of_the_module_is_changed() -> None:
+    module = module_of("gpt2")
+    before = {name: weight.clone() for name, weight in module.named_parameters()}
+    model = hs.load((module, None))
+    first = hs.contributions(model, IDS, ANSWER)
+    assert torch.is_grad_enabled()
+    for name, weight in module.named_parameters():
+        assert torch.equal(weight, before[name])
+        assert weight.grad is None
+    assert not any(part._forward_pre_hooks for part in module.modules())
+    again = hs.contributions(model, IDS, ANSWER)
+    assert np.array_equal(first.data["attn_head"], again.data["attn_head"])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gptj", "mixtral"])
+def test_parts_sum_to_the_logit_on_a_gpu(family: str, dtype: torch.dtype) -> None:
+    module = module_of(family, dtype).cuda()
+    result = hs.contributions((module, None), IDS, ANSWER, OTHER)
+    with torch.no_grad():
+        logits = module(torch.tensor([IDS], device="cuda")).logits[0, -1].double()
+    if family == "gemma2":
+        logits = 3 * torch.atanh(logits / 3)
+    own = (logits[ANSWER] - logits[OTHER]).item()
+    atol = 1e-4 if dtype == torch.float32 else 0.1
+    np.testing.assert_allclose(all_parts(result), own, atol=atol)
+    if dtype == torch.float32:
+        expected = hs.contributions(loaded(family), IDS, ANSWER, OTHER)
+        for name in ("attn_head", "mlp", "embedding"):
+            np.testing.assert_allclose(
+                result.data[name], expected.data[name], atol=1e-4
+            )
