@@ -113,7 +113,7 @@ CALLS: dict[str, Callable[[], object]] = {
         lambda: hs.load((1, 2, 3))
     ),
     "No site … in …: it has …": lambda: tiny("llama").capture("the cat", "layer.99"),
-    "No site …: sites look like 'layer.3', 'layer.3.attn' or 'final'": (
+    "No site …: sites look like 'layer.3', 'layer.3.attn', 'layer.3.attn.head.0' or 'final'": (
         lambda: tiny("llama").capture("the cat", "levels")
     ),
     "it has no final norm; its last state is …": (

@@ -20,7 +20,7 @@ from hiddenscope.app.code import Named, as_command
 from hiddenscope.app.desk import Desk
 from hiddenscope.app.library import Library
 from hiddenscope.app.schemas import ModelChoice
-from hiddenscope.app.stores import STATES_FORMAT
+from hiddenscope.app.stores import STATES_FORMATS
 from hiddenscope.cli.main import app
 
 from .serving import Bench, computed, same, settings_in
@@ -60,7 +60,7 @@ def header(path: Path, content: Any) -> None:
 
 
 def claims(states: Any, shape: Any = (1, 2, 3)) -> dict[str, Any]:
-    notes = {"format": STATES_FORMAT, "states": json.dumps(states)}
+    notes = {"format": STATES_FORMATS[0], "states": json.dumps(states)}
     return {"__metadata__": notes, "values": {"shape": shape}}
 
 
