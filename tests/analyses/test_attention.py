@@ -102,9 +102,9 @@ CASES += [(name, "eager") for name in DECODERS if name not in EAGER_ALONE]
 def test_weights_are_those_of_eager_attention(name: str, kernel: str | None) -> None:
     """The text is longer than the sliding windows of 16 tokens."""
     ids = random_ids(TOKENS)
-    result = hs.attention(loaded(name, kernel), [ids], draws=0)
-    is_eager = kernel == "eager" or name in EAGER_ALONE
-    assert result.facts["kernel"] == ("eager" if is_eager else "sdpa")
+    model = loaded(name, kernel)
+    result = hs.attention(model, [ids], draws=0)
+    assert result.facts["kernel"] == model.module.config._attn_implementation
     expected = stacked(reported(eager(name), ids).attentions)
     pattern = result.data["pattern"].values
     assert pattern.shape == expected.shape

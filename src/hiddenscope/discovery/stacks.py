@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -209,6 +209,8 @@ class Anatomy:
         """
         if isinstance(patterns, tuple | list) and not patterns:
             return ()
+        if isinstance(patterns, Site):
+            patterns = str(patterns)
         if not isinstance(patterns, str):
             return self._select(patterns)
         # What is inside depends on the attention kernel, which may be changed.
@@ -225,7 +227,7 @@ class Anatomy:
     def _select(self, patterns: SitePatterns) -> tuple[Site, ...]:
         sites = self.sites
         if names_inner(patterns):
-            sites += tuple(self._inner_sites(neurons=names_neurons(patterns)))
+            sites += self._inner_sites(neurons=names_neurons(patterns))
         try:
             selected = select(patterns, sites, owner=self.name, reported=self._entries)
         except SiteError as error:
@@ -238,13 +240,22 @@ class Anatomy:
                 in_one_array.append(site)
         return tuple(in_one_array)
 
-    def _inner_sites(self, *, neurons: bool) -> Iterator[Site]:
-        """Yield the sites inside the blocks, stack after stack."""
-        for stack, blocks in zip(self.stacks, self.inside.stacks, strict=False):
-            name = self._name_in_sites(stack)
-            for layer, block in enumerate(blocks, 1):
-                for part in inner_parts(block, neurons=neurons):
-                    yield Site(layer, part, name)
+    def _inner_sites(self, *, neurons: bool) -> tuple[Site, ...]:
+        """Return the sites inside the blocks, stack after stack."""
+        key = (id(self.inside), neurons)
+        if key not in self._listed:
+            sites = []
+            for stack, blocks in zip(self.stacks, self.inside.stacks, strict=False):
+                name = self._name_in_sites(stack)
+                for layer, block in enumerate(blocks, 1):
+                    for part in inner_parts(block, neurons=neurons):
+                        sites.append(Site(layer, part, name))
+            self._listed[key] = tuple(sites)
+        return self._listed[key]
+
+    @cached_property
+    def _listed(self) -> dict[tuple[int, bool], tuple[Site, ...]]:
+        return {}
 
     @cached_property
     def _entries(self) -> Mapping[str | None, tuple[Site | None, ...]]:

@@ -7,7 +7,6 @@ own projection makes of that what it adds.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -231,6 +230,7 @@ class Cells:
     ) -> None:
         self.sources = sources
         self.means = means
+        self._differences: dict[Site, NDArray[np.bool_]] = {}
         self.columns = contrast.columns
         self.plan = plan
         self.base = base
@@ -330,10 +330,17 @@ class Cells:
             return set()
         base_positions, source_positions = zip(*positions, strict=True)
         source = self.sources[site]
-        base = source.rows(self.base, base_positions)
-        values = self._values(source, base_positions, source_positions)
-        differs = (base != values).any(-1).tolist()
-        return set(compress(base_positions, differs))
+        # Heads of one block are compared together: each comparison waits for a GPU.
+        if source.site not in self._differences:
+            whole = PatchTarget(source.site)
+            base = whole.rows(self.base, base_positions)
+            values = self._values(whole, base_positions, source_positions)
+            self._differences[source.site] = (base != values).cpu().numpy()
+        differences = self._differences[source.site]
+        if source.columns is not None:
+            differences = differences[:, source.columns]
+        rows = np.flatnonzero(differences.any(-1))
+        return {base_positions[row] for row in rows}
 
 
 def _rows(states: Tensor, positions: Sequence[int]) -> Tensor:

@@ -252,11 +252,15 @@ def _changeable_sites(
         )
     changeable_sites: list[Site] = []
     left_out: list[Site] = []
+    # All heads of a block are changed in one place.
+    known: set[Site] = set()
     for site in selected:
         # The plan of an edit refuses a state that cannot be changed.
         try:
-            source = patched_at(model, site).site
-            changeable(model.anatomy, {source: lambda states: states})
+            place = patched_at(model, site).site
+            if place not in known:
+                changeable(model.anatomy, {place: lambda states: states})
+                known.add(place)
             changeable_sites.append(site)
         except SiteError:
             if len(selected) == 1:
