@@ -12,8 +12,9 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from itertools import count
-from math import sqrt
+from math import isfinite, sqrt
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -135,6 +136,9 @@ class _Watcher:
         self.positions: Sequence[int] | None = None
         self.writes = False
         self.expected: dict[Site, _Expected] = {}
+        # Numbers stay on the device until the pass is over: to read one waits for it.
+        self.sums: dict[Site, Tensor] = {}
+        self.differences: dict[Site, Tensor] = {}
         self.missing = {part.site for part in attentions}
         self.stops = not hooks.is_offloaded(model.module)
         self.thread = threading.get_ident()
@@ -146,12 +150,36 @@ class _Watcher:
         arguments = batch.arguments(module, masked=self.model.batching.needs_mask)
         with hooks.watching(list(self._watches(module))):
             hooks.call_module(module, arguments)
+        self._settle()
         if self.missing:
             raise PassError(
                 f"No attention weights at {min(self.missing)}",
                 "its attention was not called in this pass",
                 "Load the model again: it has been changed.",
             )
+
+    def _settle(self) -> None:
+        """Report the numbers of the pass, or say why its weights are not right."""
+        for site, smallest in _numbers(self.sums):
+            if not isfinite(smallest[0]):
+                raise NotFinite(
+                    f"No attention weights at {site}",
+                    "the scores hold a NaN or an infinity",
+                    "Load the model in a wider dtype.",
+                )
+            lowest = min(smallest[0], self.report.smallest_sums.get(site, 1.0))
+            self.report.smallest_sums[site] = lowest
+        for site, (error, excess) in _numbers(self.differences):
+            # `not <=` refuses a NaN as well, which `>` would let through.
+            if not excess <= 1:
+                raise PassError(
+                    f"Cannot trust the attention weights at {site}",
+                    f"weights times values differ by {error:.1e} from what the heads"
+                    " handed on in this pass",
+                    "Load the model with attention='eager'.",
+                )
+            largest = max(error, self.report.errors.get(site, 0.0))
+            self.report.errors[site] = largest
 
     def _watches(self, module: nn.Module) -> Iterator[hooks.Watch]:
         """Yield watches inside attentions, and of the inputs of their projections."""
@@ -199,20 +227,14 @@ class _Watcher:
         positions = self.positions
         if positions is None:
             positions = range(source.queries)
-        smallest = self.report.smallest_sums.get(part.site, 1.0)
+        smallest = []
         for start in range(0, len(positions), source.rows_at_a_time):
             rows = list(positions[start : start + source.rows_at_a_time])
             weights = source.weights(rows)
-            sums = weights.sum(-1)
-            if not bool(sums.isfinite().all()):
-                raise NotFinite(
-                    f"No attention weights at {part.site}",
-                    "the scores hold a NaN or an infinity",
-                    "Load the model in a wider dtype.",
-                )
-            smallest = min(smallest, float(sums.min()))
+            # The smallest of numbers with a NaN is a NaN.
+            smallest.append(weights.sum(-1).amin())
             self.receive(WeightRows(part.site, self.texts, rows, weights))
-        self.report.smallest_sums[part.site] = smallest
+        self.sums[part.site] = torch.stack(smallest).amin()[None]
         self.expected[part.site] = source.expected(_spread(positions))
         if self.writes:
             values = source.values[list(self.texts).index(0)]
@@ -244,21 +266,38 @@ class _Watcher:
         if tensor is None:
             raise PassError(problem, f"the {tap} holds no tensor", "Report this model.")
         tokens = tensor.numel() // (len(self.texts) * part.projection.width)
-        states = tap.layout.states(tensor, tokens)[:, expected.positions]
+        states = _rows(tap.layout.states(tensor, tokens), expected.positions, 1)
         by_head = states.reshape(*states.shape[:2], part.layout.heads, -1)
         z = by_head.transpose(1, 2)
-        z = z[:, list(part.heads)].to(expected.outputs)
+        z = _rows(z, part.heads, 1).to(expected.outputs)
         differences = (z - expected.outputs).norm(dim=-1) / expected.sizes
-        error = float(differences.max())
-        if not bool((differences <= expected.allowed).all()):
-            raise PassError(
-                problem,
-                f"weights times values differ by {error:.1e} from what the heads"
-                " handed on in this pass",
-                "Load the model with attention='eager'.",
-            )
-        largest = max(error, self.report.errors.get(part.site, 0.0))
-        self.report.errors[part.site] = largest
+        excess = differences / expected.allowed
+        largest = torch.stack([differences.amax(), excess.amax()])
+        self.differences[part.site] = largest
+
+
+def _numbers(tensors: dict[Site, Tensor]) -> Iterator[tuple[Site, list[float]]]:
+    """Yield small tensors as numbers, with one wait for each device."""
+    by_device: dict[torch.device, list[Site]] = defaultdict(list)
+    for site, tensor in tensors.items():
+        by_device[tensor.device].append(site)
+    for sites in by_device.values():
+        rows = torch.stack([tensors[site] for site in sites]).tolist()
+        yield from zip(sites, rows, strict=True)
+
+
+def _rows(tensor: Tensor, positions: Sequence[int], dim: int) -> Tensor:
+    """Return some rows along an axis; neighbours as a view."""
+    start, length = positions[0], len(positions)
+    # An index would have to be sent to the GPU, which waits for it.
+    if list(positions) == list(range(start, start + length)):
+        return tensor.narrow(dim, start, length)
+    return tensor.index_select(dim, _index(tuple(positions), tensor.device))
+
+
+@lru_cache(maxsize=16)
+def _index(positions: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(positions, device=device)
 
 
 def _spread(positions: Sequence[int]) -> list[int]:
@@ -304,7 +343,7 @@ def _take_heads(tensor: Tensor, heads: tuple[int, ...], count: int) -> Tensor:
     copies = count // tensor.shape[1]
     if copies == 1 and heads == tuple(range(count)):
         return tensor
-    return tensor[:, [head // copies for head in heads]]
+    return _rows(tensor, [head // copies for head in heads], 1)
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -338,7 +377,7 @@ class _EagerWeights:
 
     def weights(self, positions: list[int]) -> Tensor:
         """Return the weights of some queries, [text, head, row, key]."""
-        return _wide(self.pattern[:, :, positions])
+        return _wide(_rows(self.pattern, positions, 2))
 
     def expected(self, positions: list[int]) -> _Expected:
         """Return what the heads must hand on at some positions."""
@@ -370,6 +409,11 @@ class _FusedWeights:
         shape = (*self.query.shape[:3], self.key.shape[2])
         return _rows_at_a_time(shape, _itemsize(self.query))
 
+    @cached_property
+    def wide_key(self) -> Tensor:
+        """Return the keys as scores are computed from them."""
+        return _wide(self.key)
+
     @property
     def factor(self) -> float:
         """Return what products of queries and keys are multiplied by."""
@@ -383,18 +427,18 @@ class _FusedWeights:
 
     def scores(self, positions: list[int]) -> Tensor:
         """Return the scores of some queries; minus infinity where a key is hidden."""
-        query = _wide(self.query[:, :, positions]) * self.factor
-        scores = query @ _wide(self.key).mT
+        query = _wide(_rows(self.query, positions, 2)) * self.factor
+        scores = query @ self.wide_key.mT
         if self.is_causal:
             # torch aligns the first query with the first key.
-            rows = torch.tensor(positions, device=scores.device)
-            columns = torch.arange(scores.shape[-1], device=scores.device)
+            rows = _index(tuple(positions), scores.device)
+            columns = _index(tuple(range(scores.shape[-1])), scores.device)
             scores.masked_fill_(columns > rows[:, None], -torch.inf)
         if self.mask is None:
             return scores
         mask = self.mask
         if mask.shape[2] > 1:
-            mask = mask[:, :, positions]
+            mask = _rows(mask, positions, 2)
         if mask.dtype == torch.bool:
             return scores.masked_fill_(~mask, -torch.inf)
         return scores.add_(mask)
@@ -406,8 +450,8 @@ class _FusedWeights:
         outputs, sizes = _apply(weights, self.values)
         # The rounding error of a score grows with the score, and a softmax turns it
         # into a relative error of the weights.
-        query = _wide(self.query[:, :, positions]).norm(dim=-1) * abs(self.factor)
-        key = _wide(self.key).norm(dim=-1).amax(-1, keepdim=True)
+        query = _wide(_rows(self.query, positions, 2)).norm(dim=-1) * abs(self.factor)
+        key = self.wide_key.norm(dim=-1).amax(-1, keepdim=True)
         visible = scores.masked_fill(weights == 0, 0)
         score_size = query * key + visible.abs().amax(-1)
         rounding = ULPS * torch.finfo(scores.dtype).eps * score_size
