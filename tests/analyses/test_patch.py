@@ -1100,3 +1100,24 @@ def test_intervals_hold_all_heads_at_once_on_noise():
         missed += bool(((low > 0) | (high < 0)).any())
     # 5% of 400, and three standard errors above it.
     assert missed <= 33
+
+
+def test_zeros_replace_tokens_that_only_the_clean_prompt_has():
+    model = hs.load((tiny_model("llama"), None))
+    contrast = hs.Contrast([5, 6, 7, 8], [5, 9], answer=11, other=12)
+    result = hs.patch(model, contrast, sites="layer.2.attn.head.*", method="zero")
+    site = "layer.2.attn.head.1"
+    difference, put, whole, clean, corrupt = _replaced_columns(
+        model, contrast, site, torch.zeros(4, 64)
+    )
+    start = difference(clean)
+    expected = (difference(clean, {whole: put}) - start) / (difference(corrupt) - start)
+    effect = float(result.data["effect"].sel(site=site))
+    assert effect == pytest.approx(expected, abs=2e-5)
+
+
+@pytest.mark.parametrize("position", [4, -5, 99])
+def test_a_position_that_is_not_there_is_refused(position):
+    model = hs.load((tiny_model("llama"), None))
+    with pytest.raises(TextError, match="the clean prompt has 4 tokens"):
+        hs.patch(model, HEADS, sites="*.attn.head.*", window=[position])

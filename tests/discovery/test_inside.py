@@ -301,3 +301,70 @@ def test_finding_changes_nothing_of_the_users_module():
         assert not part._forward_pre_hooks
     for name, weight in module.named_parameters():
         assert torch.equal(weight, before[name])
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_what_is_inside_is_read_back_from_the_disk_as_it_was(family):
+    from hiddenscope.discovery import Inside
+    from hiddenscope.modules.trials import _decoded, _encoded
+
+    inside = load(family).anatomy.inside
+    assert _decoded(_encoded(inside), Inside) == inside
+
+
+class _Scaled(nn.Module):
+    """A scale of each channel after a projection, as LayerScale is."""
+
+    def __init__(self, projection):
+        super().__init__()
+        self.projection = projection
+        self.scale = _Scale()
+
+    def forward(self, states):
+        return self.scale(self.projection(states))
+
+
+class _Scale(nn.Module):
+    def forward(self, states):
+        return states * torch.linspace(0.5, 2, states.shape[-1])
+
+
+def test_neurons_are_not_the_channels_before_a_scale():
+    module = tiny_model("gpt2")
+    mlp = module.transformer.h[1].mlp
+    mlp.c_proj = _Scaled(mlp.c_proj)
+    states = hs.load((module, None)).capture(TEXTS, "layer.2.mlp.neurons")
+    assert states.values.shape[-1] == 256
+
+
+def test_a_router_of_chosen_experts_alone_is_refused():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GptOssConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        layer_types=["sliding_attention", "full_attention"],
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    torch.manual_seed(0)
+    module = transformers.GptOssForCausalLM(config).eval()
+    model = hs.load((module, None))
+    with pytest.raises(SiteError, match="chosen experts alone"):
+        model.capture(TEXTS, "layer.1.router")
+    assert model.capture(TEXTS, "layer.1.attn.head.*").values.shape[0] == 4
+
+
+def test_a_part_of_another_kind_is_looked_into_again():
+    model = load("llama")
+    model.capture(TEXTS, "layer.2.attn.z")
+    attention = model.module.model.layers[1].self_attn
+    attention.o_proj = _Mixing(attention.o_proj)
+    with pytest.raises(SiteError, match="not a pattern times values|do not add up"):
+        model.capture(TEXTS, "layer.2.attn.z")

@@ -240,7 +240,11 @@ class _Search:
                 total = bias_of(self.module, projection, call.into).double()
                 for piece in pieces:
                     write = Write(self.module, projection, piece)
-                    total = total + write(call.into).double()
+                    written = write(call.into).double()
+                    total = total + written
+                    is_square = width == written.shape[-1]
+                    if is_square and _keeps_channels(written, piece):
+                        return False
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -341,7 +345,8 @@ class _Search:
                 makers.append(product)
         scores, queries, keys = None, heads, heads
         key_dim = values.shape[-1]
-        if len(makers) == 1:
+        # An einsum does not say which factor holds the queries.
+        if len(makers) == 1 and makers[0].operands:
             scores = _place(makers[0])
             query, key = makers[0].operands
             flat_heads = heads.heads if query.ndim == 3 else 0
@@ -369,14 +374,11 @@ class _Search:
             start = -1
         softmaxes = []
         for operation in window.operations:
+            output = operation.output
             is_late = operation.kind == "softmax" and operation.time > start
-            if (
-                not is_late
-                or operation.output.ndim > 3
-                or operation.output.shape[-1] < 2
-            ):
+            if not is_late or output.ndim > 3 or output.shape[-1] < 2:
                 continue
-            layout = fitting_layout(operation.output, self.traced, Layout(flat=True))
+            layout = fitting_layout(output, self.traced, Layout(flat=True))
             if layout is not None:
                 softmaxes.append((operation, layout))
         if not softmaxes:
@@ -384,8 +386,20 @@ class _Search:
         if len(softmaxes) > 1:
             return "its MLP has several softmaxes"
         operation, layout = softmaxes[0]
+        # Logits that come sorted in every row are those of the chosen experts alone:
+        # then a column is a rank, and not an expert.
+        logits = operation.operands[0]
+        if bool((logits.diff(dim=-1) <= 0).all()):
+            return "its router's softmax is over the chosen experts alone"
         tap = OperationTap(_place(operation), -1, layout)
         return tap, operation.output.shape[-1]
+
+
+def _keeps_channels(written: Tensor, columns: slice) -> bool:
+    """Tell whether columns write to themselves alone, as a scale of channels does."""
+    others = written.clone()
+    others[..., columns] = 0
+    return bool(written.any()) and not bool(others.any())
 
 
 def _contains(outer: Call, inner: Call) -> bool:

@@ -209,7 +209,10 @@ def trace(
             key = (call.entered, operation.kind)
             places.append((call.path, call.number, operation_counts[key]))
             operation_counts[key] += 1
-        operands = tuple(operand.detach().clone() for operand in operation.operands)
+        operands: tuple[Tensor, ...] = ()
+        # The weights of experts are large, and no state of a token.
+        if not any(map(_is_weight, operation.operands)):
+            operands = tuple(part.detach().clone() for part in operation.operands)
         output = run(operation)
         if isinstance(output, Tensor):
             copy = output.detach().clone()
@@ -250,6 +253,10 @@ def _hidden_states(output: Any) -> list[tuple[Tensor, ...]]:
             if tensors and len(tensors) == len(entries):
                 reports.append(tensors)
     return reports
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    return any(isinstance(part, nn.Parameter) for part in (tensor, tensor._base))
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:

@@ -254,9 +254,16 @@ class Model:
         )
 
         def inside() -> Inside:
+            kinds = []
+            # A part that was exchanged for one of another kind is looked into again.
+            for path, part in hooks.parts_of(self.module).items():
+                kinds.append((path, type(part).__name__))
             with self.lock:
                 return self.trials.once(
-                    "inside", lambda: find_inside(self.module, anatomy), form=Inside
+                    "inside",
+                    lambda: find_inside(self.module, anatomy),
+                    key=tuple(kinds),
+                    form=Inside,
                 )
 
         return anatomy.with_inside(inside)

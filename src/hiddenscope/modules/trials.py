@@ -297,8 +297,7 @@ def _decoded(value: Any, form: Any) -> Any:
     if origin in (Union, types.UnionType):
         if value is None:
             return None
-        present = next(part for part in get_args(form) if part is not type(None))
-        return _decoded(value, present)
+        return _decoded_union(value, get_args(form))
     if dataclasses.is_dataclass(form) and isinstance(form, type):
         hints = _hints(form)
         fields = {}
@@ -312,6 +311,19 @@ def _decoded(value: Any, form: Any) -> Any:
     if origin is Literal and value not in get_args(form):
         raise ValueError(f"{value!r} is none of {get_args(form)}")
     return value
+
+
+def _decoded_union(value: Any, forms: tuple[Any, ...]) -> Any:
+    """Return a value of the first of several types that it can be."""
+    for form in forms:
+        if form is type(None):
+            continue
+        try:
+            return _decoded(value, form)
+        except (TypeError, LookupError, AttributeError):
+            # Another type has other fields.
+            continue
+    raise ValueError(f"{value!r:.60} is of none of these types")
 
 
 @cache

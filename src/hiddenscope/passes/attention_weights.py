@@ -320,7 +320,9 @@ def _source(
         if mask is not None:
             # torch broadcasts a mask that has fewer axes.
             mask = mask[(None,) * (4 - mask.ndim)]
-            mask = _take_heads(mask, heads, layout.heads)
+            # A mask for all heads stays one: copies would be as large as all weights.
+            if mask.shape[1] > 1:
+                mask = _take_heads(mask, heads, layout.heads)
         return _FusedWeights(
             query=_take_heads(layout.queries.split(query), heads, layout.heads),
             key=_take_heads(layout.keys.split(key), heads, layout.heads),
@@ -383,7 +385,7 @@ class _EagerWeights:
         """Return what the heads must hand on at some positions."""
         weights = self.weights(positions)
         outputs, sizes = _apply(weights, self.values)
-        allowed = torch.full_like(sizes, tolerance(self.values.dtype, 1))
+        allowed = torch.full_like(sizes, _tolerance(self.values))
         return _Expected(positions, outputs, sizes, allowed)
 
 
@@ -455,8 +457,17 @@ class _FusedWeights:
         visible = scores.masked_fill(weights == 0, 0)
         score_size = query * key + visible.abs().amax(-1)
         rounding = ULPS * torch.finfo(scores.dtype).eps * score_size
-        allowed = rounding + tolerance(self.values.dtype, 1)
+        allowed = rounding + _tolerance(self.values)
         return _Expected(positions, outputs, sizes, allowed)
+
+
+def _tolerance(values: Tensor) -> float:
+    """Return how far rounding may move weights times values, as a share."""
+    # A GPU may multiply float32 with the digits of TF32, which are those of float16.
+    coarse = values.is_cuda and torch.backends.cuda.matmul.allow_tf32
+    if values.dtype == torch.float32 and coarse:
+        return tolerance(torch.float16, 1)
+    return tolerance(values.dtype, 1)
 
 
 def _itemsize(tensor: Tensor) -> int:

@@ -272,18 +272,35 @@ class Cells:
         if self.plan.positions is None:
             return pairs
         clean_side = 1 if self.plan.into == "corrupt" else 0
-        last = max((pair[clean_side] for pair in pairs), default=-1)
-        wanted = set()
+        length = sum(clean is not None for clean, _ in self.columns[stack])
+        by_position = {pair[clean_side]: pair for pair in pairs}
+        chosen = []
         for position in self.plan.positions:
-            wanted.add(position if position >= 0 else last + 1 + position)
-        return [pair for pair in pairs if pair[clean_side] in wanted]
+            place = position + length if position < 0 else position
+            if place not in by_position:
+                reason = f"the clean prompt has {length} tokens"
+                if 0 <= place < length:
+                    reason = "the corrupt prompt has no token there"
+                raise TextError(
+                    f"No token at position {position} to patch",
+                    reason,
+                    "Choose positions of tokens that both prompts have.",
+                )
+            chosen.append(by_position[place])
+        return chosen
 
     def positions(
         self, stack: str | None, start: int = 0, stop: int | None = None
     ) -> PositionPairs:
-        """Return positions (base, source) of the columns with a token in both runs."""
+        """Return positions (base, source) of the columns with a token in both runs.
+
+        Zeros and means need no token of the source run.
+        """
         pairs = []
         for clean, corrupt in self.columns[stack][start:stop]:
+            if self.plan.values != "run" and clean is not None:
+                pairs.append((clean, clean))
+                continue
             if clean is None or corrupt is None:
                 continue
             if self.plan.into == "corrupt":
