@@ -151,6 +151,7 @@ TEXTS_TAKEN = {
     "profile": ["{}"],
     "visibility": ["A text.", "{}"],
     "lens": ["{}"],
+    "attention": ["{}"],
     "embed": ["A text.", "{}"],
     "cluster": ["{}"],
     "steer": ["{}", "--toward", "a", "--away", "b"],

@@ -48,6 +48,8 @@ RIGHT: dict[str, list[str]] = {
     "project": ["cities-incomplete"],
     "lens": [TEXT],
     "visibility": [TEXT],
+    "attention": [TEXT],
+    "contributions": [TEXT, "--answer", " x"],
     "probe": [],
     "patch": PATCH,
     "graft": ["smollm2", "cities-incomplete"],
@@ -104,6 +106,7 @@ WRONG += [
     )
 ]
 WRONG += [[name] for name in ("patch", "graft", "steer", "search", "project")]
+WRONG += [["attention"], ["contributions"], ["contributions", TEXT]]
 WRONG += [[name, "--states", "nowhere"] for name in ("profile", "project", "cluster")]
 WRONG += [
     ["probe", "cities-complete", "--states", "nowhere"],

@@ -336,7 +336,7 @@ def sections(result: Result) -> Iterator[Section]:
             "",
             scores,
             "Every cell is one head: the mean weight that it puts on the token that the"
-            " title names. Choose another in the list.",
+            " title names. Choose another measure above.",
             folded=True,
         )
 
