@@ -51,10 +51,10 @@ class Write:
             weight = self.weight[:, columns].to(piece)
             return functional.linear(piece, weight)
         # A quantised or adapted projection: only its own code knows its weight.
-        alone = piece.new_zeros(*piece.shape[:-1], self.width)
-        nothing = torch.zeros_like(alone)
-        alone[..., columns] = piece
-        biased: Tensor = self.part.forward(alone)
+        masked = piece.new_zeros(*piece.shape[:-1], self.width)
+        nothing = torch.zeros_like(masked)
+        masked[..., columns] = piece
+        biased: Tensor = self.part.forward(masked)
         bias: Tensor = self.part.forward(nothing)
         return biased - bias
 
@@ -116,10 +116,10 @@ def _effects_of_columns(
     # A quantised or adapted projection: each column goes through its code by itself.
     rows = []
     for row, direction in zip(inputs, along, strict=True):
-        alone = torch.zeros(columns.stop - columns.start, len(row)).to(inputs)
-        alone[:, columns] = torch.diag(row[columns])
-        zero = torch.zeros_like(alone[:1])
-        written = part.forward(alone[None])[0].double()
+        masked = torch.zeros(columns.stop - columns.start, len(row)).to(inputs)
+        masked[:, columns] = torch.diag(row[columns])
+        zero = torch.zeros_like(masked[:1])
+        written = part.forward(masked[None])[0].double()
         bias = part.forward(zero[None])[0].double()
         rows.append((written - bias) @ direction)
     return torch.stack(rows)

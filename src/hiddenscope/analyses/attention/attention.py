@@ -95,8 +95,10 @@ def attention(
         "draws": 0 if tests is None else draws,
         "notes": notes,
     }
-    found: Any = {} if tests is None else found_heads(selection, tests)
-    return Result("attention", data, {**facts, **found}, model.source(selection.stack))
+    listed_heads: Any = {} if tests is None else found_heads(selection, tests)
+    return Result(
+        "attention", data, {**facts, **listed_heads}, model.source(selection.stack)
+    )
 
 
 def _one_text(inputs: Inputs) -> Inputs:

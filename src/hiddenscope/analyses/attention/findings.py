@@ -83,7 +83,7 @@ def found_heads(
     selection: Selection, tests: RelationTests
 ) -> dict[str, list[FoundHeadFacts]]:
     """Return the heads above chance for each relation, the strongest first."""
-    found = {}
+    by_relation = {}
     for number, relation in enumerate(tests.relations):
         heads: list[FoundHeadFacts] = []
         for layer, column in np.argwhere(tests.p[number] < LEVEL):
@@ -101,5 +101,5 @@ def found_heads(
             )
         # The p-values of strong heads are all the smallest that there is.
         heads.sort(key=lambda head: -head["score"])
-        found[f"{relation}_heads"] = heads
-    return found
+        by_relation[f"{relation}_heads"] = heads
+    return by_relation

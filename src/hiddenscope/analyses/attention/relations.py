@@ -118,15 +118,15 @@ class RelationTally:
             places, keys = self._cells(relation, rows.positions)
             if not places:
                 continue
-            seen = visible[places, keys]
+            is_visible = visible[places, keys]
             weights = rows.values[:, :, places, keys].double()
-            sums = (weights * seen).sum(-1).cpu().numpy()
-            share = float((shares[places].double() * seen).sum())
+            sums = (weights * is_visible).sum(-1).cpu().numpy()
+            share = float((shares[places].double() * is_visible).sum())
             for text, of_text in zip(rows.texts, sums, strict=True):
                 before = np.nan_to_num(self.sums[number, text, layer, columns])
                 self.sums[number, text, layer, columns] = before + of_text
                 self.shares[number, text, layer] += share
-                self.cells[number, text, layer] += int(seen.sum())
+                self.cells[number, text, layer] += int(is_visible.sum())
 
     def _cells(
         self, relation: str, positions: Sequence[int]

@@ -274,7 +274,7 @@ class Cells:
         clean_side = 1 if self.plan.into == "corrupt" else 0
         length = sum(clean is not None for clean, _ in self.columns[stack])
         by_position = {pair[clean_side]: pair for pair in pairs}
-        chosen = []
+        selected = []
         for position in self.plan.positions:
             place = position + length if position < 0 else position
             if place not in by_position:
@@ -286,8 +286,8 @@ class Cells:
                     reason,
                     "Choose positions of tokens that both prompts have.",
                 )
-            chosen.append(by_position[place])
-        return chosen
+            selected.append(by_position[place])
+        return selected
 
     def positions(
         self, stack: str | None, start: int = 0, stop: int | None = None

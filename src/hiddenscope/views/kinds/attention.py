@@ -264,26 +264,26 @@ def findings(result: Result) -> Iterator[str]:
 
 def _relation_findings(result: Result, relation: str) -> Iterator[str]:
     """Say how many heads do one thing beyond chance, and which do it in earnest."""
-    found = _significant(result, relation)
+    significant = _significant(result, relation)
     what = RELATIONS[relation]
-    if not found:
+    if not significant:
         yield f"No head is shown to read {what} {BEYOND[relation]}."
         return
     count = _heads_that_exist(result.data)
-    verb = "reads" if len(found) == 1 else "read"
-    of_all = f"{len(found):,} of {count:,} attention {plural(count, 'head')}"
+    verb = "reads" if len(significant) == 1 else "read"
+    of_all = f"{len(significant):,} of {count:,} attention {plural(count, 'head')}"
     claim = f"{of_all} {verb} {what} {BEYOND[relation]} (p at most {LEVEL})"
     if relation == "induction":
         names = []
-        for finding in found[:MOST_NAMES]:
+        for finding in significant[:MOST_NAMES]:
             numbers = f"{finding['score']:.2f} against {finding['null']:.2f}"
             names.append(f"{finding['site']} ({numbers})")
-        yield f"{claim}: {_named(names, len(found))}."
+        yield f"{claim}: {_named(names, len(significant))}."
         return
-    yield f"{claim}, which is {_range_of([head['null'] for head in found])}."
+    yield f"{claim}, which is {_range_of([head['null'] for head in significant])}."
     # To be above chance is little. These do hardly anything else.
     names = []
-    for finding in found:
+    for finding in significant:
         if finding["p_half"] < LEVEL:
             names.append(f"{finding['site']} ({finding['score']:.2f})")
     if names:
