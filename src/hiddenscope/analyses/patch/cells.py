@@ -262,9 +262,11 @@ class Cells:
         """Add the cell of several tokens, where one of their states differs."""
         self.paired[cell] = bool(positions)
         differing = self._differing(site)
-        if any(base_position in differing for base_position, _ in positions):
+        # Equal states change nothing, and a run that begins later costs less.
+        changed = [pair for pair in positions if pair[0] in differing]
+        if changed:
             self.patched[cell] = True
-            self.variants[cell] = [self.patch(site, positions)]
+            self.variants[cell] = [self.patch(site, changed)]
 
     def _chosen(self, stack: str | None) -> PositionPairs:
         """Return the positions of the tokens that are patched together."""
