@@ -158,13 +158,15 @@ def test_analyses_that_take_each_site_by_itself_take_mixed_states(
     states = merging.capture(TEXTS, SITES)
     assert isinstance(states, hs.States)
     lens = hs.lens(merging, TEXTS[0], sites=SITES).data["probability"]
-    # The last layer is read through the final norm.
-    assert np.array_equal(lens.sel(site="final"), lens.sel(site="layer.3"))
+    # The last layer is read through the final norm. On x86-64 a product may round a row
+    # differently where it stands elsewhere among the rows.
+    last, final = lens.sel(site="layer.3"), lens.sel(site="final")
+    np.testing.assert_allclose(final.values, last.values, rtol=1e-6)
     contrast = hs.Contrast("the cat", "the car", " the", " of")
     effects = hs.patch(merging, contrast, sites=SITES).data["effect"]
-    final = hs.patch(merging, contrast, sites="final").data["effect"]
+    of_final = hs.patch(merging, contrast, sites="final").data["effect"]
     assert np.array_equal(
-        effects.sel(site="final"), final.sel(site="final"), equal_nan=True
+        effects.sel(site="final"), of_final.sel(site="final"), equal_nan=True
     )
     data = hs.profile(states).data
     assert data["site"].values.tolist() == SITES
