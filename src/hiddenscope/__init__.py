@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from hiddenscope.extract import ExtractJob as ExtractJob
     from hiddenscope.extract.extract import extract as extract
     from hiddenscope.linear.probe import Probe as Probe
+    from hiddenscope.loading.variants import Adapted as Adapted
+    from hiddenscope.loading.variants import Quantised as Quantised
     from hiddenscope.model import Model as Model
     from hiddenscope.model import load as load
     from hiddenscope.passes.changes import Add as Add

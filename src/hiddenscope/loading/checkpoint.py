@@ -88,12 +88,16 @@ class Loaded:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a checkpoint is to be loaded; None leaves the choice to us."""
+    """How a checkpoint is to be loaded; None leaves the choice to us.
+
+    `scheme` says how its weights are to be quantised; None leaves them as they are.
+    """
 
     task: str | None = None
     dtype: str | torch.dtype | None = None
     device: str | torch.device | None = None
     attention: str | None = None
+    scheme: str | None = None
 
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in TASKS:

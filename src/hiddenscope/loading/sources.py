@@ -35,6 +35,7 @@ from hiddenscope.loading.checkpoint import (
 from hiddenscope.loading.folder import INDEX, PICKLES, WEIGHTS, check_folder
 from hiddenscope.loading.gguf import CONVERSION, convert, read_header
 from hiddenscope.loading.sentences import sentence_modules
+from hiddenscope.loading.variants import Quantised, Variant
 from hiddenscope.texts import FORMATS
 
 if TYPE_CHECKING:
@@ -43,7 +44,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     Source = (
-        str | os.PathLike[str] | tuple[nn.Module, PreTrainedTokenizerBase | None] | None
+        str
+        | os.PathLike[str]
+        | nn.Module
+        | tuple[nn.Module, PreTrainedTokenizerBase | None]
+        | Variant
+        | None
     )
 
 _CHUNK = 2**22
@@ -70,6 +76,9 @@ def open_source(
     >>> open_source((torch.nn.Linear(2, 2), None)).name
     'Linear'
     """
+    scheme = None
+    if isinstance(source, Quantised):
+        source, scheme = source.base, source.scheme
     if not isinstance(source, str | os.PathLike | None):
         options = {
             "task": task,
@@ -77,10 +86,11 @@ def open_source(
             "device": device,
             "attention": attention,
             "revision": revision,
+            "scheme": scheme,
         }
         set_options = [name for name, value in options.items() if value is not None]
         return _live(source, set_options)
-    how = LoadOptions(task, dtype, device, attention)
+    how = LoadOptions(task, dtype, device, attention, scheme)
     if source is None or (isinstance(source, str) and source in zoo.ZOO):
         name = str(source or zoo.DEFAULT)
         _refuse_revision(name, revision)

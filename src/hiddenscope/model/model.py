@@ -35,6 +35,7 @@ from hiddenscope.errors import (
 )
 from hiddenscope.loading import Loaded, cache_folder, open_source, parse_dtype
 from hiddenscope.loading.size_limit import SizeLimit
+from hiddenscope.loading.variants import Adapted, Quantised, Variant
 from hiddenscope.model import generation
 from hiddenscope.model.batching import try_batching
 from hiddenscope.model.lock import PassLock
@@ -65,6 +66,13 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+Loadable: TypeAlias = (
+    str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any] | Variant
+)
+"""What `load` takes: a name, a path, a module, a pair of a module with its tokenizer,
+or one of these with adapters or quantised weights.
+"""
+
 LIBRARIES = ("hiddenscope", "torch", "transformers", "tokenizers", "safetensors")
 
 
@@ -91,7 +99,7 @@ def _refusing(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 @_refusing(torch_dtype="dtype", device_map="device", attn_implementation="attention")
 @checked
 def load(
-    source: str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any] | None = None,
+    source: Loadable | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     dtype: str | torch.dtype | None = None,
@@ -160,7 +168,7 @@ def is_loadable(source: object) -> bool:
     """Tell whether `load` takes it: a name, a path, a module or a pair with one."""
     if isinstance(source, tuple):
         return len(source) == 2 and isinstance(source[0], nn.Module)
-    return isinstance(source, str | os.PathLike | nn.Module)
+    return isinstance(source, str | os.PathLike | nn.Module | Adapted | Quantised)
 
 
 @checked
@@ -477,12 +485,8 @@ class Model:
         )
 
 
-ModelLike: TypeAlias = (
-    Model | str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any]
-)
-"""A model, or a source that `load` takes: a name, a path, a module or a pair with its
-tokenizer.
-"""
+ModelLike: TypeAlias = Model | Loadable
+"""A model, or a source that `load` takes."""
 
 
 def _first_pass(loaded: Loaded) -> None:

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hiddenscope.states.mixed import MixedValues
     from hiddenscope.states.pooling import Pooling
-    from hiddenscope.states.tokens import Source, Tokens
+    from hiddenscope.states.tokens import AdapterSource, Source, Tokens
     from hiddenscope.states.values import Pair, Readable, States, join, load_states
 
 __all__ = [
+    "AdapterSource",
     "MixedValues",
     "Pair",
     "Pooling",
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "AdapterSource": "tokens",
     "MixedValues": "mixed",
     "Pooling": "pooling",
     "Source": "tokens",

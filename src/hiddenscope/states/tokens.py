@@ -136,6 +136,20 @@ class Tokens:
         )
 
 
+@dataclass(frozen=True)
+class AdapterSource:
+    """One adapter on top of a model: its name, its kind and the hash of its weights.
+
+    `kind` is as PEFT names it, such as "LORA". `strength` multiplies what it adds; 0
+    means that it is switched off.
+    """
+
+    name: str
+    kind: str
+    weights: str
+    strength: float = 1.0
+
+
 @checked
 @dataclass(frozen=True)
 class Source:
@@ -145,7 +159,9 @@ class Source:
     norm) let `layer.-1` and `hidden_states[k]` be understood when only some sites were
     kept; None means that all were. `cls` is the id of the tokenizer's classification
     token, `reported` the site that each entry of Hugging Face's `hidden_states` was
-    proved to be ("" for none).
+    proved to be ("" for none). `quantisation` names the scheme of quantised weights. Of
+    a model with `adapters`, `weights` is the hash of everything and `base_weights` that
+    of the model below them.
 
     >>> source = Source("gpt2", dtype="float32")
     >>> Source.from_json(source.to_json()) == source
@@ -164,6 +180,9 @@ class Source:
     final: bool | None = None
     cls: int | None = None
     reported: tuple[str, ...] = ()
+    quantisation: str = ""
+    base_weights: str = ""
+    adapters: tuple[AdapterSource, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "versions", dict(self.versions))
@@ -172,7 +191,11 @@ class Source:
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict that JSON can hold."""
-        lists = {"notes": list(self.notes), "reported": list(self.reported)}
+        lists: dict[str, Any] = {
+            "notes": list(self.notes),
+            "reported": list(self.reported),
+            "adapters": [asdict(adapter) for adapter in self.adapters],
+        }
         return asdict(self) | lists
 
     def select_sites(
@@ -206,7 +229,10 @@ class Source:
                 f"its fields are {names or 'none'}",
                 f"They must be {', '.join(sorted(known))}.",
             )
-        return cls(**data)
+        adapters = []
+        for adapter in data.get("adapters", ()):
+            adapters.append(AdapterSource(**adapter))
+        return cls(**dict(data) | {"adapters": tuple(adapters)})
 
 
 def coordinates(sites: Sequence[Site], tokens: Tokens) -> dict[str, Any]:

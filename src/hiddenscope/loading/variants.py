@@ -1,0 +1,87 @@
+"""Ways to load a model that is not a plain checkpoint: with adapters, or quantised.
+
+A variant wraps what `hs.load` takes, and variants nest: an adapter on a quantised base
+is `Adapted(Quantised("smollm2", "nf4"), "lora/")`. They are values: nothing is read
+before they are loaded. This module imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hiddenscope.errors import LoadError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    Base: TypeAlias = (
+        "str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any] | Variant | None"
+    )
+
+SCHEMES = {
+    "int8": "8-bit integers for weights (torchao)",
+    "fp8": "8-bit floats for weights (torchao)",
+    "bnb-int8": "8-bit integers with outliers apart, LLM.int8() (bitsandbytes)",
+    "nf4": "4-bit normal floats for weights (bitsandbytes)",
+    "fp4": "4-bit floats for weights (bitsandbytes)",
+}
+"""The schemes that `Quantised` takes, and what each does."""
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A model whose weights are quantised while they are loaded.
+
+    `scheme` is one of "int8", "fp8", "bnb-int8", "nf4" and "fp4". A folder that was
+    saved with quantised weights needs no scheme: load it by its path.
+
+    >>> Quantised("smollm2", "int8").scheme
+    'int8'
+    """
+
+    base: Base
+    scheme: str
+
+    def __post_init__(self) -> None:
+        if self.scheme not in SCHEMES:
+            raise LoadError(
+                f"No scheme {str(self.scheme)[:40]!r}",
+                f"weights can be quantised to {', '.join(SCHEMES)}",
+                "Name one of them.",
+            )
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A model with one or more PEFT adapters on top of it.
+
+    `adapters` is a folder that PEFT wrote, or several; all of them are active at once.
+    `strength` multiplies what they add: 1 is as trained, 0 the base. With `merged` they
+    are added to the weights, as for deployment. Without a base, the folder names it.
+
+    >>> Adapted("smollm2", "lora/", strength=0.5).adapters
+    ('lora/',)
+    """
+
+    base: Base
+    adapters: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    strength: float = 1.0
+    merged: bool = False
+
+    def __post_init__(self) -> None:
+        adapters = self.adapters
+        if isinstance(adapters, str | os.PathLike):
+            adapters = (adapters,)
+        object.__setattr__(self, "adapters", tuple(map(os.fspath, adapters)))
+        if not self.adapters:
+            raise LoadError(
+                "Cannot adapt a model",
+                "the list of adapters is empty",
+                "Give the folder of an adapter, or load the base itself.",
+            )
+
+
+Variant: TypeAlias = Adapted | Quantised
