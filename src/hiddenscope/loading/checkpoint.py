@@ -67,7 +67,8 @@ class Loaded:
     `read_tokenizer` is called when the tokenizer is first used: reading its files takes
     longer than mapping the weights. `folder` holds the files; a live module has none.
     `sentences` describes the modules of a sentence-transformers folder. `variant` is
-    what was asked for, if that was more than the model of the folder.
+    what was asked for, if that was more than the model of the folder, and `altered`
+    names a weight of the base that an adapter brought with it.
 
     >>> import torch
     >>> Loaded(torch.nn.Linear(2, 2), lambda: None, "Linear", None, ()).name
@@ -82,6 +83,7 @@ class Loaded:
     folder: Path | None = None
     sentences: SentenceModules | None = None
     variant: Variant | None = None
+    altered: str = ""
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:

@@ -325,6 +325,11 @@ class Model:
         return None if self._loaded.folder is None else os.fspath(self._loaded.folder)
 
     @property
+    def variant(self) -> Variant | None:
+        """Return the adapters or the scheme that it was loaded with, if any."""
+        return self._loaded.variant
+
+    @property
     def device(self) -> torch.device:
         """Return the device of its inputs."""
         return hooks.input_device(self.module)
@@ -346,7 +351,7 @@ class Model:
         hiddenscope.errors.ModuleError: Cannot use GPT2LMHeadModel without its ...
         """
         with self.lock:
-            require_separable(self.module, self.name)
+            require_separable(self.module, self.name, self._loaded.altered)
             below = below_adapters(self.module)
         return Model(base_of(self._loaded, below))
 

@@ -65,6 +65,17 @@ def to_dtype(dtype: torch.dtype) -> Convert:
     return convert
 
 
+def to_shared(name: str, tensor: Tensor) -> Tensor:
+    """Share a weight's numbers, but not whether it needs a gradient.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> shared = private_copy(linear, to_shared).requires_grad_(False)
+    >>> linear.weight.requires_grad, shared.weight.data_ptr() == linear.weight.data_ptr()
+    (True, True)
+    """
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
 def to_random(seed: int) -> Convert:
     """Make a conversion that draws every matrix again, with its own spread.
 
@@ -99,10 +110,13 @@ def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _replacement(name: str, tensor: Tensor, convert: Convert | None) -> Tensor:
-    """Convert a weight; a parameter stays one."""
+    """Convert a weight; a parameter stays one, and one that does not change itself."""
     if convert is None:
         return tensor
-    converted = convert(name, tensor).detach()
+    converted = convert(name, tensor)
+    if converted is tensor:
+        return tensor
+    converted = converted.detach()
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(converted, requires_grad=False)
     return converted
