@@ -27,7 +27,7 @@ from hiddenscope.states.foreign_tokens import (
     ID_NAMES,
     MASK_NAME,
     ForeignRows,
-    rows_of,
+    foreign_rows,
 )
 from hiddenscope.states.mixed import stack_sites
 from hiddenscope.states.tokens import Source
@@ -47,7 +47,7 @@ def read_foreign(
 ) -> StackParts:
     """Return the parts of the states that another program computed."""
     known = _complete(source, foreign)
-    rows = rows_of(tokens, foreign)
+    rows = foreign_rows(tokens, foreign)
     residual_name = residual if isinstance(residual, str) else RESIDUAL_NAME
     if isinstance(residual, str) and residual not in foreign.tensors:
         held = listed(list(foreign.tensors))

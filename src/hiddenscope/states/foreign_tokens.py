@@ -28,7 +28,7 @@ class ForeignRows(NamedTuple):
     mask: Tensor | None
 
 
-def rows_of(tokens: Any, foreign: ForeignTensors) -> ForeignRows:
+def foreign_rows(tokens: Any, foreign: ForeignTensors) -> ForeignRows:
     """Return the tokens as they are given, or as the file holds them."""
     held = _held_ids(foreign)
     if tokens is None:
