@@ -41,7 +41,7 @@ def write_dataset(
                 advance(len(block))
     description = f"Hidden states that hiddenscope exported: {provenance}"
     DatasetInfo(description=description, features=features).write_to_directory(path)
-    state = {
+    state: dict[str, object] = {
         "_data_files": [{"filename": name} for name in files],
         "_fingerprint": hashlib.sha256(provenance.encode()).hexdigest()[:16],
         "_format_columns": None,

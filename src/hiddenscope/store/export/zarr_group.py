@@ -33,8 +33,9 @@ def write_zarr(
             dtype=reader.dtype,
             dimension_names=("row", f"width_{width}"),
         )
+    arrays = dict(group.arrays())
     for block in reader.blocks():
         part = slice(block.start, block.start + len(block))
         for name, values in (*block.columns.items(), *block.values.items()):
-            group[name][part] = values
+            arrays[name][part] = values
         advance(len(block))
