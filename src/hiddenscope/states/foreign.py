@@ -4,9 +4,10 @@ What a file does not say is asked for and never guessed: which layers it holds, 
 tokens they are of, and whether the residual was kept apart.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from hiddenscope.states.foreign_names import (
     sites_in_order,
     sites_of_names,
 )
-from hiddenscope.states.foreign_tensors import UNNAMED, ForeignTensors
+from hiddenscope.states.foreign_tensors import UNNAMED, ForeignTensors, open_foreign
 from hiddenscope.states.foreign_tokens import (
     GIVE_TOKENS,
     ID_NAMES,
@@ -40,6 +41,26 @@ _GIVE_SITES = (
 )
 # Rows whose mean is less than this share of their size are centred.
 _CENTRED = 1e-4
+
+
+class UnnamedLayers(NamedTuple):
+    """Layers `[layer, token, width]` of one text, and the ids of its tokens."""
+
+    values: Tensor
+    ids: list[int]
+
+
+def unnamed_layers(path: str | os.PathLike[str]) -> UnnamedLayers | None:
+    """Return the layers of a file that vLLM wrote; None if it is another file.
+
+    Such a file does not say which layers they are.
+    """
+    tensors = open_foreign(path).tensors
+    if set(tensors) != {VLLM_NAME, ID_NAMES[0]} or tensors[VLLM_NAME].ndim != 3:
+        return None
+    return UnnamedLayers(
+        tensors[VLLM_NAME].movedim(1, 0), tensors[ID_NAMES[0]].tolist()
+    )
 
 
 def read_foreign(
