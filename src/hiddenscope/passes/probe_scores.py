@@ -51,11 +51,11 @@ class SiteProbes:
 
     def at(self, site: Site) -> dict[str, Probe]:
         """Return the probes that read a site."""
-        found = {}
+        at_site = {}
         for name, own_site in self.sites.items():
             if own_site == site:
-                found[name] = self.probes[name]
-        return found
+                at_site[name] = self.probes[name]
+        return at_site
 
 
 def probes_of(probes: Mapping[str, Probe] | Probe, anatomy: Anatomy) -> SiteProbes:
@@ -66,8 +66,8 @@ def probes_of(probes: Mapping[str, Probe] | Probe, anatomy: Anatomy) -> SiteProb
     if isinstance(probes, Probe):
         probes = {probes.site or "probe": probes}
     sites: dict[str, Site] = {}
-    given: Mapping[str, Any] = probes
-    for name, probe in given.items():
+    by_name: Mapping[str, Any] = probes
+    for name, probe in by_name.items():
         problem = f"Cannot use the probe {str(name)[:60]!r} in this recording"
         if not isinstance(probe, Probe):
             reason = f"it is a {type(probe).__name__}"

@@ -267,11 +267,11 @@ def _named(
                 f"it has no {summarise(missing)}",
                 f"It has {summarise(named.sites.values())}.",
             )
-        chosen = {}
+        by_name = {}
         for name, site in named.sites.items():
             if site in selected:
-                chosen[name] = site
-        return NamedSites(chosen)
+                by_name[name] = site
+        return NamedSites(by_name)
     unknown = [str(name) for name in sites if name not in tensors]
     if unknown:
         raise SiteError(

@@ -152,8 +152,8 @@ class RowReader:
         if self.plan.pool is not None:
             columns: dict[str, Any] = {"text_index": text_index, "position": starts}
             if self.has_texts:
-                found = [texts[number] for number in self._firsts[places].tolist()]
-                columns["text"] = as_strings(found)
+                whole = [texts[number] for number in self._firsts[places].tolist()]
+                columns["text"] = as_strings(whole)
             return columns
         every = self.plan.every
         # The first position of each window that is a multiple of `every`.

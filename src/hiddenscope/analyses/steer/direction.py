@@ -218,15 +218,17 @@ class Direction:
     def _by_site(self, sites: SitePatterns | None) -> dict[Site, Tensor]:
         """Return the vectors by single sites, which a file needs."""
         if EVERY_SITE in self.vectors:
-            chosen = sites or self.sites
-            if chosen is None:
+            patterns = sites or self.sites
+            if patterns is None:
                 raise SiteError(
                     "Cannot save this direction",
                     "it has one vector for whatever site, and a file needs to know"
                     " which",
                     "Give sites, such as save(path, sites='layer.12').",
                 )
-            every = select(chosen, tuple(map(Site, range(MOST_LISTED))), owner="a file")
+            every = select(
+                patterns, tuple(map(Site, range(MOST_LISTED))), owner="a file"
+            )
             return dict.fromkeys(every, self.vectors[EVERY_SITE])
         vectors = {Site.parse(name): vector for name, vector in self.vectors.items()}
         if sites is None:

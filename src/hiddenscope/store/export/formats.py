@@ -48,24 +48,24 @@ def export_rows(
     provenance: Mapping[str, Any],
 ) -> str:
     """Write the rows of a store in a format, and return its name."""
-    chosen = name or _by_suffix(target)
-    chosen_format = _checked(chosen, target, reader)
+    format_name = name or _by_suffix(target)
+    export_format = _checked(format_name, target, reader)
     check_target(target)
-    reader = RowReader(reader.shards, reader.index, reader.sites, chosen_format.wide)
+    reader = RowReader(reader.shards, reader.index, reader.sites, export_format.wide)
     facts = {
-        "format": f"hiddenscope.export.{chosen}/1",
+        "format": f"hiddenscope.export.{format_name}/1",
         **provenance,
         "sites": list(reader.sites),
         "widths": list(reader.widths.values()),
         "exported_dtype": reader.dtype.name,
-        "versions": _versions(chosen_format.library),
+        "versions": _versions(export_format.library),
     }
     with (
-        creating(target, folder=chosen_format.folder) as fresh,
+        creating(target, folder=export_format.folder) as fresh,
         progress.track(f"Exporting to {target.name}", reader.index.count) as advance,
     ):
-        chosen_format.write(fresh, reader, json.dumps(facts), advance)
-    return chosen
+        export_format.write(fresh, reader, json.dumps(facts), advance)
+    return format_name
 
 
 def _by_suffix(target: Path) -> str:
