@@ -153,3 +153,27 @@ def test_the_command_takes_a_file_of_another_program(tmp_path: Path) -> None:
     )
     assert finished.returncode in (0, 1), finished.stderr
     assert "layer.1" in finished.stdout
+
+
+def test_the_command_refuses_a_bad_file_before_it_loads_a_model(tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(3, 4)}, tmp_path / "other.safetensors")
+    apart = {
+        "hidden_states": torch.ones(3, 2, 4),
+        "residual": torch.ones(3, 2, 4),
+        "token_ids": torch.arange(3),
+    }
+    save_file(apart, tmp_path / "apart.safetensors")
+    for name, message in [
+        ("other.safetensors", "nothing says which tokens"),
+        ("apart.safetensors", "keeps the residual apart"),
+    ]:
+        finished = subprocess.run(
+            [sys.executable, "-m", "hiddenscope", "drift", name, "--model", "nowhere"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert finished.returncode not in (0, 1)
+        assert message in finished.stderr
+        assert finished.stderr.count("\n") == 1

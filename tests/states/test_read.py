@@ -398,3 +398,10 @@ def test_bad_files_are_one_sentence(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(FileError, match="damaged"):
         hs.States.read(tmp_path / "objects.npy", sites=[1])
+
+
+def test_a_compressed_bomb_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.safetensors.zst"
+    path.write_bytes(zstandard.ZstdCompressor(level=19).compress(bytes(64 * 2**20)))
+    with pytest.raises(FileError, match="more than 1000 times its size"):
+        hs.States.read(path, sites=[1])

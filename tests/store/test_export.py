@@ -261,6 +261,37 @@ def test_a_damaged_store_is_not_exported(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["states"]
 
 
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hiddenscope", "store", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+
+
+def test_the_command_exports_and_refuses(tmp_path: Path) -> None:
+    tiny_store(tmp_path / "states")
+    target = tmp_path / "out.parquet"
+    finished = run("export", tmp_path / "states", "--to", target, "--json")
+    assert finished.returncode == 0, finished.stderr
+    facts = json.loads(finished.stdout)
+    assert facts["format"] == "parquet"
+    assert facts["rows"] == Exported(target, "parquet").table.num_rows
+    atlas = ["--format", "atlas", "--sites", "layer.1"]
+    shown = run("export", tmp_path / "states", "--to", tmp_path / "a.parquet", *atlas)
+    assert "--vector vector --text context" in shown.stdout
+    for arguments, message in [
+        (["export", tmp_path / "states", "--to", target], "exists already"),
+        (["export", tmp_path / "states"], "nothing says where to"),
+        (["info", tmp_path / "states", "--to", target], "only export writes"),
+    ]:
+        refused = run(*arguments)
+        assert refused.returncode == 2
+        assert message in refused.stderr
+
+
 MEASURE = """
 import resource, sys
 from pathlib import Path

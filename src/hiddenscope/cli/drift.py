@@ -1,6 +1,8 @@
 """Where a candidate diverges from its reference; exits with 1 when it does."""
 
+import os
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ def drift(shared: Shared, arguments: Arguments) -> None:
     }
     check_place(options["device"], options["dtype"])
     _check_saved(shared, candidate)
+    _check_foreign(candidate)
     result = hs.drift(
         _side(shared, shared.model, {"attention": arguments["attention"]}),
         _side(shared, candidate, options, prefix="candidate-"),
@@ -65,6 +68,14 @@ def _check_saved(shared: Shared, candidate: str) -> None:
                 "both sides were computed already",
                 f"Leave {option} out.",
             )
+
+
+def _check_foreign(candidate: str) -> None:
+    """Refuse a bad file of another program before the reference is loaded."""
+    if candidate.endswith(".safetensors") and os.path.isfile(candidate):
+        # Imported only here, since it needs torch.
+        saved = import_module("hiddenscope.analyses.drift.saved")
+        saved.check_foreign(Path(candidate))
 
 
 def _side(

@@ -15,6 +15,8 @@ from hiddenscope.errors import FileError, StatesError, Unsafe
 # The name of an array that came without one.
 UNNAMED = ""
 READABLE = ".safetensors, .safetensors.zst, .npy or .npz"
+# A compressed file may be this many times as large when it is read.
+MOST_GROWTH = 1000
 _PICKLED = {".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt"}
 
 
@@ -158,6 +160,11 @@ def _read_compressed(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load
     from zstandard import ZstdDecompressor
 
+    most = MOST_GROWTH * path.stat().st_size
     with path.open("rb") as file, ZstdDecompressor().stream_reader(file) as content:
-        tensors: dict[str, Tensor] = load(content.read())
+        whole = content.read(most)
+        if content.read(1):
+            # Hidden states hardly shrink, so this is no file of them.
+            raise ValueError(f"it grows to more than {MOST_GROWTH} times its size")
+    tensors: dict[str, Tensor] = load(whole)
     return tensors

@@ -153,6 +153,12 @@ def open_saved(path: Path) -> SavedRun | None:
     return SavedRun(f"{stacks[0].source.model} ({path.name})", stacks)
 
 
+def check_foreign(path: Path) -> None:
+    """Raise if a file that another program wrote cannot be compared."""
+    if is_foreign(path):
+        _open_foreign(path)
+
+
 def _open_foreign(path: Path) -> SavedRun:
     """Open a file that another program wrote."""
     layers = unnamed_layers(path)
