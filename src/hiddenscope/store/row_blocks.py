@@ -58,8 +58,8 @@ class RowBlock:
 
 
 @dataclass(frozen=True, eq=False)
-class RowReader:
-    """Reads the rows of a store block by block.
+class StoredRows:
+    """The rows of a store, read block by block.
 
     A row has the index of its text and its position. A token's also has its id, its
     string, its characters and the text around it; a pooled one has the whole text.

@@ -26,7 +26,7 @@ from hiddenscope.store.commits import Commit, committed, completed
 from hiddenscope.store.export import ExportFormat, export_rows
 from hiddenscope.store.folder import StoreFolder
 from hiddenscope.store.plan import StorePlan
-from hiddenscope.store.row_blocks import RowReader
+from hiddenscope.store.row_blocks import StoredRows
 from hiddenscope.store.shard import layout_of
 from hiddenscope.store.shard_reader import ShardReader
 from hiddenscope.store.site_array import FEW, SiteArray, as_xarray
@@ -476,7 +476,7 @@ class Store:
             "texts": len(self.texts),
             "rows": len(self),
         }
-        reader = RowReader(self._shards, self._index, names)
+        reader = StoredRows(self._shards, self._index, names)
         return export_rows(reader, Path(path), format, provenance)
 
     def _select(self, patterns: SitePatterns) -> tuple[Site, ...]:

@@ -11,14 +11,14 @@ from itertools import islice
 from pathlib import Path
 
 from hiddenscope.store.export.parquet import arrow_batch, arrow_schema
-from hiddenscope.store.row_blocks import RowReader
+from hiddenscope.store.row_blocks import StoredRows
 
 # About so many bytes of vectors go into one file.
 FILE_BYTES = 512 * 2**20
 
 
 def write_dataset(
-    path: Path, reader: RowReader, provenance: str, advance: Callable[[float], None]
+    path: Path, reader: StoredRows, provenance: str, advance: Callable[[float], None]
 ) -> None:
     """Write Arrow files with the features and the state that the library reads."""
     import pyarrow

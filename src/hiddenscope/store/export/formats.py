@@ -14,18 +14,18 @@ from hiddenscope.store.export.dataset import write_dataset
 from hiddenscope.store.export.parquet import write_atlas, write_parquet
 from hiddenscope.store.export.target import check_target, creating
 from hiddenscope.store.export.zarr_group import write_zarr
-from hiddenscope.store.row_blocks import RowReader
+from hiddenscope.store.row_blocks import StoredRows
 
 ExportFormat: TypeAlias = Literal["parquet", "zarr", "dataset", "atlas"]
 
-Write: TypeAlias = Callable[[Path, RowReader, str, Callable[[float], None]], None]
+WriteRows: TypeAlias = Callable[[Path, StoredRows, str, Callable[[float], None]], None]
 
 
 @dataclass(frozen=True)
 class _Format:
     """One format: its writer, its library, and whether it is a folder."""
 
-    write: Write
+    write: WriteRows
     library: str
     folder: bool = False
     suffix: str = ""
@@ -42,7 +42,7 @@ FORMATS: Mapping[str, _Format] = {
 
 
 def export_rows(
-    reader: RowReader,
+    reader: StoredRows,
     target: Path,
     name: ExportFormat | None,
     provenance: Mapping[str, Any],
@@ -51,7 +51,7 @@ def export_rows(
     format_name = name or _by_suffix(target)
     export_format = _checked(format_name, target, reader)
     check_target(target)
-    reader = RowReader(reader.shards, reader.index, reader.sites, export_format.wide)
+    reader = StoredRows(reader.shards, reader.index, reader.sites, export_format.wide)
     facts = {
         "format": f"hiddenscope.export.{format_name}/1",
         **provenance,
@@ -80,7 +80,7 @@ def _by_suffix(target: Path) -> str:
     )
 
 
-def _checked(name: str, target: Path, reader: RowReader) -> _Format:
+def _checked(name: str, target: Path, reader: StoredRows) -> _Format:
     """Refuse an unknown format, a missing library, and sites that do not fit."""
     problem = f"Cannot export as {name[:40]}"
     known = FORMATS.get(name)

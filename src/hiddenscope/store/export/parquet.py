@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from hiddenscope.store.row_blocks import RowBlock, RowReader
+from hiddenscope.store.row_blocks import RowBlock, StoredRows
 
 if TYPE_CHECKING:
     import pyarrow
@@ -21,7 +21,7 @@ Advance = Callable[[float], None]
 
 
 def write_parquet(
-    path: Path, reader: RowReader, provenance: str, advance: Advance
+    path: Path, reader: StoredRows, provenance: str, advance: Advance
 ) -> None:
     """Write a column of vectors for each site, and one for each fact of a row."""
     names = {site: site for site in reader.sites}
@@ -29,7 +29,7 @@ def write_parquet(
 
 
 def write_atlas(
-    path: Path, reader: RowReader, provenance: str, advance: Advance
+    path: Path, reader: StoredRows, provenance: str, advance: Advance
 ) -> None:
     """Write the one site as the column `vector`, in types that every reader knows."""
     names = dict.fromkeys(reader.sites, VECTOR)
@@ -38,7 +38,7 @@ def write_atlas(
 
 def _write(
     path: Path,
-    reader: RowReader,
+    reader: StoredRows,
     names: Mapping[str, str],
     provenance: str,
     advance: Advance,
@@ -57,7 +57,7 @@ def _write(
 
 
 def arrow_schema(
-    reader: RowReader, names: Mapping[str, str], provenance: str
+    reader: StoredRows, names: Mapping[str, str], provenance: str
 ) -> "pyarrow.Schema":
     """Return the columns of the rows, with where they come from."""
     import pyarrow

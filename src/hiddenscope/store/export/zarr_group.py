@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from hiddenscope.store.row_blocks import RowReader
+from hiddenscope.store.row_blocks import StoredRows
 
 
 def write_zarr(
-    path: Path, reader: RowReader, provenance: str, advance: Callable[[float], None]
+    path: Path, reader: StoredRows, provenance: str, advance: Callable[[float], None]
 ) -> None:
     """Write a group of version 3, whose dimensions have the names that xarray reads."""
     import zarr
