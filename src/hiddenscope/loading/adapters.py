@@ -251,10 +251,10 @@ def _check_shapes(folders: list[AdapterFolder], base: str) -> None:
     in_base = tensors_in(path / BASE_WEIGHTS)
     for folder in folders:
         for key, (_, shape) in folder.tensors.items():
-            layer, found, _ = key.partition(".lora_A.")
+            layer, separator, _ = key.partition(".lora_A.")
             layer = layer.removeprefix("base_model.model.")
             _, base_shape = in_base.get(f"{layer}.weight", ("", []))
-            if found and base_shape and shape[-1] not in base_shape:
+            if separator and base_shape and shape[-1] not in base_shape:
                 reason = (
                     f"its {layer} reads {shape[-1]} numbers, and that of the base is"
                     f" {' by '.join(map(str, base_shape))}"
