@@ -14,7 +14,7 @@ import shutil
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hiddenscope import progress
 from hiddenscope.errors import FileError, LoadError, UnknownModel, Unreachable, Unsafe
@@ -91,19 +91,39 @@ def open_source(
         set_options = [name for name, value in options.items() if value is not None]
         return _live(source, set_options)
     how = LoadOptions(task, dtype, device, attention, scheme)
+    located = locate(source, revision)
+    return _load(located.folder, located.name, located.revision, how, located.note)
+
+
+class Located(NamedTuple):
+    """The local folder of a model that was named, its revision, and a note if any."""
+
+    folder: Path
+    name: str
+    revision: str | None
+    note: str = ""
+
+
+def locate(
+    source: str | os.PathLike[str] | None, revision: str | None = None
+) -> Located:
+    """Find the folder of a named model, which is downloaded or converted if need be.
+
+    Nothing of it is loaded.
+    """
     if source is None or (isinstance(source, str) and source in zoo.ZOO):
         name = str(source or zoo.DEFAULT)
         _refuse_revision(name, revision)
-        return _load(zoo.zoo_folder(name), name, zoo.ZOO[name].revision, how)
+        return Located(zoo.zoo_folder(name), name, zoo.ZOO[name].revision)
     path = _local_path(source)
     if path is None:
         folder, commit, note = _hub_folder(str(source), revision)
-        return _load(folder, str(source), commit, how, note)
+        return Located(folder, str(source), commit, note)
     _refuse_revision(str(source), revision)
     if path.suffix.lower() == ".gguf":
         folder, digest = _gguf_folder(path)
-        return _load(folder, path.name, f"sha256:{digest}", how)
-    return _load(path, path.resolve().name, None, how)
+        return Located(folder, path.name, f"sha256:{digest}")
+    return Located(path, path.resolve().name, None)
 
 
 def _load(
