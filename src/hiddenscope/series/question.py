@@ -19,6 +19,7 @@ from hiddenscope.passes import Inputs
 from hiddenscope.results import Result
 from hiddenscope.results.export import to_plain
 from hiddenscope.series.identity import hash_of
+from hiddenscope.series.parameters import LABELLED, PAIRED, check_options
 from hiddenscope.states import Pair, States
 from hiddenscope.texts import Labelled
 from hiddenscope.vectors.dataset import dataset_of
@@ -26,18 +27,6 @@ from hiddenscope.vectors.dataset import dataset_of
 AgainstMember: TypeAlias = Literal["first", "previous"]
 CapturedStates: TypeAlias = States | Pair
 
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "profile": ("sites", "final_norm", "sample", "targets", "truncate"),
-    "compare": ("sites", "targets", "truncate"),
-    "lens": ("sites", "k", "target", "targets"),
-    "probe": ("sites", "task", "pool", "seed", "truncate"),
-    "project": ("sites", "method", "pool", "seed", "truncate"),
-    "drift": ("sites",),
-}
-"""The analyses that a series can run, and the options of each."""
-
-LABELLED = ("probe", "project")
-PAIRED = ("compare", "drift")
 ASK: dict[str, Callable[..., Result]] = {
     "profile": profile,
     "lens": lens,
@@ -45,7 +34,6 @@ ASK: dict[str, Callable[..., Result]] = {
     "project": project,
 }
 EVERY_SITE = "layer.*,final"
-PLAIN_OPTION = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
@@ -113,20 +101,14 @@ def question_of(
     analysis: str, data: Any, options: Mapping[str, Any] | None, against: str
 ) -> SeriesQuestion:
     """Check what is asked of the members, and read the texts once for all of them."""
-    if analysis not in OPTIONS:
-        raise ArgumentError(
-            f"Cannot run a series of {shown(analysis)}",
-            f"a series runs {', '.join(OPTIONS)}",
-            "Choose one of these.",
-        )
+    options = dict(options or {})
+    check_options(analysis, options)
     if against not in get_args(AgainstMember):
         raise ArgumentError(
             f"Cannot compare with {shown(against)}",
             "a member is compared with the 'first' or with the 'previous' one",
             "Choose one of the two.",
         )
-    options = dict(options or {})
-    _check_options(analysis, options)
     read = _labelled(analysis, data) if analysis in LABELLED else _texts(analysis, data)
     content: Any = read
     if isinstance(read, Labelled):
@@ -137,24 +119,6 @@ def question_of(
     paired = against if analysis in PAIRED else ""
     key = hash_of([analysis, plain, paired])
     return SeriesQuestion(analysis, read, options, against_member, key)
-
-
-def _check_options(analysis: str, options: Mapping[str, Any]) -> None:
-    known = OPTIONS[analysis]
-    for name, value in options.items():
-        if name not in known:
-            raise ArgumentError(
-                f"No option {shown(name)} in a series of {analysis}",
-                f"it has {', '.join(known)}",
-                "Choose one of these.",
-            )
-        values = value if isinstance(value, list | tuple) else [value]
-        if not all(isinstance(part, PLAIN_OPTION) for part in values):
-            raise ArgumentError(
-                f"Cannot use the option {name} in a series",
-                f"it is {shown(value)}, which cannot be written down for a later job",
-                "Give text or numbers.",
-            )
 
 
 def _texts(analysis: str, data: Any) -> Any:
