@@ -30,6 +30,7 @@ from hiddenscope.loading import limits
 from hiddenscope.loading.folder import Folder, is_own_kernel
 from hiddenscope.loading.sentences import SentenceModules
 from hiddenscope.loading.tokenizer_file import check_tokenizer_file
+from hiddenscope.loading.variants import Variant
 from hiddenscope.modules import autograd
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ class Loaded:
 
     `read_tokenizer` is called when the tokenizer is first used: reading its files takes
     longer than mapping the weights. `folder` holds the files; a live module has none.
-    `sentences` describes the modules of a sentence-transformers folder.
+    `sentences` describes the modules of a sentence-transformers folder. `variant` is
+    what was asked for, if that was more than the model of the folder.
 
     >>> import torch
     >>> Loaded(torch.nn.Linear(2, 2), lambda: None, "Linear", None, ()).name
@@ -79,6 +81,7 @@ class Loaded:
     notes: tuple[str, ...]
     folder: Path | None = None
     sentences: SentenceModules | None = None
+    variant: Variant | None = None
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 import torch
@@ -34,13 +35,16 @@ from hiddenscope.errors import (
     TooLarge,
 )
 from hiddenscope.loading import Loaded, cache_folder, open_source, parse_dtype
+from hiddenscope.loading.adapters import base_of
 from hiddenscope.loading.size_limit import SizeLimit
 from hiddenscope.loading.variants import Adapted, Quantised, Variant
 from hiddenscope.model import generation
 from hiddenscope.model.batching import try_batching
 from hiddenscope.model.lock import PassLock
+from hiddenscope.model.provenance import AdapterProvenance
 from hiddenscope.model.text_limits import text_encoder
 from hiddenscope.modules import autograd, hooks
+from hiddenscope.modules.adapters import below_adapters, require_separable
 from hiddenscope.modules.slow_dtypes import tell_of_slow_products
 from hiddenscope.modules.trials import Memory, Trials, weights_identity
 from hiddenscope.modules.weights import Fingerprint, trust_finite
@@ -209,6 +213,7 @@ class Model:
         self._fingerprint = Fingerprint(
             self.module, lambda compute: self.trials.once("weights", compute, form=str)
         )
+        self._adapters = AdapterProvenance(self.module)
         self._batching: Batching | None = None
         _ = self.batching
 
@@ -328,6 +333,22 @@ class Model:
     def dtype(self) -> torch.dtype:
         """Return the dtype of its states."""
         return self._current_anatomy().stacks[0].proof.dtype
+
+    def without_adapters(self) -> Model:
+        """Return the model below its PEFT adapters, as a model of its own.
+
+        It shares all weights, and the adapters of this one stay as they are: other
+        threads do not see them switched off.
+
+        >>> from hiddenscope.testing import tiny_model
+        >>> load(tiny_model("gpt2")).without_adapters()  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        hiddenscope.errors.ModuleError: Cannot use GPT2LMHeadModel without its ...
+        """
+        with self.lock:
+            require_separable(self.module, self.name)
+            below = below_adapters(self.module)
+        return Model(base_of(self._loaded, below))
 
     @property
     def encoder_decoder(self) -> bool:
@@ -468,11 +489,13 @@ class Model:
             )
         selected = self._anatomy.stack_named(stack)
         fingerprint = self._fingerprint
+        weights = fingerprint.when_checked if checked else fingerprint.value
+        base_weights, adapters = self._adapters.sources(weights)
         config: Any = getattr(self.module, "config", None)
         return Source(
             self.name,
             revision=self.revision,
-            weights=fingerprint.when_checked if checked else fingerprint.value,
+            weights=weights,
             dtype=_dtype_name(self.dtype),
             device=str(self.device),
             attention=str(getattr(config, "_attn_implementation", None) or "none"),
@@ -482,6 +505,8 @@ class Model:
             final=selected.proof.final is not None,
             cls=getattr(self.tokenizer, "cls_token_id", None),
             reported=self._anatomy.reported_names(selected),
+            base_weights=base_weights,
+            adapters=adapters,
         )
 
 
@@ -526,6 +551,7 @@ def _memory(loaded: Loaded) -> Memory | None:
     return Memory(
         cache_folder(),
         weights,
+        _variant_identity(loaded.variant),
         type(loaded.module).__name__,
         weight.dtype,
         weight.device.type,
@@ -533,6 +559,20 @@ def _memory(loaded: Loaded) -> Memory | None:
         getattr(config, "_attn_implementation", None),
         sorted(_versions().items()),
     )
+
+
+def _variant_identity(variant: Variant | None) -> str:
+    """Tell variants of one folder apart, and files of an adapter that have changed."""
+    if variant is None:
+        return ""
+    files = []
+    inner: Any = variant
+    while isinstance(inner, Adapted | Quantised):
+        if isinstance(inner, Adapted):
+            for folder in inner.folders:
+                files.append(weights_identity(Path(folder).expanduser()))
+        inner = inner.base
+    return f"{variant} {files}"
 
 
 @functools.cache

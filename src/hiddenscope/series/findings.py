@@ -124,12 +124,21 @@ def _hashes(part: Answered) -> set[str]:
 
 
 def _notes(answered: Sequence[Answered]) -> list[str]:
-    """Collect what was out of the ordinary when members were loaded, each once."""
-    notes: dict[str, None] = {}
+    """Collect what was out of the ordinary when some of the members were loaded.
+
+    What is noted of all of them tells none from the others.
+    """
+    notes_of = {}
     for part in answered:
-        for note in part.answer.record.source.get("notes", []):
-            notes[f"{part.member.name}: {note}"] = None
-    return list(notes)
+        notes_of[part.member.name] = part.answer.record.source.get("notes", [])
+    lists = [set(notes) for notes in notes_of.values()]
+    common = set.intersection(*lists)
+    notes = []
+    for name, of_member in notes_of.items():
+        for note in of_member:
+            if note not in common:
+                notes.append(f"{name}: {note}")
+    return notes
 
 
 def _headlines(

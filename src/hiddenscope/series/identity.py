@@ -18,15 +18,15 @@ from typing import Any
 from torch import nn
 
 from hiddenscope.errors import Damaged
+from hiddenscope.loading.adapters import check_adapter, is_adapter
 from hiddenscope.loading.folder import INDEX, TOKENIZER_FILES, WEIGHTS, check_folder
-from hiddenscope.loading.sources import locate
+from hiddenscope.loading.sources import adapter_path, locate
 from hiddenscope.loading.variants import Adapted, Quantised
 from hiddenscope.model import Model
 from hiddenscope.modules.weights import Fingerprint
 from hiddenscope.series.member import Member, adapter_folders
 from hiddenscope.series.weight_files import hash_tensors
 
-ADAPTER_CONFIG = "adapter_config.json"
 # Of a config, what names a file or a library and decides no number.
 UNDECIDING = {"_name_or_path", "name_or_path", "transformers_version", "_commit_hash"}
 
@@ -85,12 +85,15 @@ def _identify(source: Any, revision: str | None = None) -> MemberIdentity:
 
 
 def _of_adapted(source: Adapted, revision: str | None) -> MemberIdentity:
-    base = _identify(source.base, revision)
+    folders = []
+    for path in adapter_folders(source):
+        folders.append(check_adapter(adapter_path(path)))
+    base = _identify(source.base or folders[0].base, revision)
     parts: list[Any] = [base.weights, source.strength, source.merged]
     configs = []
-    for folder in map(Path, adapter_folders(source)):
-        parts.append(hash_tensors(sorted(folder.glob("*.safetensors"))))
-        configs.append(_config(folder / ADAPTER_CONFIG))
+    for folder in folders:
+        parts.append(hash_tensors(sorted(folder.path.glob("*.safetensors"))))
+        configs.append(_deciding(folder.config))
     weights = f"sha256:{hash_of(parts)}"
     return MemberIdentity(base.name, weights, hash_of([base.others, configs]))
 
@@ -98,12 +101,10 @@ def _of_adapted(source: Adapted, revision: str | None) -> MemberIdentity:
 def _of_folder(
     source: str | os.PathLike[str] | None, revision: str | None
 ) -> MemberIdentity:
+    if source is not None and is_adapter(Path(source)):
+        return _of_adapted(Adapted(None, source), revision)
     located = locate(source, revision)
     folder = located.folder
-    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
-        # An adapter by itself: it names its base.
-        base = _config(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
-        return _of_adapted(Adapted(base, folder), revision)
     config = check_folder(folder).config
     files = [folder / WEIGHTS]
     if not files[0].is_file():
