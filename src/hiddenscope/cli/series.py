@@ -103,10 +103,17 @@ def series(shared: Shared, arguments: Arguments) -> None:
     """Run one analysis on every member, and show them side by side."""
     options = dict(map(_option, arguments["option"] or ()))
     check_options(arguments["analysis"], options)
+    # Read before hs.Member is, which imports torch.
     variants = list(_variants(arguments))
     data = _texts(arguments)
-    how = {"dtype": shared.dtype, "device": shared.device}
-    members = [hs.Member(**variant, **how) for variant in variants]
+    members = []
+    for variant in variants:
+        how: dict[str, Any] = {
+            "dtype": shared.dtype,
+            "device": shared.device,
+            **variant,
+        }
+        members.append(hs.Member(**how))
     to: Path | None = arguments["to"]
 
     def how_to_resume() -> str:

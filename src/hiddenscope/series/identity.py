@@ -24,7 +24,7 @@ from hiddenscope.loading.sources import adapter_path, locate
 from hiddenscope.loading.variants import Adapted, Quantised
 from hiddenscope.model import Model
 from hiddenscope.modules.weights import Fingerprint
-from hiddenscope.series.member import Member, adapter_folders
+from hiddenscope.series.member import Member
 from hiddenscope.series.weight_files import hash_tensors
 
 # Of a config, what names a file or a library and decides no number.
@@ -86,7 +86,7 @@ def _identify(source: Any, revision: str | None = None) -> MemberIdentity:
 
 def _of_adapted(source: Adapted, revision: str | None) -> MemberIdentity:
     folders = []
-    for path in adapter_folders(source):
+    for path in source.folders:
         folders.append(check_adapter(adapter_path(path)))
     base = _identify(source.base or folders[0].base, revision)
     parts: list[Any] = [base.weights, source.strength, source.merged]

@@ -144,14 +144,8 @@ def source_name(source: Any) -> str:
 
 
 def _adapted_name(source: Adapted) -> str:
-    adapters = [Path(folder).name for folder in adapter_folders(source)]
+    adapters = [Path(folder).name for folder in source.folders]
     name = " + ".join([source_name(source.base), *adapters])
     if source.strength != 1:
         name += f" x {source.strength:g}"
     return f"{name} merged" if source.merged else name
-
-
-def adapter_folders(source: Adapted) -> tuple[str, ...]:
-    """Return the folders of adapters, which `Adapted` keeps as a tuple of paths."""
-    adapters: Any = source.adapters
-    return tuple(adapters)
