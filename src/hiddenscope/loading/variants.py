@@ -18,7 +18,8 @@ from hiddenscope.errors import LoadError
 if TYPE_CHECKING:
     from torch import nn
 
-    Base: TypeAlias = "str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any] | ModelVariant | None"
+    Plain: TypeAlias = str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any]
+    Base: TypeAlias = "Plain | ModelVariant | None"
 
 SCHEMES = {
     "int8": "8-bit integers for weights (torchao)",
