@@ -274,18 +274,29 @@ class TestNames:
     def test_an_activation_cache_says_how_it_was_folded(self) -> None:
         values = torch.randn(1, 3, 8)
         centred = values - values.mean(-1, keepdim=True)
-        config = SimpleNamespace(
-            n_layers=1,
-            normalization_type="LNPre",
-            original_architecture="GPT2LMHeadModel",
-        )
-        cache = SimpleNamespace(
-            cache_dict={"blocks.0.hook_resid_post": centred},
-            model=SimpleNamespace(cfg=config),
-        )
+        config = SimpleNamespace(n_layers=1, normalization_type="LNPre")
+        hooks = {
+            "blocks.0.hook_resid_post": centred,
+            "ln_final.hook_scale": torch.ones(1, 3, 1),
+        }
+        cache = SimpleNamespace(cache_dict=hooks, model=SimpleNamespace(cfg=config))
         notes = " ".join(hs.States.read(cache, tokens=[1, 2, 3]).source.notes)
         assert "folded the weights of norms" in notes
         assert "mean zero" in notes
+
+    def test_a_block_that_norms_its_output_is_noticed(self) -> None:
+        parts = torch.randn(2, 1, 3, 8)
+        cache = {
+            "blocks.0.hook_resid_mid": parts[0],
+            "blocks.0.hook_mlp_out": parts[1],
+            "blocks.0.hook_resid_post": parts.sum(0),
+            "ln_final.hook_scale": torch.ones(1, 3, 1),
+        }
+        assert len(hs.States.read(cache, tokens=[1, 2, 3]).sites) == 3
+        normed = torch.nn.functional.layer_norm(5 * parts.sum(0), (8,))
+        cache["blocks.0.hook_resid_post"] = normed
+        with pytest.raises(StatesError, match="norms its output"):
+            hs.States.read(cache, tokens=[1, 2, 3])
 
     def test_hugging_face_entries_need_the_depth(self) -> None:
         entries = {f"hidden_states[{k}]": torch.ones(1, 3, 4) * k for k in range(3)}

@@ -41,6 +41,8 @@ _GIVE_SITES = (
 )
 # Rows whose mean is less than this share of their size are centred.
 _CENTRED = 1e-4
+# How far a sum may be off, relative to its size: far more than rounding.
+_SUM_TOLERANCE = 0.05
 
 
 class UnnamedLayers(NamedTuple):
@@ -111,13 +113,10 @@ def read_foreign(
 
 
 def _complete(source: Source, foreign: ForeignTensors) -> Source:
-    """Add the depth and the final norm that the program itself says."""
-    depth, final = source.depth, source.final
-    if depth is None:
-        depth = foreign.depth
-    if final is None:
-        final = foreign.final
-    return replace(source, depth=depth, final=final)
+    """Add the depth that the program itself says."""
+    if source.depth is not None:
+        return source
+    return replace(source, depth=foreign.depth)
 
 
 def _summed(
@@ -203,8 +202,9 @@ def _by_name(
     notes = []
     if any("hook_" in name for name in named.sites):
         notes.append(
-            "TransformerLens by default folds norms and centres what is written to the"
-            " residual stream, so that its states may differ from Hugging Face's."
+            "TransformerLens may have folded norms and centred what is written to the"
+            " residual stream (HookedTransformer does, and a bridge in compatibility"
+            " mode): its states may differ from Hugging Face's."
         )
     if named.left_out:
         notes.append(
@@ -221,7 +221,34 @@ def _by_name(
                 f"two of its tensors are {site} and differ, one of them {name!r}",
                 "Choose one: sites={'name': 'layer.3'}.",
             )
+    if source.final is None and any("hook_" in name for name in named.sites):
+        _check_sums(foreign, by_site)
     return by_site, tuple(notes)
+
+
+def _check_sums(foreign: ForeignTensors, by_site: Mapping[Site, Tensor]) -> None:
+    """Require that a block's output is the sum of its middle and what its MLP adds.
+
+    Where a block norms its output, as in BERT, hooks of TransformerLens are other
+    states than their names say, and some of its classes call BERT's head `ln_final`.
+    """
+    for site, output in by_site.items():
+        if site.part or not site.layer:
+            continue
+        middle = by_site.get(Site(site.layer, "mid", site.stack))
+        added = by_site.get(Site(site.layer, "mlp", site.stack))
+        if middle is None or added is None:
+            continue
+        expected = output.double()
+        error = (middle.double() + added.double() - expected).norm()
+        if error > _SUM_TOLERANCE * expected.norm():
+            raise StatesError(
+                foreign.problem,
+                f"block {site.layer - 1} does not add what its MLP returns to its"
+                " middle, so it norms its output and its hooks are other states",
+                "Give source=hs.Source(name, depth=..., final=False), or sites= for the"
+                " names that you know.",
+            )
 
 
 def _named(

@@ -136,7 +136,7 @@ def _plain_site(name: str, source: Source) -> Site | None:
 def _lens_source(names: Sequence[str], source: Source) -> Source:
     """Complete what is known of the model by the names of its hooks."""
     final = source.final
-    if any(name.startswith("ln_final.") for name in names):
+    if final is None and any(name.startswith("ln_final.") for name in names):
         final = True
     depth = source.depth
     if depth is None:

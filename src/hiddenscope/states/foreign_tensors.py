@@ -22,14 +22,13 @@ _PICKLED = {".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt"}
 class ForeignTensors:
     """Tensors by name, and what is known of the program that computed them.
 
-    `depth` and `final` are those of the model, where the program says them; `notes`
-    go into the source of the states.
+    `depth` is that of the model, where the program says it; `notes` go into the source
+    of the states.
     """
 
     name: str
     tensors: Mapping[str, Tensor]
     depth: int | None = None
-    final: bool | None = None
     notes: tuple[str, ...] = ()
     header: Mapping[str, str] = field(default_factory=dict)
 
@@ -95,10 +94,6 @@ def _open_cache(cache: Any) -> ForeignTensors:
     """Return the activations of TransformerLens, with what its model says of them."""
     config = getattr(getattr(cache, "model", None), "cfg", None)
     depth = getattr(config, "n_layers", None)
-    final = None
-    if config is not None:
-        # BERT's blocks norm their own output, and there is no norm after the last.
-        final = getattr(config, "original_architecture", "") != "BertForMaskedLM"
     notes = []
     norm = str(getattr(config, "normalization_type", "") or "")
     if norm.endswith("Pre"):
@@ -107,9 +102,7 @@ def _open_cache(cache: Any) -> ForeignTensors:
             f" (normalization_type is {norm})."
         )
     opened = open_foreign(dict(cache.cache_dict))
-    return ForeignTensors(
-        "an ActivationCache", opened.tensors, depth, final, tuple(notes)
-    )
+    return ForeignTensors("an ActivationCache", opened.tensors, depth, tuple(notes))
 
 
 def _open_file(path: Path) -> ForeignTensors:

@@ -430,7 +430,7 @@ class States:
         if foreign.header.get("format", "").startswith("hiddenscope.states/"):
             return cls.load(data)
         if isinstance(source, str):
-            source = Source(source or f"states from {foreign.name}")
+            source = Source(source or foreign.name)
         states = cls(*read_foreign(foreign, tokens, sites, residual, source))
         states.check_finite()
         return states
