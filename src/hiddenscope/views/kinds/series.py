@@ -86,8 +86,8 @@ def findings(result: Result) -> Iterator[str]:
             " depth, from 0 to 1, and nothing is interpolated in the numbers."
         )
     yield (
-        f"These are descriptions of {len(facts['members'])} members: no trend along"
-        " the series was tested."
+        f"These are descriptions of {len(facts['members'])} members: a trend along the"
+        " series was not tested."
     )
     yield from facts["notes"]
 
@@ -426,8 +426,7 @@ def _pairing(facts: "SeriesFacts") -> str:
     if facts["same_tokens"]:
         return (
             f"All members read the same {tokens[0]:,} {plural(tokens[0], 'token')}, so"
-            " that their numbers are paired: they differ by the model and not by the"
-            " texts."
+            " that their numbers are paired: the texts are no reason for a difference."
         )
     return (
         "The tokenizers of the members make different tokens of the texts"
