@@ -9,6 +9,7 @@ place: PEFT itself only warns if one did not.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import warnings
 from collections.abc import Callable
@@ -24,10 +25,13 @@ from hiddenscope.loading.folder import (
     read_json,
     tensors_in,
 )
+from hiddenscope.loading.folder import WEIGHTS as BASE_WEIGHTS
 from hiddenscope.loading.limits import WeightTotals, check_counts, walk
+from hiddenscope.loading.outline import local_folder
 from hiddenscope.loading.variants import Adapted, Quantised
+from hiddenscope.loading.zoo import DEFAULT
 from hiddenscope.modules.adapters import changes_base
-from hiddenscope.modules.module_copy import private_copy
+from hiddenscope.modules.module_copy import private_copy, to_shared
 
 if TYPE_CHECKING:
     from torch import nn
@@ -168,13 +172,17 @@ def load_adapted(
     base_source = variant.base
     if base_source is None:
         base_source = _named_base(folders)
-    is_live = not isinstance(base_source, str | Path)
-    if is_live:
+    innermost = _innermost(base_source)
+    if isinstance(innermost, str | os.PathLike):
+        _check_shapes(folders, os.fspath(innermost))
+    else:
         _check_live(variant, folders)
     loaded = open_base(base_source)
     module = loaded.module
+    altered = _altered_weights(folders, module, is_live=loaded.folder is None)
     if loaded.folder is None:
-        module = private_copy(module)
+        # PEFT freezes every weight of the base.
+        module = private_copy(module, to_shared)
     with quiet_transformers(), warnings.catch_warnings():
         # What PEFT warns of when weights have no place is an error below.
         warnings.simplefilter("ignore")
@@ -184,13 +192,16 @@ def load_adapted(
             adapted = adapted.merge_and_unload()
     adapted.eval()
     names = " + ".join(folder.name for folder in folders)
-    notes = (*loaded.notes, *_notes(variant, folders, base_source))
+    notes = (*loaded.notes, *_notes(variant, folders, innermost))
+    if altered:
+        notes = (*notes, f"An adapter brings other weights of its base: {altered}.")
     return replace(
         loaded,
         module=adapted,
         name=f"{loaded.name} + {names}",
         notes=notes,
         variant=variant,
+        altered=altered,
     )
 
 
@@ -217,8 +228,38 @@ def _named_base(folders: list[AdapterFolder]) -> str:
     raise LoadError(
         f"Cannot load the adapter {folders[0].path}",
         reason,
-        "Name the base: hs.Adapted(base, folder).",
+        "Name the base: hs.Adapted(base, folder), or --model.",
     )
+
+
+def _innermost(source: Any) -> Any:
+    """Return what the variants of a source wrap in the end; None is the default."""
+    while isinstance(source, Adapted | Quantised):
+        source = source.base
+    return DEFAULT if source is None else source
+
+
+def _check_shapes(folders: list[AdapterFolder], base: str) -> None:
+    """Refuse an adapter whose matrices do not fit the weight file of its base.
+
+    A name that the file does not have decides nothing: transformers renames weights
+    while it loads them.
+    """
+    path = local_folder(base)
+    if path is None or not (path / BASE_WEIGHTS).is_file():
+        return
+    in_base = tensors_in(path / BASE_WEIGHTS)
+    for folder in folders:
+        for key, (_, shape) in folder.tensors.items():
+            layer, separator, _ = key.partition(".lora_A.")
+            layer = layer.removeprefix("base_model.model.")
+            _, base_shape = in_base.get(f"{layer}.weight", ("", []))
+            if separator and base_shape and shape[-1] not in base_shape:
+                reason = (
+                    f"its {layer} reads {shape[-1]} numbers, and that of the base is"
+                    f" {' by '.join(map(str, base_shape))}"
+                )
+                raise _another_base(folder, base, reason)
 
 
 def _check_live(variant: Adapted, folders: list[AdapterFolder]) -> None:
@@ -232,6 +273,39 @@ def _check_live(variant: Adapted, folders: list[AdapterFolder]) -> None:
         if changes_base(start):
             reason = f"{folder.name} begins with {start!r}, which changes its weights"
             raise LoadError(problem, reason, "Name the base by its path.")
+
+
+def _altered_weights(
+    folders: list[AdapterFolder], module: nn.Module, *, is_live: bool
+) -> str:
+    """Name a weight of the base that an adapter's file holds and changes.
+
+    PEFT saves the embeddings with an adapter that is on them, and writes them into the
+    base. A live module must not be written to.
+    """
+    from safetensors import safe_open
+
+    weights = dict(module.named_parameters())
+    altered = ""
+    for folder in folders:
+        with safe_open(folder.path / WEIGHTS, framework="pt") as file:
+            for key in folder.tensors:
+                name = key.removeprefix("base_model.model.").replace(".base_layer", "")
+                # Modules that were trained whole are kept beside those of the base.
+                apart = folder.config.get("modules_to_save") or ()
+                if name not in weights or name.split(".")[-2] in apart:
+                    continue
+                if is_live:
+                    raise LoadError(
+                        f"Cannot put the adapter {folder.name} on a live module",
+                        f"it holds weights of the base itself, such as {name}",
+                        "Name the base by its path.",
+                    )
+                base = weights[name].detach().cpu()
+                saved = file.get_tensor(key).to(base.dtype)
+                if base.shape != saved.shape or not bool((base == saved).all()):
+                    altered = name
+    return altered
 
 
 def _put_on(module: nn.Module, folders: list[AdapterFolder], base: str) -> Any:
@@ -316,15 +390,14 @@ def _set_strength(adapted: Any, strength: float, folders: list[AdapterFolder]) -
 def _notes(variant: Adapted, folders: list[AdapterFolder], base: Any) -> list[str]:
     """Note that an adapter was trained on a model of another name."""
     notes = []
-    used = base
-    while hasattr(used, "base"):
-        used = used.base
+    if variant.merged:
+        notes.append("Its adapters are merged into its weights.")
     for folder in folders:
-        if folder.base is None or not isinstance(used, str | Path):
+        if folder.base is None or not isinstance(base, str | os.PathLike):
             continue
-        if Path(folder.base).name != Path(used).name:
+        if Path(folder.base).name != Path(base).name:
             notes.append(
                 f"The adapter {folder.name} names {folder.base} as its base; it was"
-                f" put on {used}."
+                f" put on {base}."
             )
     return notes

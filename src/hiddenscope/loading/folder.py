@@ -303,7 +303,8 @@ def _contents(files: list[Path]) -> tuple[str | None, WeightTotals]:
         tensors = tensors_in(file)
         longest = 0
         for dtype, shape in tensors.values():
-            longest = max(longest, *shape)
+            # bitsandbytes saves the format of a weight as a scalar.
+            longest = max(longest, *shape, 0)
             totals[dtype] += prod(shape) * _BYTES_OF.get(dtype, 0)
         held += WeightTotals(len(tensors), file.stat().st_size, longest)
     floats = [dtype for dtype in _BYTES_OF if totals[dtype]]

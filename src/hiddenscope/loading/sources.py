@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
+    from hiddenscope.loading.devices import Devices
+
     Source = (
         str
         | os.PathLike[str]
@@ -68,7 +70,7 @@ def open_source(
     *,
     task: str | None = None,
     dtype: str | torch.dtype | None = None,
-    device: str | torch.device | None = None,
+    device: Devices = None,
     attention: str | None = None,
     revision: str | None = None,
 ) -> Loaded:

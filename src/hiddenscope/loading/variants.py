@@ -95,3 +95,30 @@ class Adapted:
 
 
 Variant: TypeAlias = Adapted | Quantised
+
+
+def steps_of(source: Base) -> list[dict[str, Any]]:
+    """Return the variants of a source as JSON, outermost first, without its base.
+
+    >>> steps_of(Adapted(Quantised("smollm2", "nf4"), "/lora"))
+    [{'adapters': ['/lora'], 'strength': 1.0, 'merged': False}, {'scheme': 'nf4'}]
+    """
+    if isinstance(source, Quantised):
+        return [{"scheme": source.scheme}, *steps_of(source.base)]
+    if not isinstance(source, Adapted):
+        return []
+    folders = [os.path.abspath(os.path.expanduser(path)) for path in source.folders]
+    step = {"adapters": folders, "strength": source.strength, "merged": source.merged}
+    return [step, *steps_of(source.base)]
+
+
+def with_steps(base: Base, steps: Sequence[dict[str, Any]]) -> Base:
+    """Return a base with the variants that `steps_of` listed.
+
+    >>> with_steps("smollm2", [{"scheme": "nf4"}])
+    Quantised(base='smollm2', scheme='nf4')
+    """
+    for step in reversed(steps):
+        wrap = Quantised if "scheme" in step else Adapted
+        base = wrap(base, **step)
+    return base

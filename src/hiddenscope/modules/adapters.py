@@ -100,8 +100,11 @@ def below_adapters(module: nn.Module) -> nn.Module:
     return copied
 
 
-def require_separable(module: nn.Module, name: str) -> None:
-    """Raise ModuleError if the weights below the adapters are not those of the base."""
+def require_separable(module: nn.Module, name: str, altered: str = "") -> None:
+    """Raise ModuleError if the weights below the adapters are not those of the base.
+
+    `altered` names a weight of the base that an adapter brought with it.
+    """
     problem = f"Cannot use {name} without its adapters"
     merged = [path for path, wrapper in _wrappers(module) if _is_merged(wrapper)]
     if merged:
@@ -111,6 +114,9 @@ def require_separable(module: nn.Module, name: str) -> None:
         reason = "it has none that could be switched off"
         remedy = "Load it with hs.Adapted(base, folder), which does not merge them."
         raise ModuleError(problem, reason, remedy)
+    if altered:
+        reason = f"one of them brought other weights of its base: {altered}"
+        raise ModuleError(problem, reason, "Load the base by itself.")
     if hooks.is_dispatched(module):
         reason = "accelerate has spread its weights over devices, and moves them"
         raise ModuleError(problem, reason, "Load the base by itself.")
