@@ -170,8 +170,8 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     if sys.stdout is None:
         sys.exit("Cannot print: stdout is closed.")
-    # transformers imports torchao wherever it is installed, and that tells of kernels for
-    # GPUs that it cannot use.
+    # transformers imports torchao wherever it is installed, and that tells of kernels
+    # for GPUs that it cannot use.
     for library in ("torchao", "torch.utils._pytree"):
         logging.getLogger(library).setLevel(logging.ERROR)
     interrupt.watch()

@@ -23,6 +23,7 @@ from hiddenscope.errors import (
     LoadError,
     UnknownModel,
     Unsafe,
+    first_line,
     without_panic,
 )
 from hiddenscope.loading import limits
@@ -38,7 +39,7 @@ from hiddenscope.loading.folder import Folder, is_own_kernel
 from hiddenscope.loading.quantised import check_quantised, method_of, scheme_config
 from hiddenscope.loading.sentences import SentenceModules
 from hiddenscope.loading.tokenizer_file import check_tokenizer_file
-from hiddenscope.loading.variants import Variant
+from hiddenscope.loading.variants import ModelVariant
 from hiddenscope.modules import autograd
 from hiddenscope.modules.quantised import quantised_weights
 
@@ -93,7 +94,7 @@ class Loaded:
     notes: tuple[str, ...]
     folder: Path | None = None
     sentences: SentenceModules | None = None
-    variant: Variant | None = None
+    variant: ModelVariant | None = None
     altered: str = ""
 
     @cached_property
@@ -242,7 +243,7 @@ def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
                 raise _remote_code(folder, remedy) from error
         raise LoadError(
             f"Cannot load the tokenizer of {folder.path}",
-            _first_line(error),
+            first_line(error),
             _remedy(error),
         ) from error
     longest: object = tokenizer.model_max_length
@@ -397,7 +398,7 @@ def _load_config(folder: Folder) -> Any:
     except Exception as error:
         raise Damaged(
             f"Cannot read the config of {folder.path}",
-            _first_line(error),
+            first_line(error),
             "Download it again.",
         ) from error
 
@@ -458,7 +459,7 @@ def _from_pretrained(
         raise
     except Exception as error:
         raise LoadError(
-            f"Cannot load {folder.path}", _first_line(error), _remedy(error)
+            f"Cannot load {folder.path}", first_line(error), _remedy(error)
         ) from error
     return module, info
 
@@ -500,13 +501,6 @@ def _check_loaded(folder: Folder, module: Any, info: dict[str, Any]) -> str:
 def _remote_code(folder: Folder, remedy: str) -> Unsafe:
     reason = f"{folder.remote_code[0]}, code that would be downloaded and run"
     return Unsafe(f"Cannot load {folder.path}", reason, remedy)
-
-
-def _first_line(error: BaseException) -> str:
-    for line in str(error).splitlines():
-        if line.strip():
-            return line.strip()[:300]
-    return type(error).__name__[:300]
 
 
 def _remedy(error: Exception) -> str:

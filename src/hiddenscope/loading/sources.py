@@ -37,7 +37,7 @@ from hiddenscope.loading.checkpoint import (
 from hiddenscope.loading.folder import INDEX, PICKLES, WEIGHTS, check_folder
 from hiddenscope.loading.gguf import CONVERSION, convert, read_header
 from hiddenscope.loading.sentences import sentence_modules
-from hiddenscope.loading.variants import Adapted, Quantised, Variant
+from hiddenscope.loading.variants import Adapted, ModelVariant, Quantised
 from hiddenscope.texts import FORMATS
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         | os.PathLike[str]
         | nn.Module
         | tuple[nn.Module, PreTrainedTokenizerBase | None]
-        | Variant
+        | ModelVariant
         | None
     )
 
@@ -87,7 +87,7 @@ def open_source(
         "attention": attention,
         "revision": revision,
     }
-    variant: Variant | None = None
+    variant: ModelVariant | None = None
     if isinstance(source, str | os.PathLike):
         source = _as_adapted(source)
     if isinstance(source, Adapted):

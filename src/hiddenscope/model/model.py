@@ -37,7 +37,7 @@ from hiddenscope.errors import (
 from hiddenscope.loading import Loaded, cache_folder, open_source, parse_dtype
 from hiddenscope.loading.adapters import base_of
 from hiddenscope.loading.size_limit import SizeLimit
-from hiddenscope.loading.variants import Adapted, Quantised, Variant
+from hiddenscope.loading.variants import Adapted, ModelVariant, Quantised
 from hiddenscope.model import generation
 from hiddenscope.model.batching import try_batching
 from hiddenscope.model.lock import PassLock
@@ -73,7 +73,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Loadable: TypeAlias = (
-    str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any] | Variant
+    str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any] | ModelVariant
 )
 """What `load` takes: a name, a path, a module, a pair of a module with its tokenizer,
 or one of these with adapters or quantised weights.
@@ -332,7 +332,7 @@ class Model:
         return None if self._loaded.folder is None else os.fspath(self._loaded.folder)
 
     @property
-    def variant(self) -> Variant | None:
+    def variant(self) -> ModelVariant | None:
         """Return the adapters or the scheme that it was loaded with, if any."""
         return self._loaded.variant
 
@@ -578,7 +578,7 @@ def _memory(loaded: Loaded) -> Memory | None:
     )
 
 
-def _variant_identity(variant: Variant | None) -> str:
+def _variant_identity(variant: ModelVariant | None) -> str:
     """Tell variants of one folder apart, and files of an adapter that have changed."""
     if variant is None:
         return ""
