@@ -5,6 +5,7 @@ and a job that was killed goes on.
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -526,3 +527,35 @@ def test_copies_have_no_line_of_their_own(checkpoints: list[Path]) -> None:
     assert isinstance(along_members, Lines)
     assert [line.name for line in along_depth.series] == ["step0", "step4", "step8"]
     assert along_members.x == ("step0", "step4", "step8", "step12")
+
+
+def test_revisions_of_the_hub_that_repeat_their_weights_are_found(
+    checkpoints: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in EleutherAI/pythia, issue 205: two step branches, one checkpoint."""
+    import huggingface_hub.constants as hub
+
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+    home = tmp_path / "models--org--tiny"
+    (home / "refs").mkdir(parents=True)
+    branches = {"step1000": 0, "step2000": 1, "step3000": 1}
+    for number, (branch, place) in enumerate(branches.items()):
+        commit = f"{number:040x}"
+        shutil.copytree(checkpoints[place], home / "snapshots" / commit)
+        (home / "refs" / branch).write_text(commit)
+    members = [hs.Member("org/tiny", revision=branch) for branch in branches]
+    result = hs.series(members, "profile", TEXTS)
+    assert list(result.data["member"].to_numpy()) == [
+        "tiny step1000",
+        "tiny step2000",
+        "tiny step3000",
+    ]
+    (same,) = result.facts["same_weights"]
+    assert same["members"] == ["tiny step2000", "tiny step3000"]
+    assert same["computed_once"] is True
+    assert result.source["model"] == "org/tiny"
+    assert result.facts["members"][1]["revision"] == f"{1:040x}"
+    missing = hs.Member("org/tiny", revision="step9000")
+    with pytest.raises(LoadError, match="Member 2 of 2, tiny step9000"):
+        hs.series([members[0], missing], "profile", TEXTS)
