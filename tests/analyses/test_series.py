@@ -5,6 +5,7 @@ and a job that was killed goes on.
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -477,3 +478,84 @@ def test_an_encoder_decoder_is_a_member() -> None:
         result = hs.series(models, word, TEXTS, options={"targets": TEXTS})
         assert "encoder.layer.1" in result.data["site"].to_numpy()
         assert "decoder.final" in result.data["site"].to_numpy()
+
+
+def test_strengths_of_an_adapter_are_members(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=4)
+    adapted = peft.get_peft_model(hs.load(checkpoints[0]).module, config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.1, generator=generator)
+    adapted.peft_config["default"].base_model_name_or_path = str(checkpoints[0])
+    adapter = tmp_path / "lora"
+    adapted.save_pretrained(adapter)
+    strengths = (0.0, 0.5, 1.0)
+    members: list[Any] = [
+        hs.Adapted(checkpoints[0], adapter, strength=strength) for strength in strengths
+    ]
+    result = hs.series([checkpoints[0], *members, adapter], "compare", TEXTS)
+    median = result.data["relative_median"].sel(site="layer.3").to_numpy()
+    assert median[0] == 0
+    assert median[1] == 0, "at strength 0 an adapter does nothing"
+    assert 0 < median[2] < median[3]
+    (same,) = result.facts["same_weights"]
+    assert same["members"] == ["step0 + lora", "lora"], "strengths are told apart"
+    assert same["computed_once"] is True
+
+
+@pytest.mark.parametrize("scheme", ["int8", "nf4"])
+def test_quantised_weights_are_members(scheme: str, checkpoints: list[Path]) -> None:
+    quantised = hs.Quantised(checkpoints[0], scheme)
+    pytest.importorskip("torchao" if scheme == "int8" else "bitsandbytes")
+    result = hs.series([checkpoints[0], quantised], "drift", TEXTS)
+    assert result.facts["same_weights"] == []
+    error = result.data["total_error"].sel(site="layer.3").to_numpy()
+    assert error[1] > 10 * error[0]
+
+
+def test_copies_have_no_line_of_their_own(checkpoints: list[Path]) -> None:
+    from hiddenscope.views import Lines, views_of
+
+    result = hs.series(checkpoints, "profile", TEXTS)
+    along_depth, along_members = views_of(result)[:2]
+    assert isinstance(along_depth, Lines)
+    assert isinstance(along_members, Lines)
+    assert [line.name for line in along_depth.series] == ["step0", "step4", "step8"]
+    assert along_members.x == ("step0", "step4", "step8", "step12")
+
+
+def test_revisions_of_the_hub_that_repeat_their_weights_are_found(
+    checkpoints: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in EleutherAI/pythia, issue 205: two step branches, one checkpoint."""
+    import huggingface_hub.constants as hub
+
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+    home = tmp_path / "models--org--tiny"
+    (home / "refs").mkdir(parents=True)
+    branches = {"step1000": 0, "step2000": 1, "step3000": 1}
+    for number, (branch, place) in enumerate(branches.items()):
+        commit = f"{number:040x}"
+        shutil.copytree(checkpoints[place], home / "snapshots" / commit)
+        (home / "refs" / branch).write_text(commit)
+    members = [hs.Member("org/tiny", revision=branch) for branch in branches]
+    result = hs.series(members, "profile", TEXTS)
+    assert list(result.data["member"].to_numpy()) == [
+        "tiny step1000",
+        "tiny step2000",
+        "tiny step3000",
+    ]
+    (same,) = result.facts["same_weights"]
+    assert same["members"] == ["tiny step2000", "tiny step3000"]
+    assert same["computed_once"] is True
+    assert result.source["model"] == "org/tiny"
+    assert result.facts["members"][1]["revision"] == f"{1:040x}"
+    missing = hs.Member("org/tiny", revision="step9000")
+    with pytest.raises(LoadError, match="Member 2 of 2, tiny step9000"):
+        hs.series([members[0], missing], "profile", TEXTS)

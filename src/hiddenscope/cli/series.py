@@ -108,12 +108,8 @@ def series(shared: Shared, arguments: Arguments) -> None:
     data = _texts(arguments)
     members = []
     for variant in variants:
-        how: dict[str, Any] = {
-            "dtype": shared.dtype,
-            "device": shared.device,
-            **variant,
-        }
-        members.append(hs.Member(**how))
+        member = hs.Member(**variant, dtype=shared.dtype, device=shared.device)
+        members.append(member)
     to: Path | None = arguments["to"]
 
     def how_to_resume() -> str:

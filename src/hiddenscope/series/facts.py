@@ -48,12 +48,19 @@ class HeadlineFacts(TypedDict):
     values: list[MemberValueFacts]
 
 
+class OptionFacts(TypedDict):
+    """An option of the analysis that was given."""
+
+    option: str
+    value: str | int | float | bool | list[str] | None
+
+
 class SeriesFacts(TypedDict):
     """How an analysis comes out for every member of a series."""
 
     analysis: str
     against: str | None
-    options: dict[str, str | int | float | bool | list[str] | None]
+    options: list[OptionFacts]
     members: list[MemberFacts]
     same_weights: list[SameWeightsFacts]
     same_depth: bool

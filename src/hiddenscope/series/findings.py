@@ -12,6 +12,7 @@ from hiddenscope.series.facts import (
     HeadlineFacts,
     MemberFacts,
     MemberValueFacts,
+    OptionFacts,
     SameWeightsFacts,
     SeriesFacts,
 )
@@ -42,7 +43,9 @@ def series_facts(
     """Describe the members, which of them are the same, and their main numbers."""
     records = [part.answer.record for part in answered]
     depths = {tuple(record.depths.values()) for record in records}
-    options: Any = dict(question.options)
+    options: list[OptionFacts] = []
+    for option, value in question.options.items():
+        options.append({"option": option, "value": value})
     measures = _measured(MEASURES[question.analysis], data)
     return {
         "analysis": question.analysis,
@@ -118,9 +121,15 @@ def weights_in_common(answered: Sequence[Answered]) -> list[SameWeightsFacts]:
 
 def _hashes(part: Answered) -> set[str]:
     """Return the hashes of a member's weights that cover all of them."""
-    loaded = str(part.answer.record.source.get("weights", ""))
-    hashes = {f"files {part.identity.weights}", f"loaded {loaded}"}
-    return {entry for entry in hashes if entry.split(" ")[1].startswith(WHOLE)}
+    source = part.answer.record.source
+    loaded = str(source.get("weights", ""))
+    hashes = set()
+    if part.identity.weights.startswith(WHOLE):
+        hashes.add(part.identity.weights)
+    if loaded.startswith(WHOLE):
+        # The strength of an adapter is no weight, and changes what weights do.
+        hashes.add(f"{loaded} {source.get('adapters')}")
+    return hashes
 
 
 def _notes(answered: Sequence[Answered]) -> list[str]:

@@ -89,7 +89,7 @@ def _of_adapted(source: Adapted, revision: str | None) -> MemberIdentity:
     for path in source.folders:
         folders.append(check_adapter(adapter_path(path)))
     base = _identify(source.base or folders[0].base, revision)
-    parts: list[Any] = [base.weights, source.strength, source.merged]
+    parts: list[Any] = [base.weights, float(source.strength), source.merged]
     configs = []
     for folder in folders:
         parts.append(hash_tensors(sorted(folder.path.glob("*.safetensors"))))

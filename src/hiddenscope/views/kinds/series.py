@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
 
 # More lines cannot be told apart; more bands hide one another.
-MOST_LINES, MOST_BANDS = 8, 3
+MOST_LINES, MOST_BANDS = 8, 2
 # A sentence gives the numbers of so many members.
 MOST_NAMED = 6
 # Depths of the lines along the members.
@@ -86,8 +86,8 @@ def findings(result: Result) -> Iterator[str]:
             " depth, from 0 to 1, and nothing is interpolated in the numbers."
         )
     yield (
-        f"These are descriptions of {len(facts['members'])} members: no trend along"
-        " the series was tested."
+        f"These are descriptions of {len(facts['members'])} members: a trend along the"
+        " series was not tested."
     )
     yield from facts["notes"]
 
@@ -157,7 +157,11 @@ def _along_depth(result: Result, name: str) -> Lines:
         rows = places.interpolated(rows)
         if bands is not None:
             bands = (places.interpolated(bands[0]), places.interpolated(bands[1]))
-        note = "Between the layers of a member its line is straight."
+        note = "Dots between the layers of a member are interpolated."
+    if x[-1] == "final" and not np.isfinite(rows[:, -1]).any():
+        # Some measures are of raw layers alone.
+        x, rows = x[:-1], rows[:, :-1]
+        bands = None
     series = []
     for row in shown:
         if not np.isfinite(rows[row]).any():
@@ -252,10 +256,12 @@ def _grid(result: Result, names: Sequence[str]) -> Grid:
                 _scale(variable, values),
             )
         )
+    # A grid marks the spaces of tokens, and its columns are usually tokens.
+    members = [name.replace(" ", "-") for name in labels(data, "member")]
     return Grid(
         "Every member and every layer",
         labels(data, "site"),
-        labels(data, "member"),
+        tuple(members),
         tuple(measures),
         x_name="member",
     )
@@ -389,7 +395,7 @@ def _value(value: "MemberValueFacts") -> str:
     details = [value["site"]] if value["site"] else []
     if "interval" in value:
         low, high = value["interval"]
-        details.append(f"{low:.3g} to {high:.3g}")
+        details.append(f"interval {low:.3g} to {high:.3g}")
     return f"{number} ({', '.join(details)})" if details else number
 
 
@@ -426,8 +432,7 @@ def _pairing(facts: "SeriesFacts") -> str:
     if facts["same_tokens"]:
         return (
             f"All members read the same {tokens[0]:,} {plural(tokens[0], 'token')}, so"
-            " that their numbers are paired: they differ by the model and not by the"
-            " texts."
+            " that their numbers are paired: the texts are no reason for a difference."
         )
     return (
         "The tokenizers of the members make different tokens of the texts"
@@ -452,19 +457,21 @@ def _reading(result: Result) -> str:
 
 
 def _listings(result: Result) -> Iterator[Listing]:
+    """Yield the members as a table, with whose result each shares where some do."""
     facts = cast("SeriesFacts", result.facts)
+    columns = ["member", "layers x width", "dtype", "weights"]
+    shares = any(member["same_result_as"] for member in facts["members"])
+    if shares:
+        columns.append("same result as")
     rows = []
     for member in facts["members"]:
-        same = member["same_result_as"] or ""
-        weights = member["weights"].removeprefix("sha256:")[:12]
-        rows.append(
-            (
-                member["name"],
-                f"{member['layers']} x {member['width']}",
-                member["dtype"],
-                weights,
-                same,
-            )
-        )
-    columns = ("member", "layers x width", "dtype", "weights", "same result as")
-    yield Listing("Members", columns, tuple(rows))
+        row = [
+            member["name"],
+            f"{member['layers']} x {member['width']}",
+            member["dtype"],
+            member["weights"].removeprefix("sha256:")[:12],
+        ]
+        if shares:
+            row.append(member["same_result_as"] or "")
+        rows.append(tuple(row))
+    yield Listing("Members", tuple(columns), tuple(rows))
