@@ -23,7 +23,7 @@ from hiddenscope.loading.folder import (
     PICKLES,
     check_files,
     read_json,
-    tensors_in,
+    stored_tensors,
 )
 from hiddenscope.loading.folder import WEIGHTS as BASE_WEIGHTS
 from hiddenscope.loading.limits import WeightTotals, check_counts, walk
@@ -134,7 +134,7 @@ def _check_config(path: Path, kind: str, config: dict[str, Any]) -> None:
 
 def _adapter_tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
     if (path / WEIGHTS).exists():
-        return tensors_in(path / WEIGHTS)
+        return stored_tensors(path / WEIGHTS)
     pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
     if pickles:
         raise Unsafe(
@@ -248,7 +248,7 @@ def _check_shapes(folders: list[AdapterFolder], base: str) -> None:
     path = local_folder(base)
     if path is None or not (path / BASE_WEIGHTS).is_file():
         return
-    in_base = tensors_in(path / BASE_WEIGHTS)
+    in_base = stored_tensors(path / BASE_WEIGHTS)
     for folder in folders:
         for key, (_, shape) in folder.tensors.items():
             layer, separator, _ = key.partition(".lora_A.")
