@@ -15,11 +15,14 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
+from typing import Any
 
 import torch
 
 import hiddenscope as hs
+from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import Grid, Measure, View, views_of
 from hiddenscope.views.figures.pages import image
 
@@ -129,6 +132,7 @@ def views() -> dict[str, Callable[[hs.Model], Sequence[View]]]:
         "attention.png": lambda model: views_of(late_attention(model))[:1],
         "contributions.png": lambda _: saved("contributions.nc")[:1],
         "patch.png": lambda _: saved("patch.nc"),
+        "series.png": lambda _: views_of(training_run())[:2],
         "graft.png": lambda model: views_of(broken_attention(model))[:1],
         "steer.png": lambda _: saved("steer.nc")[:1],
         "visibility.png": lambda _: saved("visibility.nc")[:2],
@@ -195,6 +199,27 @@ def wrong_scale(model: hs.Model) -> hs.Result:
     port = copy.deepcopy(model.module)
     port.model.layers[7].self_attn.scaling *= 1.001
     return hs.drift(model, port, [SENTENCE, ANOTHER])
+
+
+def training_run() -> hs.Result:
+    """Train a small model on a few texts, and read its checkpoints with the lens."""
+    texts = list(hs.read("cities-complete"))[:8]
+    module: Any = tiny_model("llama", layers=6)
+    tokenizer = tiny_tokenizer()
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=2e-3)
+    with TemporaryDirectory() as folder:
+        members = []
+        for step in range(1, 65):
+            if step in (1, 4, 16, 64):
+                path = Path(folder, f"step{step}")
+                module.save_pretrained(path)
+                tokenizer.save_pretrained(path)
+                members.append(hs.Member(path, at=step))
+            module(**batch, labels=batch["input_ids"]).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return hs.series(members, "lens", texts)
 
 
 def broken_attention(model: hs.Model) -> hs.Result:

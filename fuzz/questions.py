@@ -98,6 +98,9 @@ QUESTIONS: dict[str, Callable[[hs.Model], Any]] = {
     "embed": lambda model: hs.embed(model, TEXTS),
     "search": lambda model: hs.search(model, TEXTS[0], texts=TEXTS, k=2),
     "cluster": lambda model: hs.cluster(model, TEXTS * 3),
+    "series": lambda model: hs.series(
+        [model, (copy_of(model), model.tokenizer)], "compare", TEXTS[:2]
+    ),
     "extract": _extract,
 }
 

@@ -78,6 +78,15 @@ RUNS: dict[str, list[Callable[[], hs.Result]]] = {
         lambda: hs.drift(tiny("t5"), tiny("t5", 1), [TEXT, OTHER]),
         lambda: hs.drift(tiny("llama"), tiny("llama", 1).capture(TEXT), TEXT),
     ],
+    "series": [
+        lambda: hs.series([tiny("llama"), tiny("llama", 1), tiny("llama")], "profile", [TEXT, OTHER]),
+        lambda: hs.series([tiny("llama"), tiny("llama", 1)], "compare", [TEXT, OTHER]),
+        lambda: hs.series([tiny("llama"), tiny("bert")], "profile", [TEXT, OTHER]),
+        lambda: hs.series([tiny("llama"), tiny("llama", 1)], "probe", CLASSES),
+        lambda: hs.series([tiny("llama"), tiny("gpt2")], "project", CLASSES, options={"method": "pca"}),
+        lambda: hs.series([tiny("llama"), tiny("llama", 1)], "drift", [TEXT, OTHER], against="previous"),
+        lambda: hs.series([tiny("llama"), tiny("llama", 1)], "lens", TEXT),
+    ],
     "project": [
         lambda: hs.project(tiny("llama"), CLASSES, method="pca"),
         lambda: hs.project([tiny("llama"), tiny("gpt2")], {"a": CLASSES, "b": CLASSES}, method="pca"),

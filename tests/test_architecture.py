@@ -29,6 +29,7 @@ ROWS = [
     {"app"},
     {"interface"},
     {"views"},
+    {"series"},
     {"analyses"},
     {"extract"},
     {"vectors"},

@@ -257,6 +257,11 @@ NOISE: dict[str, Callable[[np.random.Generator], hs.Result]] = {
         generator.standard_normal((40, 6)), smallest=3
     ),
     "drift": _drift,
+    "series": lambda generator: hs.series(
+        [random_model(seed) for seed in generator.integers(1_000, size=2).tolist()],
+        "profile",
+        "the cat sat",
+    ),
 }
 
 
@@ -413,6 +418,10 @@ PLANTED: dict[str, tuple[Callable[[], hs.Result], str]] = {
             r"Massive activations: 1 value in channel 2 at layer\.1, 0 of them at a"
             r" first token"
         ),
+    ),
+    "series": (
+        lambda: hs.series([random_model(0), random_model(0)], "profile", "the cat"),
+        r"have the same weights \(sha256:\w+…\)\.",
     ),
     "compare": (
         lambda: hs.compare(random_model(1), "the cat sat", "the cat sat"),

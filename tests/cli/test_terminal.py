@@ -38,6 +38,7 @@ COMMANDS = get_command(cli.app).commands  # type: ignore[attr-defined]
 TEXT = "The capital of France is Paris."
 STEER = ["--toward", "The capital", "--away", "of France"]
 PATCH = ["The capital", "of France", "--answer", " x", "--other", " y"]
+SERIES = ["smollm2", "gemma3-270m", "--texts", "cities-incomplete"]
 RIGHT: dict[str, list[str]] = {
     "demo": [],
     "capture": [TEXT],
@@ -45,6 +46,7 @@ RIGHT: dict[str, list[str]] = {
     "profile": [TEXT],
     "compare": [TEXT, TEXT],
     "drift": ["smollm2", TEXT],
+    "series": SERIES,
     "project": ["cities-incomplete"],
     "lens": [TEXT],
     "visibility": [TEXT],
@@ -115,6 +117,18 @@ WRONG += [
 WRONG += [[name, "no-such-dataset"] for name in ("project", "probe")]
 WRONG += [
     ["nothing"],
+    ["series"],
+    ["series", "smollm2", "--texts", "cities-incomplete"],
+    ["series", "smollm2", "gemma3-270m"],
+    ["series", "smollm2", "gemma3-270m", "--texts", "no-such-dataset"],
+    ["series", *SERIES, "--analysis", "patch"],
+    ["series", *SERIES, "--against", "last"],
+    ["series", *SERIES, "--option", "k"],
+    ["series", *SERIES, "--option", "k=3"],
+    ["series", *SERIES, "--quantise", "int8"],
+    ["series", *SERIES[1:], "--quantise", "int9"],
+    ["series", *SERIES[1:], "--strength", "0.5"],
+    ["series", *SERIES[1:], "--adapter", "lora", "--strength", "half"],
     ["compare", TEXT],
     ["compare", "", TEXT],
     ["compare", TEXT, "--other", "smollm2", "--other-dtype", "float33"],

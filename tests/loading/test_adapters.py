@@ -291,6 +291,30 @@ def test_an_adapter_that_brings_other_embeddings_is_named(
         hs.load(hs.Adapted((tiny_llama(), None), folder))
 
 
+ANALYSES: dict[str, Callable[[hs.Model], hs.Result]] = {
+    "profile": lambda model: hs.profile(model, IDS),
+    "lens": lambda model: hs.lens(model, IDS),
+    "attention": lambda model: hs.attention(model, IDS[:1]),
+    "contributions": lambda model: hs.contributions(model, IDS[:1], 11, 12),
+    "visibility": lambda model: hs.visibility(model, IDS[:1]),
+    "patch": lambda model: hs.patch(
+        model, hs.Contrast([5, 6, 7, 8], [5, 6, 9, 8], 11, 12)
+    ),
+}
+
+
+@pytest.mark.parametrize("word", ANALYSES)
+def test_analyses_of_an_adapted_model_are_those_of_the_merged_one(
+    word: str, lora: Path, saved_llama: Path
+) -> None:
+    unmerged = ANALYSES[word](hs.load(hs.Adapted(saved_llama, lora)))
+    merged = ANALYSES[word](hs.load(hs.Adapted(saved_llama, lora, merged=True)))
+    for name, variable in unmerged.data.data_vars.items():
+        if variable.dtype.kind == "f":
+            expected = merged.data[name].to_numpy()
+            np.testing.assert_allclose(variable, expected, rtol=1e-3, atol=1e-4)
+
+
 class TestBadInput:
     def test_an_adapter_of_another_base(self, lora: Path, tmp_path: Path) -> None:
         wide = tmp_path / "wide"

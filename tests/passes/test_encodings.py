@@ -51,6 +51,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "embed": lambda model: hs.embed(model, TEXTS),
     "search": lambda model: hs.search(model, "A dog", texts=TEXTS),
     "cluster": lambda model: hs.cluster(model, TEXTS, smallest=2),
+    "series": lambda model: hs.series([model, model], "profile", TEXTS[0]),
     "extract": lambda model: _extracted(model),
 }
 

@@ -22,7 +22,7 @@ from typing import (
 
 import pytest
 
-from hiddenscope.catalog import ANALYSES
+from hiddenscope.catalog import ANALYSES, ANALYSIS
 from tests.every import CASES, RUNS, result_of
 from tests.slices import sliced
 
@@ -76,7 +76,8 @@ def mistyped(value: Any, expected: Any, where: str) -> Iterator[str]:
 
 def facts_type(word: str) -> Any:
     """Return the TypedDict of an analysis."""
-    module = import_module(f"hiddenscope.analyses.{word}.facts")
+    package = ANALYSIS[word].package
+    module = import_module(f"hiddenscope.{package}{word}.facts")
     return getattr(module, f"{word.capitalize()}Facts")
 
 

@@ -83,6 +83,13 @@ ANALYSES = (
         heading="texts in every layer of",
     ),
     Analysis(
+        "series",
+        "How does an analysis change along checkpoints, sizes or variants of a model?",
+        "describe",
+        in_app=False,
+        package="",
+    ),
+    Analysis(
         "lens",
         "What would each layer predict, if it were the last?",
         "explain",
@@ -175,6 +182,7 @@ NAMES = {
     "ExtractJob": "extract",
     "Inputs": "passes.inputs",
     "Lens": "analyses.lens.fitted",
+    "Member": "series.member",
     "Model": "model",
     "Pair": "states",
     "Pass": "passes.record",

@@ -15,7 +15,7 @@ from hiddenscope.cli.arguments import check_place
 from hiddenscope.cli.terminal import echo, in_bytes, visible
 from hiddenscope.interface.typer_parameters import MODEL_HELP, zoo_names
 from hiddenscope.loading.outline import outline
-from hiddenscope.loading.variants import SCHEMES, Adapted, Quantised, Variant
+from hiddenscope.loading.variants import SCHEMES, Adapted, ModelVariant, Quantised
 
 FIGURES = (".png", ".svg", ".pdf")
 RESULTS = (".html", *FIGURES, ".json", ".csv", ".nc")
@@ -156,13 +156,13 @@ class Shared:
 
 def as_variant(
     name: str | None, adapters: Sequence[str] | None, scheme: str | None
-) -> str | Variant | None:
+) -> str | ModelVariant | None:
     """Return a model with adapters or quantised weights as `hs.load` takes it.
 
     >>> as_variant("smollm2", (), "int8")
     Quantised(base='smollm2', scheme='int8')
     """
-    source: str | Variant | None = name
+    source: str | ModelVariant | None = name
     if scheme is not None:
         source = Quantised(name, scheme)
     if adapters:

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from hiddenscope.discovery.inside import Projection
 from hiddenscope.modules import hooks
+from hiddenscope.modules.quantised import quantised_weights
 
 # Columns of a weight that are converted to float64 at a time.
 COLUMN_BLOCK = 2048
@@ -144,6 +145,9 @@ def _weight(part: nn.Module) -> Tensor | None:
     """Return the weight [output, input] of a plain projection; None of any other."""
     if hooks.foreign_hooks(part) or hooks.is_offloaded(part):
         return None
+    for quantised in quantised_weights(part):
+        # A product that rounds its input is not linear.
+        return None if quantised.rounds_input else quantised.unpack()
     weight: Any = getattr(part, "weight", None)
     if type(part) is nn.Linear:
         return weight if isinstance(weight, Tensor) else None

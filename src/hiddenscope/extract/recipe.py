@@ -11,7 +11,7 @@ from typing import Any
 
 from hiddenscope.errors import LoadError, ModuleError
 from hiddenscope.loading.checkpoint import quiet_transformers
-from hiddenscope.loading.variants import steps_of, with_steps
+from hiddenscope.loading.variants import variant_steps, with_steps
 from hiddenscope.model import Model, load
 from hiddenscope.modules.adapters import has_adapters
 from hiddenscope.store import StorePlan
@@ -80,7 +80,7 @@ def recipe_of(model: Model) -> Iterator[ModelRecipe]:
         architectures = getattr(config, "architectures", None) or [class_name]
         # The folder may name another architecture than the module's class, and others
         # would load that one.
-        steps = steps_of(model.variant)
+        steps = variant_steps(model.variant)
         if has_adapters(module) and not steps:
             raise ModuleError(
                 "Cannot give this model to other processes",

@@ -12,6 +12,8 @@
     tokenizer_file  check a tokenizer.json before it is loaded
     sentences       read how a sentence-transformers folder makes a vector
     outline         depth, size and dtype of a checkpoint before its weights
+    quantised       check a folder's quantisation, and the schemes of `Quantised`
+    devices         one device, or a map of modules over several
     checkpoint      load a checked folder, and choose the dtype
 
 >>> import torch

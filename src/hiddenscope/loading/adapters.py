@@ -23,7 +23,7 @@ from hiddenscope.loading.folder import (
     PICKLES,
     check_files,
     read_json,
-    tensors_in,
+    stored_tensors,
 )
 from hiddenscope.loading.folder import WEIGHTS as BASE_WEIGHTS
 from hiddenscope.loading.limits import WeightTotals, check_counts, walk
@@ -134,7 +134,7 @@ def _check_config(path: Path, kind: str, config: dict[str, Any]) -> None:
 
 def _adapter_tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
     if (path / WEIGHTS).exists():
-        return tensors_in(path / WEIGHTS)
+        return stored_tensors(path / WEIGHTS)
     pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
     if pickles:
         raise Unsafe(
@@ -248,13 +248,13 @@ def _check_shapes(folders: list[AdapterFolder], base: str) -> None:
     path = local_folder(base)
     if path is None or not (path / BASE_WEIGHTS).is_file():
         return
-    in_base = tensors_in(path / BASE_WEIGHTS)
+    in_base = stored_tensors(path / BASE_WEIGHTS)
     for folder in folders:
         for key, (_, shape) in folder.tensors.items():
-            layer, found, _ = key.partition(".lora_A.")
+            layer, separator, _ = key.partition(".lora_A.")
             layer = layer.removeprefix("base_model.model.")
             _, base_shape = in_base.get(f"{layer}.weight", ("", []))
-            if found and base_shape and shape[-1] not in base_shape:
+            if separator and base_shape and shape[-1] not in base_shape:
                 reason = (
                     f"its {layer} reads {shape[-1]} numbers, and that of the base is"
                     f" {' by '.join(map(str, base_shape))}"

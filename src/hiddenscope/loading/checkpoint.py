@@ -8,10 +8,9 @@ note names the choice.
 
 from __future__ import annotations
 
-import importlib.util
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -24,19 +23,32 @@ from hiddenscope.errors import (
     LoadError,
     UnknownModel,
     Unsafe,
+    first_line,
     without_panic,
 )
 from hiddenscope.loading import limits
+from hiddenscope.loading.devices import (
+    Placement,
+    offload_folder,
+    place,
+    remove_with,
+    spread,
+    summary,
+)
 from hiddenscope.loading.folder import Folder, is_own_kernel
+from hiddenscope.loading.quantised import check_quantised, method_of, scheme_config
 from hiddenscope.loading.sentences import SentenceModules
 from hiddenscope.loading.tokenizer_file import check_tokenizer_file
-from hiddenscope.loading.variants import Variant
+from hiddenscope.loading.variants import ModelVariant
 from hiddenscope.modules import autograd
+from hiddenscope.modules.quantised import quantised_weights
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
     from transformers import PreTrainedTokenizerBase
+
+    from hiddenscope.loading.devices import Devices
 
 TASKS = {
     "causal-lm": "AutoModelForCausalLM",
@@ -82,7 +94,7 @@ class Loaded:
     notes: tuple[str, ...]
     folder: Path | None = None
     sentences: SentenceModules | None = None
-    variant: Variant | None = None
+    variant: ModelVariant | None = None
     altered: str = ""
 
     @cached_property
@@ -100,7 +112,7 @@ class LoadOptions:
 
     task: str | None = None
     dtype: str | torch.dtype | None = None
-    device: str | torch.device | None = None
+    device: Devices = None
     attention: str | None = None
     scheme: str | None = None
 
@@ -124,30 +136,86 @@ def load_folder(
     folder: Folder, options: LoadOptions
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """Load a checked folder: the module in eval mode, and notes on the choices made."""
-    device = _choose_device(options.device)
+    placement = place(options.device)
+    device = placement.device
+    check_quantised(str(folder.path), folder.config, device)
     dtype, dtype_note = _choose_dtype(folder, options, device)
     arguments: dict[str, Any] = {"dtype": dtype}
     if options.attention is not None:
         arguments["attn_implementation"] = options.attention
-    quantised = "quantization_config" in folder.config
+    is_quantised = bool(method_of(folder.config))
+    if options.scheme is not None:
+        arguments["quantization_config"] = scheme_config(
+            options.scheme, str(folder.path), folder.config, dtype
+        )
+        is_quantised = True
     if device is None:
-        arguments["device_map"] = "auto"
-    elif quantised:
+        arguments["device_map"] = placement.device_map
+    elif is_quantised:
         # A quantised module is placed while it is loaded and cannot be moved later.
         arguments["device_map"] = {"": device}
     with quiet_transformers():
         config = _load_config(folder)
         loader, class_note = _choose_class(folder, config, options.task)
+        if isinstance(placement.device_map, dict):
+            device_map = _spread(folder, config, loader, placement.device_map)
+            arguments["device_map"] = device_map
         arguments["config"] = config
-        module, info = _from_pretrained(loader, folder, arguments)
+        module, info = _load_placed(loader, folder, arguments, placement)
     weights_note = _check_loaded(folder, module, info)
-    if device is not None and device.type != "cpu" and not quantised:
+    if options.scheme is not None:
+        _require_quantised(folder, module, options.scheme)
+    if device is not None and device.type != "cpu" and not is_quantised:
         # from_pretrained leaves the module on the CPU, in eval mode.
         module.to(device)
-    notes = [dtype_note, class_note, weights_note]
+    notes = [dtype_note, class_note, weights_note, summary(placement, module)]
     if not folder.has_tokenizer:
         notes.append("No tokenizer came with it: give it lists of token ids.")
     return module, tuple(filter(None, notes))
+
+
+def _load_placed(
+    loader: Any, folder: Folder, arguments: dict[str, Any], placement: Placement
+) -> tuple[Any, dict[str, Any]]:
+    """Load a module; weights that stay on the disk get a folder that lives with it."""
+    if not placement.may_use_disk:
+        return _from_pretrained(loader, folder, arguments)
+    folder_on_disk = offload_folder()
+    arguments["offload_folder"] = str(folder_on_disk)
+    try:
+        module, info = _from_pretrained(loader, folder, arguments)
+    except BaseException:
+        folder_on_disk.rmdir()
+        raise
+    remove_with(module, folder_on_disk)
+    return module, info
+
+
+def _spread(
+    folder: Folder, config: Any, loader: Any, device_map: Mapping[str, str]
+) -> dict[str, str]:
+    """Hold a map of devices to the modules of the model, before weights are read."""
+    import torch
+
+    build = getattr(loader, "_from_config", None) or loader.from_config
+    with (
+        torch.device("meta"),
+        limits.building(folder.held, folder.config, str(folder.path)),
+    ):
+        module = build(config)
+    return spread(device_map, module)
+
+
+def _require_quantised(folder: Folder, module: nn.Module, scheme: str) -> None:
+    """Refuse a module of which the scheme left everything as it was."""
+    if any(quantised_weights(module)):
+        return
+    raise LoadError(
+        f"Cannot quantise {folder.path} to {scheme}",
+        "torchao quantises nn.Linear, and its projections are modules of another kind,"
+        " such as GPT-2's Conv1D",
+        "Choose 'nf4', 'fp4' or 'bnb-int8'.",
+    )
 
 
 def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
@@ -175,7 +243,7 @@ def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
                 raise _remote_code(folder, remedy) from error
         raise LoadError(
             f"Cannot load the tokenizer of {folder.path}",
-            _first_line(error),
+            first_line(error),
             _remedy(error),
         ) from error
     longest: object = tokenizer.model_max_length
@@ -293,47 +361,18 @@ def _seconds(dtype: torch.dtype, reference: float | None) -> float:
     return min(times)
 
 
-def _choose_device(device: str | torch.device | None) -> torch.device | None:
-    """Return the device to load on, or None to let accelerate spread the model."""
-    import torch
-
-    if device is None:
-        return _default_device()
-    if str(device) != "auto":
-        try:
-            usable = torch.empty(0, device=device).device
-            if usable.type == "meta":
-                raise RuntimeError("a module on meta has no weights")
-            return usable
-        except (RuntimeError, AssertionError) as error:
-            remedy = "Choose 'cpu', or 'auto' for whatever there is."
-            raise LoadError(
-                f"Cannot load on device {str(device)!r}", _first_line(error), remedy
-            ) from error
-    if importlib.util.find_spec("accelerate") is None:
-        raise LoadError(
-            "Cannot spread the model over devices",
-            "accelerate is not installed",
-            "Run: pip install accelerate",
-        )
-    return None
-
-
 def _choose_dtype(
     folder: Folder, options: LoadOptions, device: torch.device | None
 ) -> tuple[torch.dtype | str, str]:
     if options.dtype is not None:
         return parse_dtype(options.dtype), ""
-    if folder.dtype is None or "quantization_config" in folder.config:
+    if folder.dtype is None or method_of(folder.config):
         return "auto", "The checkpoint is quantised: its own dtypes are kept."
     stored = parse_dtype(_STORED[folder.dtype])
-    return choose_dtype(stored, device or _default_device())
-
-
-def _default_device() -> torch.device:
-    import torch
-
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # A model over several devices computes on the fastest of them.
+    fastest = place(None).device if device is None else device
+    assert fastest is not None, "without a map there is one device"
+    return choose_dtype(stored, fastest)
 
 
 def _load_config(folder: Folder) -> Any:
@@ -359,7 +398,7 @@ def _load_config(folder: Folder) -> Any:
     except Exception as error:
         raise Damaged(
             f"Cannot read the config of {folder.path}",
-            _first_line(error),
+            first_line(error),
             "Download it again.",
         ) from error
 
@@ -420,7 +459,7 @@ def _from_pretrained(
         raise
     except Exception as error:
         raise LoadError(
-            f"Cannot load {folder.path}", _first_line(error), _remedy(error)
+            f"Cannot load {folder.path}", first_line(error), _remedy(error)
         ) from error
     return module, info
 
@@ -462,13 +501,6 @@ def _check_loaded(folder: Folder, module: Any, info: dict[str, Any]) -> str:
 def _remote_code(folder: Folder, remedy: str) -> Unsafe:
     reason = f"{folder.remote_code[0]}, code that would be downloaded and run"
     return Unsafe(f"Cannot load {folder.path}", reason, remedy)
-
-
-def _first_line(error: BaseException) -> str:
-    for line in str(error).splitlines():
-        if line.strip():
-            return line.strip()[:300]
-    return type(error).__name__[:300]
 
 
 def _remedy(error: Exception) -> str:

@@ -285,7 +285,7 @@ def _shards(path: Path) -> list[Path]:
             )
     for name in names:
         promised = {key for key, shard in weight_map.items() if shard == name}
-        absent = promised - set(tensors_in(path / name))
+        absent = promised - set(stored_tensors(path / name))
         if absent:
             reason = f"{name} lacks {min(absent)!r}, which the index promises"
             raise Damaged(
@@ -300,10 +300,11 @@ def _contents(files: list[Path]) -> tuple[str | None, WeightTotals]:
     totals: Counter[str] = Counter()
     held = WeightTotals()
     for file in files:
-        tensors = tensors_in(file)
+        tensors = stored_tensors(file)
         longest = 0
         for dtype, shape in tensors.values():
-            longest = max(longest, *shape)
+            # bitsandbytes saves the format of a weight as a scalar.
+            longest = max(longest, *shape, 0)
             totals[dtype] += prod(shape) * _BYTES_OF.get(dtype, 0)
         held += WeightTotals(len(tensors), file.stat().st_size, longest)
     floats = [dtype for dtype in _BYTES_OF if totals[dtype]]
@@ -312,7 +313,7 @@ def _contents(files: list[Path]) -> tuple[str | None, WeightTotals]:
     return max(floats, key=lambda dtype: totals[dtype]), held
 
 
-def tensors_in(path: Path) -> dict[str, tuple[str, list[int]]]:
+def stored_tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
     """Read the dtype and shape of each tensor from a safetensors header.
 
     safetensors checks the header against the length of the file: every byte must belong

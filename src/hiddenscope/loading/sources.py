@@ -15,7 +15,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hiddenscope import progress
 from hiddenscope.errors import FileError, LoadError, UnknownModel, Unreachable, Unsafe
@@ -37,7 +37,7 @@ from hiddenscope.loading.checkpoint import (
 from hiddenscope.loading.folder import INDEX, PICKLES, WEIGHTS, check_folder
 from hiddenscope.loading.gguf import CONVERSION, convert, read_header
 from hiddenscope.loading.sentences import sentence_modules
-from hiddenscope.loading.variants import Adapted, Quantised, Variant
+from hiddenscope.loading.variants import Adapted, ModelVariant, Quantised
 from hiddenscope.texts import FORMATS
 
 if TYPE_CHECKING:
@@ -45,12 +45,14 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
+    from hiddenscope.loading.devices import Devices
+
     Source = (
         str
         | os.PathLike[str]
         | nn.Module
         | tuple[nn.Module, PreTrainedTokenizerBase | None]
-        | Variant
+        | ModelVariant
         | None
     )
 
@@ -68,7 +70,7 @@ def open_source(
     *,
     task: str | None = None,
     dtype: str | torch.dtype | None = None,
-    device: str | torch.device | None = None,
+    device: Devices = None,
     attention: str | None = None,
     revision: str | None = None,
 ) -> Loaded:
@@ -85,12 +87,12 @@ def open_source(
         "attention": attention,
         "revision": revision,
     }
-    variant: Variant | None = None
+    variant: ModelVariant | None = None
     if isinstance(source, str | os.PathLike):
         source = _as_adapted(source)
     if isinstance(source, Adapted):
         open_base = partial(open_source, **options)  # type: ignore[arg-type]
-        return load_adapted(source, open_base, _adapter_path)
+        return load_adapted(source, open_base, adapter_path)
     scheme = None
     if isinstance(source, Quantised):
         variant, scheme = source, source.scheme
@@ -101,26 +103,40 @@ def open_source(
             set_options.append("quantising")
         return _live(source, set_options)
     how = LoadOptions(task, dtype, device, attention, scheme)
-    return replace(_open_plain(source, revision, how), variant=variant)
+    located = locate(source, revision)
+    loaded = _load(located.folder, located.name, located.revision, how, located.note)
+    return replace(loaded, variant=variant)
 
 
-def _open_plain(
-    source: str | os.PathLike[str] | None, revision: str | None, how: LoadOptions
-) -> Loaded:
-    """Load a whole model by its name or path."""
+class Located(NamedTuple):
+    """The local folder of a model that was named, its revision, and a note if any."""
+
+    folder: Path
+    name: str
+    revision: str | None
+    note: str = ""
+
+
+def locate(
+    source: str | os.PathLike[str] | None, revision: str | None = None
+) -> Located:
+    """Find the folder of a named model, which is downloaded or converted if need be.
+
+    Nothing of it is loaded.
+    """
     if source is None or (isinstance(source, str) and source in zoo.ZOO):
         name = str(source or zoo.DEFAULT)
         _refuse_revision(name, revision)
-        return _load(zoo.zoo_folder(name), name, zoo.ZOO[name].revision, how)
+        return Located(zoo.zoo_folder(name), name, zoo.ZOO[name].revision)
     path = _local_path(source)
     if path is None:
         folder, commit, note = _hub_folder(str(source), revision)
-        return _load(folder, str(source), commit, how, note)
+        return Located(folder, str(source), commit, note)
     _refuse_revision(str(source), revision)
     if path.suffix.lower() == ".gguf":
         folder, digest = _gguf_folder(path)
-        return _load(folder, path.name, f"sha256:{digest}", how)
-    return _load(path, path.resolve().name, None, how)
+        return Located(folder, path.name, f"sha256:{digest}")
+    return Located(path, path.resolve().name, None)
 
 
 def _as_adapted(source: str | os.PathLike[str]) -> str | os.PathLike[str] | Adapted:
@@ -137,7 +153,7 @@ def _as_adapted(source: str | os.PathLike[str]) -> str | os.PathLike[str] | Adap
     return Adapted(None, path)
 
 
-def _adapter_path(source: str) -> Path:
+def adapter_path(source: str) -> Path:
     """Return the local folder of an adapter: a path, or an id of the hub."""
     path = Path(source).expanduser()
     looks_like_path = source.startswith((".", "/", "~")) or source.count("/") != 1

@@ -18,9 +18,8 @@ from hiddenscope.errors import LoadError
 if TYPE_CHECKING:
     from torch import nn
 
-    Base: TypeAlias = (
-        "str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any] | Variant | None"
-    )
+    Plain: TypeAlias = str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any]
+    Base: TypeAlias = "Plain | ModelVariant | None"
 
 SCHEMES = {
     "int8": "8-bit integers for weights (torchao)",
@@ -94,26 +93,26 @@ class Adapted:
             )
 
 
-Variant: TypeAlias = Adapted | Quantised
+ModelVariant: TypeAlias = Adapted | Quantised
 
 
-def steps_of(source: Base) -> list[dict[str, Any]]:
+def variant_steps(source: Base) -> list[dict[str, Any]]:
     """Return the variants of a source as JSON, outermost first, without its base.
 
-    >>> steps_of(Adapted(Quantised("smollm2", "nf4"), "/lora"))
+    >>> variant_steps(Adapted(Quantised("smollm2", "nf4"), "/lora"))
     [{'adapters': ['/lora'], 'strength': 1.0, 'merged': False}, {'scheme': 'nf4'}]
     """
     if isinstance(source, Quantised):
-        return [{"scheme": source.scheme}, *steps_of(source.base)]
+        return [{"scheme": source.scheme}, *variant_steps(source.base)]
     if not isinstance(source, Adapted):
         return []
     folders = [os.path.abspath(os.path.expanduser(path)) for path in source.folders]
     step = {"adapters": folders, "strength": source.strength, "merged": source.merged}
-    return [step, *steps_of(source.base)]
+    return [step, *variant_steps(source.base)]
 
 
 def with_steps(base: Base, steps: Sequence[dict[str, Any]]) -> Base:
-    """Return a base with the variants that `steps_of` listed.
+    """Return a base with the variants that `variant_steps` listed.
 
     >>> with_steps("smollm2", [{"scheme": "nf4"}])
     Quantised(base='smollm2', scheme='nf4')

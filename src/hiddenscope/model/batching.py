@@ -17,6 +17,7 @@ from torch import Tensor
 from hiddenscope.discovery import state_at, trial_ids
 from hiddenscope.errors import PassError, is_out_of_memory
 from hiddenscope.modules import trials
+from hiddenscope.modules.quantised import batch_dependence
 from hiddenscope.passes import (
     Batching,
     Inputs,
@@ -61,6 +62,9 @@ def try_batching(model: PassModel) -> Batching:
     if getattr(config, "attention_type", None) == "block_sparse":
         reason = "its sparse attention depends on the longest text of a batch"
         return Batching(False, worst, reason, needs_mask)
+    dependence = batch_dependence(model.module)
+    if dependence:
+        return Batching(False, worst, dependence, needs_mask)
     if _breaks_ties(config, model.text_encoder.window):
         reason = (
             "of many tokens its attention keeps some, and which of two equal ones"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar
@@ -37,7 +37,7 @@ from hiddenscope.errors import (
 from hiddenscope.loading import Loaded, cache_folder, open_source, parse_dtype
 from hiddenscope.loading.adapters import base_of
 from hiddenscope.loading.size_limit import SizeLimit
-from hiddenscope.loading.variants import Adapted, Quantised, Variant
+from hiddenscope.loading.variants import Adapted, ModelVariant, Quantised
 from hiddenscope.model import generation
 from hiddenscope.model.batching import try_batching
 from hiddenscope.model.lock import PassLock
@@ -45,6 +45,8 @@ from hiddenscope.model.provenance import AdapterProvenance
 from hiddenscope.model.text_limits import text_encoder
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.adapters import below_adapters, require_separable
+from hiddenscope.modules.offload import devices_of
+from hiddenscope.modules.quantised import quantisation_of
 from hiddenscope.modules.slow_dtypes import tell_of_slow_products
 from hiddenscope.modules.trials import Memory, Trials, weights_identity
 from hiddenscope.modules.weights import Fingerprint, trust_finite
@@ -71,7 +73,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Loadable: TypeAlias = (
-    str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any] | Variant
+    str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any] | ModelVariant
 )
 """What `load` takes: a name, a path, a module, a pair of a module with its tokenizer,
 or one of these with adapters or quantised weights.
@@ -107,7 +109,11 @@ def load(
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     dtype: str | torch.dtype | None = None,
-    device: str | torch.device | int | None = None,
+    device: str
+    | torch.device
+    | int
+    | Mapping[str, str | torch.device | int]
+    | None = None,
     attention: str | None = None,
     revision: str | None = None,
     task: str | None = None,
@@ -116,7 +122,8 @@ def load(
 
     The source is a zoo name, a hub id, a folder, a .gguf file or a live module. A
     module comes with its `tokenizer`, as a second argument or as a pair; without one it
-    takes lists of ids. `task` chooses a head, such as "causal-lm".
+    takes lists of ids. `task` chooses a head, such as "causal-lm". `device` is one, or
+    "auto", or a map of module names to devices, of which "disk" is one.
 
     >>> from hiddenscope.testing import tiny_model
     >>> load(tiny_model("gpt2")).capture([[5, 6, 7]], "layer.*").values.shape
@@ -325,7 +332,7 @@ class Model:
         return None if self._loaded.folder is None else os.fspath(self._loaded.folder)
 
     @property
-    def variant(self) -> Variant | None:
+    def variant(self) -> ModelVariant | None:
         """Return the adapters or the scheme that it was loaded with, if any."""
         return self._loaded.variant
 
@@ -502,7 +509,7 @@ class Model:
             revision=self.revision,
             weights=weights,
             dtype=_dtype_name(self.dtype),
-            device=str(self.device),
+            device=_places(self.module, self.device),
             attention=str(getattr(config, "_attn_implementation", None) or "none"),
             versions=_versions(),
             notes=(*self.notes, *_autocast_note(self.device)),
@@ -512,6 +519,7 @@ class Model:
             reported=self._anatomy.reported_names(selected),
             base_weights=base_weights,
             adapters=adapters,
+            quantisation=quantisation_of(self.module),
         )
 
 
@@ -563,10 +571,14 @@ def _memory(loaded: Loaded) -> Memory | None:
         gpu,
         getattr(config, "_attn_implementation", None),
         sorted(_versions().items()),
+        # The same files may be quantised, or spread over devices, while they are
+        # loaded.
+        quantisation_of(loaded.module),
+        devices_of(loaded.module),
     )
 
 
-def _variant_identity(variant: Variant | None) -> str:
+def _variant_identity(variant: ModelVariant | None) -> str:
     """Tell variants of one folder apart, and files of an adapter that have changed."""
     if variant is None:
         return ""
@@ -591,6 +603,13 @@ def _versions() -> dict[str, str]:
             # A library that runs from its sources has no version.
             versions[name] = "not installed"
     return versions
+
+
+def _places(module: nn.Module, device: torch.device) -> str:
+    """Name the device of the inputs, and after it all others that hold weights."""
+    places = [str(device)]
+    places += [place for place in devices_of(module) if place != str(device)]
+    return ", ".join(places)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

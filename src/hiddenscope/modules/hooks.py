@@ -23,7 +23,7 @@ from torch import Tensor, nn, overrides
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hiddenscope.modules import kernels, operations
+from hiddenscope.modules import kernels, offload, operations
 from hiddenscope.modules.installation import Installation, Step, remove_later
 from hiddenscope.modules.weights import tensors_of
 
@@ -563,15 +563,14 @@ def input_device(module: nn.Module) -> torch.device:
     for hook in _accelerate_hooks(module):
         device = getattr(hook, "execution_device", None)
         if device is not None:
-            return torch.device(device)
+            return offload.as_device(device)
     return torch.device("meta")
 
 
 def _accelerate_hooks(module: nn.Module) -> Iterator[Any]:
-    """Yield accelerate's hooks; a part has a single one or a sequence of them."""
+    """Yield accelerate's hooks on all parts."""
     for part in parts_of(module).values():
-        hook = vars(part).get("_hf_hook")
-        yield from getattr(hook, "hooks", [hook])
+        yield from offload.accelerate_hooks(part)
 
 
 class _Parts(NamedTuple):

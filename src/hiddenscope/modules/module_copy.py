@@ -2,6 +2,7 @@
 
 The copy has modules, tables of hooks and configurations of its own. Its parameters and
 buffers are the very tensors of the original, or what `convert` makes of each of them.
+To be converted, quantised weights are unpacked, and offloaded ones are read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.modules import hooks
+from hiddenscope.errors import ModuleError
+from hiddenscope.modules import hooks, offload
+from hiddenscope.modules.quantised import (
+    plain_part,
+    quantised_weights,
+    refuse_packed_modules,
+    shared_weight,
+    state_objects,
+)
 
 Convert = Callable[[str, Tensor], Tensor]
 """Takes the name and the tensor of a weight, and returns that of the copy."""
@@ -35,11 +44,21 @@ def private_copy(
     """
     # deepcopy takes what it finds in this table instead of copying it.
     replacements: dict[int, Any] = {}
+    packed = {id(getattr(weight.part, weight.name)) for weight in _packed(module)}
     for name, tensor in named_weights(module):
-        replacements[id(tensor)] = _replacement(name, tensor, convert)
+        if id(tensor) in packed or tensor.is_meta:
+            replacements[id(tensor)] = shared_weight(tensor)
+        else:
+            replacements[id(tensor)] = _replacement(name, tensor, convert)
+    for shared in _shared_objects(module):
+        replacements[id(shared)] = shared
     copied: nn.Module = copy.deepcopy(module, replacements)
     for part in copied.modules():
         hooks.drop_hooks(part)
+    if convert is not None:
+        refuse_packed_modules(module, "Cannot convert the weights of this model")
+        _convert_packed(module, copied, convert)
+        _convert_offloaded(copied, convert)
     if attention is not None:
         for config in _configurations(copied):
             config._attn_implementation_internal = attention
@@ -54,6 +73,11 @@ def float64_copy(module: nn.Module) -> nn.Module:
         if getattr(config, "_experts_implementation_internal", None) == "grouped_mm":
             config._experts_implementation_internal = "eager"
     return copied
+
+
+def unpacked_copy(module: nn.Module) -> nn.Module:
+    """Copy a module with plain weights in the place of quantised ones."""
+    return private_copy(module, lambda name, tensor: tensor)
 
 
 def to_dtype(dtype: torch.dtype) -> Convert:
@@ -109,6 +133,65 @@ def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters and buffers of a module."""
     yield from module.named_parameters()
     yield from module.named_buffers()
+
+
+def _packed(module: nn.Module) -> list[Any]:
+    return list(quantised_weights(module))
+
+
+def _shared_objects(module: nn.Module) -> Iterator[object]:
+    """Yield what a copy shares with the original beside its weights."""
+    yield from state_objects(module)
+    for part in module.modules():
+        for hook in offload.accelerate_hooks(part):
+            # deepcopy would read every offloaded weight into memory.
+            yield getattr(hook, "weights_map", None)
+            yield getattr(hook, "tied_params_map", None)
+
+
+def _convert_packed(module: nn.Module, copied: nn.Module, convert: Convert) -> None:
+    """Put plain parts with converted numbers in the place of quantised ones."""
+    for weight in _packed(module):
+        numbers = convert(weight.full_name, nn.Parameter(weight.unpack(), False))
+        plain = plain_part(weight, numbers.detach())
+        part = copied.get_submodule(weight.path)
+        bias = part._parameters.get("bias")
+        if bias is not None:
+            plain.register_parameter("bias", bias)
+        if not weight.path:
+            raise ModuleError(
+                "Cannot convert a single quantised layer",
+                "it would have to be exchanged within itself",
+                "Put it into a module.",
+            )
+        container, _, name = weight.path.rpartition(".")
+        setattr(copied.get_submodule(container), name, plain)
+
+
+def _convert_offloaded(copied: nn.Module, convert: Convert) -> None:
+    """Read the offloaded weights of a copy, which then stay where they are used."""
+    for path, part in copied.named_modules():
+        prefix = f"{path}." if path else ""
+        device = offload.execution_device(part)
+        for name, tensor in list(_own_weights(part)):
+            value = offload.offloaded_tensor(part, name) if tensor.is_meta else None
+            if value is None:
+                continue
+            value = value.to(device)
+            if name in part._buffers:
+                part._buffers[name] = _replacement(f"{prefix}{name}", value, convert)
+                continue
+            weight = nn.Parameter(value, requires_grad=False)
+            converted = _replacement(f"{prefix}{name}", weight, convert)
+            part.register_parameter(name, nn.Parameter(converted, requires_grad=False))
+        for hook in offload.accelerate_hooks(part):
+            hook.offload = hook.offload_buffers = False
+
+
+def _own_weights(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+        if tensor is not None:
+            yield name, tensor
 
 
 def _replacement(name: str, tensor: Tensor, convert: Convert | None) -> Tensor:

@@ -11,13 +11,16 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
 from hiddenscope.errors import NotFinite
+from hiddenscope.modules.offload import offloaded_tensor
+from hiddenscope.modules.quantised import packed_tensors
 
 SHOWN = 3
 HASHED_WHOLE = 4 * 2**30
@@ -25,11 +28,23 @@ SAMPLE = 2**16
 
 
 class Weight(NamedTuple):
-    """A parameter or a buffer of a module, with its path."""
+    """A parameter or a buffer of a module, with its path.
+
+    `elsewhere` reads a weight that accelerate keeps in another place; its tensor is
+    then on the meta device.
+    """
 
     path: str
     tensor: Tensor
     is_buffer: bool
+    elsewhere: Callable[[], Tensor | None] | None = None
+
+    def read(self) -> Tensor:
+        """Return the numbers, from wherever they are; a meta tensor if nowhere."""
+        if self.elsewhere is None:
+            return self.tensor
+        value = self.elsewhere()
+        return self.tensor if value is None else value
 
 
 def weight_tensors(module: nn.Module) -> Iterator[Weight]:
@@ -40,21 +55,26 @@ def weight_tensors(module: nn.Module) -> Iterator[Weight]:
     >>> [weight.path for weight in weight_tensors(nn.Sequential(nn.Linear(2, 2)))]
     ['0.weight', '0.bias']
     """
+    tied = getattr(module, "all_tied_weights_keys", {})
     for path, parameter in module.named_parameters():
-        for plain in _plain_tensors(path, parameter):
-            yield Weight(*plain, is_buffer=False)
-    for path, buffer in module.named_buffers():
-        for plain in _plain_tensors(path, buffer):
-            yield Weight(*plain, is_buffer=True)
+        # accelerate parts tied weights when it offloads them.
+        if not parameter.is_meta or path not in tied:
+            yield from _plain_weights(module, path, is_buffer=False)
+    for path, _ in module.named_buffers():
+        yield from _plain_weights(module, path, is_buffer=True)
 
 
-def _plain_tensors(path: str, tensor: Any) -> Iterator[tuple[str, Tensor]]:
-    if not hasattr(tensor, "__tensor_flatten__"):
-        yield path, tensor
-        return
-    names, _ = tensor.__tensor_flatten__()
-    for name in names:
-        yield from _plain_tensors(f"{path}.{name}", getattr(tensor, name))
+def _plain_weights(
+    module: nn.Module, path: str, *, is_buffer: bool
+) -> Iterator[Weight]:
+    container, _, name = path.rpartition(".")
+    part = module.get_submodule(container)
+    prefix = f"{container}." if container else ""
+    for plain_name, tensor in packed_tensors(part, name):
+        elsewhere = None
+        if tensor.is_meta and plain_name == name:
+            elsewhere = partial(offloaded_tensor, part, name)
+        yield Weight(f"{prefix}{plain_name}", tensor, is_buffer, elsewhere)
 
 
 def tensors_of(module: nn.Module) -> list[Tensor]:
@@ -80,7 +100,7 @@ class WeightVersions:
     """The tensors of a module and their version counters.
 
     They show when a weight is replaced or written to. A write through `.data` does not
-    raise the counter, and is not noticed.
+    raise the counter, and is not noticed; nor is one to an offloaded weight.
 
     >>> linear = nn.Linear(2, 2)
     >>> versions = WeightVersions(linear)
@@ -93,7 +113,7 @@ class WeightVersions:
 
     def __init__(self, module: nn.Module) -> None:
         tensors = tensors_of(module)
-        self._tensors = [ref(tensor) for tensor in tensors]
+        self._tensors = [_reference(tensor) for tensor in tensors]
         self._versions = _versions(tensors)
 
     def match(self, module: nn.Module) -> bool:
@@ -102,20 +122,29 @@ class WeightVersions:
         if len(tensors) != len(self._tensors):
             return False
         for known, tensor in zip(self._tensors, tensors, strict=True):
-            if known() is not tensor:
+            expected = None if known is None else known()
+            if expected is not tensor and not (known is None and tensor.is_meta):
                 return False
         return self._versions == _versions(tensors)
+
+
+def _reference(tensor: Tensor) -> ref[Tensor] | None:
+    # accelerate puts another meta tensor in the place of an offloaded weight after each
+    # pass.
+    return None if tensor.is_meta else ref(tensor)
 
 
 def _versions(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
     """Return the address of each tensor and how often it was written to."""
     versions = []
     for tensor in tensors:
-        writes = 0
+        address = writes = 0
         # torch counts no writes to tensors that were created in inference mode.
-        if not tensor.is_inference():
+        if not tensor.is_inference() and not tensor.is_meta:
             writes = tensor._version
-        versions.append((tensor.data_ptr(), writes))
+        if not tensor.is_meta:
+            address = tensor.data_ptr()
+        versions.append((address, writes))
     return versions
 
 
@@ -172,7 +201,7 @@ def _suspects(candidates: Iterable[Weight]) -> list[Weight]:
     weights_on: dict[torch.device, list[Weight]] = {}
     sums_on: dict[torch.device, list[Tensor]] = {}
     for weight in candidates:
-        tensor = weight.tensor
+        tensor = weight.read()
         if tensor.is_floating_point() and not tensor.is_meta:
             # In its own dtype, in which torch accumulates in float32 anyway: a sum of
             # bfloat16 to float32 takes 13 times as long on x86-64, `isfinite` 25 times.
@@ -197,7 +226,7 @@ def _addable(tensor: Tensor) -> Tensor:
 
 def _describe_not_finite(weight: Weight) -> str:
     """Say how many NaN and infinities a weight holds; empty if none that count."""
-    numbers = _addable(weight.tensor)
+    numbers = _addable(weight.read())
     if numbers.numel():
         low, high = torch.aminmax(numbers)
         # Only the sum overflowed.
@@ -222,8 +251,9 @@ class Fingerprint:
     """The hash of a module's weights, computed on demand and again after a change.
 
     Every byte of up to 4 GiB of weights is hashed (`sha256:`); of more, the ends of
-    each weight (`sampled-sha256:`). Weights that accelerate keeps elsewhere count by
-    name and shape only (`partial-sha256:`). While the weights are as they were loaded,
+    each weight (`sampled-sha256:`). Weights that accelerate keeps elsewhere are read
+    from there; any that cannot be read counts by name and shape only
+    (`partial-sha256:`). While the weights are as they were loaded,
     `remembered` is called with the function that hashes them: it may know the hash from
     an earlier load.
 
@@ -269,12 +299,16 @@ def _hash(module: nn.Module) -> str:
 def hash_weights(listed: list[Weight]) -> str:
     """Hash the names, shapes, dtypes and numbers of weights."""
     whole = sum(weight.tensor.nbytes for weight in listed) <= HASHED_WHOLE
+    unread: list[str] = []
 
     def digest(weight: Weight) -> bytes:
-        shape = list(weight.tensor.shape)
-        name = f"{weight.path} {shape} {weight.tensor.dtype}"
+        # An offloaded weight is read here, so that only some are in memory at once.
+        tensor = weight.read()
+        if tensor.is_meta:
+            unread.append(weight.path)
+        name = f"{weight.path} {list(tensor.shape)} {tensor.dtype}"
         hashed = hashlib.sha256(name.encode())
-        for part in _bytes(weight.tensor, whole):
+        for part in _bytes(tensor, whole):
             hashed.update(part)
         return hashed.digest()
 
@@ -282,7 +316,7 @@ def hash_weights(listed: list[Weight]) -> str:
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         digests = list(threads.map(digest, listed))
     total = hashlib.sha256(b"".join(digests)).hexdigest()
-    if any(weight.tensor.is_meta for weight in listed):
+    if unread:
         return f"partial-sha256:{total}"
     if not whole:
         return f"sampled-sha256:{total}"
@@ -290,10 +324,7 @@ def hash_weights(listed: list[Weight]) -> str:
 
 
 def _bytes(tensor: Tensor, whole: bool) -> list[memoryview[int]]:
-    """Return the bytes of a weight, or the first and last ones.
-
-    An offloaded weight has none here.
-    """
+    """Return the bytes of a weight, or the first and last ones."""
     if tensor.is_meta or tensor.numel() == 0:
         return []
     flat = tensor.detach().reshape(-1)

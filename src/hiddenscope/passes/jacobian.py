@@ -19,6 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hiddenscope.discovery import Anatomy, Tap
 from hiddenscope.errors import PassError
 from hiddenscope.modules import autograd, hooks
+from hiddenscope.modules.quantised import refuse_gradients
 from hiddenscope.passes.inputs import Inputs, Texts
 from hiddenscope.passes.protocol import PassModel, require_recordable
 from hiddenscope.passes.record import not_reached, token_logits
@@ -165,6 +166,7 @@ def tape(
     (['layer.2', 'layer.1', 'layer.0'], torch.Size([1, 3, 64]))
     """
     require_recordable(model.module)
+    refuse_gradients(model.module)
     batch = model.encode(inputs).pad(model)
     if len(batch.lengths) != 1:
         raise PassError(

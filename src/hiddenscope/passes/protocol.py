@@ -83,7 +83,13 @@ def _problem(module: nn.Module) -> tuple[str, str] | None:
                 "Call module.eval() first.",
             )
         is_compiled = is_compiled or part._compiled_call_impl is not None
-        for weight in part._parameters.values():
+        for name, weight in part._parameters.items():
+            if type(weight).__name__ == "DTensor":
+                return (
+                    f"`{path}.{name}` is split by tensor parallelism, and a state in"
+                    " parts cannot be proved",
+                    "Load it on one device, or spread whole layers: device='balanced'.",
+                )
             if weight is not None:
                 has_weights = True
                 has_meta_weights = has_meta_weights or weight.is_meta

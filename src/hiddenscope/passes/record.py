@@ -19,6 +19,7 @@ from hiddenscope.arguments import checked
 from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Tap, Write
 from hiddenscope.errors import NotFinite, PassError
 from hiddenscope.modules import autograd, hooks, operations
+from hiddenscope.modules.quantised import refuse_gradients
 from hiddenscope.passes.buffers import Buffers, Keep, buffers_for, states_in
 from hiddenscope.passes.inputs import Inputs, PaddedBatch, Texts
 from hiddenscope.passes.protocol import PassModel, require_recordable
@@ -96,6 +97,7 @@ def make_pass(
     check_targets(model, inputs, sites, logits=logits)
     if grad:
         _require_live(sites)
+        refuse_gradients(model.module)
     batch = inputs.pad(model)
     _check_batch(model, batch)
     buffers = buffers_for(model, sites, inputs, keep=keep)

@@ -27,6 +27,7 @@ from torch.nn import functional
 from hiddenscope.discovery import trial_ids
 from hiddenscope.errors import PassError, is_out_of_memory
 from hiddenscope.modules import autograd, hooks
+from hiddenscope.modules.quantised import quantised_weights
 from hiddenscope.modules.trials import disagreement
 from hiddenscope.passes.inputs import Inputs
 from hiddenscope.passes.protocol import PassModel
@@ -333,8 +334,11 @@ def _after_head(model: PassModel) -> Recipe:
     # MobileBERT multiplies with two weights joined, inside the module that holds them.
     if head is None:
         return Recipe(0, "whole", reason="no module of their own makes them")
-    is_linear = type(head) is nn.Linear and not head.weight.is_meta
-    if not is_linear or hooks.is_offloaded(model.module):
+    if hooks.is_offloaded(head):
+        reason = "its head is offloaded: keep it on a device"
+        return Recipe(0, "whole", reason=reason)
+    is_linear = type(head) is nn.Linear and not any(quantised_weights(head))
+    if not is_linear:
         reason = f"its head is {type(head).__name__}, not a plain product"
         return Recipe(0, "whole", reason=reason)
     products: list[Tensor] = []

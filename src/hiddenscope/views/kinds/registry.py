@@ -55,10 +55,12 @@ class Kind:
         return cls(module.views, *(getattr(module, name, None) for name in names))
 
 
-# Every analysis that the app offers has a kind, also `embed`, whose function returns
-# vectors and not a result.
+# Every analysis with a result has a kind, and so has `embed`, whose function returns
+# vectors and whose result the app makes.
 KINDS = {
-    analysis.word: Kind.of(analysis.word) for analysis in ANALYSES if analysis.in_app
+    analysis.word: Kind.of(analysis.word)
+    for analysis in ANALYSES
+    if analysis.result or analysis.in_app
 }
 
 

@@ -1,0 +1,208 @@
+"""One analysis along checkpoints, sizes or variants of a model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hiddenscope as hs
+from hiddenscope.catalog import ANALYSIS, Parameter
+from hiddenscope.cli import interrupt
+from hiddenscope.cli.arguments import dataset
+from hiddenscope.cli.asking import show_result
+from hiddenscope.cli.command import Arguments, command
+from hiddenscope.cli.options import Shared
+from hiddenscope.errors import ArgumentError, LoadError, TextError
+from hiddenscope.interface.typer_parameters import COLUMNS, MODEL_HELP
+from hiddenscope.series.parameters import OPTIONS, check_options
+
+PARAMETERS = (
+    Parameter(
+        "models",
+        "words",
+        f"The members, each: {MODEL_HELP[0].lower()}{MODEL_HELP[1:]}",
+        required=True,
+        positional=True,
+        repeated=True,
+    ),
+    Parameter(
+        "analysis",
+        "choice",
+        "What every member is asked.",
+        default="profile",
+        choices=tuple(OPTIONS),
+    ),
+    Parameter(
+        "data",
+        "data",
+        "A file of texts (.txt .jsonl .csv .tsv .parquet) or a shipped dataset;"
+        " labelled ones for probe and project.",
+        spelling=("--texts",),
+    ),
+    *COLUMNS,
+    Parameter(
+        "against",
+        "choice",
+        "What compare and drift compare each member with.",
+        default="first",
+        choices=("first", "previous"),
+    ),
+    Parameter(
+        "to",
+        "path",
+        "Keep the result of each member in this folder. A job that was stopped goes on"
+        " there.",
+    ),
+    Parameter(
+        "option",
+        "words",
+        "An option of the analysis, such as k=10 or sites=layer.*; may be repeated.",
+        repeated=True,
+    ),
+    Parameter(
+        "revision",
+        "words",
+        "A branch, tag or commit of the one model; repeated, each is a member.",
+        repeated=True,
+    ),
+    Parameter(
+        "scheme",
+        "words",
+        "Another member: the one model with its weights quantised to int8, nf4 and so"
+        " on; may be repeated.",
+        spelling=("--quantise",),
+        repeated=True,
+    ),
+    Parameter(
+        "adapter",
+        "path",
+        "Another member: the one model with this adapter; see --strength.",
+    ),
+    Parameter(
+        "strength",
+        "words",
+        "How strong the adapter is, 1 as trained; repeated, each is a member.",
+        repeated=True,
+    ),
+)
+HELP = f"""{ANALYSIS["series"].question}
+
+Loads one model at a time and prints the findings. Weights are hashed first: members
+with the same ones are reported. Give several models; or one with --revision,
+--quantise or --adapter, whose variants are the members. --out series.html keeps the
+pictures, .csv the numbers.
+"""
+
+
+@command(
+    "series",
+    PARAMETERS,
+    help=HELP,
+    without=("model", "adapter", "quantise"),
+)
+def series(shared: Shared, arguments: Arguments) -> None:
+    """Run one analysis on every member, and show them side by side."""
+    options = dict(map(_option, arguments["option"] or ()))
+    check_options(arguments["analysis"], options)
+    # Read before hs.Member is, which imports torch.
+    variants = list(_variants(arguments))
+    data = _texts(arguments)
+    members = []
+    for variant in variants:
+        member = hs.Member(**variant, dtype=shared.dtype, device=shared.device)
+        members.append(member)
+    to: Path | None = arguments["to"]
+
+    def how_to_resume() -> str:
+        if to is None:
+            return "nothing is kept; --to FOLDER keeps the members that are done."
+        kept = len(list(to.glob("*.member.json")))
+        return f"{kept} results are kept in {to}; the same command again goes on."
+
+    with interrupt.explaining_resume(how_to_resume):
+        result = hs.series(
+            members,
+            arguments["analysis"],
+            data,
+            against=arguments["against"],
+            options=options,
+            to=to,
+        )
+    show_result(result, shared)
+
+
+def _option(words: str) -> tuple[str, Any]:
+    """Read an option of the analysis, such as k=10."""
+    name, separator, text = words.partition("=")
+    if not separator or not name:
+        raise ArgumentError(
+            f"Cannot read --option {words}", "it has no value", "Write NAME=VALUE."
+        )
+    constants: dict[str, Any] = {"true": True, "false": False, "none": None}
+    if text.lower() in constants:
+        return name, constants[text.lower()]
+    for number in (int, float):
+        try:
+            return name, number(text)
+        except ValueError:
+            continue
+    return name, text
+
+
+def _texts(arguments: Arguments) -> Any:
+    name = arguments["data"]
+    if name is None:
+        raise TextError(
+            "No texts",
+            "none were given",
+            "Give --texts with a file, or with a shipped dataset such as"
+            " cities-incomplete.",
+        )
+    return dataset(name, *(arguments[column.name] for column in COLUMNS))
+
+
+def _variants(arguments: Arguments) -> Iterator[dict[str, Any]]:
+    """Yield the members: the models, or the variants of the one model."""
+    models = arguments["models"]
+    revisions = arguments["revision"] or []
+    schemes = arguments["scheme"] or []
+    adapter, strengths = arguments["adapter"], arguments["strength"] or []
+    if strengths and adapter is None:
+        raise LoadError(
+            "Cannot use --strength", "there is no --adapter", "Give --adapter FOLDER."
+        )
+    if not (revisions or schemes or adapter):
+        if len(models) < 2:
+            raise ArgumentError(
+                "Cannot make a series of one model",
+                "there is nothing to compare it with",
+                "Name another, or give --revision, --quantise or --adapter.",
+            )
+        for model in models:
+            yield {"source": model}
+        return
+    if len(models) > 1:
+        raise ArgumentError(
+            "Cannot make a series of these",
+            f"there are {len(models)} models, and --revision, --quantise and --adapter"
+            " are of one",
+            "Name one model, or leave these options out.",
+        )
+    (model,) = models
+    for revision in revisions:
+        yield {"source": model, "revision": revision}
+    if not revisions:
+        yield {"source": model}
+    for scheme in schemes:
+        yield {"source": hs.Quantised(model, scheme)}
+    if adapter is not None:
+        for strength in strengths or ["1"]:
+            yield {"source": hs.Adapted(model, adapter, strength=_strength(strength))}
+
+
+def _strength(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        reason = "it is not a number"
+        remedy = "Give a number, 1 for the adapter as trained."
+        raise LoadError(f"Cannot use --strength {word}", reason, remedy) from None

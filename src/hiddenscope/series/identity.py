@@ -1,0 +1,176 @@
+"""What decides the numbers of a member: its weights, and everything else.
+
+Both are found before the model runs, and of a folder before it is loaded: published
+checkpoints are known to hold the same weights under two names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hiddenscope.errors import Damaged
+from hiddenscope.loading.adapters import check_adapter, is_adapter
+from hiddenscope.loading.folder import INDEX, TOKENIZER_FILES, WEIGHTS, check_folder
+from hiddenscope.loading.sources import adapter_path, locate
+from hiddenscope.loading.variants import Adapted, Quantised
+from hiddenscope.model import Model
+from hiddenscope.modules.weights import Fingerprint
+from hiddenscope.series.member import Member
+from hiddenscope.series.weight_files import hash_tensors
+
+# Of a config, what names a file or a library and decides no number.
+UNDECIDING = {"_name_or_path", "name_or_path", "transformers_version", "_commit_hash"}
+
+
+@dataclass(frozen=True)
+class MemberIdentity:
+    """The hash of a member's weights, and all else that decides its numbers.
+
+    `name` is the model's own, as its results carry it. Two members with the same
+    identity give the same numbers; two with the same `weights` alone need not: they may
+    differ in dtype, config or tokenizer.
+    """
+
+    name: str
+    weights: str
+    others: str
+
+    @property
+    def key(self) -> str:
+        """Return one hash of both."""
+        return hash_of([self.weights, self.others])
+
+
+def identify(member: Member) -> MemberIdentity:
+    """Hash the weights of a member, and what else decides its numbers."""
+    identity = _identify(member.source, member.revision)
+    others = [identity.others, member.dtype, member.device]
+    return MemberIdentity(identity.name, identity.weights, hash_of(others))
+
+
+def hash_of(value: Any) -> str:
+    """Return the hash of a plain value.
+
+    >>> hash_of({"a": 1, "b": 2}) == hash_of({"b": 2, "a": 1})
+    True
+    """
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _identify(source: Any, revision: str | None = None) -> MemberIdentity:
+    if isinstance(source, Quantised):
+        base = _identify(source.base, revision)
+        weights = f"sha256:{hash_of([base.weights, source.scheme])}"
+        return MemberIdentity(base.name, weights, base.others)
+    if isinstance(source, Adapted):
+        return _of_adapted(source, revision)
+    if isinstance(source, Model):
+        return _of_module(source.module, source.tokenizer, source.name)
+    if isinstance(source, nn.Module):
+        source = (source, None)
+    if isinstance(source, tuple):
+        module, tokenizer = source
+        return _of_module(module, tokenizer, type(module).__name__)
+    return _of_folder(source, revision)
+
+
+def _of_adapted(source: Adapted, revision: str | None) -> MemberIdentity:
+    folders = []
+    for path in source.folders:
+        folders.append(check_adapter(adapter_path(path)))
+    base = _identify(source.base or folders[0].base, revision)
+    parts: list[Any] = [base.weights, float(source.strength), source.merged]
+    configs = []
+    for folder in folders:
+        parts.append(hash_tensors(sorted(folder.path.glob("*.safetensors"))))
+        configs.append(_deciding(folder.config))
+    weights = f"sha256:{hash_of(parts)}"
+    return MemberIdentity(base.name, weights, hash_of([base.others, configs]))
+
+
+def _of_folder(
+    source: str | os.PathLike[str] | None, revision: str | None
+) -> MemberIdentity:
+    if source is not None and is_adapter(Path(source)):
+        return _of_adapted(Adapted(None, source), revision)
+    located = locate(source, revision)
+    folder = located.folder
+    config = check_folder(folder).config
+    files = [folder / WEIGHTS]
+    if not files[0].is_file():
+        index = json.loads((folder / INDEX).read_text("utf-8"))
+        names = sorted(set(index["weight_map"].values()))
+        files = [folder / name for name in names]
+    others = [_deciding(config), _tokenizer_files(folder)]
+    return MemberIdentity(located.name, hash_tensors(files), hash_of(others))
+
+
+def _tokenizer_files(folder: Path) -> dict[str, Any]:
+    """Return the content of the files of a tokenizer, or their hashes, by name."""
+    files: dict[str, Any] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name == "tokenizer_config.json":
+            files[path.name] = _config(path)
+        elif path.name in TOKENIZER_FILES or path.suffix == ".model":
+            files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return files
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise Damaged(
+            f"Cannot read {path.name}",
+            "it is missing, or it is not JSON",
+            "Save or download the model again.",
+        ) from error
+    return _deciding(content) if isinstance(content, dict) else {}
+
+
+def _deciding(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a config that may decide a number."""
+    return {key: value for key, value in config.items() if key not in UNDECIDING}
+
+
+def _of_module(module: nn.Module, tokenizer: Any, name: str) -> MemberIdentity:
+    weights = Fingerprint(module).value
+    if weights.startswith("partial-"):
+        # Weights that are kept elsewhere are not hashed, so nothing can be said of
+        # them: this identity is like no other.
+        weights = f"unknown:{secrets.token_hex(16)}"
+    config: Any = getattr(module, "config", None)
+    entries: Any = None
+    if config is not None:
+        entries = _deciding(json.loads(config.to_json_string(use_diff=False)))
+    weight = next(module.parameters(), None)
+    others = [
+        type(module).__name__,
+        entries,
+        getattr(config, "_attn_implementation", None),
+        None if weight is None else [str(weight.dtype), str(weight.device)],
+        module.training,
+        _live_tokenizer(tokenizer),
+    ]
+    return MemberIdentity(name, weights, hash_of(others))
+
+
+def _live_tokenizer(tokenizer: Any) -> str | None:
+    """Return the hash of a tokenizer in memory; None without one."""
+    if tokenizer is None:
+        return None
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        return hash_of([type(tokenizer).__name__, backend.to_str()])
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    return hash_of([type(tokenizer).__name__, vocabulary])

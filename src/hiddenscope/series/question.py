@@ -1,0 +1,181 @@
+"""What every member of a series is asked: an analysis, its options and its texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from hiddenscope.analyses.compare.compare import compare
+from hiddenscope.analyses.drift.drift import drift
+from hiddenscope.analyses.lens.lens import lens
+from hiddenscope.analyses.probe.probe import probe
+from hiddenscope.analyses.profile.profile import profile
+from hiddenscope.analyses.project.project import project
+from hiddenscope.arguments import shown
+from hiddenscope.errors import ArgumentError, StatesError, TextError
+from hiddenscope.model import Model
+from hiddenscope.passes import Inputs
+from hiddenscope.results import Result
+from hiddenscope.results.export import to_plain
+from hiddenscope.series.identity import hash_of
+from hiddenscope.series.parameters import LABELLED, PAIRED, check_options
+from hiddenscope.states import Pair, States
+from hiddenscope.texts import Labelled
+from hiddenscope.vectors.dataset import dataset_of
+
+AgainstMember: TypeAlias = Literal["first", "previous"]
+CapturedStates: TypeAlias = States | Pair
+
+ASK: dict[str, Callable[..., Result]] = {
+    "profile": profile,
+    "lens": lens,
+    "probe": probe,
+    "project": project,
+}
+EVERY_SITE = "layer.*,final"
+
+
+@dataclass(frozen=True)
+class SeriesQuestion:
+    """An analysis with its options and its texts, and the hash of all three."""
+
+    analysis: str
+    data: Any
+    options: Mapping[str, Any]
+    against: AgainstMember
+    key: str
+
+    @property
+    def is_paired(self) -> bool:
+        """Tell whether each member is compared with another one."""
+        return self.analysis in PAIRED
+
+    @property
+    def texts(self) -> Any:
+        """Return the texts without their labels."""
+        if isinstance(self.data, Labelled):
+            return list(self.data.texts)
+        return self.data[0] if self.analysis in LABELLED else self.data
+
+    def reference(self, place: int) -> int:
+        """Return the place of the member that one is compared with.
+
+        The first is compared with itself, which shows what rounding does.
+        """
+        if not self.is_paired or self.against == "first":
+            return 0
+        return max(0, place - 1)
+
+    def capture(self, model: Model) -> CapturedStates:
+        """Capture the states that members are compared by."""
+        names = ("targets", "truncate")
+        how = {name: self.options[name] for name in names if name in self.options}
+        sites = EVERY_SITE
+        if self.analysis == "compare":
+            sites = self.options.get("sites", EVERY_SITE)
+        return model.capture(self.texts, sites, **how)
+
+    def inputs(self, model: Model) -> Inputs:
+        """Encode the texts as the analysis does."""
+        targets = self.options.get("targets")
+        truncate = self.options.get("truncate", False)
+        return model.encode(self.texts, targets=targets, truncate=truncate)
+
+    def ask(self, model: Model) -> Result:
+        """Run an analysis that needs one model."""
+        return ASK[self.analysis](model, self.data, **self.options)
+
+    def ask_beside(
+        self, model: Model, states: CapturedStates, reference: CapturedStates
+    ) -> Result:
+        """Compare a model, whose states were captured, with those of another."""
+        sites = self.options.get("sites", EVERY_SITE)
+        if self.analysis == "compare":
+            return compare(states, reference, sites=sites)
+        saved: Any = reference
+        return drift(saved, model, self.texts, sites=sites)
+
+
+def question_of(
+    analysis: str, data: Any, options: Mapping[str, Any] | None, against: str
+) -> SeriesQuestion:
+    """Check what is asked of the members, and read the texts once for all of them."""
+    options = dict(options or {})
+    check_options(analysis, options)
+    if against not in get_args(AgainstMember):
+        raise ArgumentError(
+            f"Cannot compare with {shown(against)}",
+            "a member is compared with the 'first' or with the 'previous' one",
+            "Choose one of the two.",
+        )
+    read = _labelled(analysis, data) if analysis in LABELLED else _texts(analysis, data)
+    content: Any = read
+    if isinstance(read, Labelled):
+        content = [read.texts, read.labels, read.name, read.groups]
+    plain = to_plain([content, options], "the texts or options of a series")
+    against_member: AgainstMember = "previous" if against == "previous" else "first"
+    # Only a comparison depends on what is compared with.
+    paired = against if analysis in PAIRED else ""
+    key = hash_of([analysis, plain, paired])
+    return SeriesQuestion(analysis, read, options, against_member, key)
+
+
+def _texts(analysis: str, data: Any) -> Any:
+    if data is None:
+        raise TextError(
+            f"Cannot run a series of {analysis}", "there are no texts", "Give some."
+        )
+    if isinstance(data, Inputs | Mapping | States | Pair):
+        raise TextError(
+            f"Cannot run a series of {analysis}",
+            f"got {type(data).__name__}, and every member encodes the texts itself",
+            "Give texts, or lists of ids.",
+        )
+    if isinstance(data, Labelled):
+        return list(data.texts)
+    if isinstance(data, str):
+        return data
+    # What can be read once must serve all members.
+    listed = data.tolist() if hasattr(data, "tolist") else list(data)
+    if not listed:
+        raise TextError(
+            f"Cannot run a series of {analysis}",
+            "the list of texts is empty",
+            "Give some.",
+        )
+    return listed
+
+
+def _labelled(analysis: str, data: Any) -> Any:
+    """Read labelled texts once, as every member takes them."""
+    if data is None:
+        raise TextError(
+            f"Cannot run a series of {analysis}",
+            "there are no labelled texts",
+            "Give a dataset: a shipped name, a path, or (texts, labels).",
+        )
+    if isinstance(data, Mapping):
+        raise TextError(
+            f"Cannot run a series of {analysis}",
+            "several datasets were given",
+            "Give one, and run a series for each.",
+        )
+    dataset = dataset_of(data)
+    if isinstance(dataset.texts, Inputs):
+        raise TextError(
+            f"Cannot run a series of {analysis}",
+            "got Inputs, and every member encodes the texts itself",
+            "Give texts, or lists of ids.",
+        )
+    if dataset.labels is None:
+        raise StatesError(
+            f"Cannot run a series of {analysis}",
+            f"{dataset.name[:80]} has no labels",
+            "Name the column of its labels: hs.read(..., label=).",
+        )
+    texts: Sequence[Any] = list(dataset.texts)
+    if all(isinstance(text, str) for text in texts):
+        labels = tuple(dataset.labels)
+        return Labelled(tuple(texts), labels, dataset.name, dataset.groups)
+    return (texts, list(dataset.labels))

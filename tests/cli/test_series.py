@@ -1,0 +1,83 @@
+"""The command `series`: models as arguments, variants as options, a job that resumes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import hiddenscope as hs
+from hiddenscope.cli import main as cli
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    paths = []
+    for seed in (0, 1):
+        path = tmp_path_factory.mktemp("models") / f"seed{seed}"
+        module: Any = tiny_model("llama", seed=seed)
+        module.save_pretrained(path)
+        tiny_tokenizer().save_pretrained(path)
+        paths.append(str(path))
+    return paths
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> str:
+    path = tmp_path / "texts.txt"
+    path.write_text("The cat sat on the mat.\nA dog sat.\n")
+    return str(path)
+
+
+def ask(*words: str) -> Any:
+    return runner.invoke(cli.app, ["series", *words])
+
+
+def test_a_series_is_asked_kept_and_resumed(
+    models: list[str], texts: str, tmp_path: Path
+) -> None:
+    to, out = tmp_path / "kept", tmp_path / "series.nc"
+    words = [*models, models[0], "--texts", texts, "--analysis", "lens"]
+    words += ["--option", "k=3", "--to", str(to), "--out", str(out), "--quiet"]
+    done = ask(*words)
+    assert done.exit_code == 0, done.output
+    assert "seed0 (1) and seed0 (2) have the same weights" in done.stdout
+    assert "same result as" in done.stdout
+    files = {path: path.stat().st_mtime_ns for path in to.iterdir()}
+    assert len(files) == 4
+    result = hs.Result.load(out)
+    lines = Path(texts).read_text().splitlines()
+    expected = hs.series([*models, models[0]], "lens", lines, options={"k": 3})
+    assert result.equals(expected)
+    assert ask(*words).stdout == done.stdout
+    assert {path: path.stat().st_mtime_ns for path in to.iterdir()} == files
+
+
+def test_json_holds_the_whole_result(models: list[str], texts: str) -> None:
+    done = ask(*models, "--texts", texts, "--json", "--quiet")
+    assert json.loads(done.stdout)["kind"] == "series"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{0}", "{0}x"], "Member 2 of 2, seed0x: No model at"),
+        (["{0}"], "there is nothing to compare it with"),
+        (["{0}", "{1}", "--revision", "step1"], "there are 2 models"),
+        (["{0}", "--revision", "step1"], "Cannot make a series: it has one member"),
+        (["{0}", "{1}", "--option", "k=3"], "No option 'k' in a series of profile"),
+        (["{0}", "{1}", "--option", "sites=layer.9"], "No site 'layer.9'"),
+        (["{0}", "{1}", "--analysis", "probe"], "has no labels"),
+    ],
+)
+def test_wrong_words_are_refused_in_a_sentence(
+    words: list[str], message: str, models: list[str], texts: str
+) -> None:
+    done = ask(*(word.format(*models) for word in words), "--texts", texts)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
