@@ -137,6 +137,18 @@ def without_panic(kind: type[Error], problem: str, remedy: str) -> Iterator[None
         raise kind(problem, reason, remedy) from error
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of a library's message, for the reason of an error of ours.
+
+    >>> first_line(ValueError("no such key\\nand a long explanation"))
+    'no such key'
+    """
+    for line in str(error).splitlines():
+        if line.strip():
+            return line.strip()[:300]
+    return type(error).__name__[:300]
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an error, of whatever library, means that memory ran out.
 

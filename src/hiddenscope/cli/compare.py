@@ -45,7 +45,12 @@ def compare(shared: Shared, arguments: Arguments) -> None:
             )
         show_result(hs.compare(model, text, other_text, **options), shared)
         return
-    other_model = shared.load_other(other or None, device=device, dtype=dtype)
+    is_same = (other or None) == shared.model and not (device or dtype)
+    if is_same and shared.adapter:
+        # The same weights serve both sides.
+        other_model = model.without_adapters()
+    else:
+        other_model = shared.load_other(other or None, device=device, dtype=dtype)
     if other_target is None:
         show_result(hs.compare(model, text, other=other_model, **options), shared)
         return

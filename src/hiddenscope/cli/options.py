@@ -15,6 +15,7 @@ from hiddenscope.cli.arguments import check_place
 from hiddenscope.cli.terminal import echo, in_bytes, visible
 from hiddenscope.interface.typer_parameters import MODEL_HELP, zoo_names
 from hiddenscope.loading.outline import outline
+from hiddenscope.loading.variants import SCHEMES, Adapted, Quantised, Variant
 
 FIGURES = (".png", ".svg", ".pdf")
 RESULTS = (".html", *FIGURES, ".json", ".csv", ".nc")
@@ -38,6 +39,14 @@ class Shared:
     dtype: Annotated[
         str | None,
         typer.Option(help="float32, bfloat16 or float16, in place of the model's own."),
+    ] = None
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(help="The folder of a PEFT adapter on the model; repeatable."),
+    ] = None
+    quantise: Annotated[
+        str | None,
+        typer.Option(help=f"Quantise the model's weights: {', '.join(SCHEMES)}."),
     ] = None
     out: Annotated[
         Path | None, typer.Option(help="Write here; the suffix chooses the format.")
@@ -65,20 +74,36 @@ class Shared:
     ] = False
 
     def load(self) -> "hs.Model":
-        """Load the model that the options name."""
-        return self.load_other(self.model)
+        """Load the model that the options name, with its adapters."""
+        return self.load_other(self.model, adapters=self.adapter, scheme=self.quantise)
 
-    def load_other(self, name: str | None, **changes: str | None) -> "hs.Model":
-        """Load another model, with the same options except those that are changed."""
-        options = {"device": self.device, "dtype": self.dtype}
-        options |= {key: value for key, value in changes.items() if value}
-        with progress.status(f"Loading {outline(name).described(options['dtype'])}"):
-            return hs.load(name, **options)  # type: ignore[arg-type]
+    def load_other(
+        self,
+        name: str | None,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        attention: str | None = None,
+        adapters: Sequence[str] | None = None,
+        scheme: str | None = None,
+    ) -> "hs.Model":
+        """Load another model, on the same device and in the same dtype by default."""
+        device = device or self.device
+        dtype = dtype or self.dtype
+        source = as_variant(name, adapters, scheme)
+        with progress.status(f"Loading {outline(name).described(dtype)}"):
+            return hs.load(source, device=device, dtype=dtype, attention=attention)
 
     @property
-    def of_model(self) -> dict[str, str | None]:
+    def of_model(self) -> dict[str, Any]:
         """Return which model is named, and how it is loaded."""
-        return {"model": self.model, "device": self.device, "dtype": self.dtype}
+        return {
+            "model": self.model,
+            "device": self.device,
+            "dtype": self.dtype,
+            "adapter": self.adapter or None,
+            "quantise": self.quantise,
+        }
 
     @property
     def look(self) -> dict[str, Any]:
@@ -91,6 +116,7 @@ class Shared:
         self._check_out(suffixes)
         self._check_look()
         check_place(self.device, self.dtype)
+        as_variant(self.model, self.adapter, self.quantise)
 
     def _check_out(self, suffixes: Sequence[str]) -> None:
         if self.out is None:
@@ -128,6 +154,23 @@ class Shared:
             echo(visible(f"Wrote {self.out} ({size})."), err=True)
 
 
+def as_variant(
+    name: str | None, adapters: Sequence[str] | None, scheme: str | None
+) -> str | Variant | None:
+    """Return a model with adapters or quantised weights as `hs.load` takes it.
+
+    >>> as_variant("smollm2", (), "int8")
+    Quantised(base='smollm2', scheme='int8')
+    """
+    source: str | Variant | None = name
+    if scheme is not None:
+        source = Quantised(name, scheme)
+    if adapters:
+        # Without a model, the files of an adapter name its base.
+        source = Adapted(source, tuple(adapters))
+    return source
+
+
 def shared_parameters(
     suffixes: Sequence[str], without: Collection[str]
 ) -> Iterator[inspect.Parameter]:
@@ -140,6 +183,8 @@ def shared_parameters(
     unused = set(without)
     if not set(FIGURES) <= set(suffixes):
         unused |= {"view", "measure", "width"}
+    if unused & {"model", "dtype"}:
+        unused |= {"adapter", "quantise"}
     for field in fields(Shared):
         if field.name not in unused:
             yield inspect.Parameter(

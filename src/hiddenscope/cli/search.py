@@ -59,7 +59,11 @@ def search(shared: Shared, arguments: Arguments) -> None:
         raise errors.TextError(
             "No texts", "no query was given", "Give a text to search for."
         )
-    model = shared.load_other(_model_name(saved, shared.model, path))
+    model = shared.load_other(
+        _model_name(saved, shared.model, path),
+        adapters=shared.adapter,
+        scheme=shared.quantise,
+    )
     truncate = arguments["truncate"]
     if truncate and saved is None:
         texts = model.encode(texts, truncate=True)

@@ -36,7 +36,7 @@ def is_store(path: str | os.PathLike[str]) -> bool:
 
 
 def check_states(
-    path: Path, of_model: Mapping[str, str | None], options: Mapping[str, Any]
+    path: Path, of_model: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
     """Refuse a path that cannot hold states, and options that have no use beside it."""
     is_saved_file = path.suffix.lower() == ".safetensors" and path.is_file()

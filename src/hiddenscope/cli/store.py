@@ -1,5 +1,8 @@
-"""A look at a store: what it holds, whether it is intact, what can be removed."""
+"""A look at a store: what it holds, whether it is intact, what can be removed; and its
+states in the formats of other programs.
+"""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -9,8 +12,10 @@ import hiddenscope as hs
 from hiddenscope.cli.command import command
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import echo, in_bytes, print_json, visible
+from hiddenscope.errors import FileError
 
 if TYPE_CHECKING:
+    from hiddenscope.store.export import ExportFormat
     from hiddenscope.store.verify import Verification
 
 
@@ -18,7 +23,8 @@ if TYPE_CHECKING:
 def store(
     shared: Shared,
     action: Annotated[
-        Literal["info", "verify", "gc"], typer.Argument(help="What to do.")
+        Literal["info", "verify", "gc", "export"],
+        typer.Argument(help="What to do."),
     ],
     path: Annotated[Path, typer.Argument(help="The folder of the store.")],
     damaged: Annotated[
@@ -31,14 +37,35 @@ def store(
             ),
         ),
     ] = False,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="With export: the new file or folder."),
+    ] = None,
+    format: Annotated[  # noqa: A002
+        Literal["parquet", "zarr", "dataset", "atlas"] | None,
+        typer.Option(
+            "--format",
+            help=(
+                "With export: what to write; the suffix .parquet or .zarr says it too."
+            ),
+        ),
+    ] = None,
+    sites: Annotated[
+        str | None,
+        typer.Option("--sites", help="With export: some of the sites."),
+    ] = None,
 ) -> None:
     """Look at the states of a corpus that `extract` wrote.
 
     info says what the store holds. verify reads every byte of it, names every unit that
     is damaged or missing, and exits with 1 if there is one. gc removes what killed jobs
-    left behind; a job at work is left alone.
+    left behind; a job at work is left alone. export writes Parquet, Zarr, a dataset of
+    Hugging Face's library, or what Embedding Atlas opens.
     """
-    if action == "info":
+    _check_options(action, {"--to": to, "--format": format, "--sites": sites})
+    if action == "export":
+        report = _export(path, to, format, sites)
+    elif action == "info":
         report = _info(path)
     elif action == "verify":
         report = _verify(path)
@@ -50,6 +77,17 @@ def store(
         echo("\n".join(visible(line) for line in report.lines))
     if report.exit_code:
         raise typer.Exit(report.exit_code)
+
+
+def _check_options(action: str, options: Mapping[str, object]) -> None:
+    """Refuse options that would do nothing."""
+    given = [name for name, value in options.items() if value is not None]
+    if action != "export" and given:
+        raise FileError(
+            f"Cannot use {', '.join(given)} with {action}",
+            "only export writes states",
+            "Leave it out.",
+        )
 
 
 class Report(NamedTuple):
@@ -84,6 +122,29 @@ def _info(path: Path) -> Report:
         f"  size    {in_bytes(size)}",
         f"  plan    {plan.digest}",
     ]
+    return Report(lines, facts)
+
+
+def _export(
+    path: Path, to: Path | None, name: "ExportFormat | None", sites: str | None
+) -> Report:
+    if to is None:
+        raise FileError(
+            "Cannot export the store",
+            "nothing says where to",
+            "Give --to, such as --to states.parquet.",
+        )
+    store = hs.open(path)
+    written = store.export(to, sites=sites, format=name)
+    files = [to] if to.is_file() else [file for file in to.rglob("*") if file.is_file()]
+    size = sum(file.stat().st_size for file in files)
+    facts = {"path": str(to), "format": written, "rows": len(store), "bytes": size}
+    lines = [f"Wrote {len(store):,} rows to {to} ({written}, {in_bytes(size)})."]
+    if not store.complete:
+        lines.append("The store is not complete: texts to come are not in it.")
+    if written == "atlas":
+        shown = "context" if store.pooled is None else "text"
+        lines.append(f"Open it: embedding-atlas {to} --vector vector --text {shown}")
     return Report(lines, facts)
 
 

@@ -45,8 +45,16 @@ def arguments(
 
 
 def accepts(module: nn.Module) -> frozenset[str]:
-    """Return the names of the arguments that a module's forward takes."""
-    return _parameters(type(module).forward)
+    """Return the names of the arguments that a module's forward takes.
+
+    A wrapper that hands on whatever it gets, as PEFT's does, also takes those of the
+    model in it.
+    """
+    names = _parameters(type(module).forward)
+    get_base: Any = getattr(module, "get_base_model", None)
+    if get_base is None or "kwargs" not in names:
+        return names
+    return names | accepts(get_base())
 
 
 @cache

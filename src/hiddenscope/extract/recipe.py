@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from hiddenscope.errors import LoadError, ModuleError
 from hiddenscope.loading.checkpoint import quiet_transformers
+from hiddenscope.loading.variants import steps_of, with_steps
 from hiddenscope.model import Model, load
+from hiddenscope.modules.adapters import has_adapters
 from hiddenscope.store import StorePlan
 
 
@@ -28,8 +30,10 @@ class ModelRecipe:
     dtype: str
     attention: str | None
     device: str
+    # The adapters and the scheme that `loading.variants` puts on the model.
+    variants: list[dict[str, Any]] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, str | None]:
+    def to_json(self) -> dict[str, Any]:
         """Return the recipe as a dict for JSON."""
         return asdict(self)
 
@@ -48,7 +52,7 @@ class ModelRecipe:
             if "/" in self.name:
                 revision = self.revision
         model = load(
-            source,
+            with_steps(source, self.variants),
             revision=revision,
             dtype=self.dtype,
             device=device or self.device,
@@ -76,7 +80,15 @@ def recipe_of(model: Model) -> Iterator[ModelRecipe]:
         architectures = getattr(config, "architectures", None) or [class_name]
         # The folder may name another architecture than the module's class, and others
         # would load that one.
-        if folder is None or architectures != [class_name]:
+        steps = steps_of(model.variant)
+        if has_adapters(module) and not steps:
+            raise ModuleError(
+                "Cannot give this model to other processes",
+                "its adapters were put on a live module",
+                "Give workers=1, or load it with hs.Adapted(base, folder).",
+            )
+        is_other_class = architectures != [class_name] and not steps
+        if folder is None or is_other_class:
             if not hasattr(module, "save_pretrained"):
                 raise ModuleError(
                     "Cannot give this model to other processes",
@@ -96,4 +108,5 @@ def recipe_of(model: Model) -> Iterator[ModelRecipe]:
             dtype=str(next(module.parameters()).dtype).removeprefix("torch."),
             attention=getattr(config, "_attn_implementation", None),
             device=str(model.device),
+            variants=steps,
         )

@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
 
@@ -25,12 +27,17 @@ _FORMAT = "hiddenscope.probe/1"
 
 
 class _Settings(TypedDict, total=False):
-    """What a file says of a probe beside its tensors; a regression has no classes."""
+    """What a file says of a probe beside its tensors; a regression has no classes.
+
+    `source` is that of the states that it was fitted to.
+    """
 
     task: Task
     penalty: float
     site: str
     classes: list[Any]
+    source: dict[str, Any]
+    version: str
 
 
 @checked
@@ -38,7 +45,8 @@ class Probe:
     """A linear probe of states; its coefficients include the standardisation.
 
     `coef_` is `[class, width]` (`[1, width]` for two classes, `[width]` for a
-    regression), `intercept_` goes with it.
+    regression), `intercept_` goes with it. `source` says of which model the states
+    were, with the hash of its weights, if the probe came from `hs.probe`.
 
     >>> states, labels = [[0.0], [1.0], [2.0], [3.0]], ["low", "low", "high", "high"]
     >>> probe = Probe().fit(states, labels)
@@ -57,6 +65,7 @@ class Probe:
         self.task: Task = task
         self.penalty = _checked_penalty(penalty)
         self.site = site
+        self.source: Mapping[str, Any] = {}
 
     def __repr__(self) -> str:
         place = f" at {self.site}" if self.site else ""
@@ -130,7 +139,11 @@ class Probe:
                 reason,
                 "Give states of the site that it was fitted at.",
             )
-        scores: Floats = rows @ self.coef_.T + self.intercept_
+        coefficients = np.atleast_2d(self.coef_)
+        # Row by row: a product of matrices rounds a row by how many others there are,
+        # and a token scored as it is generated must equal the token scored later.
+        products: Floats = np.vecdot(rows[:, None, :], coefficients[None])
+        scores: Floats = products + self.intercept_
         if scores.ndim == 2 and scores.shape[1] == 1:
             return scores[:, 0]
         return scores
@@ -209,6 +222,7 @@ class Probe:
                 coef, intercept = coef[1:] - coef[:1], intercept[1:] - intercept[:1]
         probe.coef_ = coef
         probe.intercept_ = intercept
+        probe.source = dict(result.source)
         return probe
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -230,6 +244,8 @@ class Probe:
             "task": self.task,
             "penalty": self.penalty,
             "site": self.site,
+            "source": dict(self.source),
+            "version": version("hiddenscope"),
         }
         if self.task == "classify":
             settings["classes"] = self.classes_.tolist()
@@ -249,6 +265,8 @@ class Probe:
             probe = cls(settings["task"], settings["penalty"], settings["site"])
             probe.coef_ = tensors["coef"].numpy()
             probe.intercept_ = tensors["intercept"].numpy()
+            # Older files do not say it.
+            probe.source = dict(settings.get("source", {}))
             if probe.task == "classify":
                 probe.classes_ = _class_array(settings["classes"])
         except (KeyError, TypeError, ValueError) as error:

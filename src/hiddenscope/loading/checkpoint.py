@@ -31,13 +31,14 @@ from hiddenscope.loading.devices import (
     offload_folder,
     place,
     remove_with,
-    spread,
+    spread_map,
     summary,
 )
 from hiddenscope.loading.folder import Folder, is_own_kernel
 from hiddenscope.loading.quantised import check_quantised, method_of, scheme_config
 from hiddenscope.loading.sentences import SentenceModules
 from hiddenscope.loading.tokenizer_file import check_tokenizer_file
+from hiddenscope.loading.variants import Variant
 from hiddenscope.modules import autograd
 from hiddenscope.modules.quantised import quantised_weights
 
@@ -76,7 +77,9 @@ class Loaded:
 
     `read_tokenizer` is called when the tokenizer is first used: reading its files takes
     longer than mapping the weights. `folder` holds the files; a live module has none.
-    `sentences` describes the modules of a sentence-transformers folder.
+    `sentences` describes the modules of a sentence-transformers folder. `variant` is
+    what was asked for, if that was more than the model of the folder, and `altered`
+    names a weight of the base that an adapter brought with it.
 
     >>> import torch
     >>> Loaded(torch.nn.Linear(2, 2), lambda: None, "Linear", None, ()).name
@@ -90,6 +93,8 @@ class Loaded:
     notes: tuple[str, ...]
     folder: Path | None = None
     sentences: SentenceModules | None = None
+    variant: Variant | None = None
+    altered: str = ""
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -197,7 +202,7 @@ def _spread(
         limits.building(folder.held, folder.config, str(folder.path)),
     ):
         module = build(config)
-    return spread(device_map, module)
+    return spread_map(device_map, module)
 
 
 def _require_quantised(folder: Folder, module: nn.Module, scheme: str) -> None:

@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from hiddenscope.errors import Damaged, LoadError, UnknownModel, Unsafe
+from hiddenscope.errors import Damaged, UnknownModel, Unsafe
 from hiddenscope.loading.limits import WeightTotals, check_counts, walk
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -95,21 +95,14 @@ def check_folder(path: Path) -> Folder:
             "the folder is empty",
             "Save or download the model again.",
         )
-    _check_files(path)
-    if (path / "adapter_config.json").exists():
-        raise LoadError(
-            f"Cannot load {path}",
-            "it holds an adapter (adapter_config.json) and not a whole model",
-            "Merge it with PEFT's merge_and_unload(), or pass the live (module,"
-            " tokenizer).",
-        )
+    check_files(path)
     config = _read_config(path)
     dtype, held = _check_weights(path, config)
     check_counts(walk(config), held, f"{path / 'config.json'}")
     tokenizer: dict[str, Any] = {}
     tokenizer_config = path / "tokenizer_config.json"
     if tokenizer_config.exists():
-        tokenizer = _read_json(tokenizer_config)
+        tokenizer = read_json(tokenizer_config)
     check_counts(walk(tokenizer), held, str(tokenizer_config))
     has_tokenizer = any((path / name).exists() for name in TOKENIZER_FILES)
     if not has_tokenizer:
@@ -121,7 +114,7 @@ def check_folder(path: Path) -> Folder:
     return Folder(path, config, dtype, has_tokenizer, remote_code, held)
 
 
-def _check_files(path: Path) -> None:
+def check_files(path: Path) -> None:
     """Refuse files that are too large for their kind, and what is not a file.
 
     Reading a pipe waits forever, and reading a device never ends. Links are followed,
@@ -187,7 +180,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         if ggufs:
             remedy = f"Load the GGUF file itself: {path / ggufs[0]}."
         raise Damaged(f"Cannot load {path}", "it has no config.json", remedy)
-    config = _read_json(path / "config.json")
+    config = read_json(path / "config.json")
     for key, value in walk(config):
         if key in _DEPTHS and isinstance(value, int) and value < 0:
             raise Damaged(
@@ -268,7 +261,7 @@ def _check_weights(
 
 
 def _shards(path: Path) -> list[Path]:
-    weight_map = _read_json(path / INDEX).get("weight_map")
+    weight_map = read_json(path / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise Damaged(
             f"Cannot load {path}",
@@ -292,7 +285,7 @@ def _shards(path: Path) -> list[Path]:
             )
     for name in names:
         promised = {key for key, shard in weight_map.items() if shard == name}
-        absent = promised - set(_tensors(path / name))
+        absent = promised - set(tensors_in(path / name))
         if absent:
             reason = f"{name} lacks {min(absent)!r}, which the index promises"
             raise Damaged(
@@ -307,7 +300,7 @@ def _contents(files: list[Path]) -> tuple[str | None, WeightTotals]:
     totals: Counter[str] = Counter()
     held = WeightTotals()
     for file in files:
-        tensors = _tensors(file)
+        tensors = tensors_in(file)
         longest = 0
         for dtype, shape in tensors.values():
             # bitsandbytes saves the format of a weight as a scalar.
@@ -320,7 +313,7 @@ def _contents(files: list[Path]) -> tuple[str | None, WeightTotals]:
     return max(floats, key=lambda dtype: totals[dtype]), held
 
 
-def _tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
+def tensors_in(path: Path) -> dict[str, tuple[str, list[int]]]:
     """Read the dtype and shape of each tensor from a safetensors header.
 
     safetensors checks the header against the length of the file: every byte must belong
@@ -341,7 +334,8 @@ def _tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
         raise Damaged(f"Cannot read {path.name}", str(error)[:200], remedy) from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

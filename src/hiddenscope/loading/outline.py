@@ -62,7 +62,7 @@ class Outline:
 def outline(source: str | None) -> Outline:
     """Return what is known of a zoo model or a folder; of other sources, the name."""
     name = source or DEFAULT
-    folder = _folder(name)
+    folder = local_folder(name)
     short = name
     if folder is not None and name not in ZOO:
         short = folder.resolve().name
@@ -108,7 +108,8 @@ def in_short(count: int) -> str:
     return str(count)
 
 
-def _folder(name: str) -> Path | None:
+def local_folder(name: str) -> Path | None:
+    """Return the folder of a zoo model or a path; None if it is not on this machine."""
     if name in ZOO:
         path = ZOO[name].folder
         exists = is_complete(path)

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from hiddenscope import progress
 from hiddenscope.errors import FileError, LoadError, UnknownModel, Unreachable, Unsafe
-from hiddenscope.loading import zoo
+from hiddenscope.loading import adapters, zoo
+from hiddenscope.loading.adapters import is_adapter, load_adapted
 from hiddenscope.loading.cache import (
     build_once,
     cache_folder,
@@ -35,7 +37,7 @@ from hiddenscope.loading.checkpoint import (
 from hiddenscope.loading.folder import INDEX, PICKLES, WEIGHTS, check_folder
 from hiddenscope.loading.gguf import CONVERSION, convert, read_header
 from hiddenscope.loading.sentences import sentence_modules
-from hiddenscope.loading.variants import Quantised, Variant
+from hiddenscope.loading.variants import Adapted, Quantised, Variant
 from hiddenscope.texts import FORMATS
 
 if TYPE_CHECKING:
@@ -78,21 +80,36 @@ def open_source(
     >>> open_source((torch.nn.Linear(2, 2), None)).name
     'Linear'
     """
+    options = {
+        "task": task,
+        "dtype": dtype,
+        "device": device,
+        "attention": attention,
+        "revision": revision,
+    }
+    variant: Variant | None = None
+    if isinstance(source, str | os.PathLike):
+        source = _as_adapted(source)
+    if isinstance(source, Adapted):
+        open_base = partial(open_source, **options)  # type: ignore[arg-type]
+        return load_adapted(source, open_base, _adapter_path)
     scheme = None
     if isinstance(source, Quantised):
-        source, scheme = source.base, source.scheme
+        variant, scheme = source, source.scheme
+        source = source.base
     if not isinstance(source, str | os.PathLike | None):
-        options = {
-            "task": task,
-            "dtype": dtype,
-            "device": device,
-            "attention": attention,
-            "revision": revision,
-            "scheme": scheme,
-        }
         set_options = [name for name, value in options.items() if value is not None]
+        if scheme is not None:
+            set_options.append("quantising")
         return _live(source, set_options)
     how = LoadOptions(task, dtype, device, attention, scheme)
+    return replace(_open_plain(source, revision, how), variant=variant)
+
+
+def _open_plain(
+    source: str | os.PathLike[str] | None, revision: str | None, how: LoadOptions
+) -> Loaded:
+    """Load a whole model by its name or path."""
     if source is None or (isinstance(source, str) and source in zoo.ZOO):
         name = str(source or zoo.DEFAULT)
         _refuse_revision(name, revision)
@@ -106,6 +123,30 @@ def open_source(
         folder, digest = _gguf_folder(path)
         return _load(folder, path.name, f"sha256:{digest}", how)
     return _load(path, path.resolve().name, None, how)
+
+
+def _as_adapted(source: str | os.PathLike[str]) -> str | os.PathLike[str] | Adapted:
+    """Return the folder of an adapter as a variant of the base that it names."""
+    path = Path(source).expanduser()
+    if not os.path.isdir(path) or not is_adapter(path):
+        return source
+    if os.path.exists(path / WEIGHTS) or os.path.exists(path / INDEX):
+        raise LoadError(
+            f"Cannot load {path}",
+            "it holds a whole model and an adapter",
+            "Keep them in two folders, and load hs.Adapted(model, adapter).",
+        )
+    return Adapted(None, path)
+
+
+def _adapter_path(source: str) -> Path:
+    """Return the local folder of an adapter: a path, or an id of the hub."""
+    path = Path(source).expanduser()
+    looks_like_path = source.startswith((".", "/", "~")) or source.count("/") != 1
+    if os.path.isdir(path) or looks_like_path:
+        return path
+    folder, _, _ = _hub_folder(source, None)
+    return folder
 
 
 def _load(
@@ -302,6 +343,8 @@ def _download(name: str, info: Any) -> Path:
     needed |= {path for path in paths if _MODULE_CONFIG.fullmatch(path)}
     if WEIGHTS in files:
         needed.add(WEIGHTS)
+    elif adapters.WEIGHTS in files:
+        needed.add(adapters.WEIGHTS)
     elif INDEX in files:
         index_path = Path(hf_hub_download(name, INDEX, revision=info.sha))
         index = json.loads(index_path.read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ before they are loaded. This module imports no torch.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class Adapted:
     `strength` multiplies what they add: 1 is as trained, 0 the base. With `merged` they
     are added to the weights, as for deployment. Without a base, the folder names it.
 
-    >>> Adapted("smollm2", "lora/", strength=0.5).adapters
+    >>> Adapted("smollm2", "lora/", strength=0.5).folders
     ('lora/',)
     """
 
@@ -71,17 +72,53 @@ class Adapted:
     strength: float = 1.0
     merged: bool = False
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Return the folders of all adapters."""
+        if isinstance(self.adapters, str | os.PathLike):
+            return (os.fspath(self.adapters),)
+        return tuple(os.fspath(adapter) for adapter in self.adapters)
+
     def __post_init__(self) -> None:
-        adapters = self.adapters
-        if isinstance(adapters, str | os.PathLike):
-            adapters = (adapters,)
-        object.__setattr__(self, "adapters", tuple(map(os.fspath, adapters)))
-        if not self.adapters:
+        if not self.folders:
             raise LoadError(
                 "Cannot adapt a model",
                 "the list of adapters is empty",
                 "Give the folder of an adapter, or load the base itself.",
             )
+        if not math.isfinite(self.strength):
+            raise LoadError(
+                f"Cannot adapt a model at strength {self.strength}",
+                "it is not a finite number",
+                "Give 1 for the adapter as it was trained.",
+            )
 
 
 Variant: TypeAlias = Adapted | Quantised
+
+
+def steps_of(source: Base) -> list[dict[str, Any]]:
+    """Return the variants of a source as JSON, outermost first, without its base.
+
+    >>> steps_of(Adapted(Quantised("smollm2", "nf4"), "/lora"))
+    [{'adapters': ['/lora'], 'strength': 1.0, 'merged': False}, {'scheme': 'nf4'}]
+    """
+    if isinstance(source, Quantised):
+        return [{"scheme": source.scheme}, *steps_of(source.base)]
+    if not isinstance(source, Adapted):
+        return []
+    folders = [os.path.abspath(os.path.expanduser(path)) for path in source.folders]
+    step = {"adapters": folders, "strength": source.strength, "merged": source.merged}
+    return [step, *steps_of(source.base)]
+
+
+def with_steps(base: Base, steps: Sequence[dict[str, Any]]) -> Base:
+    """Return a base with the variants that `steps_of` listed.
+
+    >>> with_steps("smollm2", [{"scheme": "nf4"}])
+    Quantised(base='smollm2', scheme='nf4')
+    """
+    for step in reversed(steps):
+        wrap = Quantised if "scheme" in step else Adapted
+        base = wrap(base, **step)
+    return base

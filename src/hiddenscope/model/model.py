@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 import torch
@@ -34,13 +35,16 @@ from hiddenscope.errors import (
     TooLarge,
 )
 from hiddenscope.loading import Loaded, cache_folder, open_source, parse_dtype
+from hiddenscope.loading.adapters import base_of
 from hiddenscope.loading.size_limit import SizeLimit
 from hiddenscope.loading.variants import Adapted, Quantised, Variant
 from hiddenscope.model import generation
 from hiddenscope.model.batching import try_batching
 from hiddenscope.model.lock import PassLock
+from hiddenscope.model.provenance import AdapterProvenance
 from hiddenscope.model.text_limits import text_encoder
 from hiddenscope.modules import autograd, hooks
+from hiddenscope.modules.adapters import below_adapters, require_separable
 from hiddenscope.modules.offload import devices_of
 from hiddenscope.modules.quantised import quantisation_of
 from hiddenscope.modules.slow_dtypes import tell_of_slow_products
@@ -216,6 +220,7 @@ class Model:
         self._fingerprint = Fingerprint(
             self.module, lambda compute: self.trials.once("weights", compute, form=str)
         )
+        self._adapters = AdapterProvenance(self.module)
         self._batching: Batching | None = None
         _ = self.batching
 
@@ -327,6 +332,11 @@ class Model:
         return None if self._loaded.folder is None else os.fspath(self._loaded.folder)
 
     @property
+    def variant(self) -> Variant | None:
+        """Return the adapters or the scheme that it was loaded with, if any."""
+        return self._loaded.variant
+
+    @property
     def device(self) -> torch.device:
         """Return the device of its inputs."""
         return hooks.input_device(self.module)
@@ -335,6 +345,22 @@ class Model:
     def dtype(self) -> torch.dtype:
         """Return the dtype of its states."""
         return self._current_anatomy().stacks[0].proof.dtype
+
+    def without_adapters(self) -> Model:
+        """Return the model below its PEFT adapters, as a model of its own.
+
+        It shares all weights, and the adapters of this one stay as they are: other
+        threads do not see them switched off.
+
+        >>> from hiddenscope.testing import tiny_model
+        >>> load(tiny_model("gpt2")).without_adapters()  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        hiddenscope.errors.ModuleError: Cannot use GPT2LMHeadModel without its ...
+        """
+        with self.lock:
+            require_separable(self.module, self.name, self._loaded.altered)
+            below = below_adapters(self.module)
+        return Model(base_of(self._loaded, below))
 
     @property
     def encoder_decoder(self) -> bool:
@@ -475,11 +501,13 @@ class Model:
             )
         selected = self._anatomy.stack_named(stack)
         fingerprint = self._fingerprint
+        weights = fingerprint.when_checked if checked else fingerprint.value
+        base_weights, adapters = self._adapters.sources(weights)
         config: Any = getattr(self.module, "config", None)
         return Source(
             self.name,
             revision=self.revision,
-            weights=fingerprint.when_checked if checked else fingerprint.value,
+            weights=weights,
             dtype=_dtype_name(self.dtype),
             device=_places(self.module, self.device),
             attention=str(getattr(config, "_attn_implementation", None) or "none"),
@@ -490,6 +518,8 @@ class Model:
             cls=getattr(self.tokenizer, "cls_token_id", None),
             reported=self._anatomy.reported_names(selected),
             quantisation=quantisation_of(self.module),
+            base_weights=base_weights,
+            adapters=adapters,
         )
 
 
@@ -534,6 +564,7 @@ def _memory(loaded: Loaded) -> Memory | None:
     return Memory(
         cache_folder(),
         weights,
+        _variant_identity(loaded.variant),
         type(loaded.module).__name__,
         weight.dtype,
         weight.device.type,
@@ -545,6 +576,20 @@ def _memory(loaded: Loaded) -> Memory | None:
         quantisation_of(loaded.module),
         devices_of(loaded.module),
     )
+
+
+def _variant_identity(variant: Variant | None) -> str:
+    """Tell variants of one folder apart, and files of an adapter that have changed."""
+    if variant is None:
+        return ""
+    files = []
+    inner: Any = variant
+    while isinstance(inner, Adapted | Quantised):
+        if isinstance(inner, Adapted):
+            for folder in inner.folders:
+                files.append(weights_identity(Path(folder).expanduser()))
+        inner = inner.base
+    return f"{variant} {files}"
 
 
 @functools.cache

@@ -541,10 +541,15 @@ def is_offloaded(module: nn.Module) -> bool:
 
     Such a pass must not be stopped half-way.
     """
-    parts = (module, *_known_parts(module).by_path.values())
-    if not any("_hf_hook" in part.__dict__ for part in parts):
+    if not is_dispatched(module):
         return False
     return any(getattr(hook, "offload", False) for hook in _accelerate_hooks(module))
+
+
+def is_dispatched(module: nn.Module) -> bool:
+    """Tell whether accelerate has placed the parts of a module on devices."""
+    parts = (module, *_known_parts(module).by_path.values())
+    return any("_hf_hook" in part.__dict__ for part in parts)
 
 
 def input_device(module: nn.Module) -> torch.device:

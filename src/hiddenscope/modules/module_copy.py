@@ -55,7 +55,8 @@ def private_copy(
     copied: nn.Module = copy.deepcopy(module, replacements)
     for part in copied.modules():
         hooks.drop_hooks(part)
-    if convert is not None:
+    # Sharing needs neither unpacked nor gathered weights.
+    if convert is not None and convert is not to_shared:
         refuse_packed_modules(module, "Cannot convert the weights of this model")
         _convert_packed(module, copied, convert)
         _convert_offloaded(copied, convert)
@@ -87,6 +88,19 @@ def to_dtype(dtype: torch.dtype) -> Convert:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     return convert
+
+
+def to_shared(name: str, tensor: Tensor) -> Tensor:
+    """Share a weight's numbers, but not whether it needs a gradient.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> shared = private_copy(linear, to_shared).requires_grad_(False)
+    >>> shared.weight.data_ptr() == linear.weight.data_ptr()
+    True
+    >>> linear.weight.requires_grad
+    True
+    """
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def to_random(seed: int) -> Convert:
@@ -182,10 +196,13 @@ def _own_weights(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _replacement(name: str, tensor: Tensor, convert: Convert | None) -> Tensor:
-    """Convert a weight; a parameter stays one."""
+    """Convert a weight; a parameter stays one, and one that does not change itself."""
     if convert is None:
         return tensor
-    converted = convert(name, tensor).detach()
+    converted = convert(name, tensor)
+    if converted is tensor:
+        return tensor
+    converted = converted.detach()
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(converted, requires_grad=False)
     return converted

@@ -293,8 +293,11 @@ class Fingerprint:
 
 
 def _hash(module: nn.Module) -> str:
-    """Hash the names, shapes, dtypes and numbers of all weights."""
-    listed = list(weight_tensors(module))
+    return hash_weights(list(weight_tensors(module)))
+
+
+def hash_weights(listed: list[Weight]) -> str:
+    """Hash the names, shapes, dtypes and numbers of weights."""
     whole = sum(weight.tensor.nbytes for weight in listed) <= HASHED_WHOLE
     unread: list[str] = []
 

@@ -14,25 +14,40 @@ from torch import Tensor, nn
 from hiddenscope.arguments import require
 from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Tap, find
 from hiddenscope.errors import ModuleError, PassError
+from hiddenscope.linear.probe import Probe
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.weights import check_finite
 from hiddenscope.passes.buffers import one_or_pair, stacks_in
 from hiddenscope.passes.inputs import Inputs
+from hiddenscope.passes.probe_scores import (
+    ProbeScores,
+    SiteProbes,
+    join_scores,
+    probes_of,
+)
 from hiddenscope.passes.protocol import PassModel, named_arguments
 from hiddenscope.passes.record import Watcher
 from hiddenscope.passes.text_encoder import TextEncoder
 from hiddenscope.sites import Site, SitePatterns
-from hiddenscope.states import Pair, Source, States, join
+from hiddenscope.states import Pair, Source, States, Tokens, join
+from hiddenscope.states.arrays import Floats
 from hiddenscope.states.mixed import stack_sites
 
 
-@dataclass(frozen=True)
+@dataclass
 class RecordedPass:
-    """One pass of the user's: its arguments, and its states [text, token, width]."""
+    """One pass of the user's: its arguments, and its states [text, token, width].
+
+    `scores` are those of probes, of the tokens in the mask `scored`. A pass that
+    `continues` another began with keys and values in its cache.
+    """
 
     root: nn.Module
     arguments: Mapping[str, Any]
     states: dict[Site, Tensor] = field(default_factory=dict)
+    scores: dict[str, Floats] = field(default_factory=dict)
+    scored: Tensor | None = None
+    continues: bool = False
 
     def length(self, stack: str | None) -> int | None:
         """Return how many tokens a stack worked on; None where it does not show."""
@@ -56,13 +71,33 @@ class RecordedPass:
         # With a cache the mask covers the tokens of earlier passes too.
         return mask[:, -length:]
 
+    def real(self, stack: str | None, shape: Sequence[int]) -> Tensor:
+        """Return which tokens [text, token] are no padding."""
+        mask = self.mask(stack)
+        if mask is None:
+            return torch.ones(tuple(shape), dtype=torch.bool)
+        return mask.bool().cpu()
+
+    def tokens(self, encoder: TextEncoder, stack: str | None, real: Tensor) -> Tokens:
+        """Return the tokens that are no padding."""
+        ids = self.ids(stack)
+        # A pass over embeddings has no ids.
+        known = torch.full(real.shape, -1) if ids is None else ids.cpu()
+        texts = []
+        for row, is_real in zip(known, real, strict=True):
+            texts.append(tuple(row[is_real].tolist()))
+        return encoder.tokens(Inputs(tuple(texts)))
+
     def _argument(self, stack: str | None, name: str) -> Any:
         prefix = "decoder_" if stack == "decoder" else ""
         return self.arguments.get(f"{prefix}{name}")
 
 
 class Recording:
-    """The recorded states: `passes` has those of each pass, `states` all of them."""
+    """The recorded states: `passes` has those of each pass, `states` all of them.
+
+    `scored` has the scores of probes for each pass, `scores` those of all.
+    """
 
     def __init__(
         self,
@@ -73,6 +108,7 @@ class Recording:
         self.anatomy = anatomy
         self.text_encoder = text_encoder
         self.sources = sources
+        self.scored_stack: str | None = None
         self.recorded: list[RecordedPass] = []
 
     @property
@@ -94,27 +130,51 @@ class Recording:
             for part in stacks_in(states):
                 by_stack.setdefault(part.sites[0].stack, []).append(part)
         if not by_stack:
-            raise PassError(
-                "No recorded states",
+            reason, remedy = (
                 "no pass was run inside the `with`",
                 "Call the module there.",
             )
+            if self.recorded:
+                reason, remedy = "probes alone were asked for", "Name sites to keep."
+            raise PassError("No recorded states", reason, remedy)
         return one_or_pair([join(parts) for parts in by_stack.values()])
+
+    @property
+    def scored(self) -> list[ProbeScores]:
+        """Return the scores of the probes in each pass, of real tokens only."""
+        scored = []
+        for recorded in self._with_scores():
+            assert recorded.scored is not None
+            scored.append(
+                ProbeScores(
+                    recorded.tokens(
+                        self.text_encoder, self.scored_stack, recorded.scored
+                    ),
+                    recorded.scores,
+                )
+            )
+        return scored
+
+    @property
+    def scores(self) -> ProbeScores:
+        """Return the scores of the probes, of each text from its first token on.
+
+        A pass with a cache goes on with the texts of the pass before it, as `generate`
+        makes them; any other begins new texts. The last token that was generated has
+        no score: nothing was computed from it.
+        """
+        continues = [recorded.continues for recorded in self._with_scores()]
+        return join_scores(self.scored, continues)
+
+    def _with_scores(self) -> list[RecordedPass]:
+        return [recorded for recorded in self.recorded if recorded.scores]
 
     def _stack(self, recorded: RecordedPass, stack: str | None) -> States:
         """Return the states of one stack, with padding left out on either side."""
         sites = sorted(site for site in recorded.states if site.stack == stack)
         shape = recorded.states[sites[0]].shape[:2]
-        mask, ids = recorded.mask(stack), recorded.ids(stack)
-        real = torch.ones(shape, dtype=torch.bool)
-        if mask is not None:
-            real = mask.bool().cpu()
-        # A pass over embeddings has no ids.
-        known = torch.full(shape, -1) if ids is None else ids.cpu()
-        texts = []
-        for row, is_real in zip(known, real, strict=True):
-            texts.append(tuple(row[is_real].tolist()))
-        tokens = self.text_encoder.tokens(Inputs(tuple(texts)))
+        real = recorded.real(stack, shape)
+        tokens = recorded.tokens(self.text_encoder, stack, real)
         rows = [recorded.states[site][real] for site in sites]
         values = stack_sites(sites, rows)
         return States(tuple(sites), values, tokens, self.sources[stack])
@@ -122,19 +182,31 @@ class Recording:
 
 @contextmanager
 def recording(
-    model: PassModel | nn.Module, sites: SitePatterns = EVERYTHING
+    model: PassModel | nn.Module,
+    sites: SitePatterns | None = None,
+    *,
+    probes: Mapping[str, Probe] | Probe | None = None,
 ) -> Iterator[Recording]:
     """Keep the states of every pass that is run inside the `with`.
 
     `model` is a Model, or a module, whose states are then found and proved first.
+    Every layer and final are kept, or `sites`. `probes` score each token as it is
+    computed, by what each reads at its own site; then only the states at `sites` are
+    kept, and none without.
 
     >>> import torch
+    >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
     >>> module = tiny_model("llama")
     >>> with recording(module, "layer.1,final") as rec:
     ...     _ = module(torch.tensor([[5, 6, 7]]))
     >>> rec.states.values.shape
     torch.Size([2, 3, 64])
+    >>> probe = hs.Probe(site="layer.1").fit(rec.states["layer.1"], ["a", "b", "b"])
+    >>> with recording(module, probes={"b": probe}) as rec:
+    ...     _ = module.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4)
+    >>> rec.scores["b"].shape
+    (6,)
     """
     lock: AbstractContextManager[Any] = nullcontext()
     if isinstance(model, nn.Module):
@@ -155,13 +227,28 @@ def recording(
         sources = {stack: model.source(stack) for stack in stacks}
     recorded = Recording(anatomy, encoder, sources)
     check_finite(module)
-    watches = _PassFollower(recorded, module, anatomy.select(sites)).watches()
+    if sites is None:
+        sites = EVERYTHING if probes is None else ()
+    scoring = None if probes is None else probes_of(probes, anatomy)
+    if scoring is not None:
+        recorded.scored_stack = scoring.stack
+    follower = _PassFollower(recorded, module, anatomy.select(sites), scoring)
+    watches = follower.watches()
     checked = hooks.finite_attention(module)
     # Where a `torch.no_grad` of the user's ends, torch asks the check of attention
     # before it turns gradients on again. Ctrl-C at that moment would leave them off.
     unchanged = autograd.restored_after_error()
     with lock, unchanged, checked, hooks.watching(watches):
         yield recorded
+
+
+def _has_past(arguments: Mapping[str, Any]) -> bool:
+    """Tell whether a pass begins with keys and values of earlier tokens."""
+    cache = arguments.get("past_key_values")
+    if cache is None:
+        return False
+    get_length: Any = getattr(cache, "get_seq_length", None)
+    return bool(len(cache)) if get_length is None else int(get_length()) > 0
 
 
 def _sources_of_module(anatomy: Anatomy) -> dict[str | None, Source]:
@@ -186,11 +273,20 @@ class _PassFollower:
     """
 
     def __init__(
-        self, recording: Recording, module: nn.Module, sites: Sequence[Site]
+        self,
+        recording: Recording,
+        module: nn.Module,
+        sites: Sequence[Site],
+        probes: SiteProbes | None,
     ) -> None:
         self.recording = recording
         self.module = module
-        self.watcher = Watcher(recording.anatomy, sites, self._keep)
+        self.sites = set(sites)
+        self.probes = probes
+        watched = set(sites)
+        if probes is not None:
+            watched.update(probes.sites.values())
+        self.watcher = Watcher(recording.anatomy, sorted(watched), self._keep)
         self.current: RecordedPass | None = None
 
     def watches(self) -> list[hooks.Watch]:
@@ -214,9 +310,11 @@ class _PassFollower:
             root is not self.module
             and self.current is not None
             and not self.current.states
+            and not self.current.scores
         ):
             return
-        self.current = RecordedPass(root, named_arguments(root, args, kwargs))
+        arguments = named_arguments(root, args, kwargs)
+        self.current = RecordedPass(root, arguments, continues=_has_past(arguments))
         self.watcher.begin()
 
     def _keep(self, site: Site, tap: Tap | OperationTap, tensor: Tensor) -> None:
@@ -229,7 +327,21 @@ class _PassFollower:
             )
         length = self.current.length(site.stack) or tap.layout.length(tensor)
         states = tap.layout.states(tensor.detach(), length)
-        self.current.states[site] = states.to("cpu", copy=True)
+        if self.probes is not None:
+            self._score(site, states, self.probes.at(site))
+        if site in self.sites:
+            self.current.states[site] = states.to("cpu", copy=True)
+
+    def _score(self, site: Site, states: Tensor, probes: Mapping[str, Probe]) -> None:
+        """Score the real tokens of a pass, and let its states go."""
+        current = self.current
+        if not probes or current is None:
+            return
+        if current.scored is None:
+            current.scored = current.real(site.stack, states.shape[:2])
+        rows = states[current.scored.to(states.device)]
+        for name, probe in probes.items():
+            current.scores[name] = probe.decision_function(rows)
 
     def _end(self, root: nn.Module, output: Any) -> None:
         current = self.current

@@ -101,6 +101,21 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, StackParts]) -> None
     write_tensors(path, tensors, {"format": file_format, "states": json.dumps(stacks)})
 
 
+def is_foreign(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a safetensors file was written by another program.
+
+    One that cannot be opened is not: the reader of our own files says why.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+    except (SafetensorError, OSError):
+        return False
+    return not header.get("format", "").startswith("hiddenscope.")
+
+
 def read_file(path: str | os.PathLike[str]) -> dict[str, StackParts]:
     """Read the stacks that `write` wrote, by their prefixes."""
     tensors, header = read_tensors(path, "states", _FORMAT, _MIXED_FORMAT)

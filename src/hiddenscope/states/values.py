@@ -17,6 +17,8 @@ from hiddenscope.arguments import checked
 from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError
 from hiddenscope.sites import Site, SitePatterns, named_layer, summarise
 from hiddenscope.states.files import StackParts, read_file, write
+from hiddenscope.states.foreign import read_foreign
+from hiddenscope.states.foreign_tensors import open_foreign
 from hiddenscope.states.mixed import (
     MixedValues,
     SiteValues,
@@ -383,6 +385,56 @@ class States:
             )
         return loaded
 
+    @classmethod
+    def read(
+        cls,
+        data: Any,
+        *,
+        tokens: Any = None,
+        sites: SitePatterns | Sequence[str | Site | int] | Mapping[str, Any] | None = (
+            None
+        ),
+        residual: Any = None,
+        source: Source | str = "",
+    ) -> "States":
+        """Read states that another program computed, from its file or its objects.
+
+        `data` is what vLLM's `extract_hidden_states` wrote (or a list of such files,
+        one for each text), a `.safetensors`, `.npy` or `.npz` file, an array `[layer,
+        token, width]` or `[layer, text, token, width]`, a dict of tensors by the names
+        of nnsight, TransformerLens or Hugging Face, or an ActivationCache. `sites` say
+        what each layer of an array is, or, as a mapping, what a name means. `tokens`
+        are the ids of each text, unless the file has them; what a tokenizer returned,
+        with its attention mask; or `model.encode(texts)`. `residual` names the tensor
+        of a residual that is kept apart, which is added. What is not known is asked
+        for.
+
+        >>> layers = torch.zeros(2, 3, 8)
+        >>> States.read(layers, tokens=[5, 6, 7], sites=["layer.0", "final"]).sites
+        (Site('layer.0'), Site('final'))
+        >>> States.read(layers, tokens=[5, 6, 7])
+        Traceback (most recent call last):
+        hiddenscope.errors.StatesError: Cannot read states from a Tensor: it holds 2 layers and does not say which. Give sites=, one for each layer: [1, 2] is the state after block 1 and after block 2, as vLLM numbers them.
+        """  # noqa: E501
+        if isinstance(data, list | tuple) and data and _are_paths(data):
+            if tokens is not None:
+                raise StatesError(
+                    f"Cannot read states from {len(data)} files",
+                    "tokens are given for all of them together",
+                    "Leave tokens out, or read the files one at a time.",
+                )
+            options = {"sites": sites, "residual": residual, "source": source}
+            parts = [cls.read(path, **options) for path in data]
+            return join([replace(part, source=parts[0].source) for part in parts])
+        foreign = open_foreign(data)
+        if foreign.header.get("format", "").startswith("hiddenscope.states/"):
+            return cls.load(data)
+        if isinstance(source, str):
+            source = Source(source or f"states from {foreign.name}")
+        states = cls(*read_foreign(foreign, tokens, sites, residual, source))
+        states.check_finite()
+        return states
+
     def _parts(self) -> StackParts:
         return StackParts(self.sites, self.values, self.tokens, self.source)
 
@@ -515,6 +567,10 @@ def join(parts: Sequence[States]) -> States:
     )
     values = join_tokens([part.values for part in parts])
     return States(first.sites, values, joined, first.source)
+
+
+def _are_paths(data: Sequence[Any]) -> bool:
+    return all(isinstance(item, str | os.PathLike) for item in data)
 
 
 def _make(states: States) -> tuple[object, ...]:

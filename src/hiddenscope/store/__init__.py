@@ -12,6 +12,8 @@ shard_reader  reads rows of tensors of a shard, and checks the blocks that it re
 text_index    which texts are there, and where the rows of each lie
 site_array    one site of a store as a lazy array
 labelled      a store as a lazy xarray
+row_blocks    all that is known of some rows, in bounded memory
+export        the rows in formats of other programs
 verify        reads every byte of a store; removes what nobody needs
 store         opens a store, and reads it as States are read
 

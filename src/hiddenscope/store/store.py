@@ -23,8 +23,10 @@ from hiddenscope.states.arrays import Ints
 from hiddenscope.states.tokens import Source, Tokens, terminal_safe
 from hiddenscope.store import records
 from hiddenscope.store.commits import Commit, committed, completed
+from hiddenscope.store.export import ExportFormat, export_rows
 from hiddenscope.store.folder import StoreFolder
 from hiddenscope.store.plan import StorePlan
+from hiddenscope.store.row_blocks import RowReader
 from hiddenscope.store.shard import layout_of
 from hiddenscope.store.shard_reader import ShardReader
 from hiddenscope.store.site_array import FEW, SiteArray, as_xarray
@@ -439,6 +441,43 @@ class Store:
         selected = self._select(sites)
         arrays = [self._array(site) for site in selected]
         return as_xarray(arrays, selected, self.tokens, self.source)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        sites: SitePatterns | None = None,
+        format: ExportFormat | None = None,  # noqa: A002
+    ) -> str:
+        """Write the rows in a format of other programs, and return the format's name.
+
+        `format` is parquet, zarr, dataset (a folder that `datasets.load_from_disk`
+        opens) or atlas (a Parquet file of one site that Embedding Atlas opens); without
+        it, the suffix .parquet or .zarr decides. Only a few megabytes are held at a
+        time. The path must be new, and appears only when it is whole. bfloat16 is
+        widened to float32, which is exact.
+
+        >>> import tempfile
+        >>> from hiddenscope.testing import tiny_store
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     writer = tiny_store(Path(folder, "states"))
+        ...     open(f"{folder}/states").export(f"{folder}/states.parquet")
+        'parquet'
+        """
+        selected = self.sites if sites is None else self._select(sites)
+        names = tuple(map(str, selected))
+        provenance = {
+            "source": self.source.to_json(),
+            "plan": self.plan.digest,
+            "dtype": self.plan.dtype,
+            "pool": self.plan.pool,
+            "every": self.plan.every,
+            "complete": self.complete,
+            "texts": len(self.texts),
+            "rows": len(self),
+        }
+        reader = RowReader(self._shards, self._index, names)
+        return export_rows(reader, Path(path), format, provenance)
 
     def _select(self, patterns: SitePatterns) -> tuple[Site, ...]:
         owner = f"this store of {terminal_safe(self.source.model)}"

@@ -2,7 +2,7 @@
 
 drift                 the function, and the choice of how two sides are compared
 live_model            a side that can be run; sides: how it is opened and checked
-saved                 a side of saved states
+saved                 a side of saved states; saved_layouts: what their layers are
 port, program         a side of other make: a module or function of token ids
 pairing               which tensors of a program are which states
 parts, whole          the two comparisons: part by part on equal input, or whole passes

@@ -17,13 +17,16 @@ from torch import Tensor, nn
 from hiddenscope.analyses.drift.dtypes import narrowest
 from hiddenscope.analyses.drift.facts import PairFacts, PairingFacts
 from hiddenscope.analyses.drift.result import DriftComparison
+from hiddenscope.analyses.drift.saved_layouts import explain_layout, name_layers
 from hiddenscope.analyses.drift.sides import as_live, encode, tokens_of
 from hiddenscope.analyses.drift.whole import compare_passes, compare_saved
 from hiddenscope.errors import StatesError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.sites import Site, summarise
-from hiddenscope.states import Pair, Readable, States, load_states
+from hiddenscope.states import Pair, Readable, Source, States, load_states
+from hiddenscope.states.files import is_foreign
+from hiddenscope.states.foreign import UnnamedLayers, unnamed_layers
 from hiddenscope.store import Store
 from hiddenscope.store import open as open_store
 
@@ -117,16 +120,45 @@ class SavedRun:
         return [ids.tolist() for ids in np.split(states.tokens.ids, ends)]
 
 
+@dataclass(eq=False)
+class UnnamedRun(SavedRun):
+    """States of another program whose file does not say which layers they are."""
+
+    path: Path
+    layers: UnnamedLayers
+
+    def named_by(self, model: Model) -> SavedRun:
+        """Return the states with the sites that the model proves them to be."""
+        sites = name_layers(model, self.layers.values, self.layers.ids)
+        note = (
+            f"The file does not say which layers it holds: each was found to be a state"
+            f" of the reference ({summarise(sites)})."
+        )
+        source = Source(self.name, notes=(note,))
+        states = States.read(self.path, sites=sites, source=source)
+        return SavedRun(self.name, (states,))
+
+
 def open_saved(path: Path) -> SavedRun | None:
     """Open a store or a file of states; None if the path is neither."""
     stacks: tuple[States | Store, ...]
     if (path / "plan.json").is_file():
         stacks = (open_store(path),)
     elif path.suffix.lower() == ".safetensors" and path.is_file():
+        if is_foreign(path):
+            return _open_foreign(path)
         stacks = _stacks_of(load_states(path))
     else:
         return None
     return SavedRun(f"{stacks[0].source.model} ({path.name})", stacks)
+
+
+def _open_foreign(path: Path) -> SavedRun:
+    """Open a file that another program wrote."""
+    layers = unnamed_layers(path)
+    if layers is not None:
+        return UnnamedRun(path.name, (), path, layers)
+    return SavedRun(path.name, (States.read(path),))
 
 
 def as_saved(states: object) -> SavedRun | None:
@@ -156,6 +188,8 @@ def compare_model_with_saved(
     saved_is_reference: bool,
 ) -> DriftComparison:
     """Compare a live model with states that were saved elsewhere."""
+    if isinstance(saved, UnnamedRun):
+        saved = saved.named_by(model)
     _check_unpooled(saved)
     inputs = encode(model, saved.texts() if texts is None else texts)
     _check_tokens(inputs, saved)
@@ -179,11 +213,20 @@ def compare_model_with_saved(
     if saved_is_reference:
         sources.reverse()
         errors.passes = {"reference": 0, "candidate": errors.passes["reference"]}
-    return DriftComparison(names, errors, tokens, sources, _paired_by_site(sites))
+    errors.notes += getattr(saved.stacks[0].source, "notes", ())
+    comparison = DriftComparison(names, errors, tokens, sources, _paired_by_site(sites))
+    if errors.drifting:
+        comparison.hints = explain_layout(model, saved, inputs, errors.drifting)
+    return comparison
 
 
 def compare_two_saved(first: SavedRun, second: SavedRun) -> DriftComparison:
     """Compare two saved runs."""
+    for run in (first, second):
+        if isinstance(run, UnnamedRun):
+            reason = "nothing says which layers it holds, and no model can prove it"
+            remedy = "Give hs.States.read(path, sites=[1, 2]), one for each layer."
+            raise StatesError(f"Cannot compare {run.name}", reason, remedy)
     names = (first.name, second.name)
     sites = _common_sites(first.sites, second.sites, names)
     stacks = list(dict.fromkeys(site.stack for site in sites))

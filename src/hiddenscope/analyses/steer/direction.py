@@ -1,25 +1,33 @@
 """Direction: along what the states of a model are changed, and at which sites."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hiddenscope.analyses.steer.control_vector import (
+    read_control_vector,
+    write_control_vector,
+)
 from hiddenscope.arguments import checked
-from hiddenscope.errors import NotFinite, SiteError, StatesError, TextError
+from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError, TextError
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts
-from hiddenscope.sites import Site, SitePatterns, summarise
+from hiddenscope.sites import Site, SitePatterns, select, summarise
 from hiddenscope.states import Pair, Pooling, States
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 EVERY_SITE = ""
+# Layers among which a direction without a model looks for its sites.
+MOST_LISTED = 1000
 # Sites of a deep model, if none are given.
 MOST_SITES = 10
 NO_DIFFERENCE = "Cannot take the direction between two sets of texts"
@@ -43,6 +51,7 @@ class Direction:
 
     `vectors` are float64, by site, or one for every site under "". `fitted` are the
     sites of probes, by the same keys, and `facts` say where the vectors come from.
+    `hint` is the kind of model they are for, as its configuration calls it.
     """
 
     vectors: Mapping[str, Tensor]
@@ -51,6 +60,7 @@ class Direction:
     spare_first: bool = False
     fitted: Mapping[str, str] = field(default_factory=dict)
     facts: Facts = field(default_factory=dict)
+    hint: str = ""
 
     def __repr__(self) -> str:
         facts = [f"{name} {value}" for name, value in self.facts.items()]
@@ -122,7 +132,8 @@ class Direction:
             "pool": pool,
         }
         names = tuple(map(str, selected))
-        return cls(vectors, names, upwards, spare_first, facts=facts)
+        hint = str(getattr(model.module.config, "model_type", ""))
+        return cls(vectors, names, upwards, spare_first, facts=facts, hint=hint)
 
     @classmethod
     def of(
@@ -162,6 +173,66 @@ class Direction:
         if sites is None:
             sites = fitted.get(EVERY_SITE)
         return cls(vectors, sites, upwards, spare_first, fitted, facts)
+
+    def save(
+        self, path: str | os.PathLike[str], *, sites: SitePatterns | None = None
+    ) -> None:
+        """Write a GGUF file that llama.cpp's --control-vector reads, as float32.
+
+        It has a vector for each layer, of which llama.cpp adds all at once, or those of
+        its --control-vector-layer-range. `sites` are some of the direction's. Layers 0
+        and 1, `final` and parts of blocks have no place in such a file.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Direction.of([0.0, 1.0], sites="layer.2").save(f"{folder}/d.gguf")
+        ...     Direction.load(f"{folder}/d.gguf").vectors
+        {'layer.2': tensor([0., 1.], dtype=torch.float64)}
+        """
+        if Path(path).suffix.lower() != ".gguf":
+            raise FileError(
+                f"Cannot save a direction as {os.fspath(path)}",
+                "directions are saved as .gguf",
+                "Give the path that suffix.",
+            )
+        if self.spare_first:
+            raise StatesError(
+                "Cannot save this direction",
+                "spare_first takes out the first tokens' states as it is used, which a"
+                " file cannot say",
+                "Save it without spare_first.",
+            )
+        vectors = self._by_site(sites)
+        write_control_vector(path, vectors, self.hint, self.facts)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Direction":
+        """Read the control vectors in a GGUF file, also of repeng or llama.cpp.
+
+        Each of their layers is then steered by itself; `sites` and `upwards` are not
+        in such a file.
+        """
+        vectors, hint, facts = read_control_vector(path)
+        return cls(vectors, facts=facts or {"origin": "vector"}, hint=hint)
+
+    def _by_site(self, sites: SitePatterns | None) -> dict[Site, Tensor]:
+        """Return the vectors by single sites, which a file needs."""
+        if EVERY_SITE in self.vectors:
+            chosen = sites or self.sites
+            if chosen is None:
+                raise SiteError(
+                    "Cannot save this direction",
+                    "it has one vector for whatever site, and a file needs to know"
+                    " which",
+                    "Give sites, such as save(path, sites='layer.12').",
+                )
+            every = select(chosen, tuple(map(Site, range(MOST_LISTED))), owner="a file")
+            return dict.fromkeys(every, self.vectors[EVERY_SITE])
+        vectors = {Site.parse(name): vector for name, vector in self.vectors.items()}
+        if sites is None:
+            return vectors
+        selected = select(sites, tuple(vectors), owner="this direction")
+        return {site: vectors[site] for site in selected}
 
 
 def _default_pool(model: Model, sites: Sequence[Site]) -> Pooling:

@@ -1,0 +1,202 @@
+"""PEFT adapters on a module: which are active, their weights, and what is below them.
+
+PEFT replaces a layer by one that wraps it and adds what the adapter computes. Switching
+an adapter off in place would be seen by every thread that calls the module, so the
+module below the adapters is a copy whose wrappers are replaced by what they wrap. It
+shares all weights.
+
+PEFT is not imported here: a module can only have adapters if somebody has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from hiddenscope.errors import ModuleError
+from hiddenscope.modules import hooks
+from hiddenscope.modules.module_copy import private_copy
+from hiddenscope.modules.weights import Weight, weight_tensors
+
+# Ways of initialising LoRA that subtract something from the weights of the base.
+CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+class Adapter(NamedTuple):
+    """An adapter on a module: its name, its kind, and what multiplies its effect.
+
+    `kind` is as PEFT calls it ("LORA"); a `strength` of 0 means that it is off.
+    """
+
+    name: str
+    kind: str
+    strength: float
+
+
+def has_adapters(module: nn.Module) -> bool:
+    """Tell whether PEFT has put adapters on a module.
+
+    >>> has_adapters(nn.Linear(2, 2))
+    False
+    """
+    return next(_wrappers(module), None) is not None
+
+
+def adapters_on(module: nn.Module) -> list[Adapter]:
+    """Return the adapters on a module that were not merged into its weights."""
+    adapters: dict[str, Adapter] = {}
+    for name, config in adapter_configs(module).items():
+        kind = str(getattr(config.peft_type, "value", config.peft_type))
+        adapters[name] = Adapter(name, kind, 0.0)
+    for _, wrapper in _wrappers(module):
+        if wrapper.disable_adapters:
+            continue
+        for name in wrapper.active_adapters:
+            if name in adapters and name not in getattr(wrapper, "merged_adapters", ()):
+                strength = _strength(wrapper, name)
+                adapters[name] = adapters[name]._replace(strength=strength)
+    return list(adapters.values())
+
+
+def adapter_configs(module: nn.Module) -> dict[str, Any]:
+    """Return PEFT's configuration of each adapter by its name."""
+    configs = getattr(module, "peft_config", None)
+    return dict(configs) if isinstance(configs, dict) else {}
+
+
+def adapter_weights(module: nn.Module, name: str) -> list[Weight]:
+    """Return the weights of one adapter.
+
+    Their paths do not hold the adapter's name, so that one adapter has the same paths
+    under any name.
+    """
+    weights = []
+    below = {id(weight.tensor) for weight in weight_tensors(below_adapters(module))}
+    for weight in weight_tensors(module):
+        parts = weight.path.split(".")
+        if id(weight.tensor) not in below and name in parts:
+            parts.remove(name)
+            weights.append(weight._replace(path=".".join(parts)))
+    return weights
+
+
+def below_adapters(module: nn.Module) -> nn.Module:
+    """Copy a module without its adapters; the copy shares the module's weights.
+
+    A module without adapters is returned as it is.
+    """
+    if not has_adapters(module):
+        return module
+    get_base: Any = getattr(module, "get_base_model", lambda: module)
+    copied = private_copy(get_base())
+    for path, wrapper in list(_wrappers(copied)):
+        _replace_part(copied, path, _wrapped(wrapper))
+    # transformers remembers adapters that it has loaded itself.
+    for name in ("peft_config", "_hf_peft_config_loaded"):
+        vars(copied).pop(name, None)
+    return copied
+
+
+def require_separable(module: nn.Module, name: str, altered: str = "") -> None:
+    """Raise ModuleError if the weights below the adapters are not those of the base.
+
+    `altered` names a weight of the base that an adapter brought with it.
+    """
+    problem = f"Cannot use {name} without its adapters"
+    merged = [path for path, wrapper in _wrappers(module) if _is_merged(wrapper)]
+    if merged:
+        reason = f"they are merged into the weights of {merged[0]}"
+        raise ModuleError(problem, reason, "Call module.unmerge_adapter() first.")
+    if not has_adapters(module):
+        reason = "it has none that could be switched off"
+        remedy = "Load it with hs.Adapted(base, folder), which does not merge them."
+        raise ModuleError(problem, reason, remedy)
+    if altered:
+        reason = f"one of them brought other weights of its base: {altered}"
+        raise ModuleError(problem, reason, "Load the base by itself.")
+    if hooks.is_dispatched(module):
+        reason = "accelerate has spread its weights over devices, and moves them"
+        raise ModuleError(problem, reason, "Load the base by itself.")
+    for adapter, config in adapter_configs(module).items():
+        change = _change_of_base(config)
+        if change:
+            reason = f"the adapter {adapter!r} also changed the base: {change}"
+            raise ModuleError(problem, reason, "Load the base by itself.")
+
+
+def _change_of_base(config: Any) -> str:
+    """Say how an adapter changed the weights of its base; empty if it did not."""
+    if str(getattr(config, "bias", "none")) not in ("none", "False"):
+        return f"bias={config.bias!r}"
+    start = getattr(config, "init_lora_weights", True)
+    if changes_base(start):
+        return f"init_lora_weights={start!r}"
+    return ""
+
+
+def changes_base(init_lora_weights: object) -> bool:
+    """Tell whether a way of initialising LoRA changes the weights of the base.
+
+    >>> changes_base("pissa_niter_4"), changes_base("gaussian"), changes_base(True)
+    (True, False, False)
+    """
+    start = init_lora_weights
+    return isinstance(start, str) and start.lower().startswith(CHANGES_BASE)
+
+
+def _wrappers(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the outermost layers that PEFT has put around others, with their paths."""
+    tuners = sys.modules.get("peft.tuners.tuners_utils")
+    other = sys.modules.get("peft.utils.other")
+    if tuners is None or other is None:
+        return
+    kinds = (tuners.BaseTunerLayer, other.AuxiliaryTrainingWrapper)
+    outer: list[str] = []
+    for path, part in module.named_modules():
+        if isinstance(part, kinds) and not _is_below(path, outer):
+            outer.append(path)
+            yield path, part
+
+
+def _is_below(path: str, outer: list[str]) -> bool:
+    # Modules are listed in order, so only the last wrapper can contain this one.
+    return bool(outer) and path.startswith(f"{outer[-1]}.")
+
+
+def _wrapped(wrapper: Any) -> nn.Module:
+    """Return the layer that PEFT has wrapped, however often."""
+    layer: nn.Module = wrapper
+    while True:
+        inner = getattr(layer, "original_module", None)
+        if inner is None:
+            inner = getattr(layer, "base_layer", None)
+        if not isinstance(inner, nn.Module):
+            return layer
+        layer = inner
+
+
+def _replace_part(module: nn.Module, path: str, part: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    # A ModuleList keeps its parts under numbers, which setattr would not find.
+    module.get_submodule(parent)._modules[name] = part
+
+
+def _is_merged(wrapper: Any) -> bool:
+    return bool(getattr(wrapper, "merged_adapters", ()))
+
+
+def _strength(wrapper: Any, name: str) -> float:
+    """Return by what LoRA multiplies an adapter, relative to how it was trained."""
+    scaling = getattr(wrapper, "scaling", {}).get(name)
+    ranks = getattr(wrapper, "r", {})
+    alphas = getattr(wrapper, "lora_alpha", {})
+    if scaling is None or name not in ranks or name not in alphas:
+        return 1.0
+    rank, alpha = ranks[name], alphas[name]
+    as_trained = alpha / rank
+    if getattr(wrapper, "use_rslora", {}).get(name, False):
+        as_trained = alpha / rank**0.5
+    return round(float(scaling / as_trained), 9)

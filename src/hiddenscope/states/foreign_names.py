@@ -1,0 +1,189 @@
+"""The sites that other programs' names for tensors stand for.
+
+TransformerLens names hooks, nnsight the paths of modules, Hugging Face the entries of a
+tuple. A name that is not a site for certain is never taken for one.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hiddenscope.errors import SiteError, StatesError
+from hiddenscope.sites import Site, from_alias, named_layer, select
+from hiddenscope.sites.site import quoted
+from hiddenscope.states.tokens import Source
+
+_BLOCK = re.compile(
+    r"(?:\w+\.)*(?:layers|layer|blocks|block|h)\.(?P<block>[0-9]{1,6})"
+    r"\.(?P<end>output|input)(?:\.0|\[0\])?"
+)
+_FINAL_NORM = re.compile(
+    r"(?:\w+\.)*(?:norm|ln_f|norm_f|final_layer_?norm)\.output(?:\.0|\[0\])?"
+)
+_INSIDE_BLOCK = re.compile(r"\.[0-9]+\.")
+_LENS_BLOCK = re.compile(r"(?:blocks|encoder|decoder)\.([0-9]{1,6})\.")
+_HIDDEN_STATES = re.compile(r"(?:encoder_|decoder_)?hidden_states\[-?[0-9]+\]")
+# A pattern that means nothing until the depth is known.
+_NEEDS_DEPTH = re.compile(r"\*|\.-[0-9]|hidden_states")
+# Layers of a model whose depth is not known.
+_MOST_LAYERS = 1000
+# Names that an error lists.
+_MOST_LISTED = 6
+
+
+@dataclass(frozen=True)
+class NamedSites:
+    """The site of each name, and the names that are left out because they are none."""
+
+    sites: Mapping[str, Site]
+    left_out: Sequence[str] = field(default_factory=list)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Show some names, and how many more there are."""
+    shown = ", ".join(quoted(name) for name in names[:_MOST_LISTED])
+    more = len(names) - _MOST_LISTED
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def sites_in_order(
+    sites: str | Site | Iterable[str | Site | int], source: Source
+) -> tuple[Site, ...]:
+    """Return the sites that the layers of an array are, in the order of the layers.
+
+    >>> sites_in_order([1, 2, "final"], Source("toy"))
+    (Site('layer.1'), Site('layer.2'), Site('final'))
+    >>> sites_in_order("layer.1-2,final", Source("toy"))
+    (Site('layer.1'), Site('layer.2'), Site('final'))
+    """
+    if isinstance(sites, str):
+        if source.depth is None and _NEEDS_DEPTH.search(sites):
+            raise _needs_depth(sites)
+        layers = source.depth if source.depth is not None else _MOST_LAYERS
+        known = [*map(Site, range(layers + 1)), Site(None)]
+        return select(
+            sites, known, owner=source.model, depth=source.depth, final=source.final
+        )
+    if isinstance(sites, Site):
+        return (sites,)
+    parsed = [site_of(site, source) for site in sites]
+    if len(set(parsed)) < len(parsed):
+        raise SiteError(
+            "Cannot name the layers of these states",
+            f"a site is named twice among {listed(list(map(str, parsed)))}",
+            "Name each layer once, in the order of the array.",
+        )
+    return tuple(parsed)
+
+
+def site_of(name: Any, source: Source) -> Site:
+    """Return the site that a number, a name of ours or an alias stands for."""
+    if isinstance(name, Site):
+        return name
+    text = named_layer(name)
+    if isinstance(text, str) and ("hook_" in text or _HIDDEN_STATES.fullmatch(text)):
+        if source.depth is None or source.final is None:
+            raise _needs_depth(text)
+        return from_alias(text, depth=source.depth, final=source.final)
+    return Site.parse(text)
+
+
+def sites_of_names(names: Sequence[str], source: Source) -> NamedSites:
+    """Return the site of every name, or raise an error that lists what is unknown.
+
+    Hooks of TransformerLens that are not the state of a token are left out.
+
+    >>> names = ["model.layers.3.output", "model.norm.output"]
+    >>> sites_of_names(names, Source("toy")).sites["model.layers.3.output"]
+    Site('layer.4')
+    """
+    known: dict[str, Site] = {}
+    left_out: list[str] = []
+    unknown: list[str] = []
+    lens = _lens_source(names, source)
+    for name in names:
+        if "hook_" in name:
+            site = _lens_site(name, lens)
+            if site is None:
+                left_out.append(name)
+        else:
+            site = _plain_site(name, source)
+            if site is None:
+                unknown.append(name)
+        if site is not None:
+            known[name] = site
+    if unknown:
+        raise _unknown(unknown)
+    return NamedSites(known, left_out)
+
+
+def _plain_site(name: str, source: Source) -> Site | None:
+    """Return the site of a name of ours, of Hugging Face's or of a module's path."""
+    if _HIDDEN_STATES.fullmatch(name):
+        return site_of(name, source)
+    match = _BLOCK.fullmatch(name)
+    if match:
+        return Site(int(match["block"]) + (match["end"] == "output"))
+    if _FINAL_NORM.fullmatch(name) and not _INSIDE_BLOCK.search(name):
+        return Site(None)
+    try:
+        return Site.parse(name)
+    except SiteError:
+        return None
+
+
+def _lens_source(names: Sequence[str], source: Source) -> Source:
+    """Complete what is known of the model by the names of its hooks."""
+    final = source.final
+    if any(name.startswith("ln_final.") for name in names):
+        final = True
+    depth = source.depth
+    if depth is None:
+        # Only to bound the numbers of blocks, which the names themselves hold.
+        blocks = [int(match[1]) for match in map(_LENS_BLOCK.match, names) if match]
+        depth = max(blocks, default=-1) + 1
+    return Source(source.model, depth=depth, final=final)
+
+
+def _lens_site(name: str, source: Source) -> Site | None:
+    """Return the site of a hook; None if it is inside a part, or no state at all."""
+    if source.final is None:
+        raise StatesError(
+            f"Cannot tell which site {quoted(name)} is",
+            "nothing says whether the model has a final norm, and without one"
+            " TransformerLens takes the hook before the block's own norm",
+            "Give source=hs.Source(name, depth=..., final=True), or keep"
+            " 'ln_final.hook_scale' in the cache.",
+        )
+    assert source.depth is not None
+    try:
+        site = from_alias(name, depth=source.depth, final=source.final)
+    except SiteError:
+        return None
+    return None if site.is_inner else site
+
+
+def _needs_depth(name: str) -> SiteError:
+    return SiteError(
+        f"Cannot tell which sites {quoted(name)} names",
+        "that depends on the number of blocks and on a final norm, which the states"
+        " do not say",
+        "Give source=hs.Source(name, depth=..., final=...), or name each site, such as"
+        " 'layer.3'.",
+    )
+
+
+def _unknown(names: Sequence[str]) -> SiteError:
+    inside = [name for name in names if _INSIDE_BLOCK.search(name)]
+    reason = "no site is called so here, in Hugging Face, TransformerLens or nnsight"
+    if inside:
+        reason = (
+            "what a module inside a block returns need not be what the block adds"
+            " (some norm it first)"
+        )
+    return SiteError(
+        f"No site for {listed(names)}",
+        reason,
+        f"Say what it is: sites={{{quoted(names[0])}: 'layer.3'}}, or leave it out.",
+    )

@@ -1,0 +1,166 @@
+"""Directions as control vectors: the gguf package is the oracle of the file, and
+llama.cpp's two rules of place that of the layers.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hiddenscope as hs
+from hiddenscope.errors import Error, FileError, NotFinite
+from hiddenscope.testing import tiny_model
+
+IDS = [5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def module() -> nn.Module:
+    return tiny_model("llama", layers=4)
+
+
+@pytest.fixture(scope="module")
+def model(module: nn.Module) -> hs.Model:
+    return hs.load((module, None))
+
+
+def write_gguf(path: Path, tensors: dict[str, np.ndarray], arch: str) -> None:
+    """As repeng's export_gguf does."""
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_string("controlvector.model_hint", "llama")
+    writer.add_uint32("controlvector.layer_count", len(tensors))
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def llama_cpp_buffer(path: Path, width: int, layers: int) -> dict[int, np.ndarray]:
+    """What each block adds: the loader fills a buffer, from which blocks take.
+
+    The loader puts direction.N at width * (N - 1), and refuses N < 1; block il takes
+    from width * (il - 1), from il = 1 on.
+    """
+    buffer = np.zeros(width * layers, np.float32)
+    for tensor in gguf.GGUFReader(path).tensors:
+        number = int(tensor.name.split(".")[1])
+        assert number >= 1
+        assert tensor.tensor_type == gguf.GGMLQuantizationType.F32
+        buffer[width * (number - 1) : width * number] += tensor.data
+    return {il: buffer[width * (il - 1) : width * il] for il in range(1, layers)}
+
+
+def test_llama_cpp_changes_the_states_that_steer_changes(
+    module: Any, model: hs.Model, tmp_path: Path
+) -> None:
+    direction = hs.Direction.between(model, [[5, 6]], [[7, 8]], sites="layer.2-4")
+    direction.save(tmp_path / "d.gguf")
+    added = llama_cpp_buffer(tmp_path / "d.gguf", 64, 4)
+    handles = []
+    for il, vector in added.items():
+
+        def add(block: nn.Module, args: Any, output: Any, vector: Any = vector) -> Any:
+            return output + torch.from_numpy(vector)
+
+        handles.append(module.model.layers[il].register_forward_hook(add))
+    try:
+        with torch.no_grad():
+            expected = module(torch.tensor([IDS])).logits[0]
+    finally:
+        for handle in handles:
+            handle.remove()
+    changes = {site: hs.Add(vector) for site, vector in direction.vectors.items()}
+    actual = hs.edit(model, [IDS], changes, logits=True).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(
+        hs.record(model, [IDS], (), logits=True).logits, expected, atol=1e-3
+    )
+
+
+def test_the_file_is_as_repeng_writes_and_reads_it(
+    model: hs.Model, tmp_path: Path
+) -> None:
+    direction = hs.Direction.between(model, [[5, 6]], [[7, 8]], sites="layer.1-3")
+    path = tmp_path / "d.gguf"
+    direction.save(path, sites="layer.2-3")
+    reader = gguf.GGUFReader(path)
+    assert reader.get_field("general.architecture").contents() == "controlvector"
+    assert reader.get_field("controlvector.model_hint").contents() == "llama"
+    assert reader.get_field("controlvector.layer_count").contents() == 2
+    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
+    assert set(tensors) == {"direction.1", "direction.2"}
+    expected = direction.vectors["layer.3"].float().numpy()
+    np.testing.assert_array_equal(tensors["direction.2"], expected)
+    loaded = hs.Direction.load(path)
+    assert set(loaded.vectors) == {"layer.2", "layer.3"}
+    assert loaded.facts == direction.facts
+    assert loaded.hint == "llama"
+    assert torch.equal(loaded.vectors["layer.3"].float(), torch.from_numpy(expected))
+    again = tmp_path / "again.gguf"
+    loaded.save(again)
+    assert again.read_bytes() == path.read_bytes()
+    hs.steer(model, [IDS], loaded, strengths=[1], quality=[IDS])
+
+
+def test_a_vector_of_repeng_is_read(model: hs.Model, tmp_path: Path) -> None:
+    tensors = {f"direction.{k}": np.full(64, float(k), np.float32) for k in (1, 3)}
+    write_gguf(tmp_path / "r.gguf", tensors, "controlvector")
+    loaded = hs.Direction.load(tmp_path / "r.gguf")
+    assert sorted(loaded.vectors) == ["layer.2", "layer.4"]
+    assert float(loaded.vectors["layer.4"][0]) == 3.0
+
+
+REFUSED = {
+    "layer.1": "nothing below layer.2",
+    "layer.0": "nothing below layer.2",
+    "final": "outputs of a decoder's blocks",
+    "layer.2.mlp": "outputs of a decoder's blocks",
+}
+
+
+@pytest.mark.parametrize("site", REFUSED)
+def test_sites_without_a_place_are_refused(site: str, tmp_path: Path) -> None:
+    direction = hs.Direction.of({site: [1.0, 2.0]})
+    with pytest.raises(Error, match=REFUSED[site]):
+        direction.save(tmp_path / "d.gguf")
+    assert os.listdir(tmp_path) == []
+
+
+def test_bad_directions_and_files(tmp_path: Path) -> None:
+    path = tmp_path / "d.gguf"
+    with pytest.raises(Error, match="one vector for whatever site"):
+        hs.Direction.of([1.0, 2.0]).save(path)
+    with pytest.raises(FileError, match="saved as .gguf"):
+        hs.Direction.of([1.0, 2.0], sites="layer.3").save(tmp_path / "d.bin")
+    with pytest.raises(Error, match="spare_first"):
+        hs.Direction.of([1.0], sites="layer.3", spare_first=True).save(path)
+    with pytest.raises(FileError, match="no such file"):
+        hs.Direction.load(path)
+    ones = np.ones(4, np.float32)
+    bad = [
+        ({"direction.0": ones}, "controlvector", "called 'direction.0'"),
+        ({"other": ones}, "controlvector", "called 'other'"),
+        ({"direction.1": ones}, "llama", "a GGUF file of 'llama'"),
+        ({"direction.1": np.ones((2, 2), np.float32)}, "controlvector", "float32"),
+        ({"direction.1": ones.astype(np.float16)}, "controlvector", "float16"),
+    ]
+    for tensors, arch, message in bad:
+        path.unlink(missing_ok=True)
+        write_gguf(path, tensors, arch)
+        with pytest.raises(FileError, match=message):
+            hs.Direction.load(path)
+    path.unlink()
+    write_gguf(path, {"direction.1": ones * np.nan}, "controlvector")
+    with pytest.raises(NotFinite, match="NaN"):
+        hs.Direction.load(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:60])
+    with pytest.raises(FileError, match="damaged"):
+        hs.Direction.load(path)
