@@ -28,6 +28,7 @@ UNLIKE = {
     "attention": {"p", "p_half"},
     # The noise that a difference is measured against is that of the device.
     "drift": {"beyond", "noise", "envelope"},
+    "series": {"beyond", "noise", "envelope"},
 }
 LENGTHS = (5, 31, 2, 17, 17, 9)
 

@@ -53,6 +53,12 @@ def write_adapter(folder: Path, kind: str, base: nn.Module, seed: int = 1) -> Pa
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load on the CPU, where PEFT's numbers come from, also where there is a GPU."""
+    monkeypatch.setattr(hs, "load", partial(hs.load, device="cpu"))
+
+
 @pytest.fixture
 def lora(tmp_path: Path) -> Path:
     return write_adapter(tmp_path / "lora", "lora", tiny_llama())
@@ -133,8 +139,8 @@ def test_strength_scales_what_lora_adds(lora: Path, saved_llama: Path) -> None:
     assert half.source().adapters[0].strength == 0.5
     layer = half.module.base_model.model.model.layers[0].self_attn.q_proj
     x = torch.randn(2, 16)
-    added = layer.lora_B["lora"](layer.lora_A["lora"](x))
-    whole = layer.lora_alpha["lora"] / layer.r["lora"]
+    added = layer.lora_B["default_0"](layer.lora_A["default_0"](x))
+    whole = layer.lora_alpha["default_0"] / layer.r["default_0"]
     torch.testing.assert_close(layer(x), layer.base_layer(x) + 0.5 * whole * added)
 
 
@@ -148,7 +154,7 @@ def test_several_adapters_add_up(tmp_path: Path, saved_llama: Path) -> None:
     layer = model.module.base_model.model.model.layers[0].self_attn.q_proj
     x = torch.randn(2, 16)
     expected = layer.base_layer(x)
-    for name in ("first", "second"):
+    for name in ("default_0", "default_1"):
         expected = expected + layer.lora_B[name](layer.lora_A[name](x)) * 8 / 3
     torch.testing.assert_close(layer(x), expected)
 
@@ -315,6 +321,113 @@ def test_analyses_of_an_adapted_model_are_those_of_the_merged_one(
             np.testing.assert_allclose(variable, expected, rtol=1e-3, atol=1e-4)
 
 
+def test_a_tied_head_of_a_live_module_is_not_written_to(tmp_path: Path) -> None:
+    tied = tiny_llama(tie_word_embeddings=True)
+    config = peft.LoraConfig(r=2, target_modules=["lm_head"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapted = peft.get_peft_model(tied, config)
+        tied.model.embed_tokens.weight.data.add_(1)
+        adapted.save_pretrained(tmp_path / "head", save_embedding_layers=True)
+    module = tiny_llama(tie_word_embeddings=True)
+    before = module.model.embed_tokens.weight.clone()
+    with pytest.raises(LoadError, match="weights of the base itself"):
+        hs.load(hs.Adapted((module, None), tmp_path / "head"))
+    assert torch.equal(module.model.embed_tokens.weight, before)
+
+
+def test_a_frozen_live_module_stays_frozen(tmp_path: Path) -> None:
+    module = tiny_llama(attention_bias=True).requires_grad_(False)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"])
+    base = tiny_llama(attention_bias=True)
+    peft.get_peft_model(base, config).save_pretrained(tmp_path / "a")
+    path = tmp_path / "a" / "adapter_config.json"
+    changes = {"bias": "all", "inference_mode": False}
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | changes), "utf-8")
+    with pytest.raises(LoadError):
+        hs.load(hs.Adapted((module, None), tmp_path / "a"))
+    assert not any(weight.requires_grad for weight in module.parameters())
+
+
+def live_lora(alpha: int, name: str = "default") -> Any:
+    torch.manual_seed(3)
+    config = peft.LoraConfig(
+        r=2, lora_alpha=alpha, target_modules=["q_proj"], init_lora_weights=False
+    )
+    return peft.get_peft_model(tiny_llama(), config, adapter_name=name).eval()
+
+
+def test_one_adapter_has_one_hash_and_two_have_two() -> None:
+    by_name = {}
+    for name in ("default", "0", "model", "q_proj", "lora_A", "weight"):
+        (adapter,) = hs.load((live_lora(8, name), None)).source().adapters
+        by_name[name] = adapter.weights
+    assert len(set(by_name.values())) == 1
+    (other,) = hs.load((live_lora(64), None)).source().adapters
+    assert other.weights != by_name["default"]
+
+
+def test_strengths_are_reported_as_they_are() -> None:
+    module = live_lora(8)
+    model = hs.load((module, None))
+    whole = model.source().adapters[0]
+    layers = module.base_model.model.model.layers
+    layers[-1].self_attn.q_proj.scale_layer(0.0)
+    partly = model.source().adapters[0]
+    assert partly.strength == 1.0
+    assert partly.weights != whole.weights
+    merged = live_lora(8)
+    merged.merge_adapter()
+    source = hs.load((merged, None)).source()
+    assert source.adapters[0].merged
+    assert source.base_weights == ""
+    assert hs.load((live_lora(0), None)).source().adapters[0].strength == 1.0
+
+
+@pytest.mark.parametrize("name", ["train", "type", "half", "run_lm_head", "q_proj"])
+def test_a_folder_may_have_any_name(
+    name: str, tmp_path: Path, saved_llama: Path
+) -> None:
+    folder = write_adapter(tmp_path / name, "saved_head", tiny_llama())
+    same = write_adapter(tmp_path / "run5", "saved_head", tiny_llama())
+    model = hs.load(hs.Adapted(saved_llama, folder))
+    other = hs.load(hs.Adapted(saved_llama, same))
+    assert model.source().adapters[0].name == name
+    assert model.source().weights == other.source().weights
+
+
+def test_nested_adapters_are_several_on_one_base(
+    tmp_path: Path, saved_llama: Path
+) -> None:
+    first = write_adapter(tmp_path / "first", "lora", tiny_llama(), 1)
+    second = write_adapter(tmp_path / "second", "lora", tiny_llama(), 2)
+    nested = hs.load(hs.Adapted(hs.Adapted(saved_llama, first), second))
+    flat = hs.load(hs.Adapted(saved_llama, [first, second]))
+    assert torch.equal(nested.capture(IDS).values, flat.capture(IDS).values)
+    weaker = hs.Adapted(hs.Adapted(saved_llama, first), second, strength=0.5)
+    with pytest.raises(LoadError, match="adapters of two strengths"):
+        hs.load(weaker)
+    with pytest.raises(LoadError, match="adapters already"):
+        hs.load(hs.Adapted((live_lora(8), None), first))
+
+
+def test_modules_that_were_trained_whole_are_no_part_of_the_base(
+    tmp_path: Path,
+) -> None:
+    config = peft.LoraConfig(
+        r=2, target_modules=["q_proj"], modules_to_save=["self_attn.o_proj", "mlp"]
+    )
+    adapted = peft.get_peft_model(tiny_llama(), config)
+    for weight in adapted.parameters():
+        if weight.requires_grad:
+            weight.data.add_(0.01)
+    adapted.save_pretrained(tmp_path / "whole")
+    base = hs.load((tiny_llama(), None))
+    model = hs.load(hs.Adapted((tiny_llama(), None), tmp_path / "whole"))
+    below = model.without_adapters()
+    assert torch.equal(below.capture(IDS).values, base.capture(IDS).values)
+
+
 class TestBadInput:
     def test_an_adapter_of_another_base(self, lora: Path, tmp_path: Path) -> None:
         wide = tmp_path / "wide"
@@ -349,7 +462,13 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"peft_type": "PREFIX_TUNING"}, "virtual tokens"),
+            ({"peft_type": "PREFIX_TUNING"}, "not known to change layers alone"),
+            ({"peft_type": "XLORA"}, "not known to change layers alone"),
+            ({"rank_pattern": {"q_proj": 10**9}}, "q_proj=1,000,000,000"),
+            ({"target_modules": "(([a-z_.0-9]+)+)+#"}, "a repeated group"),
+            ({"init_lora_weights": "pissa_niter_100000000"}, "100000000 iterations"),
+            ({"lora_alpha": float("nan")}, "lora_alpha=nan"),
+            ({"task_type": "NONSENSE"}, "PEFT stopped with"),
             ({"megatron_config": {"a": 1}}, "Megatron to import"),
             ({"layer_replication": [[0, 2], [0, 2]]}, "repeats blocks"),
             ({"r": 10**9}, "r=1,000,000,000"),
@@ -368,7 +487,7 @@ class TestBadInput:
     def test_strength_of_what_does_not_add(
         self, tmp_path: Path, saved_llama: Path
     ) -> None:
-        for kind in ("dora", "ia3"):
+        for kind in ("dora", "ia3", "saved_head"):
             folder = write_adapter(tmp_path / kind, kind, tiny_llama())
             with pytest.raises(LoadError, match="half of it is not defined"):
                 hs.load(hs.Adapted(saved_llama, folder, strength=0.5))

@@ -9,6 +9,7 @@ place: PEFT itself only warns if one did not.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
 import warnings
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hiddenscope.errors import Damaged, LoadError, UnknownModel, Unsafe, first_line
-from hiddenscope.loading.checkpoint import Loaded, quiet_transformers
+from hiddenscope.loading.checkpoint import AdaptedBase, Loaded, quiet_transformers
 from hiddenscope.loading.folder import (
     PICKLES,
     check_files,
@@ -30,26 +31,54 @@ from hiddenscope.loading.limits import WeightTotals, check_counts, walk
 from hiddenscope.loading.outline import local_folder
 from hiddenscope.loading.variants import Adapted, Quantised
 from hiddenscope.loading.zoo import DEFAULT
-from hiddenscope.modules.adapters import changes_base
+from hiddenscope.modules.adapters import changes_base, has_adapters
 from hiddenscope.modules.module_copy import private_copy, to_shared
 
 if TYPE_CHECKING:
     from torch import nn
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-# Kinds that put virtual tokens before a text, which have no state of a text's token.
-VIRTUAL_TOKENS = (
-    "PROMPT_TUNING",
-    "MULTITASK_PROMPT_TUNING",
-    "P_TUNING",
-    "PREFIX_TUNING",
-    "CARTRIDGE",
-    "ADAPTION_PROMPT",
-    "CPT",
+# Kinds that change layers, and read nothing but their own file. Others put virtual
+# tokens before a text (prompt and prefix tuning), which belong to no token of it, or
+# load more adapters from wherever their configuration says (X-LoRA).
+KINDS = {
+    "ADALORA",
+    "BOFT",
+    "BONE",
+    "C3A",
+    "DELORA",
+    "FOURIERFT",
+    "HRA",
+    "IA3",
+    "LN_TUNING",
+    "LOHA",
+    "LOKR",
+    "LORA",
+    "MISS",
+    "OFT",
+    "RANDLORA",
+    "ROAD",
+    "SHIRA",
+    "TRAINABLE_TOKENS",
+    "VBLORA",
+    "VERA",
+    "WAVEFT",
+}
+_RANKS = re.compile(r"r|.*_r|rank|.*_rank|init_r|target_r")
+# A pattern may take exponential time only where a group is repeated.
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+_ITERATIONS = re.compile(r".*_niter_0*([0-9]+)")
+_MOST_ITERATIONS = 100
+# Options of LoRA by which it does more than add a product to a layer's output.
+_NOT_ADDED = (
+    "arrow_config",
+    "kasa_config",
+    "modules_to_save",
+    "trainable_token_indices",
+    "use_dora",
+    "use_qalora",
 )
-# A rank is at most the longest axis of a weight that it adapts.
-_RANKS = re.compile(r"r|.*_r|rank|.*_rank")
-_LARGEST_RANK = 65_536
+_MISMATCH = re.compile(r"size mismatch for [^\n]*")
 
 
 @dataclass(frozen=True)
@@ -95,23 +124,25 @@ def check_adapter(path: Path) -> AdapterFolder:
             f"its {CONFIG} has no peft_type",
             "Save it again with PEFT.",
         )
-    _check_config(path, kind, config)
     tensors = _adapter_tensors(path)
-    longest = [max(shape, default=0) for _, shape in tensors.values()]
-    held = WeightTotals(len(tensors), 0, max(longest, default=0))
+    axes = [max(shape, default=0) for _, shape in tensors.values()]
+    longest = max(axes, default=0)
+    _check_config(path, kind, config, longest)
+    held = WeightTotals(len(tensors), 0, longest)
     check_counts(walk(config), held, str(path / CONFIG))
     base = config.get("base_model_name_or_path")
     named = base if isinstance(base, str) and base else None
     return AdapterFolder(path, kind, named, config, tensors)
 
 
-def _check_config(path: Path, kind: str, config: dict[str, Any]) -> None:
+def _check_config(path: Path, kind: str, config: dict[str, Any], longest: int) -> None:
+    """Refuse what would run code, take forever, or not be an adapter of layers."""
     problem = f"Cannot load the adapter {path}"
-    if kind in VIRTUAL_TOKENS:
+    if kind not in KINDS:
         raise LoadError(
             problem,
-            f"{kind} puts virtual tokens before a text, which belong to no token of it",
-            "Use an adapter that changes layers, such as LoRA.",
+            f"its kind is {kind[:40]}, which is not known to change layers alone",
+            "Load it with PEFT yourself and pass the live (module, tokenizer).",
         )
     if config.get("megatron_config"):
         raise Unsafe(
@@ -125,11 +156,22 @@ def _check_config(path: Path, kind: str, config: dict[str, Any]) -> None:
             "it repeats blocks of its base (layer_replication)",
             "Load it with PEFT yourself and pass the live (module, tokenizer).",
         )
+    ranks = dict(config.get("rank_pattern") or {})
     for key, value in walk(config):
-        is_count = isinstance(value, int) and _RANKS.fullmatch(key)
-        if is_count and value > _LARGEST_RANK:
-            reason = f"its {CONFIG} asks for {key}={value:,}"
-            raise Damaged(problem, reason, "Save it again with PEFT.")
+        reason = ""
+        is_rank = key in ranks or _RANKS.fullmatch(key)
+        if isinstance(value, int) and is_rank and value > longest:
+            reason = f"asks for {key}={value:,}, and its weights have no such rank"
+        if isinstance(value, float) and not math.isfinite(value):
+            reason = f"has {key}={value}"
+        iterations = _ITERATIONS.fullmatch(str(value))
+        if iterations and int(iterations[1]) > _MOST_ITERATIONS:
+            reason = f"asks for {iterations[1]} iterations"
+        if _REPEATED_GROUP.search(key) or _REPEATED_GROUP.search(str(value)):
+            reason = f"has a pattern with a repeated group under {key[:40]!r}"
+        if reason:
+            remedy = "Save it again with PEFT."
+            raise Damaged(problem, f"its {CONFIG} {reason}", remedy)
 
 
 def _adapter_tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
@@ -168,6 +210,7 @@ def load_adapted(
             "peft is not installed",
             "Run: pip install 'hiddenscope[adapters]'",
         )
+    variant = _flattened(variant)
     folders = [check_adapter(adapter_path(path)) for path in variant.folders]
     base_source = variant.base
     if base_source is None:
@@ -179,6 +222,12 @@ def load_adapted(
         _check_live(variant, folders)
     loaded = open_base(base_source)
     module = loaded.module
+    if has_adapters(module):
+        raise LoadError(
+            f"Cannot put another adapter on {loaded.name}",
+            "it has adapters already, which would be switched off",
+            "Give hs.Adapted all folders at once.",
+        )
     altered = _altered_weights(folders, module, is_live=loaded.folder is None)
     if loaded.folder is None:
         # PEFT freezes every weight of the base.
@@ -191,17 +240,17 @@ def load_adapted(
         if variant.merged:
             adapted = adapted.merge_and_unload()
     adapted.eval()
-    names = " + ".join(folder.name for folder in folders)
+    names = tuple(folder.name for folder in folders)
     notes = (*loaded.notes, *_notes(variant, folders, innermost))
     if altered:
         notes = (*notes, f"An adapter brings other weights of its base: {altered}.")
     return replace(
         loaded,
         module=adapted,
-        name=f"{loaded.name} + {names}",
+        name=" + ".join((loaded.name, *names)),
         notes=notes,
         variant=variant,
-        altered=altered,
+        adapted=AdaptedBase(loaded.name, names, altered),
     )
 
 
@@ -210,10 +259,27 @@ def base_of(loaded: Loaded, module: nn.Module) -> Loaded:
     base: Any = loaded.variant
     while isinstance(base, Adapted):
         base = base.base
-    name = loaded.name.partition(" + ")[0]
     variant = base if isinstance(base, Quantised) else None
+    name = loaded.name if loaded.adapted is None else loaded.adapted.name
     # Its trials are its own: those of the folder may be of another placement.
-    return replace(loaded, module=module, name=name, folder=None, variant=variant)
+    return replace(
+        loaded, module=module, name=name, folder=None, variant=variant, adapted=None
+    )
+
+
+def _flattened(variant: Adapted) -> Adapted:
+    """Return nested adapters as several on one base."""
+    inner = variant.base
+    if not isinstance(inner, Adapted) or inner.merged:
+        return variant
+    inner = _flattened(inner)
+    if inner.strength != variant.strength:
+        raise LoadError(
+            "Cannot put adapters of two strengths on a model",
+            f"they are {inner.strength:g} and {variant.strength:g}",
+            "Use one strength, or merge the first.",
+        )
+    return replace(variant, base=inner.base, adapters=inner.folders + variant.folders)
 
 
 def _named_base(folders: list[AdapterFolder]) -> str:
@@ -281,11 +347,11 @@ def _altered_weights(
     """Name a weight of the base that an adapter's file holds and changes.
 
     PEFT saves the embeddings with an adapter that is on them, and writes them into the
-    base. A live module must not be written to.
+    base. A live module must not be written to, so such an adapter is refused there.
     """
     from safetensors import safe_open
 
-    weights = dict(module.named_parameters())
+    weights = dict(module.named_parameters(remove_duplicate=False))
     altered = ""
     for folder in folders:
         with safe_open(folder.path / WEIGHTS, framework="pt") as file:
@@ -293,7 +359,8 @@ def _altered_weights(
                 name = key.removeprefix("base_model.model.").replace(".base_layer", "")
                 # Modules that were trained whole are kept beside those of the base.
                 apart = folder.config.get("modules_to_save") or ()
-                if name not in weights or name.split(".")[-2] in apart:
+                is_apart = any(f".{part}." in f".{name}" for part in apart)
+                if name not in weights or is_apart:
                     continue
                 if is_live:
                     raise LoadError(
@@ -317,7 +384,9 @@ def _put_on(module: nn.Module, folders: list[AdapterFolder], base: str) -> Any:
     names: list[str] = []
     adapted: Any = None
     for folder in folders:
-        name = _free_name(folder.name, names)
+        # PEFT looks for the name in the paths of weights, so that the folder's own name
+        # might be taken for a part of the model.
+        name = f"default_{len(names)}"
         path = str(folder.path)
         try:
             if adapted is None:
@@ -326,7 +395,7 @@ def _put_on(module: nn.Module, folders: list[AdapterFolder], base: str) -> Any:
                 adapted.load_adapter(path, adapter_name=name)
             state = peft.get_peft_model_state_dict(adapted, adapter_name=name)
         except Exception as error:
-            raise _another_base(folder, base, first_line(error)) from error
+            raise _peft_failed(folder, base, error) from error
         _check_complete(folder, set(state), base)
         names.append(name)
     # PeftModel's own method takes one name; its tuner's takes several.
@@ -334,13 +403,20 @@ def _put_on(module: nn.Module, folders: list[AdapterFolder], base: str) -> Any:
     return adapted
 
 
-def _free_name(name: str, taken: list[str]) -> str:
-    free = name
-    number = 2
-    while free in taken:
-        free = f"{name}_{number}"
-        number += 1
-    return free
+def _peft_failed(folder: AdapterFolder, base: str, error: Exception) -> LoadError:
+    """Return the error for an adapter that PEFT cannot load."""
+    message = str(error)
+    mismatch = _MISMATCH.search(message)
+    if mismatch is not None:
+        return _another_base(folder, base, mismatch[0][:300])
+    if "not found in the base model" in message:
+        return _another_base(folder, base, first_line(error))
+    return LoadError(
+        f"Cannot load the adapter {folder.path}",
+        f"PEFT stopped with {type(error).__name__}: {first_line(error)}",
+        "Check the folder, or load it with PEFT yourself and pass the live (module,"
+        " tokenizer).",
+    )
 
 
 def _check_complete(folder: AdapterFolder, in_module: set[str], base: str) -> None:
@@ -372,8 +448,9 @@ def _set_strength(adapted: Any, strength: float, folders: list[AdapterFolder]) -
     if strength == 1:
         return
     for folder in folders:
-        variants = ("use_dora", "use_qalora", "arrow_config", "kasa_config")
-        special = [key for key in variants if folder.config.get(key)]
+        special = [key for key in _NOT_ADDED if folder.config.get(key)]
+        if str(folder.config.get("bias", "none")) != "none":
+            special.append("bias")
         if folder.kind != "LORA" or special:
             kind = special[0] if special else folder.kind
             raise LoadError(

@@ -73,14 +73,26 @@ _HOPELESS, _LONG = 4.0, 0.05
 
 
 @dataclass(frozen=True)
+class AdaptedBase:
+    """The name of a base, those of the adapters on it, and what they did to it.
+
+    `altered` names a weight of the base that an adapter brought with it.
+    """
+
+    name: str
+    adapters: tuple[str, ...]
+    altered: str = ""
+
+
+@dataclass(frozen=True)
 class Loaded:
     """A module with its tokenizer, their source, and the choices made for the user.
 
     `read_tokenizer` is called when the tokenizer is first used: reading its files takes
     longer than mapping the weights. `folder` holds the files; a live module has none.
     `sentences` describes the modules of a sentence-transformers folder. `variant` is
-    what was asked for, if that was more than the model of the folder, and `altered`
-    names a weight of the base that an adapter brought with it.
+    what was asked for, if that was more than the model of the folder, and `adapted`
+    what is known of the base of adapters.
 
     >>> import torch
     >>> Loaded(torch.nn.Linear(2, 2), lambda: None, "Linear", None, ()).name
@@ -95,7 +107,7 @@ class Loaded:
     folder: Path | None = None
     sentences: SentenceModules | None = None
     variant: ModelVariant | None = None
-    altered: str = ""
+    adapted: AdaptedBase | None = None
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:

@@ -220,7 +220,9 @@ class Model:
         self._fingerprint = Fingerprint(
             self.module, lambda compute: self.trials.once("weights", compute, form=str)
         )
-        self._adapters = AdapterProvenance(self.module)
+        adapted = loaded.adapted
+        names = adapted.adapters if adapted is not None else ()
+        self._adapters = AdapterProvenance(self.module, names)
         self._batching: Batching | None = None
         _ = self.batching
 
@@ -358,7 +360,9 @@ class Model:
         hiddenscope.errors.ModuleError: Cannot use GPT2LMHeadModel without its ...
         """
         with self.lock:
-            require_separable(self.module, self.name, self._loaded.altered)
+            adapted = self._loaded.adapted
+            altered = adapted.altered if adapted is not None else ""
+            require_separable(self.module, self.name, altered)
             below = below_adapters(self.module)
         return Model(base_of(self._loaded, below))
 

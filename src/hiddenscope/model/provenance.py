@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+
 from torch import nn
 
 from hiddenscope.modules.adapters import (
+    adapter_settings,
     adapter_weights,
     adapters_on,
     below_adapters,
@@ -15,13 +19,15 @@ from hiddenscope.states import AdapterSource
 
 
 class AdapterProvenance:
-    """Which adapters a module has now, with hashes that are computed once.
+    """Which adapters a module has now, with hashes of their weights computed once.
 
     The base of a model with adapters has the hash that it would have by itself.
+    `names` are those of the folders that the adapters come from, in their order.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, names: Sequence[str] = ()) -> None:
         self.module = module
+        self._folders = names
         self._weights = ""
         self._base_hash = ""
         self._adapter_hashes: dict[str, str] = {}
@@ -29,7 +35,8 @@ class AdapterProvenance:
     def sources(self, weights: str) -> tuple[str, tuple[AdapterSource, ...]]:
         """Return the hash of the base and the source of each adapter.
 
-        `weights` is the hash of everything: while it stays, the others do.
+        `weights` is the hash of everything: while it stays, the others do. What is
+        below merged adapters is not known, and has no hash.
         """
         if not has_adapters(self.module):
             return "", ()
@@ -38,11 +45,25 @@ class AdapterProvenance:
         if weights != self._weights or not names <= self._adapter_hashes.keys():
             self._hash(names)
             self._weights = weights
+        shown = [adapter.name for adapter in adapters]
+        if len(self._folders) == len(shown):
+            shown = list(self._folders)
         sources = []
-        for name, kind, strength in adapters:
+        for adapter, name in zip(adapters, shown, strict=True):
+            settings = adapter_settings(self.module, adapter)
+            both = f"{self._adapter_hashes[adapter.name]} {settings}"
+            digest = hashlib.sha256(both.encode()).hexdigest()
             sources.append(
-                AdapterSource(name, kind, self._adapter_hashes[name], strength)
+                AdapterSource(
+                    name,
+                    adapter.kind,
+                    f"sha256:{digest}",
+                    adapter.strength,
+                    adapter.is_merged,
+                )
             )
+        if any(adapter.is_merged for adapter in adapters):
+            return "", tuple(sources)
         return self._base_hash, tuple(sources)
 
     def _hash(self, names: set[str]) -> None:

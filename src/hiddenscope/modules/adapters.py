@@ -10,8 +10,9 @@ PEFT is not imported here: a module can only have adapters if somebody has impor
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -25,15 +26,34 @@ from hiddenscope.modules.weights import Weight, weight_tensors
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
-class Adapter(NamedTuple):
-    """An adapter on a module: its name, its kind, and what multiplies its effect.
+# Of a configuration, what decides no number.
+_UNDECIDING = (
+    "auto_mapping",
+    "base_model_name_or_path",
+    "inference_mode",
+    "peft_version",
+    "revision",
+    "task_type",
+)
 
-    `kind` is as PEFT calls it ("LORA"); a `strength` of 0 means that it is off.
+
+class Adapter(NamedTuple):
+    """An adapter on a module: its name, its kind, and how strongly each layer uses it.
+
+    `kind` is as PEFT calls it ("LORA"). `strengths` are relative to how it was trained,
+    one for each layer that it is on; none where it is off. `is_merged` tells that some
+    layer has it in its weights.
     """
 
     name: str
     kind: str
-    strength: float
+    strengths: tuple[float, ...] = ()
+    is_merged: bool = False
+
+    @property
+    def strength(self) -> float:
+        """Return the largest strength of a layer; 0 where it is off."""
+        return max(self.strengths, key=abs, default=0.0)
 
 
 def has_adapters(module: nn.Module) -> bool:
@@ -46,25 +66,38 @@ def has_adapters(module: nn.Module) -> bool:
 
 
 def adapters_on(module: nn.Module) -> list[Adapter]:
-    """Return the adapters on a module that were not merged into its weights."""
-    adapters: dict[str, Adapter] = {}
+    """Return the adapters on a module, active or not."""
+    wrappers = [wrapper for _, wrapper in _wrappers(module)]
+    adapters = []
     for name, config in adapter_configs(module).items():
         kind = str(getattr(config.peft_type, "value", config.peft_type))
-        adapters[name] = Adapter(name, kind, 0.0)
-    for _, wrapper in _wrappers(module):
-        if wrapper.disable_adapters:
-            continue
-        for name in wrapper.active_adapters:
-            if name in adapters and name not in getattr(wrapper, "merged_adapters", ()):
-                strength = _strength(wrapper, name)
-                adapters[name] = adapters[name]._replace(strength=strength)
-    return list(adapters.values())
+        strengths = []
+        for wrapper in wrappers:
+            is_on = not wrapper.disable_adapters and name in wrapper.active_adapters
+            if is_on or name in _merged(wrapper):
+                strengths.append(_strength(wrapper, name))
+        is_merged = any(name in _merged(wrapper) for wrapper in wrappers)
+        adapters.append(Adapter(name, kind, tuple(strengths), is_merged))
+    return adapters
 
 
 def adapter_configs(module: nn.Module) -> dict[str, Any]:
     """Return PEFT's configuration of each adapter by its name."""
     configs = getattr(module, "peft_config", None)
     return dict(configs) if isinstance(configs, dict) else {}
+
+
+def adapter_settings(module: nn.Module, adapter: Adapter) -> str:
+    """Return what decides the numbers of an adapter besides its weights, as JSON."""
+    config = adapter_configs(module)[adapter.name]
+    settings = {}
+    for key, value in sorted(vars(config).items()):
+        if key not in _UNDECIDING:
+            settings[key] = sorted(value) if isinstance(value, set) else value
+    strengths = sorted(set(adapter.strengths))
+    if len(strengths) > 1:
+        settings["strengths"] = adapter.strengths
+    return json.dumps(settings, sort_keys=True, default=str)
 
 
 def adapter_weights(module: nn.Module, name: str) -> list[Weight]:
@@ -78,7 +111,8 @@ def adapter_weights(module: nn.Module, name: str) -> list[Weight]:
     for weight in weight_tensors(module):
         parts = weight.path.split(".")
         if id(weight.tensor) not in below and name in parts:
-            parts.remove(name)
+            # The last one: a module may have the name of the adapter too.
+            del parts[len(parts) - 1 - parts[::-1].index(name)]
             weights.append(weight._replace(path=".".join(parts)))
     return weights
 
@@ -106,7 +140,7 @@ def require_separable(module: nn.Module, name: str, altered: str = "") -> None:
     `altered` names a weight of the base that an adapter brought with it.
     """
     problem = f"Cannot use {name} without its adapters"
-    merged = [path for path, wrapper in _wrappers(module) if _is_merged(wrapper)]
+    merged = [path for path, wrapper in _wrappers(module) if _merged(wrapper)]
     if merged:
         reason = f"they are merged into the weights of {merged[0]}"
         raise ModuleError(problem, reason, "Call module.unmerge_adapter() first.")
@@ -184,8 +218,8 @@ def _replace_part(module: nn.Module, path: str, part: nn.Module) -> None:
     module.get_submodule(parent)._modules[name] = part
 
 
-def _is_merged(wrapper: Any) -> bool:
-    return bool(getattr(wrapper, "merged_adapters", ()))
+def _merged(wrapper: Any) -> Sequence[str]:
+    return getattr(wrapper, "merged_adapters", ())
 
 
 def _strength(wrapper: Any, name: str) -> float:
@@ -196,6 +230,8 @@ def _strength(wrapper: Any, name: str) -> float:
     if scaling is None or name not in ranks or name not in alphas:
         return 1.0
     rank, alpha = ranks[name], alphas[name]
+    if not alpha:
+        return 1.0
     as_trained = alpha / rank
     if getattr(wrapper, "use_rslora", {}).get(name, False):
         as_trained = alpha / rank**0.5

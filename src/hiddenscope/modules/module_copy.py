@@ -100,7 +100,9 @@ def to_shared(name: str, tensor: Tensor) -> Tensor:
     >>> linear.weight.requires_grad
     True
     """
-    return tensor.detach() if tensor.requires_grad else tensor
+    # A packed weight is of a class of its own, and has no gradient.
+    is_plain = type(tensor) in (Tensor, nn.Parameter)
+    return tensor.detach() if is_plain else tensor
 
 
 def to_random(seed: int) -> Convert:

@@ -140,14 +140,17 @@ class Tokens:
 class AdapterSource:
     """One adapter on top of a model: its name, its kind and the hash of its weights.
 
-    `kind` is as PEFT names it, such as "LORA". `strength` multiplies what it adds; 0
-    means that it is switched off.
+    `kind` is as PEFT names it, such as "LORA". `weights` covers its configuration as
+    well. `strength` multiplies what it adds, relative to how it was trained; 0 means
+    that it is switched off, and where layers differ it is the largest. A `merged` one
+    is part of the weights below.
     """
 
     name: str
     kind: str
     weights: str
     strength: float = 1.0
+    merged: bool = False
 
 
 @checked

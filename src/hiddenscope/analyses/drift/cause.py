@@ -217,12 +217,19 @@ def _exchange(copied: nn.Module, name: str, candidate: LiveModel, path: str) -> 
     container, _, weight_name = name.rpartition(".")
     part = copied.get_submodule(container)
     other = candidate.module.get_submodule(path.rpartition(".")[0])
+    device = _own_parameter(part, name).device
     if type(part) is type(other) and not _is_offloaded(other):
-        part.register_parameter(weight_name, _own_parameter(other, path))
+        weight = _own_parameter(other, path)
+        if weight.device != device:
+            weight = nn.Parameter(weight.detach().to(device), requires_grad=False)
+        part.register_parameter(weight_name, weight)
         return
     # Packed weights come with the code that multiplies by them.
     outside, _, attribute = container.rpartition(".")
-    setattr(copied.get_submodule(outside), attribute, private_copy(other))
+    exchanged = private_copy(other)
+    if not _is_offloaded(other):
+        exchanged.to(device)
+    setattr(copied.get_submodule(outside), attribute, exchanged)
 
 
 def _own_parameter(part: nn.Module, path: str) -> Any:
