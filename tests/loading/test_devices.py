@@ -10,7 +10,7 @@ import torch
 
 import hiddenscope as hs
 from hiddenscope.errors import LoadError, ModuleError
-from hiddenscope.loading.devices import place, spread
+from hiddenscope.loading.devices import place, spread_map
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 pytest.importorskip("accelerate")
@@ -155,7 +155,7 @@ def test_without_accelerate_nothing_is_spread(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_map_may_name_single_weights() -> None:
     device_map = {"model": "disk", "lm_head.weight": "cpu"}
-    assert spread(device_map, tiny_model("llama")) == device_map
+    assert spread_map(device_map, tiny_model("llama")) == device_map
 
 
 def test_a_live_module_that_accelerate_dispatched(tmp_path: Path) -> None:

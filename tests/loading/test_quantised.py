@@ -356,7 +356,7 @@ def test_a_missing_library_is_named(
 
 
 def test_a_live_module_is_not_quantised() -> None:
-    with pytest.raises(LoadError, match="scheme"):
+    with pytest.raises(LoadError, match="quantising"):
         hs.load(hs.Quantised((tiny_model("llama"), None), "int8"))
 
 
@@ -407,3 +407,22 @@ def test_unpacking_leaves_the_users_module_alone(folders: dict[str, Path]) -> No
     assert quantisation_of(copied) == ""
     assert quantisation_of(module) == "bitsandbytes nf4"
     assert Fingerprint(module).value == before
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_adapter_on_a_quantised_base(
+    folders: dict[str, Path], tmp_path: Path, scheme: str
+) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(
+        target_modules=["q_proj", "up_proj"], init_lora_weights=False
+    )
+    peft.get_peft_model(tiny_model("llama"), config).save_pretrained(tmp_path)
+    base = hs.Quantised(folders["llama"], scheme)
+    adapted = hs.load(hs.Adapted(base, tmp_path))
+    below, plain = adapted.without_adapters(), hs.load(base)
+    assert adapted.source().quantisation == SCHEMES[scheme]
+    assert adapted.source().base_weights == plain.source().weights
+    states = below.capture(TEXTS)
+    assert torch.equal(states.values, plain.capture(TEXTS).values)  # type: ignore[union-attr, arg-type]
+    assert not torch.equal(adapted.capture(TEXTS).values, states.values)  # type: ignore[union-attr, arg-type]

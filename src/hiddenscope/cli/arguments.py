@@ -34,7 +34,10 @@ MARKUP = (".json", ".md", ".rst", ".html", ".htm", ".xml", ".yaml", ".yml")
 DOCUMENTS = (*MARKUP, ".log", ".pdf", ".doc", ".docx", ".xlsx")
 PROGRAMS = (".py", ".ipynb", ".gguf", ".npz", ".nc", ".arrow", ".zip")
 SUFFIXES = {*FORMATS, *COMPRESSIONS, *VECTORS, *DOCUMENTS, *PROGRAMS}
-DEVICE = re.compile(r"(?:cpu|cuda|mps|xpu|hpu|npu|mtia|ipu|xla|auto)(?::[0-9]+)?")
+DEVICE = re.compile(
+    r"(?:cpu|cuda|mps|xpu|hpu|npu|mtia|ipu|xla|auto)(?::[0-9]+)?"
+    r"|balanced|balanced_low_0|sequential"
+)
 DTYPE = re.compile(
     r"(?:torch\.)?(?:(?:b?float|b?f|b?fp)(?:16|32|64)?|half|double|auto|float8_\w+)"
 )

@@ -32,7 +32,7 @@ from hiddenscope.loading.devices import (
     offload_folder,
     place,
     remove_with,
-    spread,
+    spread_map,
     summary,
 )
 from hiddenscope.loading.folder import Folder, is_own_kernel
@@ -203,7 +203,7 @@ def _spread(
         limits.building(folder.held, folder.config, str(folder.path)),
     ):
         module = build(config)
-    return spread(device_map, module)
+    return spread_map(device_map, module)
 
 
 def _require_quantised(folder: Folder, module: nn.Module, scheme: str) -> None:

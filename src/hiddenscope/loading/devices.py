@@ -104,7 +104,7 @@ def usable_device(device: DeviceName) -> torch.device:
     return usable
 
 
-def spread(device_map: Mapping[str, str], module: nn.Module) -> dict[str, str]:
+def spread_map(device_map: Mapping[str, str], module: nn.Module) -> dict[str, str]:
     """Return the map for accelerate: no name in it lies inside another.
 
     It raises unless the map names modules that exist and leaves no weight out.
@@ -112,7 +112,7 @@ def spread(device_map: Mapping[str, str], module: nn.Module) -> dict[str, str]:
 
     >>> from torch import nn
     >>> two_layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    >>> spread({"": "cpu", "1": "disk"}, two_layers)
+    >>> spread_map({"": "cpu", "1": "disk"}, two_layers)
     {'0': 'cpu', '1': 'disk'}
     """
     _check_map(device_map, module)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hiddenscope.errors import Damaged, LoadError, Unsafe
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Method:
+class QuantisationMethod:
     """What a way to quantise needs: a module to import, its package, and a device.
 
     `downloads` says that its code is fetched from a hub when it is used.
@@ -36,28 +37,30 @@ class Method:
 
 
 METHODS = {
-    "torchao": Method("torchao", "hiddenscope[quantised]"),
-    "bitsandbytes": Method("bitsandbytes", "hiddenscope[quantised]"),
-    "quanto": Method("optimum.quanto", "optimum-quanto"),
-    "hqq": Method("hqq", "hqq"),
-    "compressed-tensors": Method("compressed_tensors", "compressed-tensors"),
-    "gptq": Method("gptqmodel", "gptqmodel optimum"),
-    "awq": Method("gptqmodel", "gptqmodel"),
-    "auto-round": Method("auto_round", "auto-round"),
-    "bitnet": Method("transformers", "transformers"),
-    "aqlm": Method("aqlm", "aqlm"),
-    "quark": Method("quark", "amd-quark"),
-    "fbgemm_fp8": Method("fbgemm_gpu", "fbgemm-gpu", needs_gpu=True),
-    "fp_quant": Method("fp_quant", "fp_quant", needs_gpu=True),
-    "higgs": Method("flute", "flute-kernel", needs_gpu=True),
-    "spqr": Method("spqr_quant", "spqr_quant", needs_gpu=True),
-    "vptq": Method("vptq", "vptq", needs_gpu=True),
-    "fp8": Method("kernels", "kernels", needs_gpu=True, downloads=True),
-    "mxfp8": Method("kernels", "kernels", needs_gpu=True, downloads=True),
-    "nvfp4": Method("kernels", "kernels", needs_gpu=True, downloads=True),
-    "eetq": Method("kernels", "kernels", needs_gpu=True, downloads=True),
-    "mxfp4": Method("kernels", "kernels", downloads=True),
-    "metal": Method("kernels", "kernels", downloads=True),
+    "torchao": QuantisationMethod("torchao", "hiddenscope[quantised]"),
+    "bitsandbytes": QuantisationMethod("bitsandbytes", "hiddenscope[quantised]"),
+    "quanto": QuantisationMethod("optimum.quanto", "optimum-quanto"),
+    "hqq": QuantisationMethod("hqq", "hqq"),
+    "compressed-tensors": QuantisationMethod(
+        "compressed_tensors", "compressed-tensors"
+    ),
+    "gptq": QuantisationMethod("gptqmodel", "gptqmodel optimum"),
+    "awq": QuantisationMethod("gptqmodel", "gptqmodel"),
+    "auto-round": QuantisationMethod("auto_round", "auto-round"),
+    "bitnet": QuantisationMethod("transformers", "transformers"),
+    "aqlm": QuantisationMethod("aqlm", "aqlm"),
+    "quark": QuantisationMethod("quark", "amd-quark"),
+    "fbgemm_fp8": QuantisationMethod("fbgemm_gpu", "fbgemm-gpu", needs_gpu=True),
+    "fp_quant": QuantisationMethod("fp_quant", "fp_quant", needs_gpu=True),
+    "higgs": QuantisationMethod("flute", "flute-kernel", needs_gpu=True),
+    "spqr": QuantisationMethod("spqr_quant", "spqr_quant", needs_gpu=True),
+    "vptq": QuantisationMethod("vptq", "vptq", needs_gpu=True),
+    "fp8": QuantisationMethod("kernels", "kernels", needs_gpu=True, downloads=True),
+    "mxfp8": QuantisationMethod("kernels", "kernels", needs_gpu=True, downloads=True),
+    "nvfp4": QuantisationMethod("kernels", "kernels", needs_gpu=True, downloads=True),
+    "eetq": QuantisationMethod("kernels", "kernels", needs_gpu=True, downloads=True),
+    "mxfp4": QuantisationMethod("kernels", "kernels", downloads=True),
+    "metal": QuantisationMethod("kernels", "kernels", downloads=True),
 }
 """The methods of transformers' `quantization_config` that are known."""
 
@@ -143,7 +146,7 @@ def _check_values(problem: str, quantisation: Mapping[str, Any]) -> None:
             )
 
 
-def require_package(problem: str, reason: str, needs: Method) -> None:
+def require_package(problem: str, reason: str, needs: QuantisationMethod) -> None:
     """Raise LoadError unless the package of a method is installed."""
     for name in (needs.module, "accelerate"):
         if _is_installed(name):
@@ -186,9 +189,8 @@ def scheme_config(
 def _torchao(kind: str) -> Callable[[Any], Any]:
     def build(dtype: Any) -> Any:
         import transformers
-        from torchao import quantization
 
-        scheme = getattr(quantization, kind)
+        scheme = getattr(import_module("torchao.quantization"), kind)
         return transformers.TorchAoConfig(scheme())
 
     return build

@@ -55,7 +55,8 @@ def private_copy(
     copied: nn.Module = copy.deepcopy(module, replacements)
     for part in copied.modules():
         hooks.drop_hooks(part)
-    if convert is not None:
+    # Sharing needs neither unpacked nor gathered weights.
+    if convert is not None and convert is not to_shared:
         refuse_packed_modules(module, "Cannot convert the weights of this model")
         _convert_packed(module, copied, convert)
         _convert_offloaded(copied, convert)

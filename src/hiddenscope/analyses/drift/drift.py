@@ -14,17 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.baseline import read_baseline, write_baseline
+from hiddenscope.analyses.drift.cause import WeightComparison, explain
 from hiddenscope.analyses.drift.dtypes import name_of
 from hiddenscope.analyses.drift.errors import Errors, divergence
 from hiddenscope.analyses.drift.facts import PairFacts, PairingFacts, Restored
 from hiddenscope.analyses.drift.hints import describe_hint
 from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel
 from hiddenscope.analyses.drift.observe import ObservedState, observe
-from hiddenscope.analyses.drift.parts import (
-    ComparedSides,
-    changed_weights,
-    compare_parts,
-)
+from hiddenscope.analyses.drift.parts import ComparedSides, compare_parts
 from hiddenscope.analyses.drift.port import as_port, compare_returned, pair_program
 from hiddenscope.analyses.drift.port_search import PortSearch
 from hiddenscope.analyses.drift.program import Program
@@ -68,6 +65,8 @@ Opened: TypeAlias = Model | SavedRun | BareModule | Program
 BASELINE_MARGIN = 2
 # Texts up to this many tokens are used to search for the module at fault in a port.
 SEARCH_TOKENS = 512
+# Changes of all weights, behind which there is no module to search for.
+INTENDED = ("quantisation", "adapter")
 # Sites whose states are restored one at a time.
 MOST_RESTORED = 4
 
@@ -320,18 +319,31 @@ def _compare_by_parts(
         pairing,
         compared="parts",
     )
-    comparison.changed_weights = changed_weights(sides)
+    weights = WeightComparison.of(sides)
+    comparison.changed_weights = weights.changed
+    comparison.dtypes_differ = sides.candidate.dtype != sides.reference.dtype
     if errors.drifting:
-        _search(comparison, sides, inputs)
+        cause = explain(weights, model, inputs)
+        comparison.cause = cause
+        if cause.sides is not None and cause.errors is not None:
+            _search(comparison, cause.errors, cause.sides, inputs)
+        elif cause.explained_by not in INTENDED:
+            _search(comparison, errors, sides, inputs)
         # Restoring needs the states of all restored sites at once.
         most = 1 if options.low_memory else None
-        comparison.restored = _restore(sides, errors, most)
+        if cause.explained_by not in INTENDED:
+            comparison.restored = _restore(sides, errors, most)
     return comparison
 
 
-def _search(comparison: DriftComparison, sides: ComparedSides, inputs: Inputs) -> None:
-    """Search for the module at fault, and describe the fault."""
-    errors = comparison.errors
+def _search(
+    comparison: DriftComparison, errors: Errors, sides: ComparedSides, inputs: Inputs
+) -> None:
+    """Search for the module at fault, and describe the fault.
+
+    The errors are those of the sides: with quantised weights, of the comparison that
+    leaves quantisation out.
+    """
     first = errors.drifting[0]
     relative = torch.inf
     cells = errors.cells.get(first, {}).get("relative")
@@ -342,10 +354,14 @@ def _search(comparison: DriftComparison, sides: ComparedSides, inputs: Inputs) -
     search = Search(reference, candidate, batch)
     if sides.candidate.is_port:
         search = PortSearch(reference, candidate, batch, _other_texts(inputs, batch))
-    comparison.fault = search.find(first, errors.beyond_with_systematic(), relative)
+    fault = search.find(first, errors.beyond_with_systematic(), relative)
+    if fault is not None and sides.rounds_inputs and fault.beyond == torch.inf:
+        # Rounded inputs hide the part at fault: the container is all that is left.
+        fault = None
+    comparison.fault = fault
     if comparison.fault is not None:
         comparison.hints, notes = describe_hint(search, comparison.fault)
-        errors.notes += notes
+        comparison.errors.notes += notes
 
 
 def _other_texts(inputs: Inputs, batch: Inputs) -> list[Inputs]:

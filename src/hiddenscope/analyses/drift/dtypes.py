@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.modules.module_copy import private_copy
+from hiddenscope.modules.quantised import quantised_weights
 
 NARROW = (torch.bfloat16, torch.float16)
 # Elements of a weight that are read before all of it is.
@@ -62,6 +63,9 @@ def stored_dtype(module: nn.Module) -> torch.dtype:
     dtype = majority_dtype(module)
     weights = list(_weights(module))
     if not weights or any(weight.is_meta for weight in weights):
+        return dtype
+    # What quantisation left as it was says little about the whole.
+    if any(quantised_weights(module)):
         return dtype
     # A few elements tell most modules apart; only what may be narrow is read in full.
     samples = []
@@ -151,7 +155,9 @@ def with_digits(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
 
 def _weights(module: nn.Module) -> Iterator[Tensor]:
     for weight in module.parameters():
-        if weight.is_floating_point():
+        # The digits of a quantised weight are another matter.
+        is_plain = not hasattr(weight, "__tensor_flatten__")
+        if is_plain and weight.is_floating_point():
             yield weight.detach()
 
 

@@ -46,6 +46,7 @@ CELLS: Mapping[str, Mapping[str, str]] = {
         "scale": "log",
     },
 }
+# Beside these, the logits have `kl`, the divergence of the outputs at each token.
 MISMATCH_ULP = 8
 
 
@@ -109,6 +110,7 @@ class Errors:
             self.put(name, measure, places, values)
         if name == LOGITS:
             kl, changed = divergence(reference, candidate)
+            self.put(name, "kl", places, kl)
             self.kl.append(kl.numpy())
             self.top1_changed.append(changed.numpy())
 

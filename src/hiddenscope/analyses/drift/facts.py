@@ -112,6 +112,28 @@ class ConsequenceFacts(TypedDict):
     restored: list[Restored]
 
 
+class MovedLayerFacts(TypedDict):
+    """How far a layer moved: by its own weights, and with what it inherited.
+
+    Both are medians over the tokens; `largest` is the largest local error of a token.
+    """
+
+    site: str
+    local: float
+    total: float
+    largest: float
+
+
+class MovedTokenFacts(TypedDict):
+    """How far the state of a token moved at the last site, and its output."""
+
+    text: int
+    position: int
+    token: str
+    error: float
+    kl: float | None
+
+
 class BaselineFacts(TypedDict):
     """The baseline that was written or applied."""
 
@@ -124,6 +146,8 @@ class DriftFacts(TypedDict):
     """Whether and where a candidate differs from its reference."""
 
     drifted: bool
+    explained_by: Literal["quantisation", "adapter", "weights", "dtype"] | None
+    unexplained: DriftingSiteFacts | None
     first_site: str | None
     module: str | None
     beyond: float
@@ -137,6 +161,8 @@ class DriftFacts(TypedDict):
     first_token: WorstTokenFacts | None
     largest: BeyondFacts
     drifting_sites: list[DriftingSiteFacts]
+    moved_layers: list[MovedLayerFacts]
+    moved_tokens: list[MovedTokenFacts]
     reference: str
     candidate: str
     compared: Literal["parts", "passes"]

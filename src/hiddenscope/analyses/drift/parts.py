@@ -32,6 +32,7 @@ from hiddenscope.analyses.drift.weights import is_column_scaled
 from hiddenscope.errors import NotFinite
 from hiddenscope.model import Model
 from hiddenscope.modules import hooks
+from hiddenscope.modules.quantised import quantised_weights
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 
@@ -72,6 +73,12 @@ class ComparedSides:
             sources.append("kernel")
         return sources
 
+    @property
+    def rounds_inputs(self) -> bool:
+        """Tell whether layers of the reference round their input to 8 bits."""
+        weights = quantised_weights(self.equal_reference.module)
+        return any(weight.rounds_input for weight in weights)
+
     def passes(self) -> dict[str, float]:
         """Return how many passes each model has run, private copies included."""
         counts = {
@@ -93,32 +100,6 @@ class ComparedSides:
             self.equal_candidate,
         ):
             model.passes = 0
-
-
-def changed_weights(sides: ComparedSides) -> list[tuple[str, float]]:
-    """Return the weights that differ, each with the relative size of the difference.
-
-    They may differ where no state does: in a token that no text contains. The weights
-    of a port may have another layout and are not compared.
-    """
-    if sides.candidate.is_port:
-        return []
-    weights = dict(sides.equal_candidate.module.named_parameters())
-    changed: list[tuple[str, float]] = []
-    for name, weight in sides.equal_reference.module.named_parameters():
-        other = weights.get(name, weight)
-        if other is weight or other.shape != weight.shape:
-            continue
-        # Offloaded weights are on the meta device.
-        if weight.is_meta or other.is_meta:
-            continue
-        expected, actual = weight.detach(), other.detach().to(weight.device)
-        if torch.equal(expected, actual.to(expected.dtype)):
-            continue
-        norm = float(expected.double().norm())
-        difference = float((actual.double() - expected.double()).norm())
-        changed.append((name, difference / norm if norm else torch.inf))
-    return changed
 
 
 def compare_parts(

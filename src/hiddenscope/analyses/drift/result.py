@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from hiddenscope.analyses.drift.cause import Cause, ChangedWeight
 from hiddenscope.analyses.drift.errors import CELLS, Errors, main_site, stack_of
 from hiddenscope.analyses.drift.facts import (
+    DriftingSiteFacts,
     ErrorFacts,
     Hint,
+    MovedLayerFacts,
+    MovedTokenFacts,
     PairingFacts,
     Restored,
     SmallestFaultFacts,
@@ -39,6 +43,9 @@ LINES = {
 }
 
 
+MOST_TOKENS = 8
+
+
 @dataclass
 class DriftComparison:
     """What was compared, and the outcome.
@@ -55,7 +62,9 @@ class DriftComparison:
     fault: FaultyModule | None = None
     hints: list[Hint] = field(default_factory=list)
     restored: list[Restored] = field(default_factory=list)
-    changed_weights: Sequence[tuple[str, float]] = ()
+    changed_weights: Sequence[ChangedWeight] = ()
+    cause: Cause | None = None
+    dtypes_differ: bool = False
 
 
 def drift_facts(
@@ -68,8 +77,8 @@ def drift_facts(
     first = drifting[0] if drifting else None
     shown = verdicts[first or largest]
     changed = []
-    for name, share in comparison.changed_weights:
-        changed.append({"name": name, "relative": share})
+    for weight in comparison.changed_weights:
+        changed.append({"name": weight.name, "relative": weight.relative})
     drifting_sites = []
     for name in drifting:
         verdict = verdicts[name]
@@ -81,6 +90,8 @@ def drift_facts(
         passes[who] = int(count) if count == int(count) else count
     facts: dict[str, object] = {
         "drifted": bool(drifting),
+        "explained_by": _explained_by(comparison),
+        "unexplained": _unexplained(comparison),
         "first_site": first,
         "module": fault.path if first and fault else None,
         "beyond": shown.beyond,
@@ -94,6 +105,8 @@ def drift_facts(
         "first_token": None if first is None else _worst_token(comparison, first),
         "largest": {"site": largest, "beyond": verdicts[largest].beyond},
         "drifting_sites": drifting_sites,
+        "moved_layers": _moved_layers(errors),
+        "moved_tokens": _moved_tokens(comparison),
         "reference": comparison.names[0],
         "candidate": comparison.names[1],
         "compared": comparison.compared,
@@ -111,6 +124,76 @@ def drift_facts(
     if baseline is not None:
         facts["baseline"] = baseline
     return facts
+
+
+def _explained_by(comparison: DriftComparison) -> str | None:
+    """Name what explains the difference, where it is not a fault of code."""
+    if comparison.errors.drifting:
+        return None if comparison.cause is None else comparison.cause.explained_by
+    # On equal terms nothing is left: only the dtypes made a difference.
+    return "dtype" if comparison.dtypes_differ else None
+
+
+def _unexplained(comparison: DriftComparison) -> DriftingSiteFacts | None:
+    """Return the first site that still differs with the candidate's own weights."""
+    cause = comparison.cause
+    if cause is None or cause.errors is None:
+        return None
+    first = cause.errors.drifting[0]
+    verdict = cause.errors.verdicts[first]
+    return {"site": first, "beyond": verdict.beyond, "error": verdict.error}
+
+
+def _moved_layers(errors: Errors) -> list[MovedLayerFacts]:
+    """List the sites by how far their own weights or code move them, most first."""
+    moved: list[MovedLayerFacts] = []
+    for name in errors.verdicts:
+        cells = errors.cells.get(name, {})
+        local, total = cells.get("local"), cells.get("relative")
+        if name == LOGITS or local is None or total is None:
+            continue
+        if not np.isfinite(local).any() or not np.nanmax(total) > 0:
+            continue
+        moved.append(
+            MovedLayerFacts(
+                site=name,
+                local=float(np.nanmedian(local)),
+                total=float(np.nanmedian(total)),
+                largest=float(np.nanmax(local)),
+            )
+        )
+    return sorted(moved, key=lambda layer: -layer["local"])
+
+
+def _moved_tokens(comparison: DriftComparison) -> list[MovedTokenFacts]:
+    """List the tokens whose output moved most, or their last state without a head."""
+    errors = comparison.errors
+    states = [name for name in errors.verdicts if name != LOGITS]
+    states = [name for name in states if "relative" in errors.cells.get(name, {})]
+    if not states:
+        return []
+    last = states[-1]
+    moved = errors.cells[last]["relative"]
+    divergences = errors.cells.get(LOGITS, {}).get("kl")
+    if divergences is not None and len(divergences) != len(moved):
+        divergences = None
+    ranking = moved if divergences is None else divergences
+    order = np.argsort(-np.nan_to_num(ranking, nan=-1.0), kind="stable")
+    tokens = comparison.tokens[stack_of(last, comparison.tokens)]
+    listed: list[MovedTokenFacts] = []
+    for row in order[:MOST_TOKENS]:
+        if not moved[row] > 0:
+            continue
+        listed.append(
+            MovedTokenFacts(
+                text=int(tokens.text[row]),
+                position=int(tokens.positions[row]),
+                token=tokens.strings[row],
+                error=float(moved[row]),
+                kl=None if divergences is None else float(divergences[row]),
+            )
+        )
+    return listed
 
 
 def _as_given(errors: Errors) -> ErrorFacts | None:

@@ -42,6 +42,11 @@ ERRORS = {
         "The inherited error is what a part makes of the error in its input."
     ),
 }
+CHANGES = {
+    "quantisation": "quantisation",
+    "adapter": "an adapter",
+    "dtype": "a dtype of fewer digits",
+}
 MOST_ROWS = 8
 
 
@@ -89,8 +94,14 @@ def findings(result: Result) -> Iterator[str]:
     """
     facts = cast("DriftFacts", result.facts)
     yield _verdict(facts)
+    if facts.get("explained_by") and facts["drifted"]:
+        yield _explanation(facts)
+    if facts.get("unexplained"):
+        yield _unexplained(facts)
     if facts["module"] is not None:
         yield _module(facts)
+    if facts.get("explained_by") in CHANGES:
+        yield from _moved(facts)
     for hint in facts["hints"]:
         yield hint["evidence"]
     if facts["consequences"]:
@@ -116,7 +127,7 @@ def sections(result: Result) -> Iterator[Section]:
     """Yield the verdict with the grid, then the growth."""
     shown = tuple(views(result))
     yield Section(
-        "Drift" if result.facts["drifted"] else "No drift",
+        _heading(result),
         as_prose(findings(result)),
         of_type(shown, Grid),
         "Every cell compares one hidden state of the candidate with that of the"
@@ -129,9 +140,21 @@ def sections(result: Result) -> Iterator[Section]:
     yield Section("How does the error grow?", "", lines, " ".join(reading))
 
 
+def _heading(result: Result) -> str:
+    if not result.facts["drifted"]:
+        return "No drift"
+    explained_by = result.facts.get("explained_by")
+    if explained_by in CHANGES:
+        return f"What {CHANGES[str(explained_by)]} costs"
+    return "Drift"
+
+
 def tables(result: Result) -> Iterator[Table]:
     """Yield the sites that differ, the first of them in front."""
     facts = cast("DriftFacts", result.facts)
+    if facts.get("explained_by") in CHANGES and facts["drifted"]:
+        yield _layer_table(facts)
+        return
     rows = [
         (site["site"], f"{site['error']:.3g}", _times(site["beyond"]))
         for site in facts["drifting_sites"][:MOST_ROWS]
@@ -142,6 +165,24 @@ def tables(result: Result) -> Iterator[Table]:
             rows,
             title="Sites that differ by more than noise",
         )
+
+
+def _layer_table(facts: "DriftFacts") -> Table:
+    """Return what each layer adds and has added up, those that add most in front."""
+    rows = [
+        (
+            layer["site"],
+            f"{layer['local']:.2%}",
+            f"{layer['largest']:.2%}",
+            f"{layer['total']:.2%}",
+        )
+        for layer in facts["moved_layers"][: 2 * MOST_ROWS]
+    ]
+    return Table(
+        ("site", "added here", "at its worst token", "with what came before"),
+        rows,
+        title=f"What {CHANGES[str(facts['explained_by'])]} costs, layer by layer",
+    )
 
 
 def _verdict(facts: "DriftFacts") -> str:
@@ -158,6 +199,68 @@ def _verdict(facts: "DriftFacts") -> str:
             f" text {token['text']})"
         )
     return f"{drift}, by {_times(facts['beyond'])} the noise envelope."
+
+
+def _explanation(facts: "DriftFacts") -> str:
+    """Say which change of weights explains the difference."""
+    explained_by = facts["explained_by"]
+    changed = facts["changed_weights"]
+    if explained_by == "adapter":
+        return (
+            "This is an adapter and not a fault of code: without it, the two give the"
+            " same states."
+        )
+    largest = max(changed, key=lambda weight: weight["relative"])
+    what = (
+        f"{len(changed)} weights differ, most of all `{largest['name']}` by"
+        f" {largest['relative']:.2g} of its norm"
+    )
+    if explained_by == "weights" and facts["unexplained"]:
+        return (
+            f"This is a change of weights and not a fault of code, but not quantisation"
+            f" alone: {what}, which rounding cannot do."
+        )
+    return (
+        f"This is {CHANGES.get(explained_by or '', 'a change of weights')} and not a"
+        f" fault of code: with the candidate's own weights, the reference's code gives"
+        f" the candidate's states. {what[0].upper()}{what[1:]}."
+    )
+
+
+def _unexplained(facts: "DriftFacts") -> str:
+    """Say where a difference begins that quantisation does not explain."""
+    left = facts["unexplained"]
+    assert left is not None
+    cause = "in the weights that are no rounding of the reference's"
+    if facts["explained_by"] is None:
+        cause = "in code"
+    return (
+        "The weights do not explain all of it: with the candidate's own weights, the"
+        f" reference's code still differs at `{left['site']}`, by"
+        f" {_times(left['beyond'])} the noise envelope. The fault is {cause}."
+    )
+
+
+def _moved(facts: "DriftFacts") -> Iterator[str]:
+    """Yield which layers and which tokens moved most."""
+    layers, tokens = facts["moved_layers"][:3], facts["moved_tokens"][:3]
+    if layers:
+        names = [f"`{layer['site']}` ({layer['local']:.2%})" for layer in layers]
+        yield (
+            "Most is added at " + ", ".join(names) + ": the median error over the"
+            " tokens that the layer makes by itself, as a share of the norm."
+        )
+    if tokens:
+        places = []
+        for token in tokens:
+            moved = f"{token['error']:.2%} of the norm"
+            if token["kl"] is not None:
+                moved = f"{token['kl']:.2g} nats"
+            places.append(
+                f"{quote(token['token'])} (position {token['position']} of text"
+                f" {token['text']}, {moved})"
+            )
+        yield f"The tokens that moved most are {', '.join(places)}."
 
 
 def _no_drift(facts: "DriftFacts") -> str:
