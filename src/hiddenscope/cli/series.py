@@ -116,7 +116,8 @@ def series(shared: Shared, arguments: Arguments) -> None:
         if to is None:
             return "nothing is kept; --to FOLDER keeps the members that are done."
         kept = len(list(to.glob("*.member.json")))
-        return f"{kept} results are kept in {to}; the same command again goes on."
+        results = "1 result is" if kept == 1 else f"{kept} results are"
+        return f"{results} kept in {to}; the same command again goes on."
 
     with interrupt.explaining_resume(how_to_resume):
         result = hs.series(
