@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import hiddenscope as hs
-from hiddenscope.testing import tiny_model
+from hiddenscope.cli.main import app
+from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views.kinds.drift import tables
 
 pytest.importorskip("torchao")
@@ -188,3 +190,18 @@ def test_an_adapter_explains_what_it_does(folder: Path, tmp_path: Path) -> None:
     facts = hs.drift(plain, faulty, TEXTS).facts
     assert facts["explained_by"] is None
     assert facts["unexplained"]["site"] == "layer.2"
+
+
+def test_the_command_shows_the_layers_and_does_not_fail(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)  # type: ignore[operator]
+    tiny_tokenizer().save_pretrained(tmp_path)
+    name = str(tmp_path)
+    asked = CliRunner().invoke(
+        app, ["drift", name, "the cat", "--model", name, "--candidate-quantise", "int8"]
+    )
+    assert asked.exit_code == 0, asked.output
+    assert "What quantisation costs, layer by layer" in asked.stdout
+    unknown = CliRunner().invoke(
+        app, ["drift", name, "the cat", "--model", name, "--candidate-quantise", "int3"]
+    )
+    assert unknown.exit_code == 2 and "No scheme" in str(unknown.output)

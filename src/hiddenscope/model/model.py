@@ -577,9 +577,19 @@ def _memory(loaded: Loaded) -> Memory | None:
         sorted(_versions().items()),
         # The same files may be quantised, or spread over devices, while they are
         # loaded.
-        quantisation_of(loaded.module),
+        _quantiser(loaded.module),
         devices_of(loaded.module),
     )
+
+
+def _quantiser(module: nn.Module) -> str:
+    """Return the scheme of quantised weights, with the version that made them."""
+    scheme = quantisation_of(module)
+    library = scheme.partition(" ")[0]
+    try:
+        return f"{scheme} {version(library)}" if scheme else ""
+    except PackageNotFoundError:
+        return scheme
 
 
 def _variant_identity(variant: ModelVariant | None) -> str:
