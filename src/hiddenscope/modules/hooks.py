@@ -88,8 +88,10 @@ class _Hook:
             table = self.module._forward_pre_hooks
         for key, hook in list(table.items()):
             if hook is self:
-                table.pop(key, None)
+                # The hook itself last: after an interrupt between the two it is still
+                # found, and removed once more.
                 self.module._forward_pre_hooks_with_kwargs.pop(key, None)
+                table.pop(key, None)
 
 
 def drop_hooks(part: nn.Module) -> None:
