@@ -71,9 +71,56 @@ def test_centred_states_are_named(model: hs.Model) -> None:
     centred = values - values.mean(-1, keepdim=True)
     states = hs.States.read(centred, tokens=TEXTS, sites=[1, 2, 3, 4])
     result = hs.drift(model, states, TEXTS)
-    if result.facts["drifted"]:
-        assert "centred" in faults(result)
+    assert faults(result) == ["centred"]
     assert any("mean zero" in note for note in result.facts["notes"])
+
+
+def garbage(rows: Tensor) -> Tensor:
+    """Other rows of about the same size."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(rows.shape, generator=generator) * rows.std()
+
+
+PARTIAL = {
+    "final_norm": ("layer.1-3,final", [1, 2, 3, 4], 0, "layer.1"),
+    "layer_offset": ("layer.2-4", [1, 2, 3], -1, "layer.3"),
+    "residual_apart": ("*.mlp", [1, 2, 3, 4], 1, "layer.2"),
+}
+
+
+@pytest.mark.parametrize("fault", PARTIAL)
+def test_a_mix_up_says_which_layers_it_leaves(fault: str, model: hs.Model) -> None:
+    sites, names, layer, left = PARTIAL[fault]
+    values = model.capture(TEXTS, sites).values.clone()
+    values[layer] = garbage(values[layer])
+    states = hs.States.read(values, tokens=TEXTS, sites=names)
+    result = hs.drift(model, states, TEXTS)
+    assert faults(result) == [fault]
+    evidence = result.facts["hints"][0]["evidence"]
+    assert "no drift" not in evidence
+    assert f"does not explain {left}, " in evidence
+    assert left not in evidence.partition(" the saved states")[0]
+
+
+@pytest.mark.parametrize("case", MIXED_UP)
+@pytest.mark.parametrize("tokens", [[3], [0, 7, 8, 9]])
+def test_every_token_must_fit_a_mix_up(
+    case: str, tokens: list[int], model: hs.Model
+) -> None:
+    sites, names = MIXED_UP[case]
+    values = model.capture(TEXTS, sites).values.clone()
+    values[:, tokens] = garbage(values[:, tokens])
+    states = hs.States.read(values, tokens=TEXTS, sites=names)
+    result = hs.drift(model, states, TEXTS)
+    assert result.facts["drifted"]
+    assert faults(result) == []
+
+
+def test_a_small_error_beside_a_mix_up_is_not_explained_away(model: hs.Model) -> None:
+    values = model.capture(TEXTS, "layer.2-4").values.clone()
+    values += 1e-3 * garbage(values)
+    states = hs.States.read(values, tokens=TEXTS, sites=[1, 2, 3])
+    assert faults(hs.drift(model, states, TEXTS)) == []
 
 
 def test_true_drift_is_no_mix_up(model: hs.Model) -> None:

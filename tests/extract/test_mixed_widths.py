@@ -42,6 +42,10 @@ def test_a_store_holds_what_capture_gives(merging: hs.Model, tmp_path: Path) -> 
     assert verify(tmp_path / "store").intact
     with pytest.raises(StatesError, match="width"):
         store.to_xarray()
+    whole = store.to_states()
+    assert whole.sites == states.sites
+    for site in SITES:
+        assert torch.equal(whole[site], torch.from_numpy(store[site][:]))
     with pytest.raises(StatesError, match="layer.0 is 256 wide and final is 64 wide"):
         hs.project(store, [0, 1, 0] * 3)
     with pytest.raises(StatesError, match="layer.0 is 256 wide and final is 64 wide"):
@@ -89,3 +93,18 @@ def test_a_job_that_was_stopped_goes_on_and_another_is_refused(
         shards.append({path.name for path in (folder / "data").iterdir()})
     assert shards[0] == shards[1]
     assert hs.open(stopped).complete
+
+
+def test_sites_inside_a_block_are_not_left_out(
+    tiny: Callable[..., hs.Model], tmp_path: Path
+) -> None:
+    sites = ["layer.1", "layer.1.attn.z", "layer.1.mlp.neurons"]
+    store = hs.extract(tiny("llama"), TEXTS, to=tmp_path, sites=sites)
+    assert store.to_states().sites == store.sites
+    part = store.of(2).to_states()
+    for site in sites:
+        assert torch.equal(part[site], torch.from_numpy(store.of(2)[site][:]))
+    narrow = sites[:2]
+    (tmp_path / "narrow").mkdir()
+    store = hs.extract(tiny("llama"), TEXTS, to=tmp_path / "narrow", sites=narrow)
+    assert store.to_xarray()["site"].values.tolist() == list(map(str, store.sites))

@@ -16,13 +16,38 @@
     devices         one device, or a map of modules over several
     checkpoint      load a checked folder, and choose the dtype
 
+Each name is imported when it is first used: the command line reads the names of the zoo
+without torch.
+
 >>> import torch
+>>> from hiddenscope.loading import open_source
 >>> open_source((torch.nn.Linear(2, 2), None)).name
 'Linear'
 """
 
-from hiddenscope.loading.cache import cache_folder
-from hiddenscope.loading.checkpoint import Loaded, parse_dtype
-from hiddenscope.loading.sources import open_source
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hiddenscope.loading.cache import cache_folder
+    from hiddenscope.loading.checkpoint import Loaded, parse_dtype
+    from hiddenscope.loading.sources import open_source
 
 __all__ = ["Loaded", "cache_folder", "open_source", "parse_dtype"]
+
+_MODULES = {
+    "Loaded": "checkpoint",
+    "cache_folder": "cache",
+    "open_source": "sources",
+    "parse_dtype": "checkpoint",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = import_module(f"{__name__}.{_MODULES[name]}")
+        value = getattr(module, name)
+        globals()[name] = value
+        return value

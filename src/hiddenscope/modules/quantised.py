@@ -3,19 +3,20 @@
 torchao and optimum-quanto keep a weight as a tensor of their own class, bitsandbytes as
 packed bytes with scales beside them. All of them can be unpacked to plain numbers. Of a
 library that packs weights into modules of its own only the name is known. No library of
-these is imported here.
+these is imported here, and torch only where it is used: `hiddenscope --help` needs none
+of them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hiddenscope.errors import ModuleError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 # The weights of these show what they are, whatever a config says.
 _IN_TENSORS = ("torchao", "bitsandbytes", "quanto", "gguf")
@@ -51,6 +52,7 @@ class QuantisedWeight(NamedTuple):
 def quantised_weights(module: nn.Module) -> Iterator[QuantisedWeight]:
     """Yield the quantised weights of a module that can be unpacked.
 
+    >>> from torch import nn
     >>> list(quantised_weights(nn.Linear(2, 2)))
     []
     """
@@ -64,6 +66,7 @@ def quantised_weights(module: nn.Module) -> Iterator[QuantisedWeight]:
 def quantisation_of(module: nn.Module) -> str:
     """Name the scheme of a module's quantised weights; empty for plain weights.
 
+    >>> from torch import nn
     >>> quantisation_of(nn.Linear(2, 2))
     ''
     """
@@ -76,6 +79,7 @@ def quantisation_of(module: nn.Module) -> str:
 def refuse_gradients(module: nn.Module) -> None:
     """Raise ModuleError if gradients through a module's weights would be wrong.
 
+    >>> from torch import nn
     >>> refuse_gradients(nn.Linear(2, 2))
     """
     task = f"Cannot take gradients through {type(module).__name__}"
@@ -152,6 +156,8 @@ def shared_weight(weight: Tensor) -> Tensor:
 
 def plain_part(weight: QuantisedWeight, numbers: Tensor) -> nn.Module:
     """Build a plain module that computes with unpacked numbers."""
+    from torch import nn
+
     part: Any = weight.part
     plain: nn.Module
     if isinstance(part, nn.Linear):
@@ -222,6 +228,8 @@ def _scheme(weight: Any) -> str:
 
 
 def _bitsandbytes_scheme(weight: Any) -> str:
+    import torch
+
     name = type(weight).__name__
     if name == "Int8Params" and weight.dtype == torch.int8:
         return "bitsandbytes int8"
@@ -285,6 +293,8 @@ def _flat_tensors(path: str, tensor: Any) -> Iterator[tuple[str, Tensor]]:
 
 def _quant_state_tensors(path: str, state: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield the scales and the table of values of a 4-bit weight."""
+    from torch import Tensor
+
     for name in ("absmax", "code", "offset"):
         value = getattr(state, name, None)
         if isinstance(value, Tensor):
@@ -294,6 +304,8 @@ def _quant_state_tensors(path: str, state: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _state_tensors(state: object) -> Iterator[Tensor]:
+    from torch import Tensor
+
     for value in vars(state).values():
         if isinstance(value, Tensor):
             yield value

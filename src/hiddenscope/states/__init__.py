@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hiddenscope.states.mixed import MixedValues
+    from hiddenscope.states.mixed import MixedValues, stack_sites
     from hiddenscope.states.pooling import Pooling
     from hiddenscope.states.tokens import AdapterSource, Source, Tokens
     from hiddenscope.states.values import Pair, Readable, States, join, load_states
@@ -33,6 +33,7 @@ __all__ = [
     "Tokens",
     "join",
     "load_states",
+    "stack_sites",
 ]
 
 _MODULES = {
@@ -41,6 +42,7 @@ _MODULES = {
     "Pooling": "pooling",
     "Source": "tokens",
     "Tokens": "tokens",
+    "stack_sites": "mixed",
 }
 
 if not TYPE_CHECKING:

@@ -428,17 +428,24 @@ class Store:
             return values.view(torch.bfloat16)
         return values
 
-    def to_states(self, sites: SitePatterns = "*") -> "states.States":
-        """Read the states into memory: of `.of(text)`, or of a small store."""
+    def to_states(self, sites: SitePatterns | None = None) -> "states.States":
+        """Read states into memory: of `.of(text)`, or of a small store.
+
+        All stored sites are read, or `sites`, whatever their widths are.
+        """
         import torch
 
-        selected = self._select(sites)
-        values = torch.stack([torch.cat(list(self.blocks(site))) for site in selected])
+        selected = self._select_or_all(sites)
+        rows = [torch.cat(list(self.blocks(site))) for site in selected]
+        values = states.stack_sites(selected, rows)
         return states.States(selected, values, self.tokens, self.source)
 
-    def to_xarray(self, sites: SitePatterns = "*") -> "xarray.DataArray":
-        """Return a DataArray with dims site, token, width, read from disk as needed."""
-        selected = self._select(sites)
+    def to_xarray(self, sites: SitePatterns | None = None) -> "xarray.DataArray":
+        """Return a DataArray with dims site, token, width, read from disk as needed.
+
+        It has all stored sites, or `sites`. They must be of one width.
+        """
+        selected = self._select_or_all(sites)
         arrays = [self._array(site) for site in selected]
         return as_xarray(arrays, selected, self.tokens, self.source)
 
@@ -464,7 +471,7 @@ class Store:
         ...     open(f"{folder}/states").export(f"{folder}/states.parquet")
         'parquet'
         """
-        selected = self.sites if sites is None else self._select(sites)
+        selected = self._select_or_all(sites)
         names = tuple(map(str, selected))
         provenance = {
             "source": self.source.to_json(),
@@ -478,6 +485,10 @@ class Store:
         }
         reader = StoredRows(self._shards, self._index, names)
         return export_rows(reader, Path(path), format, provenance)
+
+    def _select_or_all(self, patterns: SitePatterns | None) -> tuple[Site, ...]:
+        # The pattern "*" would leave out sites inside attention and the MLP.
+        return self.sites if patterns is None else self._select(patterns)
 
     def _select(self, patterns: SitePatterns) -> tuple[Site, ...]:
         owner = f"this store of {terminal_safe(self.source.model)}"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hiddenscope.analyses.drift.dtypes import narrowest
 from hiddenscope.analyses.drift.facts import PairFacts, PairingFacts
 from hiddenscope.analyses.drift.result import DriftComparison
-from hiddenscope.analyses.drift.saved_layouts import explain_layout, name_layers
+from hiddenscope.analyses.drift.saved_layouts import LayoutTrial, name_layers
 from hiddenscope.analyses.drift.sides import as_live, encode, tokens_of
 from hiddenscope.analyses.drift.whole import compare_passes, compare_saved
 from hiddenscope.errors import StatesError
@@ -222,7 +222,7 @@ def compare_model_with_saved(
     errors.notes += getattr(saved.stacks[0].source, "notes", ())
     comparison = DriftComparison(names, errors, tokens, sources, _paired_by_site(sites))
     if errors.drifting:
-        comparison.hints = explain_layout(model, saved, inputs, errors.drifting)
+        comparison.hints = LayoutTrial(model, saved, inputs, errors, dtype).explain()
     return comparison
 
 

@@ -3,29 +3,34 @@
 An engine that computes the same numbers is easily taken for one that drifts: vLLM's
 blocks return the residual apart from what the MLP adds, some count layers from the
 first block's output, Hugging Face norms the last layer, TransformerLens centres its
-weights. Each is tried on the reference, and named only if it explains the states.
+weights. Each is tried on the reference. It is named only for layers of which every
+token is within rounding if it is true, by the comparison that found the difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from hiddenscope.analyses.drift.errors import Errors
 from hiddenscope.analyses.drift.facts import Hint
+from hiddenscope.analyses.drift.sides import as_live
+from hiddenscope.analyses.drift.whole import RowReader, compare_passes
 from hiddenscope.errors import StatesError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
-from hiddenscope.sites import Site
+from hiddenscope.sites import Site, summarise
 from hiddenscope.states import States
 
-# Tokens that are looked at.
+# Tokens that are looked at, to see what is worth a comparison of all of them.
 MOST_TOKENS = 512
-# States are the same if half of the tokens differ by no more than this share: bfloat16
-# leaves a hundredth or two after many layers.
+# States may be the same if half of the tokens differ by no more than this share:
+# bfloat16 leaves a hundredth or two after many layers.
 SAME = 0.05
 # And if they differ this many times less than under any other name.
 CLEARLY = 5
@@ -44,37 +49,103 @@ class SavedRows(Protocol):
 
 @dataclass(frozen=True)
 class _Layout:
-    """One mix-up: the state that a saved site really is, where there is one."""
+    """One mix-up: the state of the reference that each saved site really is.
+
+    With `is_centred` it is that state less the mean of each token's numbers.
+    """
 
     fault: str
-    states: Mapping[Site, Tensor]
+    really: Mapping[Site, Site]
     evidence: str
+    remedy: str
+    is_centred: bool = False
 
 
-def explain_layout(
-    model: Model, saved: SavedRows, inputs: Inputs, drifting: Sequence[str]
-) -> list[Hint]:
-    """Return the mix-ups that explain every saved layer that seems to drift."""
-    sites = [site for site in saved.sites if str(site) in drifting and not site.part]
-    # Two stacks have other tokens each.
-    if not sites or any(site.stack is not None for site in sites):
-        return []
-    sample, count = _sample(inputs)
-    reference = _reference_states(model, sample, sites)
-    rows = {site: saved.rows(site, range(count)) for site in sites}
-    hints = []
-    for layout in _layouts(reference, sites):
-        applicable = [site for site in sites if site in layout.states]
-        fits = [
-            _is_same(rows[site], layout.states[site], reference[site])
-            for site in applicable
-        ]
-        if fits and all(fits):
-            names = ", ".join(map(str, applicable[:3]))
-            more = " and others" if len(applicable) > 3 else ""
-            evidence = layout.evidence.format(sites=f"{names}{more}")
-            hints.append(Hint(fault=layout.fault, evidence=evidence))
-    return hints
+@dataclass(frozen=True)
+class LayoutTrial:
+    """Saved states that differ from a model's, to be compared under other names.
+
+    `errors` are those under the names that were given, and `dtype` is the one that the
+    states were computed in.
+    """
+
+    model: Model
+    saved: SavedRows
+    inputs: Inputs
+    errors: Errors
+    dtype: torch.dtype
+
+    def explain(self) -> list[Hint]:
+        """Return the mix-ups that saved layers are, with what they leave unexplained.
+
+        A mix-up is named for a layer if no token exceeds the noise envelope under it.
+        """
+        sites = self._sites()
+        # Two stacks have other tokens each.
+        if not sites or any(site.stack is not None for site in sites):
+            return []
+        sample, count = _sample(self.inputs)
+        reference = _reference_states(self.model, sample, sites)
+        rows = {site: self.saved.rows(site, range(count)) for site in sites}
+        hints = []
+        for layout in _layouts(reference, sites):
+            near = []
+            for site, state in layout.really.items():
+                expected = reference[state]
+                if layout.is_centred:
+                    expected = expected - expected.mean(-1, keepdim=True)
+                if _is_same(rows[site], expected, reference[site]):
+                    near.append(site)
+            explained = self._within_rounding(layout, near)
+            if explained:
+                hints.append(self._hint(layout, explained))
+        return hints
+
+    def _sites(self) -> list[Site]:
+        """Return the layers that differ, and final if it does."""
+        drifting = self.errors.drifting
+        sites = [site for site in self.saved.sites if str(site) in drifting]
+        return [site for site in sites if not site.part]
+
+    def _within_rounding(self, layout: _Layout, sites: Sequence[Site]) -> list[Site]:
+        """Return the sites of which all tokens are what a layout says."""
+        if not sites:
+            return []
+        readers: dict[str, RowReader] = {}
+        for site in sites:
+            reader = partial(self.saved.rows, site)
+            if layout.is_centred:
+                reader = partial(_rows_with_means, reader, self._means(site))
+            readers[str(layout.really[site])] = reader
+        with self.model.lock:
+            errors = compare_passes(
+                as_live(self.model), self.model, readers, self.dtype, self.inputs
+            )
+        within = []
+        for site in sites:
+            beyond = errors.verdicts[str(layout.really[site])].beyond
+            as_named = self.errors.verdicts[str(site)].beyond
+            if beyond <= 1 and CLEARLY * beyond <= as_named:
+                within.append(site)
+        return within
+
+    def _means(self, site: Site) -> Tensor:
+        """Return the mean of each token's numbers in the reference, `[token, 1]`."""
+        captured = self.model.capture(self.inputs, site)
+        assert isinstance(captured, States)
+        return captured[site].double().mean(-1, keepdim=True).cpu()
+
+    def _hint(self, layout: _Layout, explained: Sequence[Site]) -> Hint:
+        """Say what a layout explains, and what it does not."""
+        rest = set(self.errors.drifting) - set(map(str, explained))
+        outcome = "This is no drift: so read, every token is within rounding."
+        if rest:
+            left = summarise(map(Site.parse, rest))
+            outcome = f"It does not explain {left}, which differ as well."
+        evidence = layout.evidence.format(sites=summarise(explained))
+        return Hint(
+            fault=layout.fault, evidence=f"{evidence} {outcome} {layout.remedy}"
+        )
 
 
 def name_layers(model: Model, layers: Tensor, ids: Sequence[int]) -> tuple[Site, ...]:
@@ -146,64 +217,69 @@ def _layouts(
 ) -> Iterator[_Layout]:
     layers = [site for site in sites if site.layer is not None]
 
-    def of_layers(part: str = "", step: int = 0) -> dict[Site, Tensor]:
-        states = {}
+    def of_layers(part: str = "", step: int = 0) -> dict[Site, Site]:
+        really = {}
         for site in layers:
             other = (site.layer or 0) + step
-            if other < 0 or (part and not other):
-                continue
-            state = reference.get(Site(other, part))
-            if state is not None:
-                states[site] = state
-        return states
+            if other >= 0 and Site(other, part) in reference:
+                really[site] = Site(other, part)
+        return really
 
     yield _Layout(
         "residual_apart",
         of_layers("mlp"),
         "At {sites} the saved states are what the reference's MLPs add: the residual"
-        " was kept apart, as vLLM's blocks return it, and the state is their sum. This"
-        " is no drift; read the states with `residual=`.",
+        " was kept apart, as vLLM's blocks return it, and the state is their sum.",
+        "Read the states with `residual=`.",
     )
     yield _Layout(
         "residual_alone",
         of_layers("mid"),
         "At {sites} the saved states are the residual before the MLP adds to it, as"
-        " vLLM's blocks return it apart. This is no drift; add the two.",
+        " vLLM's blocks return it apart.",
+        "Add the two.",
     )
     for step, word in ((1, "next"), (-1, "previous")):
         yield _Layout(
             "layer_offset",
             of_layers(step=step),
             "At {sites} the saved states are those of the reference's"
-            f" {word} layer: layers are counted from another number. This is no drift;"
-            " read the states with other `sites`.",
+            f" {word} layer: layers are counted from another number.",
+            "Read the states with other `sites`.",
         )
-    last = max(site.layer for site in reference if site.layer is not None)
-    normed = reference.get(Site(None))
-    if normed is not None and Site(last) in layers:
+    last = Site(max(site.layer for site in reference if site.layer is not None))
+    final = Site(None)
+    if final in reference and last in layers:
         yield _Layout(
             "final_norm",
-            {Site(last): normed},
+            {last: final},
             "At {sites} the saved states are those after the final norm, as Hugging"
-            " Face's last hidden state is. This is no drift; call that site `final`.",
+            " Face's last hidden state is.",
+            "Call that site `final`.",
         )
-    if Site(None) in sites:
+    if final in sites:
         yield _Layout(
             "final_norm",
-            {Site(None): reference[Site(last)]},
-            "At {sites} the saved states are those before the final norm. This is no"
-            f" drift; call that site `layer.{last}`.",
+            {final: last},
+            "At {sites} the saved states are those before the final norm.",
+            f"Call that site `{last}`.",
         )
-    centred = {}
-    for site in layers:
-        centred[site] = reference[site] - reference[site].mean(-1, keepdim=True)
     yield _Layout(
         "centred",
-        centred,
+        of_layers(),
         "At {sites} the saved states are the reference's less the mean of each token's"
-        " numbers, as TransformerLens centres them (center_writing_weights). This is no"
-        " drift.",
+        " numbers, as TransformerLens centres them.",
+        "Load its model without center_writing_weights.",
+        is_centred=True,
     )
+
+
+def _rows_with_means(
+    reader: RowReader, means: Tensor, numbers: Sequence[int]
+) -> Tensor:
+    """Read rows, and undo the centring of each."""
+    rows = reader(numbers)
+    return (rows.double() + means[list(numbers)]).to(rows.dtype)
 
 
 def _is_same(rows: Tensor, state: Tensor, named: Tensor) -> bool:

@@ -55,7 +55,7 @@ def compare_passes(
     about a NaN calls the live model and the other run.
     """
     errors = Errors.for_texts(inputs, reference)
-    sites = [site for site in reference.sites if str(site) in other]
+    sites = [site for site in reference.taps if str(site) in other]
     batches = list(inputs.batches(model))
     for texts, batch in batches:
         observed = observe(reference, batch, sites)
