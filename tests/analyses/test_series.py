@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
 from torch import nn
@@ -559,3 +560,44 @@ def test_revisions_of_the_hub_that_repeat_their_weights_are_found(
     missing = hs.Member("org/tiny", revision="step9000")
     with pytest.raises(LoadError, match="Member 2 of 2, tiny step9000"):
         hs.series([members[0], missing], "profile", TEXTS)
+
+
+def test_live_members_with_one_set_of_weights_may_differ() -> None:
+    """By how an adapter is scaled, whether it is on, and hooks of somebody else."""
+
+    def adapted(alpha: int) -> Any:
+        torch.manual_seed(3)
+        config = peft.LoraConfig(
+            r=2, lora_alpha=alpha, target_modules=["q_proj"], init_lora_weights=False
+        )
+        return peft.get_peft_model(tiny_model("llama"), config).eval()
+
+    switched_off, hooked = adapted(8), adapted(8)
+    switched_off.base_model.disable_adapter_layers()
+    block = hooked.base_model.model.model.layers[0]
+    block.register_forward_hook(lambda module, args, output: output * 2)
+    modules = [adapted(8), adapted(64), switched_off, hooked]
+    result = hs.series([(module, None) for module in modules], "profile", [[5, 6, 7]])
+    norms = result.data["norm_median"].to_numpy()
+    alone = [hs.profile((module, None), [[5, 6, 7]]) for module in modules]
+    for row, expected in zip(norms, alone, strict=True):
+        values = expected.data["norm_median"].to_numpy()
+        np.testing.assert_array_equal(np.sort(row[~np.isnan(row)]), np.sort(values))
+
+
+def test_a_checkpoint_that_is_replaced_meanwhile_is_not_kept(
+    checkpoints: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(checkpoints[0], folder)
+    load = run.load
+
+    def replacing(source: Any, **options: Any) -> hs.Model:
+        if Path(source) == folder:
+            weights = checkpoints[1] / "model.safetensors"
+            shutil.copy(weights, folder / "model.safetensors")
+        return load(source, **options)
+
+    monkeypatch.setattr(run, "load", replacing)
+    with pytest.raises(Damaged, match="changed while the series ran"):
+        hs.series([folder, checkpoints[1]], "profile", TEXTS, to=tmp_path / "kept")

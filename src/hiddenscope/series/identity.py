@@ -11,18 +11,21 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from hiddenscope.errors import Damaged
+from hiddenscope.files import identity
 from hiddenscope.loading.adapters import check_adapter, is_adapter
 from hiddenscope.loading.folder import INDEX, TOKENIZER_FILES, WEIGHTS, check_folder
 from hiddenscope.loading.sources import adapter_path, locate
 from hiddenscope.loading.variants import Adapted, Quantised
 from hiddenscope.model import Model
+from hiddenscope.model.provenance import AdapterProvenance
+from hiddenscope.modules import hooks
 from hiddenscope.modules.weights import Fingerprint
 from hiddenscope.series.member import Member
 from hiddenscope.series.weight_files import hash_tensors
@@ -43,6 +46,18 @@ class MemberIdentity:
     name: str
     weights: str
     others: str
+    # The weight files, and their times and sizes when they were hashed.
+    files: tuple[Path, ...] = ()
+    stamp: str = ""
+
+    def require_unchanged(self) -> None:
+        """Raise Damaged if a weight file was replaced since it was hashed."""
+        if self.files and identity(list(self.files)) != self.stamp:
+            raise Damaged(
+                f"Cannot use {self.name} in a series",
+                "its files were changed while the series ran",
+                "Ask again; nothing of it was kept.",
+            )
 
     @property
     def key(self) -> str:
@@ -52,9 +67,9 @@ class MemberIdentity:
 
 def identify(member: Member) -> MemberIdentity:
     """Hash the weights of a member, and what else decides its numbers."""
-    identity = _identify(member.source, member.revision)
-    others = [identity.others, member.dtype, member.device]
-    return MemberIdentity(identity.name, identity.weights, hash_of(others))
+    identified = _identify(member.source, member.revision)
+    others = [identified.others, member.dtype, member.device]
+    return replace(identified, others=hash_of(others))
 
 
 def hash_of(value: Any) -> str:
@@ -71,7 +86,7 @@ def _identify(source: Any, revision: str | None = None) -> MemberIdentity:
     if isinstance(source, Quantised):
         base = _identify(source.base, revision)
         weights = f"sha256:{hash_of([base.weights, source.scheme])}"
-        return MemberIdentity(base.name, weights, base.others)
+        return replace(base, weights=weights)
     if isinstance(source, Adapted):
         return _of_adapted(source, revision)
     if isinstance(source, Model):
@@ -94,8 +109,16 @@ def _of_adapted(source: Adapted, revision: str | None) -> MemberIdentity:
     for folder in folders:
         parts.append(hash_tensors(sorted(folder.path.glob("*.safetensors"))))
         configs.append(_deciding(folder.config))
-    weights = f"sha256:{hash_of(parts)}"
-    return MemberIdentity(base.name, weights, hash_of([base.others, configs]))
+    files = list(base.files)
+    for folder in folders:
+        files += [*folder.path.glob("*.safetensors"), *folder.path.glob("*.json")]
+    return MemberIdentity(
+        base.name,
+        f"sha256:{hash_of(parts)}",
+        hash_of([base.others, configs]),
+        tuple(files),
+        identity(files),
+    )
 
 
 def _of_folder(
@@ -112,7 +135,10 @@ def _of_folder(
         names = sorted(set(index["weight_map"].values()))
         files = [folder / name for name in names]
     others = [_deciding(config), _tokenizer_files(folder)]
-    return MemberIdentity(located.name, hash_tensors(files), hash_of(others))
+    # Before they are read, so that a later change shows.
+    stamp = identity(files)
+    weights = hash_tensors(files)
+    return MemberIdentity(located.name, weights, hash_of(others), tuple(files), stamp)
 
 
 def _tokenizer_files(folder: Path) -> dict[str, Any]:
@@ -149,6 +175,7 @@ def _of_module(module: nn.Module, tokenizer: Any, name: str) -> MemberIdentity:
         # Weights that are kept elsewhere are not hashed, so nothing can be said of
         # them: this identity is like no other.
         weights = f"unknown:{secrets.token_hex(16)}"
+    _, adapters = AdapterProvenance(module).sources(weights)
     config: Any = getattr(module, "config", None)
     entries: Any = None
     if config is not None:
@@ -161,8 +188,21 @@ def _of_module(module: nn.Module, tokenizer: Any, name: str) -> MemberIdentity:
         None if weight is None else [str(weight.dtype), str(weight.device)],
         module.training,
         _live_tokenizer(tokenizer),
+        [asdict(adapter) for adapter in adapters],
+        _hooks_of_others(module),
     ]
     return MemberIdentity(name, weights, hash_of(others))
+
+
+def _hooks_of_others(module: nn.Module) -> str:
+    """Return a word that is like no other if somebody's hooks are on a module.
+
+    What a hook does cannot be hashed.
+    """
+    for part in module.modules():
+        if hooks.foreign_hooks(part):
+            return secrets.token_hex(16)
+    return ""
 
 
 def _live_tokenizer(tokenizer: Any) -> str | None:

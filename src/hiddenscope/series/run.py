@@ -105,6 +105,7 @@ class SeriesJob:
             answer = self._ask_beside(place)
         else:
             answer = _with_model(self.members[place], self._ask)
+        self.identities[place].require_unchanged()
         if self.folder is not None:
             self.folder.write(name, key, answer)
         return answer
