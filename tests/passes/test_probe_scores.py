@@ -87,6 +87,75 @@ def test_padding_has_no_score(
     assert rec.scores.of(0).tokens.ids.tolist() == written[0, 2:-1].tolist()
 
 
+def test_beam_search_has_no_joined_scores(
+    module: Any, model: hs.Model, probes: dict[str, hs.Probe]
+) -> None:
+    with hs.recording(model, probes=probes) as rec:
+        generate(module, IDS, num_beams=3)
+    assert len(rec.scored) == 6
+    with pytest.raises(PassError, match=r"beam search.*rec\.scored") as raised:
+        _ = rec.scores
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(num_return_sequences=3),
+        dict(cache_implementation="static"),
+        dict(use_cache=False),
+    ],
+)
+def test_other_ways_of_generation_are_joined(
+    options: dict[str, Any], module: Any, probes: dict[str, hs.Probe]
+) -> None:
+    torch.manual_seed(0)
+    with hs.recording(module, probes=probes["two"]) as rec:
+        written = module.generate(IDS, max_new_tokens=6, do_sample=True, **options)
+    scores = rec.scores
+    if options.get("use_cache") is False:
+        assert scores.tokens.count == 12
+        return
+    for text in range(len(written)):
+        assert scores.of(text).tokens.ids.tolist() == written[text, :-1].tolist()
+
+
+def test_beam_search_of_an_encoder_decoder_has_no_joined_scores() -> None:
+    module: Any = tiny_model("t5")
+    rng = np.random.default_rng(0)
+    states, labels = rng.normal(size=(20, module.config.d_model)), [0, 1] * 10
+    probe = hs.Probe(site="decoder.layer.1").fit(states, labels)
+    with hs.recording(module, probes=probe) as rec:
+        generate(module, IDS, decoder_start_token_id=3, num_beams=3)
+    with pytest.raises(PassError, match="beam search"):
+        _ = rec.scores
+
+
+def test_rejected_tokens_of_assisted_generation_are_not_joined(
+    module: Any, probes: dict[str, hs.Probe]
+) -> None:
+    with hs.recording(module, probes=probes["two"]) as rec, torch.no_grad():
+        output = module(IDS)
+        output.past_key_values.crop(-1)
+        module(IDS[:, :1], past_key_values=output.past_key_values)
+    with pytest.raises(PassError, match="rejects tokens"):
+        _ = rec.scores
+
+
+def test_two_conversations_in_turn_are_not_joined(
+    module: Any, probes: dict[str, hs.Probe]
+) -> None:
+    with hs.recording(module, probes=probes["two"]) as rec, torch.no_grad():
+        first = module(IDS[:1]).past_key_values
+        second = module(IDS[1:]).past_key_values
+        module(IDS[:1, :1], past_key_values=second)
+        joined = rec.scores
+        module(IDS[:1, :1], past_key_values=first)
+    assert joined.tokens.lengths.tolist() == [4, 5]
+    with pytest.raises(PassError, match="was changed between two"):
+        _ = rec.scores
+
+
 def test_passes_without_a_cache_are_new_texts(
     module: Any, probes: dict[str, hs.Probe]
 ) -> None:

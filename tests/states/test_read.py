@@ -177,6 +177,46 @@ class TestArrays:
                 sites=["layer.1", "final"],
             )
 
+    def test_a_mask_that_is_added_to_scores_is_refused(self) -> None:
+        array = torch.ones(1, 2, 3, 4)
+        ids = torch.arange(6).reshape(2, 3)
+        mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+        added = (1 - mask) * -1e9
+        tokens = {"input_ids": ids, "attention_mask": added}
+        with pytest.raises(StatesError, match="added to attention scores"):
+            hs.States.read(array, tokens=tokens, sites=[1])
+        for good in (mask, mask.bool(), mask.float(), mask.tolist()):
+            tokens = {"input_ids": ids, "attention_mask": good}
+            states = hs.States.read(array, tokens=tokens, sites=[1])
+            assert states.tokens.lengths.tolist() == [2, 3]
+
+    def test_negative_ids_are_refused_unless_they_are_padding(self) -> None:
+        array = torch.ones(1, 1, 3, 4)
+        with pytest.raises(StatesError, match="-100 is not the id of a token"):
+            hs.States.read(array, tokens=[[5, 6, -100]], sites=[1])
+        tokens = {"input_ids": [[5, 6, -100]], "attention_mask": [[1, 1, 0]]}
+        states = hs.States.read(array, tokens=tokens, sites=[1])
+        assert states.tokens.ids.tolist() == [5, 6]
+
+    def test_the_name_of_an_array_does_not_say_which_axis_is_which(self) -> None:
+        array = torch.randn(3, 2, 4)
+        ids = [5, 6, 7]
+        for first in (array, array.movedim(1, 0)):
+            named = {"hidden_states": first, "input_ids": torch.tensor(ids)}
+            states = hs.States.read(named, sites=[1, 2])
+            assert torch.equal(states.values, array.movedim(1, 0))
+        square = torch.randn(3, 3, 4)
+        named = {"hidden_states": square, "input_ids": torch.tensor(ids)}
+        with pytest.raises(StatesError, match="tokens or layers come first"):
+            hs.States.read(named, sites=[1, 2, 3])
+        with pytest.raises(StatesError, match="tokens or layers come first"):
+            hs.States.read({"hidden_states": square}, tokens=ids, sites=[1, 2, 3])
+        vllm = {"hidden_states": square, "token_ids": torch.tensor(ids)}
+        states = hs.States.read(vllm, sites=[1, 2, 3])
+        assert torch.equal(states["layer.2"], square[:, 1])
+        states = hs.States.read(square, tokens=ids, sites=[1, 2, 3])
+        assert torch.equal(states["layer.2"], square[1])
+
     def test_layers_are_sorted_with_their_names(self) -> None:
         array = torch.arange(12.0).reshape(2, 3, 2)
         states = hs.States.read(array, tokens=[1, 2, 3], sites=["final", "layer.1"])
@@ -215,6 +255,57 @@ class TestNames:
     def test_a_tuple_is_what_a_block_returned(self) -> None:
         saved = {"transformer.h.3.output": (torch.ones(1, 3, 4), None)}
         assert hs.States.read(saved, tokens=[1, 2, 3])["layer.4"].shape == (3, 4)
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "model.layers.3.output",
+            "language_model.model.layers.3.output",
+            "model.language_model.layers.3.output",
+            "base_model.model.model.layers.3.output",
+            "transformer.h.3.output",
+            "gpt_neox.layers.3.output",
+            "bert.encoder.layer.3.output",
+            "h.3.output",
+        ],
+    )
+    def test_blocks_of_a_language_model_are_layers(self, name: str) -> None:
+        states = hs.States.read({name: torch.ones(3, 4)}, tokens=[1, 2, 3])
+        assert states.sites == (hs.Site(4),)
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "vision_tower.encoder.layers.1.output",
+            "model.vision_tower.layers.1.output",
+            "model.visual.blocks.1.output",
+            "visual.norm.output",
+            "audio_tower.layers.1.output",
+            "model.encoder.layers.1.output",
+            "mtp.layers.0.output",
+            "model.layers.0.experts.layers.1.output",
+        ],
+    )
+    def test_blocks_of_another_stack_must_be_named(self, name: str) -> None:
+        saved = {name: torch.ones(3, 4)}
+        with pytest.raises(SiteError, match="is the language model's"):
+            hs.States.read(saved, tokens=[1, 2, 3])
+        states = hs.States.read(saved, tokens=[1, 2, 3], sites={name: "layer.2"})
+        assert states.sites == (hs.Site(2),)
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            "vision_tower.encoder.layers.1.output",
+            "model.blocks.1.output",
+            "text_model.layers.1.output",
+            "text_model.norm.output",
+        ],
+    )
+    def test_two_stacks_are_not_one(self, other: str) -> None:
+        saved = {"model.layers.0.output": torch.ones(3, 4), other: torch.ones(3, 4)}
+        with pytest.raises(SiteError, match="2 stacks of blocks"):
+            hs.States.read(saved, tokens=[1, 2, 3])
 
     def test_what_a_module_inside_returns_must_be_named(
         self, module: nn.Module, model: hs.Model

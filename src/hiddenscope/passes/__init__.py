@@ -7,6 +7,8 @@ protocol      the protocol of a model that passes run, and the checks of its mod
 buffers       the memory that holds the states of a pass
 record        run a model and keep states
 recording     keep the states of passes that the user runs
+probe_scores  what probes say of each token while these passes run
+cache_mark    whether such a pass goes on with the texts of the one before
 changes       what can be done to a state, and at which tokens
 edit          run a model while states change, or change them in the user's passes
 resume        enter the pass at a layer and run only the rest

@@ -111,7 +111,7 @@ def join_scores(parts: Sequence[ProbeScores], continues: Sequence[bool]) -> Prob
                 "Cannot join the scores of these passes",
                 f"one goes on with {part.tokens.count} texts after a pass over"
                 f" {groups[-1][0].tokens.count}",
-                "Read `.scored`, the scores of each pass.",
+                "Read `rec.scored`, the scores of each pass.",
             )
         groups[-1].append(part)
     if not groups:

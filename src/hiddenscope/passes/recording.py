@@ -18,6 +18,7 @@ from hiddenscope.linear.probe import Probe
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.weights import check_finite
 from hiddenscope.passes.buffers import one_or_pair, stacks_in
+from hiddenscope.passes.cache_mark import CacheMark, cached_tokens
 from hiddenscope.passes.inputs import Inputs
 from hiddenscope.passes.probe_scores import (
     ProbeScores,
@@ -39,7 +40,8 @@ class RecordedPass:
     """One pass of the user's: its arguments, and its states [text, token, width].
 
     `scores` are those of probes, of the tokens in the mask `scored`. A pass that
-    `continues` another began with keys and values in its cache.
+    `continues` another began with tokens in its cache; `follows` says that the cache
+    was as the pass before had left it.
     """
 
     root: nn.Module
@@ -48,6 +50,7 @@ class RecordedPass:
     scores: dict[str, Floats] = field(default_factory=dict)
     scored: Tensor | None = None
     continues: bool = False
+    follows: bool = False
 
     def length(self, stack: str | None) -> int | None:
         """Return how many tokens a stack worked on; None where it does not show."""
@@ -161,9 +164,20 @@ class Recording:
 
         A pass with a cache goes on with the texts of the pass before it, as `generate`
         makes them; any other begins new texts. The last token that was generated has
-        no score: nothing was computed from it.
+        no score: nothing was computed from it. If the cache was changed between two
+        passes, as by beam search, no row need be one text, which is an error.
         """
-        continues = [recorded.continues for recorded in self._with_scores()]
+        recorded = self._with_scores()
+        for later in recorded[1:]:
+            if later.continues and not later.follows:
+                raise PassError(
+                    "Cannot join the scores of these passes",
+                    "the cache was changed between two of them, or does not show its"
+                    " rows, so that a row need not go on with its text (beam search"
+                    " reorders rows, and assisted generation rejects tokens)",
+                    "Read `rec.scored`, the scores of each pass.",
+                )
+        continues = [one_pass.continues for one_pass in recorded]
         return join_scores(self.scored, continues)
 
     def _with_scores(self) -> list[RecordedPass]:
@@ -242,15 +256,6 @@ def recording(
         yield recorded
 
 
-def _has_past(arguments: Mapping[str, Any]) -> bool:
-    """Tell whether a pass begins with keys and values of earlier tokens."""
-    cache = arguments.get("past_key_values")
-    if cache is None:
-        return False
-    get_length: Any = getattr(cache, "get_seq_length", None)
-    return bool(len(cache)) if get_length is None else int(get_length()) > 0
-
-
 def _sources_of_module(anatomy: Anatomy) -> dict[str | None, Source]:
     """Describe where the states of a bare module come from, for each stack."""
     sources: dict[str | None, Source] = {}
@@ -288,6 +293,7 @@ class _PassFollower:
             watched.update(probes.sites.values())
         self.watcher = Watcher(recording.anatomy, sorted(watched), self._keep)
         self.current: RecordedPass | None = None
+        self.cache_mark: CacheMark | None = None
 
     def watches(self) -> list[hooks.Watch]:
         """Return the hooks; a pass that ends in an error is not recorded."""
@@ -314,7 +320,14 @@ class _PassFollower:
         ):
             return
         arguments = named_arguments(root, args, kwargs)
-        self.current = RecordedPass(root, arguments, continues=_has_past(arguments))
+        cache = arguments.get("past_key_values")
+        mark, self.cache_mark = self.cache_mark, None
+        self.current = RecordedPass(
+            root,
+            arguments,
+            continues=cached_tokens(cache) > 0,
+            follows=mark is not None and mark.is_left(cache),
+        )
         self.watcher.begin()
 
     def _keep(self, site: Site, tap: Tap | OperationTap, tensor: Tensor) -> None:
@@ -348,3 +361,7 @@ class _PassFollower:
         if self.watcher.here and current is not None and current.root is root:
             self.recording.recorded.append(current)
             self.current = None
+            if self.probes is not None:
+                cache = current.arguments.get("past_key_values")
+                returned = getattr(output, "past_key_values", cache)
+                self.cache_mark = CacheMark.of(returned)

@@ -57,12 +57,15 @@ def unnamed_layers(path: str | os.PathLike[str]) -> UnnamedLayers | None:
 
     Such a file does not say which layers they are.
     """
-    tensors = open_foreign(path).tensors
+    foreign = open_foreign(path)
+    tensors = foreign.tensors
     if set(tensors) != {VLLM_NAME, ID_NAMES[0]} or tensors[VLLM_NAME].ndim != 3:
         return None
-    return UnnamedLayers(
-        tensors[VLLM_NAME].movedim(1, 0), tensors[ID_NAMES[0]].tolist()
-    )
+    tokens = foreign_rows(None, foreign).tokens
+    values = tensors[VLLM_NAME]
+    if _has_tokens_first(foreign, values, len(tokens)):
+        values = values.movedim(1, 0)
+    return UnnamedLayers(values, tokens.ids.tolist())
 
 
 def read_foreign(
@@ -85,7 +88,8 @@ def read_foreign(
         rest.pop(name, None)
     if set(rest) in ({UNNAMED}, {VLLM_NAME}):
         array = _summed(foreign, rest, residual, residual_name)
-        by_site = _layers(foreign, array, sites, known)
+        tokens_first = _has_tokens_first(foreign, array, len(rows.tokens))
+        by_site = _layers(foreign, array, tokens_first, sites, known)
     else:
         if RESIDUAL_NAME in foreign.tensors or residual is not None:
             raise StatesError(
@@ -150,13 +154,40 @@ def _summed(
     return array + apart.to(array.dtype)
 
 
+def _has_tokens_first(foreign: ForeignTensors, array: Tensor, count: int) -> bool:
+    """Tell whether an array is `[token, layer, width]`, as vLLM keeps its layers.
+
+    `count` is the number of tokens. An array without a name is `[layer, token, width]`
+    by our convention. Others give the same name to either order, so that the name
+    alone says nothing.
+    """
+    if VLLM_NAME not in foreign.tensors or array.ndim != 3:
+        return False
+    first, second = array.shape[:2]
+    if (first == count) != (second == count):
+        return first == count
+    # With ids of this name beside it, it is what vLLM writes.
+    if ID_NAMES[0] in foreign.tensors:
+        return True
+    if first == count:
+        raise StatesError(
+            foreign.problem,
+            f"its {VLLM_NAME!r} are {list(array.shape)}, and nothing says whether"
+            " tokens or layers come first",
+            "Give the array by itself, as [layer, token, width].",
+        )
+    return False
+
+
 def _layers(
-    foreign: ForeignTensors, array: Tensor, sites: Any, source: Source
+    foreign: ForeignTensors,
+    array: Tensor,
+    tokens_first: bool,
+    sites: Any,
+    source: Source,
 ) -> dict[Site, Tensor]:
     """Return the tensor of each layer of an array that holds all of them."""
-    # vLLM keeps the layers of a token together.
-    is_vllm = VLLM_NAME in foreign.tensors and array.ndim == 3
-    shape = "[token, layer, width]" if is_vllm else "[layer, token, width]"
+    shape = "[token, layer, width]" if tokens_first else "[layer, token, width]"
     if array.ndim not in (3, 4):
         raise StatesError(
             foreign.problem,
@@ -166,8 +197,7 @@ def _layers(
     if sites is None:
         raise StatesError(
             foreign.problem,
-            f"it holds {array.shape[1 if is_vllm else 0]} layers and does not say"
-            " which",
+            f"it holds {array.shape[int(tokens_first)]} layers and does not say which",
             _GIVE_SITES,
         )
     if isinstance(sites, Mapping):
@@ -175,14 +205,14 @@ def _layers(
             foreign.problem, "its layers have no names to map from", _GIVE_SITES
         )
     named = sites_in_order(sites, source)
-    layers = array.movedim(1, 0) if is_vllm else array
+    layers = array.movedim(1, 0) if tokens_first else array
     if len(layers) != len(named):
         reason = (
             f"it is {list(array.shape)}, read as {shape}, and {len(named)} sites are"
             f" named ({summarise(named)})"
         )
         remedy = "Name every layer that it holds, and no other."
-        if array.ndim == 3 and array.shape[1 - is_vllm] == len(named):
+        if array.ndim == 3 and array.shape[int(not tokens_first)] == len(named):
             remedy = f"If its axes are in another order, give it as {shape}."
         raise StatesError(foreign.problem, reason, remedy)
     return dict(zip(named, layers, strict=True))

@@ -15,12 +15,22 @@ from hiddenscope.sites.site import quoted
 from hiddenscope.states.tokens import Source
 
 _BLOCK = re.compile(
-    r"(?:\w+\.)*(?:layers|layer|blocks|block|h)\.(?P<block>[0-9]{1,6})"
+    r"(?P<stack>(?:\w+\.)*)(?P<list>layers|layer|blocks|block|h)"
+    r"\.(?P<block>[0-9]{1,6})"
     r"\.(?P<end>output|input)(?:\.0|\[0\])?"
 )
 _FINAL_NORM = re.compile(
-    r"(?:\w+\.)*(?:norm|ln_f|norm_f|final_layer_?norm)\.output(?:\.0|\[0\])?"
+    r"(?P<stack>(?:\w+\.)*)(?:norm|ln_f|norm_f|final_layer_?norm)\.output"
+    r"(?:\.0|\[0\])?"
 )
+# Modules that are a language model, or only wrap one. Others, such as an encoder, a
+# vision tower or a draft head, may have a list of blocks beside the language model's.
+_LANGUAGE_MODELS = {
+    *("model", "module", "base_model", "_orig_mod", "transformer", "backbone"),
+    *("language_model", "text_model", "gpt_neox"),
+}
+# Text encoders, whose blocks are in an `encoder` that is their only one.
+_TEXT_ENCODERS = {"bert", "roberta", "electra", "deberta", "camembert", "mpnet"}
 _INSIDE_BLOCK = re.compile(r"\.[0-9]+\.")
 _LENS_BLOCK = re.compile(r"(?:blocks|encoder|decoder)\.([0-9]{1,6})\.")
 _HIDDEN_STATES = re.compile(r"(?:encoder_|decoder_)?hidden_states\[-?[0-9]+\]")
@@ -101,6 +111,7 @@ def sites_of_names(names: Sequence[str], source: Source) -> NamedSites:
     known: dict[str, Site] = {}
     left_out: list[str] = []
     unknown: list[str] = []
+    _check_one_stack(names)
     lens = _lens_source(names, source)
     for name in names:
         if "hook_" in name:
@@ -122,15 +133,50 @@ def _plain_site(name: str, source: Source) -> Site | None:
     """Return the site of a name of ours, of Hugging Face's or of a module's path."""
     if _HIDDEN_STATES.fullmatch(name):
         return site_of(name, source)
-    match = _BLOCK.fullmatch(name)
-    if match:
-        return Site(int(match["block"]) + (match["end"] == "output"))
-    if _FINAL_NORM.fullmatch(name) and not _INSIDE_BLOCK.search(name):
+    block = _BLOCK.fullmatch(name)
+    if block and _is_language_model(block["stack"]):
+        return Site(int(block["block"]) + (block["end"] == "output"))
+    norm = _FINAL_NORM.fullmatch(name)
+    if norm and _is_language_model(norm["stack"]):
         return Site(None)
     try:
         return Site.parse(name)
     except SiteError:
         return None
+
+
+def _is_language_model(stack: str) -> bool:
+    """Tell whether the path of the module around a list of blocks is one for certain.
+
+    >>> _is_language_model("model."), _is_language_model("vision_tower.encoder.")
+    (True, False)
+    """
+    modules = stack.split(".")[:-1]
+    if modules[-1:] == ["encoder"] and set(modules) & _TEXT_ENCODERS:
+        modules = [name for name in modules[:-1] if name not in _TEXT_ENCODERS]
+    return set(modules) <= _LANGUAGE_MODELS
+
+
+def _check_one_stack(names: Sequence[str]) -> None:
+    """Require that all paths of modules are of one list of blocks and its norm."""
+    lists: dict[str, str] = {}
+    stacks: dict[str, str] = {}
+    for name in names:
+        block = _BLOCK.fullmatch(name)
+        path = block or _FINAL_NORM.fullmatch(name)
+        if path:
+            stacks.setdefault(path["stack"], name)
+        if block:
+            lists.setdefault(block["stack"] + block["list"], name)
+    for examples in (lists, stacks):
+        if len(examples) > 1:
+            raise SiteError(
+                "Cannot tell which layers these modules are",
+                f"they are of {len(examples)} stacks of blocks, such as"
+                f" {listed(list(examples.values()))}",
+                "Give those of one stack, or say what each is:"
+                f" sites={{{quoted(names[0])}: 'layer.3'}}.",
+            )
 
 
 def _lens_source(names: Sequence[str], source: Source) -> Source:
@@ -177,7 +223,9 @@ def _needs_depth(name: str) -> SiteError:
 def _unknown(names: Sequence[str]) -> SiteError:
     inside = [name for name in names if _INSIDE_BLOCK.search(name)]
     reason = "no site is called so here, in Hugging Face, TransformerLens or nnsight"
-    if inside:
+    if any(_BLOCK.fullmatch(name) or _FINAL_NORM.fullmatch(name) for name in names):
+        reason = "nothing says that this stack of blocks is the language model's"
+    elif inside:
         reason = (
             "what a module inside a block returns need not be what the block adds"
             " (some norm it first)"

@@ -78,8 +78,9 @@ def _from_ids(ids: Any, mask: Any, foreign: ForeignTensors) -> ForeignRows:
     """Return the tokens of ids `[token]`, `[text, token]` or a list of each text's."""
     texts = _id_lists(ids, foreign)
     if mask is None:
+        _check_ids(texts, foreign)
         return ForeignRows(_tokens(texts, None), None)
-    is_real = torch.as_tensor(np.asarray(mask)).bool()
+    is_real = _real_tokens(mask, foreign)
     if is_real.ndim == 1:
         is_real = is_real[None]
     lengths = [len(text) for text in texts]
@@ -93,7 +94,30 @@ def _from_ids(ids: Any, mask: Any, foreign: ForeignTensors) -> ForeignRows:
     real = []
     for text, row in zip(texts, is_real.tolist(), strict=True):
         real.append([token for token, keep in zip(text, row, strict=True) if keep])
+    _check_ids(real, foreign)
     return ForeignRows(_tokens(real, None), is_real)
+
+
+def _real_tokens(mask: Any, foreign: ForeignTensors) -> Tensor:
+    """Return an attention mask as one of bools."""
+    values = torch.as_tensor(np.asarray(mask))
+    # A mask that is added to attention scores is 0 for real tokens.
+    if not bool(((values == 0) | (values == 1)).all()):
+        raise StatesError(
+            foreign.problem,
+            "the attention mask has other numbers than 1 for a token and 0 for padding",
+            "Give the tokenizer's mask, and not one that is added to attention scores.",
+        )
+    return values.bool()
+
+
+def _check_ids(texts: Sequence[Sequence[int]], foreign: ForeignTensors) -> None:
+    """Refuse negative ids: they mark padding, or what no token stands for."""
+    lowest = min(chain.from_iterable(texts), default=0)
+    if lowest < 0:
+        raise StatesError(
+            foreign.problem, f"{lowest} is not the id of a token", GIVE_TOKENS
+        )
 
 
 def _id_lists(ids: Any, foreign: ForeignTensors) -> list[list[int]]:

@@ -401,13 +401,13 @@ class States:
 
         `data` is what vLLM's `extract_hidden_states` wrote (or a list of such files,
         one for each text), a `.safetensors`, `.npy` or `.npz` file, an array `[layer,
-        token, width]` or `[layer, text, token, width]`, a dict of tensors by the names
-        of nnsight, TransformerLens or Hugging Face, or an ActivationCache. `sites` say
-        what each layer of an array is, or, as a mapping, what a name means. `tokens`
-        are the ids of each text, unless the file has them; what a tokenizer returned,
-        with its attention mask; or `model.encode(texts)`. `residual` names the tensor
-        of a residual that is kept apart, which is added. What is not known is asked
-        for.
+        token, width]` (always in this order) or `[layer, text, token, width]`, a dict
+        of tensors by the names of nnsight, TransformerLens or Hugging Face, or an
+        ActivationCache. `sites` say what each layer of an array is, or, as a mapping,
+        what a name means. `tokens` are the ids of each text, unless the file has them;
+        what a tokenizer returned, with its attention mask; or `model.encode(texts)`.
+        `residual` names the tensor of a residual that is kept apart, which is added.
+        What is not known is asked for.
 
         >>> layers = torch.zeros(2, 3, 8)
         >>> States.read(layers, tokens=[5, 6, 7], sites=["layer.0", "final"]).sites
