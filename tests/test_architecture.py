@@ -39,7 +39,7 @@ ROWS = [
     {"loading"},
     {"modules"},
     {"texts", "states", "sites", "results", "linear", "measures"},
-    {"files", "workers"},
+    {"files", "versions", "workers"},
     {"arguments"},
     {"errors", "progress", "catalog"},
 ]

@@ -44,6 +44,16 @@ def test_right_states_do_not_drift(model: hs.Model) -> None:
     assert faults(result) == []
 
 
+def test_embeddings_that_differ_are_compared_with_no_part(model: hs.Model) -> None:
+    """No block makes layer 0, so that it has no parts to be taken for."""
+    captured = model.capture(TEXTS, "layer.0-2").values.clone()
+    captured[0] += 1
+    states = hs.States.read(captured, tokens=TEXTS, sites=[0, 1, 2], source="engine")
+    result = hs.drift(model, states, TEXTS)
+    assert result.facts["first_site"] == "layer.0"
+    assert faults(result) == []
+
+
 MIXED_UP = {
     "residual_apart": ("*.mlp", [1, 2, 3, 4]),
     "residual_alone": ("*.mid", [1, 2, 3, 4]),

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
 
@@ -19,6 +18,7 @@ from hiddenscope.linear.problems import Problems, ridge, standardised
 from hiddenscope.results import Result
 from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Floats, Labels
+from hiddenscope.versions import installed_version
 
 Task: TypeAlias = Literal["classify", "regress"]
 
@@ -245,7 +245,7 @@ class Probe:
             "penalty": self.penalty,
             "site": self.site,
             "source": dict(self.source),
-            "version": version("hiddenscope"),
+            "version": installed_version("hiddenscope"),
         }
         if self.task == "classify":
             settings["classes"] = self.classes_.tolist()

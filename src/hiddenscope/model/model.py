@@ -6,7 +6,6 @@ import functools
 import math
 import os
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
@@ -65,6 +64,7 @@ from hiddenscope.passes import (
 )
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Source, States
+from hiddenscope.versions import installed_version
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -586,10 +586,7 @@ def _quantiser(module: nn.Module) -> str:
     """Return the scheme of quantised weights, with the version that made them."""
     scheme = quantisation_of(module)
     library = scheme.partition(" ")[0]
-    try:
-        return f"{scheme} {version(library)}" if scheme else ""
-    except PackageNotFoundError:
-        return scheme
+    return f"{scheme} {installed_version(library)}" if scheme else ""
 
 
 def _variant_identity(variant: ModelVariant | None) -> str:
@@ -609,14 +606,7 @@ def _variant_identity(variant: ModelVariant | None) -> str:
 @functools.cache
 def _versions() -> dict[str, str]:
     """Return the versions of the libraries that decide numbers."""
-    versions = {}
-    for name in LIBRARIES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            # A library that runs from its sources has no version.
-            versions[name] = "not installed"
-    return versions
+    return {name: installed_version(name) for name in LIBRARIES}
 
 
 def _places(module: nn.Module, device: torch.device) -> str:

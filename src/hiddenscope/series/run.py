@@ -7,7 +7,6 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
 import torch
@@ -20,6 +19,7 @@ from hiddenscope.series.folder import MemberAnswer, MemberRecord, ResultsFolder
 from hiddenscope.series.identity import MemberIdentity, hash_of, identify
 from hiddenscope.series.member import Member
 from hiddenscope.series.question import CapturedStates, SeriesQuestion
+from hiddenscope.versions import installed_version
 
 T = TypeVar("T")
 
@@ -232,8 +232,5 @@ def _environment() -> list[str]:
     if torch.cuda.is_available():
         parts.append(torch.cuda.get_device_name())
     for name in LIBRARIES:
-        try:
-            parts.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            parts.append(name)
+        parts.append(f"{name} {installed_version(name)}")
     return parts

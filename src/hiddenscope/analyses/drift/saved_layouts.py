@@ -219,9 +219,11 @@ def _layouts(
 
     def of_layers(part: str = "", step: int = 0) -> dict[Site, Site]:
         really = {}
+        # No block makes layer 0, so it has no parts.
+        lowest = 1 if part else 0
         for site in layers:
             other = (site.layer or 0) + step
-            if other >= 0 and Site(other, part) in reference:
+            if other >= lowest and Site(other, part) in reference:
                 really[site] = Site(other, part)
         return really
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -15,6 +14,7 @@ from hiddenscope.store.export.parquet import write_atlas, write_parquet
 from hiddenscope.store.export.target import check_target, creating
 from hiddenscope.store.export.zarr_group import write_zarr
 from hiddenscope.store.row_blocks import StoredRows
+from hiddenscope.versions import installed_version
 
 ExportFormat: TypeAlias = Literal["parquet", "zarr", "dataset", "atlas"]
 
@@ -110,10 +110,5 @@ def _checked(name: str, target: Path, reader: StoredRows) -> _Format:
 
 
 def _versions(library: str) -> dict[str, str]:
-    versions = {}
-    for name in ("hiddenscope", "numpy", library):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
+    names = ("hiddenscope", "numpy", library)
+    return {name: installed_version(name) for name in names}
