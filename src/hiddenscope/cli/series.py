@@ -115,8 +115,8 @@ def series(shared: Shared, arguments: Arguments) -> None:
     def how_to_resume() -> str:
         if to is None:
             return "nothing is kept; --to FOLDER keeps the members that are done."
-        kept = len(list(to.glob("*.member.json")))
-        results = "1 result is" if kept == 1 else f"{kept} results are"
+        count = len(list(to.glob("*.member.json")))
+        results = "1 result is" if count == 1 else f"{count} results are"
         return f"{results} kept in {to}; the same command again goes on."
 
     with interrupt.explaining_resume(how_to_resume):

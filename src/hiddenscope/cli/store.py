@@ -81,10 +81,10 @@ def store(
 
 def _check_options(action: str, options: Mapping[str, object]) -> None:
     """Refuse options that would do nothing."""
-    given = [name for name, value in options.items() if value is not None]
-    if action != "export" and given:
+    useless = [name for name, value in options.items() if value is not None]
+    if action != "export" and useless:
         raise FileError(
-            f"Cannot use {', '.join(given)} with {action}",
+            f"Cannot use {', '.join(useless)} with {action}",
             "only export writes states",
             "Leave it out.",
         )

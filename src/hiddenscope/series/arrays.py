@@ -81,13 +81,13 @@ def _along_sites(answer: MemberAnswer, reference: MemberAnswer) -> xarray.Datase
             continue
         if is_same_depth or not by_name:
             names.append(name)
-    kept = data[names].assign_coords(site=data["site"])
+    measures = data[names].assign_coords(site=data["site"])
     if "cka" in data and answer.result.kind == "compare":
         for name in ("cka", "cka_chance"):
             values = _at_same_depth(data[name], answer, reference)
             attributes = {"long_name": f"{data[name].attrs['long_name']}, same depth"}
-            kept[f"{name}{SAME_DEPTH}"] = ("site", values, attributes)
-    return kept
+            measures[f"{name}{SAME_DEPTH}"] = ("site", values, attributes)
+    return measures
 
 
 def _at_same_depth(

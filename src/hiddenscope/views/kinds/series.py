@@ -200,8 +200,8 @@ def _along_members(result: Result, name: str) -> Lines:
             raw = [k for k, site in enumerate(places) if "final" not in site]
             nearest = min(raw or range(len(places)), key=_distance(depths, depth))
             columns.append(nearest)
-        chosen = list(dict.fromkeys(columns))
-        series = [Series(places[k], rows[:, k].astype(np.float32)) for k in chosen]
+        shown = list(dict.fromkeys(columns))
+        series = [Series(places[k], rows[:, k].astype(np.float32)) for k in shown]
     else:
         common = _Places(data)
         rows = common.interpolated(rows)
