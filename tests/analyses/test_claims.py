@@ -82,6 +82,7 @@ PLAIN = {
         r"^In the output, the KL|^Local error is what|sites? differs? on equal input|of"
         r" the candidate differs in"
         r"|^As they were given|differs? all the same|least sensitive part"
+        r"|weights? differs?, "
     ),
 }
 CLAIMS = {

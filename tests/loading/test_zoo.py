@@ -18,7 +18,7 @@ from fuzz.gguf_file import PIECES, write_gguf
 from hiddenscope.errors import Damaged, Unreachable
 from hiddenscope.loading import open_source, zoo
 from hiddenscope.loading.checkpoint import Loaded
-from hiddenscope.loading.wheels import Member, Wheel
+from hiddenscope.loading.wheels import Wheel, WheelMember
 from tests.slices import long
 
 from .conftest import tiny_llama
@@ -33,7 +33,7 @@ def pack(folder: Path, project: str, files: dict[str, bytes]) -> Wheel:
         for name, content in files.items():
             wheel.writestr(name, content)
             members.append(
-                Member(name, len(content), hashlib.sha256(content).hexdigest())
+                WheelMember(name, len(content), hashlib.sha256(content).hexdigest())
             )
     return Wheel(project, "1.0", 1000, tuple(members))
 

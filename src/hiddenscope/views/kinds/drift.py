@@ -211,10 +211,10 @@ def _explanation(facts: "DriftFacts") -> str:
             " same states."
         )
     largest = max(changed, key=lambda weight: weight["relative"])
-    what = (
-        f"{len(changed)} weights differ, most of all `{largest['name']}` by"
-        f" {largest['relative']:.2g} of its norm"
-    )
+    which = f"`{largest['name']}` by {largest['relative']:.2g} of its norm"
+    what = f"{len(changed)} weights differ, most of all {which}"
+    if len(changed) == 1:
+        what = f"one weight differs, {which}"
     if explained_by == "weights" and facts["unexplained"]:
         return (
             f"This is a change of weights and not a fault of code, but not quantisation"
