@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from hiddenscope.views.render import story as story
 
 _progress.quieten_tqdm()
+_progress.quieten_torchao()
 
 __version__ = "0.1.0"
 

@@ -9,6 +9,7 @@ was requested.
 ...         advance(1)
 """
 
+import logging
 import os
 import sys
 import threading
@@ -57,6 +58,18 @@ def sent_to(sink: Sink) -> Iterator[None]:
         yield
     finally:
         _sink = before
+
+
+def quieten_torchao() -> None:
+    """Keep torchao's tidings of kernels that it cannot use here off stderr.
+
+    transformers imports it wherever it is installed. A level that somebody has set
+    stays.
+    """
+    for library in ("torchao", "torch.utils._pytree"):
+        logger = logging.getLogger(library)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.ERROR)
 
 
 def quieten_tqdm() -> None:

@@ -192,14 +192,14 @@ def test_an_adapter_explains_what_it_does(folder: Path, tmp_path: Path) -> None:
     assert facts["unexplained"]["site"] == "layer.2"
 
 
-def test_the_command_shows_the_layers_and_does_not_fail(tmp_path: Path) -> None:
+def test_the_command_shows_the_layers_and_tells_of_drift(tmp_path: Path) -> None:
     tiny_model("llama").save_pretrained(tmp_path)  # type: ignore[operator]
     tiny_tokenizer().save_pretrained(tmp_path)
     name = str(tmp_path)
     asked = CliRunner().invoke(
         app, ["drift", name, "the cat", "--model", name, "--candidate-quantise", "int8"]
     )
-    assert asked.exit_code == 0, asked.output
+    assert asked.exit_code == 1, asked.output
     assert "What quantisation costs, layer by layer" in asked.stdout
     unknown = CliRunner().invoke(
         app, ["drift", name, "the cat", "--model", name, "--candidate-quantise", "int3"]

@@ -127,7 +127,10 @@ def test_the_metadata_are_complete(wheel: Path) -> None:
         "app",
         "dev",
         "docs",
+        "adapters",
+        "export",
         "pacmap",
+        "quantised",
         "ray",
     }
     assert "Typing :: Typed" in (fields.get_all("Classifier") or [])

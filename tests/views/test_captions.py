@@ -320,7 +320,7 @@ def test_words_beside_a_picture_speak_of_what_is_in_it(word: str, place: int) ->
             assert ("An outline" in view.note) == outlined
             assert (view.x_name == "token") == (
                 view.tokens != view.sites
-                and view.x_name not in ("strength", "site", "part", "head")
+                and view.x_name not in ("strength", "site", "part", "head", "member")
             )
 
 

@@ -6,7 +6,6 @@ and 130 when the command was interrupted.
 """
 
 import io
-import logging
 import sys
 from collections import Counter
 from importlib import import_module
@@ -170,10 +169,6 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     if sys.stdout is None:
         sys.exit("Cannot print: stdout is closed.")
-    # transformers imports torchao wherever it is installed, and that tells of kernels
-    # for GPUs that it cannot use.
-    for library in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(library).setLevel(logging.ERROR)
     interrupt.watch()
     try:
         try:
