@@ -103,7 +103,11 @@ export class Questioning {
   show(result, views) {
     const place = element("div", { class: "views" });
     const findings = result.findings.length ? [findingsShown(result.findings)] : [];
-    findings.forEach((list) => list.classList.add("beside"));
+    findings.forEach((list) => {
+      list.classList.add("beside");
+      // It scrolls by itself, so the keyboard must reach it.
+      list.tabIndex = 0;
+    });
     const head = element("div", { class: "row" }, [element("h2", { class: "tab" }, [result.title.slice(0, 1).toUpperCase() + result.title.slice(1)]), saveMenu(result, () => ({ view: "", measure: "" }))]);
     this.answer.replaceChildren(element("div", { class: "found" }, [head, ...findings, place]));
     showViews(place, views, 0);
