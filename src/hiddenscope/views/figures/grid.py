@@ -25,6 +25,8 @@ _Flags: TypeAlias = NDArray[np.bool_]
 PAGE = 470.0
 # The label of a token is cut here.
 LONGEST_LABEL = 100.0
+# Names of models begin alike, and would look the same where they are cut.
+LONGEST_NAME = 220.0
 # Beyond this a grid grows no further: its cells get thinner, and only some are
 # labelled.
 LONGEST = 760.0
@@ -73,8 +75,8 @@ def draw_grid(grid: Grid, sheet: Sheet) -> None:
     painted = ScalarMappable(norm_of(measure), style.colormap(measure.meaning))
     values = _values_to_colour(measure)
     is_zero = (measure.numbers == 0) & (grid.words is None)
-    first = _token_labels(grid.tokens, sheet.lettering)
-    second = _token_labels(grid.second, sheet.lettering)
+    first = _token_labels(grid.tokens, sheet.lettering, grid.x_name)
+    second = _token_labels(grid.second, sheet.lettering, grid.x_name)
     label = max(width_of(token, style.LABEL) for token in (*first, *second)) + 5
     room = _room(grid, sheet.room(PAGE), label)
     room -= BAR_WIDTH * grid.bars
@@ -112,11 +114,16 @@ def _edges(columns: int, bars: int, size: CellSize) -> _Array:
     return np.concatenate([[0.0], np.cumsum(widths)])
 
 
-def _token_labels(tokens: tuple[str | None, ...], lettering: Lettering) -> list[str]:
-    return [
-        lettering.fitted(lettering.token(token), LONGEST_LABEL, style.LABEL)
-        for token in tokens
-    ]
+def _token_labels(
+    tokens: tuple[str | None, ...], lettering: Lettering, x_name: str
+) -> list[str]:
+    if x_name == "token":
+        shown = [lettering.token(token) for token in tokens]
+        room = LONGEST_LABEL
+    else:
+        shown = [lettering.text(token or "") for token in tokens]
+        room = LONGEST_NAME
+    return [lettering.fitted(label, room, style.LABEL) for label in shown]
 
 
 def _room(grid: Grid, page: float, label: float) -> float:
