@@ -39,7 +39,7 @@ ROWS = [
     {"loading"},
     {"modules"},
     {"texts", "states", "sites", "results", "linear", "measures"},
-    {"files", "versions", "workers"},
+    {"files", "lazy", "versions", "workers"},
     {"arguments"},
     {"errors", "progress", "catalog"},
 ]
@@ -358,7 +358,7 @@ def test_a_package_exports_and_nothing_else() -> None:
     for path in HOUSE.rglob("*/__init__.py"):
         source = path.read_text("utf-8")
         # Names that need torch are exported when they are first used.
-        if "def __getattr__" in source:
+        if "__getattr__ = lazy_names" in source:
             continue
         for node in ast.parse(source).body:
             is_export = isinstance(node, ast.Import | ast.ImportFrom | ast.Expr)

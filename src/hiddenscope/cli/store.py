@@ -4,7 +4,7 @@ states in the formats of other programs.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import typer
 
@@ -19,41 +19,46 @@ if TYPE_CHECKING:
     from hiddenscope.store.verify import Verification
 
 
+ActionArgument: TypeAlias = Annotated[
+    Literal["info", "verify", "gc", "export"],
+    typer.Argument(help="What to do."),
+]
+StoreArgument: TypeAlias = Annotated[
+    Path, typer.Argument(help="The folder of the store.")
+]
+DamagedOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--damaged",
+        help="With gc: also remove damaged units, so that extract computes them anew.",
+    ),
+]
+ToOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--to", help="With export: the new file or folder."),
+]
+FormatOption: TypeAlias = Annotated[
+    Literal["parquet", "zarr", "dataset", "atlas"] | None,
+    typer.Option(
+        "--format",
+        help="With export: what to write; the suffix .parquet or .zarr says it too.",
+    ),
+]
+SitesOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--sites", help="With export: some of the sites."),
+]
+
+
 @command("store", writes=(), without=("model", "device", "dtype", "out"))
 def store(
     shared: Shared,
-    action: Annotated[
-        Literal["info", "verify", "gc", "export"],
-        typer.Argument(help="What to do."),
-    ],
-    path: Annotated[Path, typer.Argument(help="The folder of the store.")],
-    damaged: Annotated[
-        bool,
-        typer.Option(
-            "--damaged",
-            help=(
-                "With gc: also remove damaged units, so that extract computes them"
-                " anew."
-            ),
-        ),
-    ] = False,
-    to: Annotated[
-        Path | None,
-        typer.Option("--to", help="With export: the new file or folder."),
-    ] = None,
-    format: Annotated[  # noqa: A002
-        Literal["parquet", "zarr", "dataset", "atlas"] | None,
-        typer.Option(
-            "--format",
-            help=(
-                "With export: what to write; the suffix .parquet or .zarr says it too."
-            ),
-        ),
-    ] = None,
-    sites: Annotated[
-        str | None,
-        typer.Option("--sites", help="With export: some of the sites."),
-    ] = None,
+    action: ActionArgument,
+    path: StoreArgument,
+    damaged: DamagedOption = False,
+    to: ToOption = None,
+    format: FormatOption = None,  # noqa: A002
+    sites: SitesOption = None,
 ) -> None:
     """Look at the states of a corpus that `extract` wrote.
 

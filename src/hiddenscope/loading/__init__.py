@@ -25,8 +25,9 @@ without torch.
 'Linear'
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from hiddenscope.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hiddenscope.loading.cache import cache_folder
@@ -43,11 +44,4 @@ _MODULES = {
 }
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = import_module(f"{__name__}.{_MODULES[name]}")
-        value = getattr(module, name)
-        globals()[name] = value
-        return value
+    __getattr__ = lazy_names(__name__, _MODULES)

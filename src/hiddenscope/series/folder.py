@@ -95,10 +95,6 @@ class ResultsFolder:
             fresh.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
             seal(fresh)
 
-    def kept(self) -> int:
-        """Return how many members have an answer here, of this question or another."""
-        return len(list(self.path.glob("*.member.json")))
-
     def _paths(self, name: str, key: str) -> tuple[Path, Path]:
         safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:LONGEST_NAME]
         stem = f"{safe or 'member'}-{key[:DIGITS]}"

@@ -13,8 +13,9 @@ numpy, tokens and sources without torch.
 (torch.Size([3, 4]), torch.Size([2, 2, 4]), torch.Size([2, 2, 4]))
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from hiddenscope.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hiddenscope.states.mixed import MixedValues, stack_sites
@@ -39,18 +40,16 @@ __all__ = [
 _MODULES = {
     "AdapterSource": "tokens",
     "MixedValues": "mixed",
+    "Pair": "values",
     "Pooling": "pooling",
+    "Readable": "values",
     "Source": "tokens",
+    "States": "values",
     "Tokens": "tokens",
+    "join": "values",
+    "load_states": "values",
     "stack_sites": "mixed",
 }
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = import_module(f"{__name__}.{_MODULES.get(name, 'values')}")
-        value = getattr(module, name)
-        globals()[name] = value
-        return value
+    __getattr__ = lazy_names(__name__, _MODULES)

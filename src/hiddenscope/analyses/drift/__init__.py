@@ -17,5 +17,7 @@ port_search           the same in a port; port_block: one block of it, call by c
 counterparts, weights which tensors and weights of a port are the reference's
 calls                 recorded calls of modules
 hints                 what a fault looks like, by hypotheses about a suspect
+cause                 what explains a difference: dtypes, weights, quantisation or code
+moved                 which layers and tokens moved, and how far
 baseline, result      accepted errors; errors and findings as a result
 """

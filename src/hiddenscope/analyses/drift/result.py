@@ -16,14 +16,13 @@ from hiddenscope.analyses.drift.facts import (
     DriftingSiteFacts,
     ErrorFacts,
     Hint,
-    MovedLayerFacts,
-    MovedTokenFacts,
     PairingFacts,
     Restored,
     SmallestFaultFacts,
     WorstTokenFacts,
 )
 from hiddenscope.analyses.drift.live_model import LOGITS
+from hiddenscope.analyses.drift.moved import moved_layers, moved_tokens
 from hiddenscope.analyses.drift.noise import MARGIN
 from hiddenscope.analyses.drift.search import FaultyModule
 from hiddenscope.results import Facts
@@ -41,9 +40,6 @@ LINES = {
     "gain": "inherited error over the error before",
     "beyond": "times over the envelope",
 }
-
-
-MOST_TOKENS = 8
 
 
 @dataclass
@@ -105,8 +101,8 @@ def drift_facts(
         "first_token": None if first is None else _worst_token(comparison, first),
         "largest": {"site": largest, "beyond": verdicts[largest].beyond},
         "drifting_sites": drifting_sites,
-        "moved_layers": _moved_layers(errors),
-        "moved_tokens": _moved_tokens(comparison),
+        "moved_layers": moved_layers(errors),
+        "moved_tokens": moved_tokens(errors, comparison.tokens),
         "reference": comparison.names[0],
         "candidate": comparison.names[1],
         "compared": comparison.compared,
@@ -142,58 +138,6 @@ def _unexplained(comparison: DriftComparison) -> DriftingSiteFacts | None:
     first = cause.errors.drifting[0]
     verdict = cause.errors.verdicts[first]
     return {"site": first, "beyond": verdict.beyond, "error": verdict.error}
-
-
-def _moved_layers(errors: Errors) -> list[MovedLayerFacts]:
-    """List the sites by how far their own weights or code move them, most first."""
-    moved: list[MovedLayerFacts] = []
-    for name in errors.verdicts:
-        cells = errors.cells.get(name, {})
-        local, total = cells.get("local"), cells.get("relative")
-        if name == LOGITS or local is None or total is None:
-            continue
-        if not np.isfinite(local).any() or not np.nanmax(total) > 0:
-            continue
-        moved.append(
-            MovedLayerFacts(
-                site=name,
-                local=float(np.nanmedian(local)),
-                total=float(np.nanmedian(total)),
-                largest=float(np.nanmax(local)),
-            )
-        )
-    return sorted(moved, key=lambda layer: -layer["local"])
-
-
-def _moved_tokens(comparison: DriftComparison) -> list[MovedTokenFacts]:
-    """List the tokens whose output moved most, or their last state without a head."""
-    errors = comparison.errors
-    states = [name for name in errors.verdicts if name != LOGITS]
-    states = [name for name in states if "relative" in errors.cells.get(name, {})]
-    if not states:
-        return []
-    last = states[-1]
-    moved = errors.cells[last]["relative"]
-    divergences = errors.cells.get(LOGITS, {}).get("kl")
-    if divergences is not None and len(divergences) != len(moved):
-        divergences = None
-    ranking = moved if divergences is None else divergences
-    order = np.argsort(-np.nan_to_num(ranking, nan=-1.0), kind="stable")
-    tokens = comparison.tokens[stack_of(last, comparison.tokens)]
-    listed: list[MovedTokenFacts] = []
-    for row in order[:MOST_TOKENS]:
-        if not moved[row] > 0:
-            continue
-        listed.append(
-            MovedTokenFacts(
-                text=int(tokens.text[row]),
-                position=int(tokens.positions[row]),
-                token=tokens.strings[row],
-                error=float(moved[row]),
-                kl=None if divergences is None else float(divergences[row]),
-            )
-        )
-    return listed
 
 
 def _as_given(errors: Errors) -> ErrorFacts | None:

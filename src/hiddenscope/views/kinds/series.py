@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,18 @@ if TYPE_CHECKING:
         SameWeightsFacts,
         SeriesFacts,
     )
+
+Bands: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""The lower and upper ends of intervals, by member and site."""
+
+
+class ValueAxis(TypedDict):
+    """What a chart says of its numbers."""
+
+    y_name: str
+    unit: str
+    scale: ColourScale
+
 
 # More lines cannot be told apart; more bands hide one another.
 MOST_LINES, MOST_BANDS = 8, 2
@@ -140,17 +152,11 @@ def tables(result: Result) -> Iterator[Table]:
 def _along_depth(result: Result, name: str) -> Lines:
     """Draw one line for each member along the depth."""
     data, facts = result.data, cast("SeriesFacts", result.facts)
-    variable = data[name]
-    members = labels(data, "member")
-    distinct = []
-    for row, member in enumerate(facts["members"]):
-        # The line of a copy would hide the line of its original.
-        if member["same_result_as"] is None:
-            distinct.append(row)
+    rows = data[name].to_numpy()
+    distinct = _distinct_members(facts)
     shown = [distinct[place] for place in _spread(len(distinct), MOST_LINES)]
-    x, rows, x_name = labels(data, "site"), variable.to_numpy(), "site"
     bands = _bands(data, name) if len(shown) <= MOST_BANDS else None
-    note = ""
+    x, x_name, note = labels(data, "site"), "site", ""
     if not facts["same_depth"]:
         places = _Places(data)
         x, x_name = places.labels, "depth"
@@ -162,67 +168,101 @@ def _along_depth(result: Result, name: str) -> Lines:
         # Some measures are of raw layers alone.
         x, rows = x[:-1], rows[:, :-1]
         bands = None
-    series = []
+    if len(shown) < len(distinct):
+        note = f"{len(shown)} of {len(facts['members'])} members. {note}".strip()
+    return Lines(
+        f"{capitalised(long_name(data[name]))} along the depth",
+        x,
+        tuple(_member_lines(labels(data, "member"), shown, rows, bands)),
+        x_name=x_name,
+        note=note,
+        **_value_axis(data[name], rows),
+    )
+
+
+def _distinct_members(facts: "SeriesFacts") -> list[int]:
+    """Return the members that are no copies: two lines would hide each other."""
+    distinct = []
+    for row, member in enumerate(facts["members"]):
+        if member["same_result_as"] is None:
+            distinct.append(row)
+    return distinct
+
+
+def _member_lines(
+    names: Sequence[str],
+    shown: Sequence[int],
+    rows: NDArray[np.floating],
+    bands: Bands | None,
+) -> list[Series]:
+    """Return a line for each member that has numbers."""
+    lines = []
     for row in shown:
         if not np.isfinite(rows[row]).any():
             continue
-        if bands is None:
-            series.append(Series(members[row], rows[row]))
-        else:
+        line = Series(names[row], rows[row])
+        if bands is not None:
             low, high = bands[0][row], bands[1][row]
-            series.append(Series(members[row], rows[row], low, high, "95% interval"))
-    if len(shown) < len(distinct):
-        note = f"{len(shown)} of {len(members)} members. {note}".strip()
-    if not series:
-        series = [Series(members[0], rows[0])]
-    return Lines(
-        f"{capitalised(long_name(variable))} along the depth",
-        x,
-        tuple(series),
-        x_name=x_name,
-        y_name=long_name(variable),
-        unit=str(variable.attrs.get("units", "")),
-        scale=_scale(variable, rows),
-        note=note,
-    )
+            line = Series(names[row], rows[row], low, high, "95% interval")
+        lines.append(line)
+    return lines or [Series(names[0], rows[0])]
 
 
 def _along_members(result: Result, name: str) -> Lines:
     """Draw one line for each of a few depths along the members."""
     data, facts = result.data, cast("SeriesFacts", result.facts)
-    variable = data[name]
-    rows = variable.to_numpy()
+    rows = data[name].to_numpy()
     if facts["same_depth"]:
-        places = labels(data, "site")
-        depths = data["depth"].to_numpy()
-        columns = []
-        for depth in SHOWN_DEPTHS:
-            raw = [k for k, site in enumerate(places) if "final" not in site]
-            nearest = min(raw or range(len(places)), key=_distance(depths, depth))
-            columns.append(nearest)
-        shown = list(dict.fromkeys(columns))
-        series = [Series(places[k], rows[:, k].astype(np.float32)) for k in shown]
+        lines = _lines_of_layers(data, rows)
     else:
-        common = _Places(data)
-        rows = common.interpolated(rows)
-        steps = len(common.labels) - 1 - common.has_final
-        series = []
-        for depth in SHOWN_DEPTHS:
-            column = round(depth * steps)
-            values = rows[:, column].astype(np.float32)
-            series.append(Series(f"depth {depth:g}", values))
-    drawn = [line for line in series if np.isfinite(line.y).any()] or series[:1]
+        places = _Places(data)
+        rows = places.interpolated(rows)
+        lines = _lines_of_depths(places, rows)
+    drawn = [line for line in lines if np.isfinite(line.y).any()] or lines[:1]
     x, x_name, x_scale = _member_axis(data)
     return Lines(
-        f"{capitalised(long_name(variable))} along the members",
+        f"{capitalised(long_name(data[name]))} along the members",
         x,
         tuple(drawn),
         x_name=x_name,
-        y_name=long_name(variable),
-        unit=str(variable.attrs.get("units", "")),
-        scale=_scale(variable, rows),
         x_scale=x_scale,
+        **_value_axis(data[name], rows),
     )
+
+
+def _lines_of_layers(
+    data: "xarray.Dataset", rows: NDArray[np.floating]
+) -> list[Series]:
+    """Return a line along the members for the layers nearest to a few depths."""
+    sites, depths = labels(data, "site"), data["depth"].to_numpy()
+    raw = [column for column, site in enumerate(sites) if "final" not in site]
+    columns = []
+    for depth in SHOWN_DEPTHS:
+        nearest = min(raw or range(len(sites)), key=_distance(depths, depth))
+        columns.append(nearest)
+    lines = []
+    for column in dict.fromkeys(columns):
+        lines.append(Series(sites[column], rows[:, column].astype(np.float32)))
+    return lines
+
+
+def _lines_of_depths(places: "_Places", rows: NDArray[np.floating]) -> list[Series]:
+    """Return a line along the members for a few depths of a common axis."""
+    steps = len(places.labels) - 1 - places.has_final
+    lines = []
+    for depth in SHOWN_DEPTHS:
+        column = round(depth * steps)
+        lines.append(Series(f"depth {depth:g}", rows[:, column].astype(np.float32)))
+    return lines
+
+
+def _value_axis(variable: "xarray.DataArray", rows: NDArray[np.floating]) -> ValueAxis:
+    """Return what a chart says of its numbers."""
+    return {
+        "y_name": long_name(variable),
+        "unit": str(variable.attrs.get("units", "")),
+        "scale": _scale(variable, rows),
+    }
 
 
 def _member_axis(data: "xarray.Dataset") -> tuple[tuple[str, ...], str, ColourScale]:
@@ -359,9 +399,7 @@ def _spread(count: int, most: int) -> list[int]:
     return [round(place * (count - 1) / (most - 1)) for place in range(most)]
 
 
-def _bands(
-    data: "xarray.Dataset", name: str
-) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+def _bands(data: "xarray.Dataset", name: str) -> Bands | None:
     """Return the interval of a probe's score; other measures have none."""
     is_interval = name in ("accuracy", "r2")
     if not is_interval or f"{name}_low" not in data:
