@@ -12,7 +12,7 @@ from typing import Any
 # Read when Ray is imported: time for a busy machine, workers that are not starved
 # there, and none that Ray ends because the machine's memory is nearly full of what
 # others do.
-os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "45")
 os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
@@ -24,7 +24,7 @@ from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 COUNT = 5
 OPTIONS = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "wait": False}
-ATTEMPTS, SECONDS = 3, 120
+ATTEMPTS, SECONDS = 3, 45
 NOT_STARTED = "Ray did not start a cluster on this machine"
 
 

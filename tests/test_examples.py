@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.slices import sliced
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs" / "experiments").glob("*.md"))
 
@@ -15,7 +17,7 @@ def script_of(page: Path) -> Path:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", sliced(PAGES, 3), ids=lambda page: page.stem)
 def test_an_experiment_runs_with_one_command(
     page: Path,
     tmp_path: Path,

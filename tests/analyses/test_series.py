@@ -33,6 +33,7 @@ from hiddenscope.errors import (
 from hiddenscope.series import run
 from hiddenscope.series.weight_files import hash_tensors
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from tests.slices import sliced
 
 TEXTS = ["The rest of the cats sat on the mat.", "A rest of the dogs."]
 LABELLED = (
@@ -99,8 +100,18 @@ def test_a_member_has_the_numbers_of_the_analysis_alone(
     assert {"site", "member"} == set(result.data[result.facts["measures"][0]].dims)
 
 
-@pytest.mark.parametrize("against", ["first", "previous"])
-@pytest.mark.parametrize("word", ["compare", "drift"])
+@pytest.mark.parametrize(
+    ("word", "against"),
+    sliced(
+        [
+            ("compare", "first"),
+            ("compare", "previous"),
+            ("drift", "first"),
+            ("drift", "previous"),
+        ],
+        2,
+    ),
+)
 def test_a_comparison_is_that_of_captured_states(
     word: str, against: str, checkpoints: list[Path]
 ) -> None:
@@ -214,7 +225,7 @@ def test_the_hash_of_weights_sees_one_bit_and_no_header(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("word", "against"),
-    [("profile", "first"), ("compare", "first"), ("drift", "previous")],
+    sliced([("profile", "first"), ("compare", "first"), ("drift", "previous")], 2),
 )
 def test_one_model_is_in_memory_at_a_time(
     word: str, against: str, checkpoints: list[Path], monkeypatch: pytest.MonkeyPatch
@@ -299,7 +310,7 @@ def test_a_resumed_job_gives_the_same_result(
     checkpoints: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to = tmp_path / "kept"
-    for word in ("profile", "compare"):
+    for word in sliced(("profile", "compare"), 1):
         whole = hs.series(checkpoints, word, TEXTS, against="previous")
         hs.series(checkpoints[:2], word, TEXTS, against="previous", to=to)
         resumed = hs.series(checkpoints, word, TEXTS, against="previous", to=to)
@@ -315,13 +326,16 @@ def test_a_resumed_job_gives_the_same_result(
 
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda paths, to: hs.series(paths, "profile", [*TEXTS, "More."], to=to),
-        lambda paths, to: hs.series(
-            paths, "profile", TEXTS, options={"sample": 100}, to=to
-        ),
-        lambda paths, to: hs.series(paths, "lens", TEXTS, to=to),
-    ],
+    sliced(
+        [
+            lambda paths, to: hs.series(paths, "profile", [*TEXTS, "More."], to=to),
+            lambda paths, to: hs.series(paths, "lens", TEXTS, to=to),
+            lambda paths, to: hs.series(
+                paths, "profile", TEXTS, options={"sample": 100}, to=to
+            ),
+        ],
+        1,
+    ),
 )
 def test_a_changed_question_is_computed(
     change: Callable[[list[Path], Path], hs.Result],
@@ -371,7 +385,7 @@ def test_a_job_that_is_killed_loses_one_member_at_most(
     texts = ["The cats sat on the mat."]
     members = [str(path) for path in checkpoints[:3]]
     whole = hs.series(members, "profile", texts)
-    for wanted in (1, 2):
+    for wanted in sliced((1, 2), 1):
         to = tmp_path / f"kept{wanted}"
         process = subprocess.Popen([sys.executable, "-c", KILLED, str(to), *members])
         try:

@@ -349,24 +349,30 @@ def _number(value: float | str) -> float:
 
 
 def _write_netcdf(contents: Contents, path: Path) -> None:
+    import xarray
+
     header = _header(contents)
-    data = contents.data.drop_attrs()
-    data = data.assign_attrs(kind=_escape(contents.kind), format=_FORMAT)
+    variables: dict[str, Any] = {}
     for name, variable in header["variables"].items():
-        array = data[name].to_numpy()
+        array = contents.data[name].to_numpy()
         dtype = variable["dtype"]
         if dtype == "str":
             escaped = object_array([_escape(value) for value in array.flat])
             array = escaped.reshape(array.shape)
         elif dtype in _STORED_AS:
             array = array.astype(_STORED_AS[dtype])
-        data[name] = (variable["dims"], array)
+        attributes = {}
         # The header has all attributes. Other programs know these two.
         for key in ("units", "long_name"):
             if key in variable["attrs"]:
                 text = str(variable["attrs"][key])[:_LONGEST_ATTRIBUTE]
-                data[name].attrs[key] = _escape(text)
-    data[_HEADER] = json.dumps(header, allow_nan=False)
+                attributes[key] = _escape(text)
+        variables[name] = (variable["dims"], array, attributes)
+    variables[_HEADER] = json.dumps(header, allow_nan=False)
+    attrs = {"kind": _escape(contents.kind), "format": _FORMAT}
+    # All at once: to add one to a dataset takes longer than to write it.
+    data = xarray.Dataset(variables, attrs=attrs)
+    data = data.set_coords([str(name) for name in contents.data.coords])
     no_fill_value = {name: {"_FillValue": None} for name in data.variables}
     # HDF5 ends the process when it closes a file that a full disk kept it from writing,
     # so the bytes are made in memory.
