@@ -201,6 +201,8 @@ def test_the_command_shows_the_layers_and_tells_of_drift(tmp_path: Path) -> None
     )
     assert asked.exit_code == 1, asked.output
     assert "What quantisation costs, layer by layer" in asked.stdout
+    told = CliRunner().invoke(app, ["drift", "--help"]).stdout
+    assert "also where quantisation" in " ".join(told.split())
     unknown = CliRunner().invoke(
         app, ["drift", name, "the cat", "--model", name, "--candidate-quantise", "int3"]
     )

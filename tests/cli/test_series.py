@@ -57,6 +57,16 @@ def test_a_series_is_asked_kept_and_resumed(
     assert {path: path.stat().st_mtime_ns for path in to.iterdir()} == files
 
 
+def test_schemes_are_a_comma_list_or_repeated(models: list[str], texts: str) -> None:
+    words = [models[0], "--texts", texts, "--json", "--quiet"]
+    listed = ask(*words, "--quantise", "int8,fp8")
+    names = [member["name"] for member in json.loads(listed.stdout)["facts"]["members"]]
+    assert names == ["seed0", "seed0 int8", "seed0 fp8"]
+    assert (
+        ask(*words, "--quantise", "int8", "--quantise", "fp8").stdout == listed.stdout
+    )
+
+
 def test_json_holds_the_whole_result(models: list[str], texts: str) -> None:
     done = ask(*models, "--texts", texts, "--json", "--quiet")
     assert json.loads(done.stdout)["kind"] == "series"

@@ -88,6 +88,7 @@ def test_a_scheme_is_proved_and_named_and_its_states_are_the_modules_own(
         output = model.module(**inputs(family), output_hidden_states=True)
     targets = [TARGETS[0]] if family == "t5" else None
     states = model.capture([TEXT], targets=targets)
+    assert f"({SCHEMES[scheme]})" in repr(states)
     if family == "t5":
         entries, states = output.decoder_hidden_states, states.decoder  # type: ignore[union-attr]
         sites = [f"decoder.layer.{k}" for k in range(3)]

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,9 @@ def test_xarray_reads_the_zarr_group(tmp_path: Path) -> None:
     tiny_store(tmp_path / "states")
     store = hs.open(tmp_path / "states")
     store.export(tmp_path / "out.zarr")
-    data = xarray.open_zarr(tmp_path / "out.zarr", consolidated=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = xarray.open_zarr(tmp_path / "out.zarr")
     np.testing.assert_array_equal(data["layer.1"].to_numpy(), store["layer.1"][:])
 
 

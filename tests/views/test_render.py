@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import xarray
 from matplotlib.text import Text
@@ -478,3 +479,22 @@ def test_a_figure_is_as_wide_as_a_column_or_a_page_of_a_paper(
             if text.get_text().strip()
         }
         assert min(sizes) >= 8
+
+
+def test_a_page_says_which_side_is_quantised(tmp_path: Path) -> None:
+    module: Any = tiny_model("llama")
+    module.save_pretrained(tmp_path / "tiny")
+    quantised = hs.Quantised(tmp_path / "tiny", "int8")
+    compared = hs.drift(hs.load(tmp_path / "tiny"), hs.load(quantised), [[5, 6, 7]])
+    sides = "tiny (torchao int8 weight-only) against tiny (no quantisation)"
+    assert next(iter(views_of(compared))).title == f"The error of {sides}"
+    assert "quantisation of the candidate: torchao int8 weight-only" in page(compared)
+
+
+def test_a_page_names_the_adapters_of_a_model() -> None:
+    settings = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+    adapted: Any = peft.get_peft_model(tiny_model("llama"), settings)
+    model = hs.load((adapted.eval(), None))
+    shown = page(hs.lens(model, [[5, 6, 7]]))
+    assert f"base weights: {model.source().base_weights}" in shown
+    assert "adapters: default (LORA, strength 1, sha256:" in shown

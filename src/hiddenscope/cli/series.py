@@ -67,8 +67,8 @@ PARAMETERS = (
     Parameter(
         "scheme",
         "words",
-        "Another member: the one model with its weights quantised to int8, nf4 and so"
-        " on; may be repeated.",
+        "More members: the one model with its weights quantised to int8, nf4 and so on;"
+        " repeated, or a comma list.",
         spelling=("--quantise",),
         repeated=True,
     ),
@@ -80,7 +80,8 @@ PARAMETERS = (
     Parameter(
         "strength",
         "words",
-        "How strong the adapter is, 1 as trained; repeated, each is a member.",
+        "How strong the adapter is, 1 as trained; repeated or a comma list, each is a"
+        " member.",
         repeated=True,
     ),
 )
@@ -165,8 +166,8 @@ def _variants(arguments: Arguments) -> Iterator[dict[str, Any]]:
     """Yield the members: the models, or the variants of the one model."""
     models = arguments["models"]
     revisions = arguments["revision"] or []
-    schemes = arguments["scheme"] or []
-    adapter, strengths = arguments["adapter"], arguments["strength"] or []
+    schemes = _listed(arguments["scheme"])
+    adapter, strengths = arguments["adapter"], _listed(arguments["strength"])
     if strengths and adapter is None:
         raise LoadError(
             "Cannot use --strength", "there is no --adapter", "Give --adapter FOLDER."
@@ -198,6 +199,18 @@ def _variants(arguments: Arguments) -> Iterator[dict[str, Any]]:
     if adapter is not None:
         for strength in strengths or ["1"]:
             yield {"source": hs.Adapted(model, adapter, strength=_strength(strength))}
+
+
+def _listed(words: list[str] | None) -> list[str]:
+    """Return the words of an option that is repeated, or has a comma list.
+
+    >>> _listed(["int8,fp8", "nf4"])
+    ['int8', 'fp8', 'nf4']
+    """
+    listed = []
+    for word in words or ():
+        listed += [part.strip() for part in word.split(",")]
+    return listed
 
 
 def _strength(word: str) -> float:

@@ -155,7 +155,7 @@ class SeriesJob:
         if other.ids == record.ids:
             return
         raise TextError(
-            f"Cannot {self.question.analysis} these members token by token",
+            "Cannot compare these members token by token",
             f"its tokenizer makes {record.tokens} tokens of the texts, and that of"
             f" {self.members[reference].name} {other.tokens}, or other ones",
             "Leave it out, or run a series of profile, lens, probe or project.",

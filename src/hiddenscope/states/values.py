@@ -138,6 +138,8 @@ class States:
         tokens = _counted(len(self.tokens), "token")
         texts = _counted(self.tokens.count, "text")
         model = terminal_safe(self.source.model)
+        if self.source.quantisation:
+            model += f" ({terminal_safe(self.source.quantisation)})"
         widths = " or ".join(map(str, dict.fromkeys(self.widths)))
         return "\n".join(
             [

@@ -48,7 +48,18 @@ SECOND = {
     "candidate": "candidate",
     "donor": "donor",
 }
-ORIGIN = ("model", "revision", "weights", "dtype", "device", "attention", "versions")
+ORIGIN = (
+    "model",
+    "revision",
+    "weights",
+    "base_weights",
+    "adapters",
+    "quantisation",
+    "dtype",
+    "device",
+    "attention",
+    "versions",
+)
 
 
 def page(result: Result, docs: str = "") -> str:
@@ -109,13 +120,27 @@ def _origin(result: Result) -> Facts:
     """Return where a result comes from; of a second model, what differs."""
     origin: dict[str, object] = {}
     for key in ORIGIN:
-        origin[key] = result.source.get(key)
+        origin[key] = _told(key, result.source)
         for role, name in SECOND.items():
             second = result.source.get(role)
-            value = second.get(key) if isinstance(second, dict) else None
+            value = _told(key, second) if isinstance(second, dict) else None
             if value is not None and value != origin[key]:
                 origin[f"{key} of the {name}"] = value
-    return origin
+    # "base_weights" is the name of a field.
+    return {key.replace("_", " "): value for key, value in origin.items()}
+
+
+def _told(key: str, source: Facts) -> object:
+    """Return a fact of a source; of an adapter its name, kind, strength and weights."""
+    value = source.get(key)
+    if key != "adapters" or not isinstance(value, list):
+        return value
+    adapters = []
+    for adapter in value:
+        strength = f"strength {adapter['strength']:g}"
+        about = f"{adapter['kind']}, {strength}, {adapter['weights']}"
+        adapters.append(f"{adapter['name']} ({about})")
+    return adapters
 
 
 def _items(facts: Facts) -> list[tuple[str, str]]:

@@ -8,7 +8,8 @@ from hiddenscope.sites import Site, summarise
 
 UNTESTED = "These numbers describe these texts; other texts were not tested."
 # What tells two runs of one model apart.
-DIFFERING = ("dtype", "device", "attention", "revision")
+DIFFERING = ("dtype", "device", "attention", "revision", "quantisation")
+LONGEST_DETAIL, LONGEST_HASH = 40, 20
 
 
 def quote(text: str) -> str:
@@ -130,7 +131,7 @@ def of_model(result: Result) -> str:
 
 def side_names(source: Mapping[str, Any]) -> tuple[str, str]:
     """Name the two models of a comparison, each with what it does not share with the
-    other: dtype, device, kernel, revision, weights.
+    other: dtype, device, kernel, revision, quantisation, weights.
 
     >>> other = {"model": "m", "dtype": "bfloat16"}
     >>> side_names({"model": "m", "dtype": "float32", "other": other})
@@ -150,5 +151,8 @@ def side_names(source: Mapping[str, Any]) -> tuple[str, str]:
 
 def _side_name(side: Mapping[str, Any], differing: Sequence[str]) -> str:
     name = str(side.get("model", "one"))
-    details = [str(side.get(key) or f"no {key}")[:20] for key in differing]
+    details = []
+    for key in differing:
+        longest = LONGEST_HASH if key == "weights" else LONGEST_DETAIL
+        details.append(str(side.get(key) or f"no {key}")[:longest])
     return f"{name} ({', '.join(details)})" if details else name

@@ -49,9 +49,9 @@ DESCRIPTION = Description(
     " rounding, and which module does it.",
     details="--dtype and --device set both sides, --candidate-dtype and"
     " --candidate-device the candidate alone. --candidate-quantise int8 asks what"
-    " quantisation costs, layer by layer.\n\nExits with 1 when there is drift that"
-    " neither quantisation nor an adapter explains, else with 0, with 2 on failure."
-    " --out drift.html keeps the pictures.",
+    " quantisation costs, layer by layer.\n\nExits with 1 when there is drift,"
+    " also where quantisation or an adapter explains it (--baseline accepts it), with 0"
+    " when there is none, with 2 on failure. --out drift.html keeps the pictures.",
     promise="You will see where the states of the two models part, whether that is"
     " more than rounding, and which module is at fault.",
 )

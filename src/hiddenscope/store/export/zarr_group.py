@@ -1,6 +1,7 @@
 """Zarr groups of a store's rows: an array for each site and each fact of a row."""
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,3 +40,7 @@ def write_zarr(
         for name, values in (*block.columns.items(), *block.values.items()):
             arrays[name][part] = values
         advance(len(block))
+    with warnings.catch_warnings():
+        # zarr warns that other programs may not know it; xarray warns without it.
+        warnings.simplefilter("ignore")
+        zarr.consolidate_metadata(path)

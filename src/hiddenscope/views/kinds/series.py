@@ -53,6 +53,14 @@ SHOWN_DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 # Places of a common axis that fit a picture.
 MOST_PLACES = 64
 
+NOUNS = {
+    "profile": "profile",
+    "compare": "comparison",
+    "lens": "lens",
+    "probe": "probe",
+    "project": "projection",
+    "drift": "drift",
+}
 PLACES = {
     "middle": "in the middle of the depth",
     "last": "at the last layer that is compared",
@@ -85,8 +93,8 @@ def findings(result: Result) -> Iterator[str]:
     if facts["headlines"]:
         yield _headline(facts["headlines"][0])
     else:
-        count = len(facts["members"])
-        yield f"The {facts['analysis']} of {count} members has nothing in common."
+        noun, count = NOUNS[facts["analysis"]], len(facts["members"])
+        yield f"The {noun} of {count} members has nothing in common."
     for same in facts["same_weights"]:
         yield _same(same)
     yield from _against(facts)
@@ -110,7 +118,7 @@ def sections(result: Result) -> Iterator[Section]:
     every = tuple(views(result))
     lines = of_type(every, Lines)
     yield Section(
-        f"How does the {facts['analysis']} change along the series?",
+        f"How does the {NOUNS[facts['analysis']]} change along the series?",
         as_prose(findings(result)),
         lines[:2],
         _reading(result),
@@ -138,7 +146,7 @@ def sections(result: Result) -> Iterator[Section]:
             "Other measures",
             "",
             lines[2:],
-            f"As above, for other numbers of the {facts['analysis']}.",
+            f"As above, for other numbers of the {NOUNS[facts['analysis']]}.",
             folded=True,
         )
 
@@ -481,10 +489,13 @@ def _pairing(facts: "SeriesFacts") -> str:
 
 def _reading(result: Result) -> str:
     facts = cast("SeriesFacts", result.facts)
+    how = "was computed for every member by itself"
+    if facts["against"] is not None:
+        how = "was made of the states of both members"
+    noun = NOUNS[facts["analysis"]]
     reading = (
-        f"The {facts['analysis']} was computed for every member by itself, on the same"
-        " texts. The first picture has one line for each member, the second one line"
-        " for each of a few layers."
+        f"The {noun} {how}, on the same texts. The first picture has one line for each"
+        " member, the second one line for each of a few layers."
     )
     if facts["analysis"] == "probe":
         reading += (
