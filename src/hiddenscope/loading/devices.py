@@ -140,9 +140,9 @@ def _parts_of_map(
 
 
 def _check_map(device_map: Mapping[str, str], module: nn.Module) -> None:
-    weights = [name for name, _ in module.named_parameters(remove_duplicate=False)]
-    weights += [name for name, _ in module.named_buffers(remove_duplicate=False)]
-    known = {name for name, _ in module.named_modules()} | set(weights)
+    weights = list(dict(module.named_parameters(remove_duplicate=False)))
+    weights += dict(module.named_buffers(remove_duplicate=False))
+    known = {*dict(module.named_modules()), *weights}
     problem = "Cannot spread the model over devices"
     for name in device_map:
         if name not in known:

@@ -40,23 +40,28 @@ def series_dataset(
     references: Sequence[MemberAnswer],
 ) -> xarray.Dataset:
     """Put the results of all members into one dataset, on one axis of depths."""
-    pairs = zip(answers, references, strict=True)
-    parts = [_along_sites(answer, reference) for answer, reference in pairs]
-    sites = [[str(site) for site in part["site"].to_numpy()] for part in parts]
-    axis = depth_axis(sites, [answer.record.depths for answer in answers])
+    parts, sites, depths = [], [], []
+    for answer, reference in zip(answers, references, strict=True):
+        part = _along_sites(answer, reference)
+        parts.append(part)
+        sites.append(list(map(str, part["site"].to_numpy())))
+        depths.append(answer.record.depths)
+    axis = depth_axis(sites, depths)
     variables: Variables = {}
     for name in _names(parts):
         variables[name] = _stacked(name, parts, axis)
+    names, places = [], []
+    for member in members:
+        names.append(member.name)
+        places.append(member.at)
     coords: Coordinates = {
-        "member": [member.name for member in members],
+        "member": names,
         "site": axis.labels,
         "depth": ("site", np.array(axis.depths)),
     }
     if len({tuple(row) for row in axis.sites}) > 1:
         dims: Any = ("member", "site")
-        names = np.array(axis.sites, dtype=object)
-        coords["member_site"] = (dims, names)
-    places = [member.at for member in members]
+        coords["member_site"] = (dims, np.array(axis.sites, dtype=object))
     if None not in places:
         coords["at"] = ("member", np.array(places, dtype=np.float64))
     labels = [part.coords.get("label") for part in parts]

@@ -68,10 +68,13 @@ def depth_axis(
         every.update(of_member)
     axis = sorted(every, key=lambda place: _order(place, placed))
     rows = [[of_member.get(place, "") for place in axis] for of_member in placed]
-    labels = [place.label for place in axis]
+    labels, fractions = [], []
+    for place in axis:
+        labels.append(place.label)
+        fractions.append(float(place.depth))
     if all(row == rows[0] for row in rows):
         labels = rows[0]
-    return DepthAxis(labels, [float(place.depth) for place in axis], rows)
+    return DepthAxis(labels, fractions, rows)
 
 
 def _place(name: str, stacks: Mapping[str, int]) -> AxisPlace:

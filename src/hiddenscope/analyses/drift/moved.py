@@ -37,8 +37,10 @@ def moved_tokens(
     errors: Errors, tokens: Mapping[str | None, Tokens]
 ) -> list[MovedTokenFacts]:
     """List the tokens whose output moved most, or their last state without a head."""
-    states = [name for name in errors.verdicts if name != LOGITS]
-    states = [name for name in states if "relative" in errors.cells.get(name, {})]
+    states = []
+    for name in errors.verdicts:
+        if name != LOGITS and "relative" in errors.cells.get(name, {}):
+            states.append(name)
     if not states:
         return []
     last = states[-1]
