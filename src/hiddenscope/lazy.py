@@ -21,7 +21,7 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], obje
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(f"{package}.{modules[name]}"), name)
-        # Python looks here no more.
+        # From now on Python finds the name without calling this.
         setattr(sys.modules[package], name, value)
         return value
 

@@ -497,4 +497,4 @@ def test_a_page_names_the_adapters_of_a_model() -> None:
     model = hs.load((adapted.eval(), None))
     shown = page(hs.lens(model, [[5, 6, 7]]))
     assert f"base weights: {model.source().base_weights}" in shown
-    assert "adapters: default (LORA, strength 1, sha256:" in shown
+    assert "adapters: default (LORA, strength 1.0, sha256:" in shown

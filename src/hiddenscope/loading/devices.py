@@ -141,7 +141,7 @@ def _parts_of_map(
 
 def _check_map(device_map: Mapping[str, str], module: nn.Module) -> None:
     weights = list(dict(module.named_parameters(remove_duplicate=False)))
-    weights += dict(module.named_buffers(remove_duplicate=False))
+    weights += list(dict(module.named_buffers(remove_duplicate=False)))
     known = {*dict(module.named_modules()), *weights}
     problem = "Cannot spread the model over devices"
     for name in device_map:

@@ -137,9 +137,14 @@ def _told(key: str, source: Facts) -> object:
         return value
     adapters = []
     for adapter in value:
-        strength = f"strength {adapter['strength']:g}"
-        about = f"{adapter['kind']}, {strength}, {adapter['weights']}"
-        adapters.append(f"{adapter['name']} ({about})")
+        # A file may hold anything in the place of an adapter.
+        if not isinstance(adapter, dict):
+            return value
+        details = [adapter.get("kind"), f"strength {adapter.get('strength')}"]
+        if adapter.get("merged"):
+            details.append("merged")
+        details.append(adapter.get("weights"))
+        adapters.append(f"{adapter.get('name')} ({', '.join(map(str, details))})")
     return adapters
 
 

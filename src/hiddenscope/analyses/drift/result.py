@@ -72,18 +72,6 @@ def drift_facts(
     largest = max(verdicts, key=lambda name: verdicts[name].beyond)
     first = drifting[0] if drifting else None
     shown = verdicts[first or largest]
-    changed = []
-    for weight in comparison.changed_weights:
-        changed.append({"name": weight.name, "relative": weight.relative})
-    drifting_sites = []
-    for name in drifting:
-        verdict = verdicts[name]
-        drifting_sites.append(
-            {"site": name, "beyond": verdict.beyond, "error": verdict.error}
-        )
-    passes = {}
-    for who, count in errors.passes.items():
-        passes[who] = int(count) if count == int(count) else count
     facts: dict[str, object] = {
         "drifted": bool(drifting),
         "explained_by": _explained_by(comparison),
@@ -97,10 +85,10 @@ def drift_facts(
         "as_given": _as_given(errors),
         "systematic": _systematic(errors, first),
         "smallest_fault": _smallest_fault(errors),
-        "changed_weights": changed,
+        "changed_weights": _changed_weights(comparison),
         "first_token": None if first is None else _worst_token(comparison, first),
         "largest": {"site": largest, "beyond": verdicts[largest].beyond},
-        "drifting_sites": drifting_sites,
+        "drifting_sites": [_drifting_site(errors, name) for name in drifting],
         "moved_layers": moved_layers(errors),
         "moved_tokens": moved_tokens(errors, comparison.tokens),
         "reference": comparison.names[0],
@@ -109,7 +97,7 @@ def drift_facts(
         "texts": max(tokens.count for tokens in comparison.tokens.values()),
         "tokens": sum(map(len, comparison.tokens.values())),
         "sites": len(verdicts),
-        "passes": passes,
+        "passes": _passes(errors),
         "noise": {"made_of": errors.noise_sources, "margin": MARGIN},
         "self_check": {"observing_changed_nothing": errors.observing_changed_nothing},
         "pairing": comparison.pairing,
@@ -120,6 +108,28 @@ def drift_facts(
     if baseline is not None:
         facts["baseline"] = baseline
     return facts
+
+
+def _changed_weights(comparison: DriftComparison) -> list[Facts]:
+    """List the weights that differ, and by what share of their norm."""
+    changed: list[Facts] = []
+    for weight in comparison.changed_weights:
+        changed.append({"name": weight.name, "relative": weight.relative})
+    return changed
+
+
+def _drifting_site(errors: Errors, name: str) -> DriftingSiteFacts:
+    """Say how far a site is off."""
+    verdict = errors.verdicts[name]
+    return {"site": name, "beyond": verdict.beyond, "error": verdict.error}
+
+
+def _passes(errors: Errors) -> dict[str, float]:
+    """Count the passes of each side; a pass of some layers is a part of one."""
+    passes: dict[str, float] = {}
+    for side, count in errors.passes.items():
+        passes[side] = int(count) if count == int(count) else count
+    return passes
 
 
 def _explained_by(comparison: DriftComparison) -> str | None:
@@ -135,9 +145,7 @@ def _unexplained(comparison: DriftComparison) -> DriftingSiteFacts | None:
     cause = comparison.cause
     if cause is None or cause.errors is None:
         return None
-    first = cause.errors.drifting[0]
-    verdict = cause.errors.verdicts[first]
-    return {"site": first, "beyond": verdict.beyond, "error": verdict.error}
+    return _drifting_site(cause.errors, cause.errors.drifting[0])
 
 
 def _as_given(errors: Errors) -> ErrorFacts | None:
