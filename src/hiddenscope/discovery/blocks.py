@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -30,6 +31,8 @@ ROUNDING = 8  # units in the last place that a sum may be off
 # as a share of a value: nothing, unless the tokens are grouped differently, as mixtures
 # of experts do.
 UNITS, SMALLEST_CHANGE = 4, 1e-4
+# How far a state is moved to see what depends on it, in multiples of its mean size.
+DISTURBANCES = (4.0, -4.0)
 
 
 @dataclass(frozen=True)
@@ -141,11 +144,13 @@ class _BlockValues:
     def parallel(self) -> Iterator[tuple[_Value, _Value]]:
         """Yield pairs of outputs that, both added to the input, give the output.
 
-        The one that was called first comes first.
+        The one that was called first comes first. A part that writes nothing is no
+        branch: adding it would prove nothing of where it is added.
         """
         if self.end is None:
             return
-        for first, second in combinations(self.outputs.values(), 2):
+        written = [value for value in self.outputs.values() if value.size > 0]
+        for first, second in combinations(written, 2):
             if self._is_sum(self.end, (self.entry, first, second)):
                 yield first, second
 
@@ -243,6 +248,25 @@ class _BlockValues:
         return into, out
 
 
+@dataclass(frozen=True)
+class Disturbance:
+    """A change of the first token of every text at one tap.
+
+    `size` is in multiples of the state's mean size.
+    """
+
+    tap: Tap
+    size: float
+
+    def changed(self, tensor: Tensor, tokens: int) -> Tensor:
+        """Return a copy of what passes the tap, with the change."""
+        new = tensor.clone()
+        first = self.tap.layout.states(new, tokens)[:, 0]
+        ramp = torch.linspace(-1, 1, first.shape[-1], device=first.device)
+        first += self.size * first.abs().mean() * ramp.to(first.dtype)
+        return new
+
+
 def mixes_tokens(
     module: nn.Module,
     inputs: Mapping[str, Any],
@@ -252,21 +276,30 @@ def mixes_tokens(
 ) -> bool:
     """Tell whether a change of the first token at one tap shows in later tokens.
 
-    They are observed at another tap, whose state without the change is `plain`.
+    They are observed at another tap, whose state without the change is `plain`. Two
+    opposite changes are tried: attention that is sharp may look away from one of them.
     """
-    changed = state_at(module, inputs, observed, plain.shape[1], disturbed)
-    return differs(plain[:, 1:], changed[:, 1:])
+    for size in DISTURBANCES:
+        disturbance = Disturbance(disturbed, size)
+        changed = state_at(module, inputs, observed, plain.shape[1], disturbance)
+        if differs(plain[:, 1:], changed[:, 1:]):
+            return True
+    return False
 
 
 def differs(plain: Tensor, changed: Tensor, *, steps: int = 1) -> bool:
     """Tell whether more than one number in eight changed by more than rounding does.
 
     Numbers are counted, because a few huge ones would hide what the others do. Those
-    smaller than the median are measured by the median. `steps` is the number of blocks
-    in which rounding adds up.
+    smaller than the median are measured by the median. Numbers that stay zero do not
+    count: a part may write to a few channels only. `steps` is the number of blocks in
+    which rounding adds up.
     """
     eps = torch.finfo(plain.dtype).eps
-    plain, changed = plain.double(), changed.double()
+    is_written = (plain != 0) | (changed != 0)
+    if not is_written.any():
+        return False
+    plain, changed = plain[is_written].double(), changed[is_written].double()
     size = plain.abs().clamp(min=plain.abs().median())
     allowed = max(UNITS * steps**0.5 * eps, SMALLEST_CHANGE)
     return bool(((plain - changed).abs() > allowed * size).double().mean() > 1 / 8)
@@ -277,12 +310,9 @@ def state_at(
     inputs: Mapping[str, Any],
     observed: Tap,
     tokens: int,
-    disturbed: Tap | None = None,
+    disturbance: Disturbance | None = None,
 ) -> Tensor:
-    """Return the state at one tap in a pass.
-
-    The state at the `disturbed` tap is changed at the first token of every text.
-    """
+    """Return the state at one tap in a pass, with the first tokens disturbed or not."""
     states: list[Tensor] = []
     stops = not hooks.is_offloaded(module)
 
@@ -292,17 +322,9 @@ def state_at(
             raise hooks.Stopped
 
     watches = [observed.watch(module, keep)]
-    if disturbed is not None:
-        layout = disturbed.layout
-
-        def disturb(tensor: Tensor) -> Tensor:
-            new = tensor.clone()
-            first = layout.states(new, tokens)[:, 0]
-            ramp = torch.linspace(-1, 1, first.shape[-1], device=first.device)
-            first += 4 * first.abs().mean() * ramp.to(first.dtype)
-            return new
-
-        watches.append(disturbed.watch(module, disturb))
+    if disturbance is not None:
+        change = partial(disturbance.changed, tokens=tokens)
+        watches.append(disturbance.tap.watch(module, change))
     with autograd.restored(), torch.no_grad(), hooks.watching(watches):
         # Where a state lives does not depend on its numbers.
         hooks.call_module(module, inputs, finite=False)

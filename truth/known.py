@@ -1,0 +1,43 @@
+"""A model whose inner workings are known: what every score is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import nn
+
+import hiddenscope as hs
+from truth.circuit import Circuit
+from truth.program import Program
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A module, and the program and circuit that it runs.
+
+    `host` is the architecture that the program was compiled into, or "trained".
+    """
+
+    host: str
+    program: Program
+    circuit: Circuit
+    module: nn.Module
+
+    @cached_property
+    def model(self) -> hs.Model:
+        """Return the module as hiddenscope loads it."""
+        return hs.load((self.module, None))
+
+    @cached_property
+    def sites(self) -> list[str]:
+        """Return the states of the residual stream that the circuit speaks of."""
+        return self.circuit.sites()
+
+    def ids(self, tokens: list[str]) -> list[int]:
+        """Return the ids of tokens."""
+        return [self.id(token) for token in tokens]
+
+    def id(self, token: str) -> int:
+        """Return the id of a token."""
+        return self.program.vocabulary.index(token)

@@ -1,0 +1,13 @@
+"""Each analysis on models whose answer is known: what it should find, and what it did.
+
+pairs          two inputs whose last answers differ
+patch          effects of states, heads and MLPs, exact and by one gradient
+probe          which variables a site holds
+lens           the layer from which the output is there
+visibility     which states reach which
+attention      where each head looks
+contributions  which part writes the answer
+drift          which site and module a rewired model differs in
+steer          what a variable that is written from outside changes
+maps           pictures and clusters of states
+"""
