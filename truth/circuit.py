@@ -104,8 +104,13 @@ class Circuit:
         self, site: str, place: int, tokens: Sequence[str], donor: Trace
     ) -> Trace:
         """Run the program with one state of the residual stream from another run."""
+        trace = self.program.run(tokens)
         forced: dict[tuple[str, int], object] = {}
         for name in self.present(site):
+            # What was written before the site has been read before it too: elsewhere
+            # it stays as it was.
+            for other, value in enumerate(trace[name]):
+                forced[name, other] = value
             forced[name, place] = donor[name][place]
         return self.program.run(tokens, forced)
 

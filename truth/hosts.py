@@ -18,14 +18,14 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from truth.circuit import circuit_of
 from truth.known import KnownModel
-from truth.layout import LOGIT, Compiled, clear, copy_rows, set_gain
+from truth.layout import LOGIT, Compiled, clear, copy_rows
 from truth.program import Program
 from truth.rewrite import with_counted_positions, with_hidden_future
 
 # Slow enough that a key turns by next to nothing over the longest input.
 SLOW_BASE = 1e9
-# What the final norm multiplies states with, so that it can be told from nothing.
-FINAL_GAIN = 2.0
+# What norms multiply states with, so that a norm can be told from nothing.
+GAIN = 2.0
 # More than any program needs: positions beyond its inputs are of no value.
 POSITIONS = 64
 
@@ -37,7 +37,7 @@ def compile_into(host: str, program: Program) -> KnownModel:
 
 def _in_gpt2(program: Program) -> KnownModel:
     circuit = circuit_of(program)
-    compiled = Compiled(circuit, ACT2FN["gelu_new"], is_doubled=True)
+    compiled = Compiled(circuit, ACT2FN["gelu_new"], is_doubled=True, gain=GAIN)
     config = transformers.GPT2Config(
         vocab_size=len(program.vocabulary),
         n_positions=POSITIONS,
@@ -57,23 +57,22 @@ def _in_gpt2(program: Program) -> KnownModel:
     epsilon = config.layer_norm_epsilon
     for number, block in enumerate(body.h):
         weights = _HeadWeights(compiled, number)
-        set_gain(block.ln_1, compiled.size((number - 1, 1)), compiled.width, epsilon)
-        set_gain(block.ln_2, compiled.size((number, 0)), compiled.width, epsilon)
+        compiled.set_gain(block.ln_1, (number - 1, 1), epsilon)
+        compiled.set_gain(block.ln_2, (number, 0), epsilon)
         stacked = torch.cat([weights.query, weights.key, weights.value])
         copy_rows(block.attn.c_attn.weight, stacked.T)
         copy_rows(block.attn.c_proj.weight, weights.output.T)
         units = compiled.blocks[number].neurons
         copy_rows(block.mlp.c_fc.weight, compiled.reading(units.reads).T)
         copy_rows(block.mlp.c_proj.weight, compiled.writing(units.writes).T)
-    last = compiled.size((circuit.blocks - 1, 1))
-    set_gain(body.ln_f, last, compiled.width, epsilon, FINAL_GAIN)
-    copy_rows(module.lm_head.weight, compiled.unembedding() / FINAL_GAIN)
+    compiled.set_gain(body.ln_f, (circuit.blocks - 1, 1), epsilon)
+    copy_rows(module.lm_head.weight, compiled.unembedding())
     return KnownModel("gpt2", program, circuit, module)
 
 
 def _in_opt(program: Program) -> KnownModel:
     circuit = circuit_of(program)
-    compiled = Compiled(circuit, ACT2FN["relu"], is_doubled=True)
+    compiled = Compiled(circuit, ACT2FN["relu"], is_doubled=True, gain=GAIN)
     config = transformers.OPTConfig(
         vocab_size=len(program.vocabulary),
         max_position_embeddings=POSITIONS,
@@ -100,9 +99,9 @@ def _in_opt(program: Program) -> KnownModel:
     for number, block in enumerate(body.layers):
         weights = _HeadWeights(compiled, number)
         before = block.self_attn_layer_norm
-        set_gain(before, compiled.size((number - 1, 1)), compiled.width, epsilon)
+        compiled.set_gain(before, (number - 1, 1), epsilon)
         after = block.final_layer_norm
-        set_gain(after, compiled.size((number, 0)), compiled.width, epsilon)
+        compiled.set_gain(after, (number, 0), epsilon)
         copy_rows(block.self_attn.q_proj.weight, weights.query)
         copy_rows(block.self_attn.k_proj.weight, weights.key)
         copy_rows(block.self_attn.v_proj.weight, weights.value)
@@ -110,9 +109,8 @@ def _in_opt(program: Program) -> KnownModel:
         units = compiled.blocks[number].neurons
         copy_rows(block.fc1.weight, compiled.reading(units.reads))
         copy_rows(block.fc2.weight, compiled.writing(units.writes))
-    last = compiled.size((circuit.blocks - 1, 1))
-    set_gain(body.final_layer_norm, last, compiled.width, epsilon, FINAL_GAIN)
-    copy_rows(module.lm_head.weight, compiled.unembedding() / FINAL_GAIN)
+    compiled.set_gain(body.final_layer_norm, (circuit.blocks - 1, 1), epsilon)
+    copy_rows(module.lm_head.weight, compiled.unembedding())
     return KnownModel("opt", program, circuit, module)
 
 
@@ -137,15 +135,14 @@ def _in_bert(program: Program) -> KnownModel:
     epsilon = config.layer_norm_eps
     copy_rows(body.embeddings.word_embeddings.weight, compiled.embeddings())
     copy_rows(body.embeddings.position_embeddings.weight, compiled.positions())
-    first = compiled.size((-1, 0))
-    set_gain(body.embeddings.LayerNorm, first, compiled.width, epsilon)
+    compiled.set_gain(body.embeddings.LayerNorm, (-1, 0), epsilon)
     for number, block in enumerate(body.encoder.layer):
         weights = _HeadWeights(compiled, number)
         # The norms come after what was added.
         after_heads = block.attention.output.LayerNorm
-        set_gain(after_heads, compiled.size((number, 0)), compiled.width, epsilon)
+        compiled.set_gain(after_heads, (number, 0), epsilon)
         after = block.output.LayerNorm
-        set_gain(after, compiled.size((number, 1)), compiled.width, epsilon)
+        compiled.set_gain(after, (number, 1), epsilon)
         copy_rows(block.attention.self.query.weight, weights.query)
         copy_rows(block.attention.self.key.weight, weights.key)
         copy_rows(block.attention.self.value.weight, weights.value)
@@ -181,7 +178,7 @@ def _set_bert_head(head: Any, compiled: Compiled) -> None:
 def _in_llama(program: Program) -> KnownModel:
     program = with_counted_positions(program)
     circuit = circuit_of(program)
-    compiled = Compiled(circuit, ACT2FN["silu"], is_doubled=False)
+    compiled = Compiled(circuit, ACT2FN["silu"], is_doubled=False, gain=GAIN)
     # Half of the pairs turn fast, and hold nothing.
     pairs = 2 * compiled.widest_head
     head_width = 2 * pairs
@@ -209,9 +206,9 @@ def _in_llama(program: Program) -> KnownModel:
         # The slowest pairs are the last of the first half of a head.
         weights = _HeadWeights(compiled, number, head_width, pairs)
         before = block.input_layernorm
-        set_gain(before, compiled.size((number - 1, 1)), compiled.width, epsilon)
+        compiled.set_gain(before, (number - 1, 1), epsilon)
         after = block.post_attention_layernorm
-        set_gain(after, compiled.size((number, 0)), compiled.width, epsilon)
+        compiled.set_gain(after, (number, 0), epsilon)
         copy_rows(block.self_attn.q_proj.weight, weights.query)
         copy_rows(block.self_attn.k_proj.weight, weights.key)
         copy_rows(block.self_attn.v_proj.weight, weights.value)
@@ -224,9 +221,8 @@ def _in_llama(program: Program) -> KnownModel:
         rows = compiled.reading(ones[None]).expand(len(units.reads), -1)
         copy_rows(block.mlp.up_proj.weight, rows)
         copy_rows(block.mlp.down_proj.weight, compiled.writing(units.writes))
-    last = compiled.size((circuit.blocks - 1, 1))
-    set_gain(body.norm, last, compiled.width, epsilon, FINAL_GAIN)
-    copy_rows(module.lm_head.weight, compiled.unembedding() / FINAL_GAIN)
+    compiled.set_gain(body.norm, (circuit.blocks - 1, 1), epsilon)
+    copy_rows(module.lm_head.weight, compiled.unembedding())
     return KnownModel("llama", program, circuit, module)
 
 

@@ -48,7 +48,8 @@ class BlockUnits:
 class Compiled:
     """A circuit in matrices, for a host of some width.
 
-    `is_doubled` says that every channel is there twice, for layer norms.
+    `is_doubled` says that every channel is there twice, for layer norms. `gain` is what
+    the norms multiply states with before they are read.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class Compiled:
         activation: Callable[[Tensor], Tensor],
         *,
         is_doubled: bool,
+        gain: float = 1.0,
     ) -> None:
         self.circuit = circuit
+        self.gain = gain
         self.is_doubled = is_doubled
         self.channels = Channels(circuit, CONSTANT)
 
@@ -102,7 +105,7 @@ class Compiled:
 
     def reading(self, rows: Matrix) -> Tensor:
         """Return rows over channels as rows over the host's width."""
-        return self._wide(rows, 0.5)
+        return self._wide(rows, 0.5) / self.gain
 
     def writing(self, columns: Matrix) -> Tensor:
         """Return columns over channels as columns over the host's width."""
@@ -147,6 +150,14 @@ class Compiled:
             rows[row, self.channels.of(output, value)] = LOGIT
         return self.reading(rows)
 
+    def set_gain(self, norm: Any, step: tuple[int, int], epsilon: float) -> None:
+        """Set a norm so that it only multiplies the states after a step."""
+        mean_square = self.size(step) / self.width
+        with torch.no_grad():
+            norm.weight.fill_(self.gain * math.sqrt(mean_square + epsilon))
+            if getattr(norm, "bias", None) is not None:
+                norm.bias.zero_()
+
     def size(self, step: tuple[int, int]) -> float:
         """Return the squared norm of a state after some step of the forward pass."""
         present = [each for each in self.circuit.written if each.step <= step]
@@ -170,16 +181,6 @@ def copy_rows(weight: Tensor, rows: Tensor) -> None:
     with torch.no_grad():
         weight.zero_()
         weight[: rows.shape[0], : rows.shape[1]] = rows
-
-
-def set_gain(
-    norm: Any, squares: float, width: int, epsilon: float, gain: float = 1.0
-) -> None:
-    """Set the gain of a norm so that it only multiplies states of some size."""
-    with torch.no_grad():
-        norm.weight.fill_(gain * math.sqrt(squares / width + epsilon))
-        if getattr(norm, "bias", None) is not None:
-            norm.bias.zero_()
 
 
 def clear(module: nn.Module) -> None:

@@ -142,9 +142,7 @@ class Share(Attended):
     is_numeric = True
 
 
-def mapped(
-    name: str, function: Callable[..., Value], *inputs: Variable
-) -> Mapped:
+def mapped(name: str, function: Callable[..., Value], *inputs: Variable) -> Mapped:
     """Make a variable of a function, with every value that it can return."""
     returned: dict[Value, None] = {}
     for values in itertools.product(*(variable.values for variable in inputs)):

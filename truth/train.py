@@ -99,7 +99,11 @@ class Trainer:
             yield Component(block, None)
 
     def _answer(
-        self, tokens: tuple[str, ...], name: str = "", place: int = 0, value: Value = None
+        self,
+        tokens: tuple[str, ...],
+        name: str = "",
+        place: int = 0,
+        value: Value = None,
     ) -> list[Value]:
         """Return what the program answers, with one variable exchanged."""
         forced = {(name, place): value} if name else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
@@ -10,6 +12,8 @@ import hiddenscope as hs
 from truth.known import KnownModel
 from truth.scores.pairs import Pair, draw_pairs
 from truth.tally import Question, Scorecard
+
+Effects: TypeAlias = NDArray[np.float64]
 
 # An effect is right within this: norms leak, and float32 rounds.
 TOLERANCE = 0.02
@@ -59,29 +63,47 @@ ESTIMATED_PARTS = Question(
 
 def score_patch(known: KnownModel, card: Scorecard) -> None:
     """Patch states, heads and MLPs, exactly and by one gradient."""
+    parts = parts_of(known)
     for pair in draw_pairs(known.program, PAIRS):
         contrast = contrast_of(known, pair)
+        every_place = list(range(len(pair.clean)))
         truth = state_effects(known, pair)
-        effects = _effects(known, contrast, known.sites)
-        card.count(STATES, bool((np.abs(effects - truth) < TOLERANCE).all()))
+        result = hs.patch(known.model, contrast, sites=known.sites, method="both")
+        effects = result.data["effect"].sel(site=known.sites).to_numpy()
+        card.count(STATES, is_right(effects, truth))
         card.add(OUTSIDE, np.abs(effects[truth == 0]).max(initial=0.0))
-        _rank(card, RANKED, truth, effects)
-        guessed = _effects(known, contrast, known.sites, method="attribution")
-        _rank(card, ESTIMATED, truth, guessed)
-        _score_parts(known, card, pair, contrast)
+        rank(card, RANKED, truth, effects)
+        estimated = result.data["attribution"].sel(site=known.sites).to_numpy()
+        rank(card, ESTIMATED, truth, estimated)
+
+        truth = part_effects(known, pair, parts)
+        result = hs.patch(
+            known.model, contrast, sites=parts, window=every_place, method="both"
+        )
+        effects = result.data["effect"].sel(site=parts).to_numpy().ravel()
+        card.count(PARTS, is_right(effects, truth))
+        rank(card, RANKED_PARTS, truth, effects)
+        estimated = result.data["attribution"].sel(site=parts).to_numpy().ravel()
+        rank(card, ESTIMATED_PARTS, truth, estimated)
 
 
-def _score_parts(
-    known: KnownModel, card: Scorecard, pair: Pair, contrast: hs.Contrast
-) -> None:
-    parts = parts_of(known)
-    places = range(len(pair.clean))
-    truth = part_effects(known, pair, parts)
-    exact = []
-    for part in parts:
-        result = hs.patch(known.model, contrast, sites=[part], window=len(places))
-        exact.append(result.data["effect"].to_numpy().ravel())
-    del exact
+def is_right(effects: Effects, truth: Effects) -> bool:
+    """Tell whether all effects are those of the program."""
+    return bool((np.abs(effects - truth) < TOLERANCE).all())
+
+
+def rank(card: Scorecard, question: Question, truth: Effects, scores: Effects) -> None:
+    """Keep how well scores tell what has an effect from what has none."""
+    has_effect = truth.ravel() > 0
+    if has_effect.any() and not has_effect.all():
+        card.add(question, roc_auc_score(has_effect, scores.ravel()))
+
+
+def parts_of(known: KnownModel) -> list[str]:
+    """Return the sites of every head and every MLP."""
+    anatomy = known.model.anatomy
+    heads = anatomy.select("layer.*.attn.head.*")
+    return [str(site) for site in (*heads, *anatomy.select("layer.*.mlp"))]
 
 
 def contrast_of(known: KnownModel, pair: Pair) -> hs.Contrast:
@@ -95,7 +117,7 @@ def contrast_of(known: KnownModel, pair: Pair) -> hs.Contrast:
     )
 
 
-def state_effects(known: KnownModel, pair: Pair) -> NDArray[np.float64]:
+def state_effects(known: KnownModel, pair: Pair) -> Effects:
     """Return the effects `[site, token]` that the program gives the states of a pair."""
     effects = np.zeros((len(known.sites), len(pair.clean)))
     for row, site in enumerate(known.sites):
@@ -103,3 +125,13 @@ def state_effects(known: KnownModel, pair: Pair) -> NDArray[np.float64]:
             trace = known.circuit.patched(site, place, pair.corrupt, pair.clean_trace)
             effects[row, place] = pair.effect(trace["output"][-1])
     return effects
+
+
+def part_effects(known: KnownModel, pair: Pair, parts: list[str]) -> Effects:
+    """Return the effects that the program gives the heads and MLPs of a pair."""
+    places = range(len(pair.clean))
+    effects = []
+    for part in parts:
+        trace = known.circuit.with_writer(part, places, pair.corrupt, pair.clean_trace)
+        effects.append(pair.effect(trace["output"][-1]))
+    return np.array(effects)

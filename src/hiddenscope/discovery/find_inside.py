@@ -413,9 +413,14 @@ def _place(operation: TracedOperation) -> OperationPlace:
 
 
 def _key_layout(tensor: Tensor, layout: HeadLayout) -> HeadLayout:
-    """Return the layout of keys or values with the number of different heads."""
+    """Return the layout of keys or values with the number of different heads.
+
+    Heads that are all zero, as pruned ones are, count as different.
+    """
     heads = layout.split(tensor)
     count = heads.shape[1]
+    if not heads.any():
+        return replace(layout, heads=count)
     for copies in range(count, 1, -1):
         if count % copies:
             continue
