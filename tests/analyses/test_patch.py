@@ -425,6 +425,14 @@ def test_the_same_prompts_the_other_way_round_belong_together(tiny: Tiny) -> Non
         replace(contrast, group=[1])  # type: ignore[arg-type]
 
 
+def test_prompts_of_one_length_are_patched_token_by_token(tiny: Tiny) -> None:
+    # The longest run that both have is two tokens, one place apart.
+    contrast = replace(CONTRAST, clean=[5, 6, 7, 7], corrupt=[5, 7, 7, 7])
+    data = hs.patch(tiny("llama"), contrast).data
+    assert data["position"].values.tolist() == [0, 1, 2, 3]
+    assert data["other_position"].values.tolist() == [0, 1, 2, 3]
+
+
 def test_texts_of_two_lengths_are_aligned(tiny: Tiny) -> None:
     model = tiny("llama")
     longer = [7, 99, 45, 46, 64, 31, 50]

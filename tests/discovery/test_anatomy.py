@@ -362,6 +362,48 @@ def test_refused_parts_say_why(family: str, why: str) -> None:
         find(tiny_model("gpt2")).select("layer.2.cross")
 
 
+def test_a_block_whose_mlp_writes_nothing_is_not_called_parallel() -> None:
+    module: Any = tiny_model("gpt2")
+    silent = module.transformer.h[1].mlp.c_proj
+    with torch.no_grad():
+        silent.weight.zero_()
+        silent.bias.zero_()
+    anatomy = find(module)
+    kinds = [block.kind for block in anatomy.stacks[0].blocks]
+    assert kinds == ["pre-norm", "single", "pre-norm"]
+    with pytest.raises(SiteError, match="one part only"):
+        anatomy.select("layer.2.mid")
+
+
+def test_attention_that_writes_to_two_channels_is_attention() -> None:
+    module: Any = tiny_model("gpt2")
+    with torch.no_grad():
+        for block in module.transformer.h:
+            block.attn.c_proj.weight[:, 2:] = 0
+            block.attn.c_proj.bias.zero_()
+    anatomy = find(module)
+    assert [str(site) for site in anatomy.select("*.attn")] == [
+        "layer.1.attn",
+        "layer.2.attn",
+        "layer.3.attn",
+    ]
+
+
+def test_attention_that_looks_away_from_one_change_is_attention() -> None:
+    module: Any = tiny_model("gpt2")
+    width = module.config.n_embd
+    heads = module.config.n_head
+    first = module.transformer.h[0]
+    with torch.no_grad():
+        # Keys grow with the first channel alone, and every query likes large ones.
+        first.ln_1.weight.fill_(1.0)
+        first.attn.c_attn.weight[:, : 2 * width] = 0
+        first.attn.c_attn.bias[:] = 0
+        first.attn.c_attn.bias[: width : width // heads] = 1e4
+        first.attn.c_attn.weight[0, width : 2 * width : width // heads] = 1e4
+    assert find(module).select("layer.1.attn")
+
+
 @pytest.mark.parametrize("block", [1, 2, 3])
 def test_an_identity_block_is_no_proof(block: int) -> None:
     module = tiny_model("gpt2")

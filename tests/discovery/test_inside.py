@@ -143,6 +143,17 @@ def test_grouped_keys_and_values_are_shown_once_for_each_group():
     assert states["layer.1.attn.v"].shape[1] == 16
 
 
+def test_keys_that_are_all_zero_are_not_taken_for_shared_ones():
+    module = tiny_model("gpt2")
+    width = module.config.n_embd
+    with torch.no_grad():
+        for block in module.transformer.h:
+            block.attn.c_attn.weight[:, width : 2 * width] = 0
+            block.attn.c_attn.bias[width : 2 * width] = 0
+    states = hs.load((module, None)).capture(TEXTS, "layer.1.attn.k")
+    assert states["layer.1.attn.k"].shape[1] == width
+
+
 @pytest.mark.parametrize("family", ["gemma3_text", "llama", "bloom", "bart", "mixtral"])
 def test_a_padded_text_has_the_inner_states_that_it_has_alone(family):
     model = load(family)
