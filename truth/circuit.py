@@ -82,6 +82,32 @@ class Circuit:
                 return place
         raise KeyError(name)
 
+    def readers(self, name: str) -> list[str]:
+        """Return what reads a variable: heads, MLPs, and the unembedding."""
+        readers = []
+        for written in self.written:
+            if any(read.name == name for read in written.variable.reads):
+                readers.append(written.writer)
+        if name == self.program.output.name:
+            readers.append("unembedding")
+        return list(dict.fromkeys(readers))
+
+    def declared(self) -> list[dict[str, object]]:
+        """Return the whole circuit: what is written where, by what, and read by what."""
+        rows = []
+        for written in self.written:
+            name = written.variable.name
+            rows.append(
+                {
+                    "variable": name,
+                    "values": len(written.variable.values),
+                    "first_site": written.first_site,
+                    "writer": written.writer,
+                    "readers": self.readers(name),
+                }
+            )
+        return rows
+
     def present(self, site: str) -> list[str]:
         """Return the variables that a state of the residual stream holds.
 

@@ -67,7 +67,7 @@ def _in_gpt2(program: Program) -> KnownModel:
         copy_rows(block.mlp.c_proj.weight, compiled.writing(units.writes).T)
     compiled.set_gain(body.ln_f, (circuit.blocks - 1, 1), epsilon)
     copy_rows(module.lm_head.weight, compiled.unembedding())
-    return KnownModel("gpt2", program, circuit, module)
+    return KnownModel("gpt2", program, circuit, module, compiled)
 
 
 def _in_opt(program: Program) -> KnownModel:
@@ -111,7 +111,7 @@ def _in_opt(program: Program) -> KnownModel:
         copy_rows(block.fc2.weight, compiled.writing(units.writes))
     compiled.set_gain(body.final_layer_norm, (circuit.blocks - 1, 1), epsilon)
     copy_rows(module.lm_head.weight, compiled.unembedding())
-    return KnownModel("opt", program, circuit, module)
+    return KnownModel("opt", program, circuit, module, compiled)
 
 
 def _in_bert(program: Program) -> KnownModel:
@@ -151,7 +151,7 @@ def _in_bert(program: Program) -> KnownModel:
         copy_rows(block.intermediate.dense.weight, compiled.reading(units.reads))
         copy_rows(block.output.dense.weight, compiled.writing(units.writes))
     _set_bert_head(module.cls.predictions, compiled)
-    return KnownModel("bert", program, circuit, module)
+    return KnownModel("bert", program, circuit, module, compiled)
 
 
 def _set_bert_head(head: Any, compiled: Compiled) -> None:
@@ -223,7 +223,7 @@ def _in_llama(program: Program) -> KnownModel:
         copy_rows(block.mlp.down_proj.weight, compiled.writing(units.writes))
     compiled.set_gain(body.norm, (circuit.blocks - 1, 1), epsilon)
     copy_rows(module.lm_head.weight, compiled.unembedding())
-    return KnownModel("llama", program, circuit, module)
+    return KnownModel("llama", program, circuit, module, compiled)
 
 
 class _HeadWeights:
@@ -337,7 +337,7 @@ def _in_plain(program: Program) -> KnownModel:
         units = compiled.blocks[number].neurons
         copy_rows(part.reads.weight, compiled.reading(units.reads))
         copy_rows(part.writes.weight, compiled.writing(units.writes))
-    return KnownModel("plain", program, circuit, module)
+    return KnownModel("plain", program, circuit, module, compiled)
 
 
 HOSTS: dict[str, Callable[[Program], KnownModel]] = {

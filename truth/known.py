@@ -9,6 +9,7 @@ from torch import nn
 
 import hiddenscope as hs
 from truth.circuit import Circuit
+from truth.layout import Compiled
 from truth.program import Program
 
 
@@ -16,13 +17,15 @@ from truth.program import Program
 class KnownModel:
     """A module, and the program and circuit that it runs.
 
-    `host` is the architecture that the program was compiled into, or "trained".
+    `host` is the architecture that the program was compiled into, or "trained", which
+    has no matrices of a compiler.
     """
 
     host: str
     program: Program
     circuit: Circuit
     module: nn.Module
+    compiled: Compiled | None = None
 
     @cached_property
     def model(self) -> hs.Model:

@@ -107,6 +107,11 @@ class Compiled:
         """Return rows over channels as rows over the host's width."""
         return self._wide(rows, 0.5) / self.gain
 
+    def decoded(self, states: Tensor) -> Tensor:
+        """Return the channels `[..., channel]` of states of the residual stream."""
+        everything = np.eye(self.channels.count)
+        return states.double() @ self._wide(everything, 0.5).double().T
+
     def writing(self, columns: Matrix) -> Tensor:
         """Return columns over channels as columns over the host's width."""
         return self._wide(columns.T, 1.0).T

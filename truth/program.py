@@ -16,6 +16,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, TypeAlias
 
 Value: TypeAlias = Any
@@ -200,6 +201,8 @@ class Program:
     `output` is what the model predicts at each position that answers. `lengths` are
     those of the inputs, without the start token. An input is a sequence of `letters`;
     where the program `asks`, as many question marks follow it, and only they answer.
+    `tolerance` is how far a logit of a compiled model may be off, where the right
+    token's is 10 and the others' are 0.
     """
 
     name: str
@@ -208,6 +211,7 @@ class Program:
     output: Variable
     letters: tuple[str, ...]
     lengths: range
+    tolerance: float
     asks: bool = False
 
     @property
@@ -251,7 +255,7 @@ class Program:
         questions = [ASK] * len(letters) if self.asks else []
         return [START, *letters, *questions]
 
-    @property
+    @cached_property
     def variables(self) -> list[Variable]:
         """Return all variables that the output depends on, inputs first."""
         ordered: dict[Variable, None] = {}

@@ -42,7 +42,9 @@ def reverse() -> Program:
     wanted = mapped("wanted", mirrored, position, length)
     output = copied("output", tokens, Term(position, _same_place, wanted))
     task = "the letters backwards, at the question marks"
-    return Program("reverse", task, tokens, output, tuple(letters), lengths, asks=True)
+    return Program(
+        "reverse", task, tokens, output, tuple(letters), lengths, 0.002, asks=True
+    )
 
 
 def _same_place(wanted: int, place: int) -> float:
@@ -58,7 +60,7 @@ def histogram() -> Program:
     longest = longest_input(lengths, asks=False)
     output = count("output", tokens, longest, lambda mine, other: mine == other, tokens)
     task = "how often this letter has been seen"
-    return Program("histogram", task, tokens, output, tuple(letters), lengths)
+    return Program("histogram", task, tokens, output, tuple(letters), lengths, 0.002)
 
 
 def fraction() -> Program:
@@ -70,7 +72,7 @@ def fraction() -> Program:
     part = share("share", tokens, ["x"], longest - 1, not_start)
     output = mapped("output", str, part)
     task = "which share of the letters so far is x"
-    return Program("fraction", task, tokens, output, tuple(letters), lengths)
+    return Program("fraction", task, tokens, output, tuple(letters), lengths, 0.005)
 
 
 def sort() -> Program:
@@ -91,7 +93,9 @@ def sort() -> Program:
 
     output = mapped("output", letter, is_low, is_middle)
     task = "the letters in order, at the question marks"
-    return Program("sort", task, tokens, output, tuple(letters), lengths, asks=True)
+    return Program(
+        "sort", task, tokens, output, tuple(letters), lengths, 0.05, asks=True
+    )
 
 
 def induction() -> Program:
@@ -118,7 +122,7 @@ def induction() -> Program:
     latest = Term(position, latest_or_start)
     output = copied("output", tokens, Term(before, matches, tokens), latest)
     task = "what followed this letter the last time"
-    return Program("induction", task, tokens, output, tuple(letters), lengths)
+    return Program("induction", task, tokens, output, tuple(letters), lengths, 0.002)
 
 
 def depth() -> Program:
@@ -130,7 +134,7 @@ def depth() -> Program:
     closed = count("closed", tokens, longest, lambda _, token: token == ")")
     output = mapped("output", lambda up, down: up - down, opened, closed)
     task = "how many brackets are open"
-    return Program("depth", task, tokens, output, tuple(letters), lengths)
+    return Program("depth", task, tokens, output, tuple(letters), lengths, 0.02)
 
 
 def maximum() -> Program:
@@ -140,7 +144,7 @@ def maximum() -> Program:
     largest = Term(tokens, lambda token: 0.0 if token == START else float(token))
     output = copied("output", tokens, largest)
     task = "the largest digit so far"
-    return Program("maximum", task, tokens, output, tuple(letters), lengths)
+    return Program("maximum", task, tokens, output, tuple(letters), lengths, 0.002)
 
 
 def parity() -> Program:
@@ -151,7 +155,7 @@ def parity() -> Program:
     ones = count("ones", tokens, longest, lambda _, token: token == "1")
     output = mapped("output", lambda total: "odd" if total % 2 else "even", ones)
     task = "whether the number of ones so far is odd"
-    return Program("parity", task, tokens, output, tuple(letters), lengths)
+    return Program("parity", task, tokens, output, tuple(letters), lengths, 0.01)
 
 
 def modular_sum() -> Program:
@@ -163,7 +167,7 @@ def modular_sum() -> Program:
     twos = count("twos", tokens, longest, lambda _, token: token == "2")
     output = mapped("output", lambda one, two: (one + 2 * two) % 3, ones, twos)
     task = "the sum of the digits so far, modulo 3"
-    return Program("modular_sum", task, tokens, output, tuple(letters), lengths)
+    return Program("modular_sum", task, tokens, output, tuple(letters), lengths, 0.02)
 
 
 def skip_trigram() -> Program:
@@ -184,7 +188,7 @@ def skip_trigram() -> Program:
 
     output = mapped("output", written, trigger)
     task = "x at c after a, y at d after b"
-    return Program("skip_trigram", task, tokens, output, tuple(letters), lengths)
+    return Program("skip_trigram", task, tokens, output, tuple(letters), lengths, 0.002)
 
 
 PROGRAMS: dict[str, Callable[..., Program]] = {

@@ -1,9 +1,9 @@
-"""Train a small model so that a declared circuit is the one it uses.
+"""Train a small GPT-2 so that a declared circuit is the one it uses.
 
 Three losses are added. The model must answer as the program does. If what one head or
 MLP writes at one position is exchanged for that of another run, it must answer as the
 program does with that variable exchanged (interchange). And if anything that is not in
-the circuit is exchanged, the answer must stay (strictness).
+the circuit is exchanged, the answers must stay (strictness).
 """
 
 from __future__ import annotations
@@ -19,56 +19,50 @@ import transformers
 from torch import Tensor, nn
 
 from truth.circuit import Circuit, circuit_of
+from truth.exchange import Component, Exchanging, Recording
+from truth.hosts import POSITIONS
+from truth.known import KnownModel
 from truth.program import Program, Value
+from truth.tally import Question, Scorecard
 
 FEWEST_BLOCKS, HEADS, WIDTH, NEURONS = 2, 4, 64, 256
 BATCH, LEARNING_RATE = 128, 2e-3
 # Steps of training, in rounds after each of which the model is examined.
-ROUND, MOST_ROUNDS = 250, 24
-ENOUGH = 0.99
-EXAMINED = 1_000
+ROUND, MOST_ROUNDS = 100, 60
+# A training ends when all shares are this good; fewer batches are examined until then.
+ENOUGH, EXAMINED_BATCHES, FINAL_BATCHES = 0.995, 2, 8
 
-
-class Component(NamedTuple):
-    """A head of a block's attention, or a block's MLP, whose head is None."""
-
-    block: int
-    head: int | None
-
-    @property
-    def site(self) -> str:
-        """Return the site of what it writes."""
-        if self.head is None:
-            return f"layer.{self.block + 1}.mlp"
-        return f"layer.{self.block + 1}.attn.head.{self.head}"
-
-
-@dataclass(frozen=True)
-class Examination:
-    """How a model does on fresh inputs, as shares of the answers.
-
-    `interchanged` counts only answers that the exchange changes in the program.
-    """
-
-    accuracy: float
-    interchanged: float
-    strict: float
-
-    @property
-    def is_enough(self) -> bool:
-        """Tell whether all three are as good as they need to be."""
-        return min(self.accuracy, self.interchanged, self.strict) >= ENOUGH
+ACCURACY = Question("training", "inputs whose answers are all the program's", "0.00")
+INTERCHANGED = Question(
+    "training",
+    "exchanges of a variable after which all answers are the program's",
+    "0.00: only exchanges that change an answer are counted",
+)
+STRICT = Question(
+    "training",
+    "exchanges outside the circuit after which all answers stay",
+    "1.00 for a part that nothing reads",
+)
 
 
 class Exchange(NamedTuple):
-    """Rows of a batch whose component was exchanged, and what they should answer."""
+    """A batch whose component is exchanged, with the answers before and after."""
 
+    component: Component
     bases: list[tuple[str, ...]]
     donors: list[tuple[str, ...]]
-    places: list[int]
-    component: Component
+    positions: list[int]
+    plain: list[list[Value]]
     wanted: list[list[Value]]
-    unchanged: list[list[Value]]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model, its examination, and how many steps it took."""
+
+    known: KnownModel
+    examination: Scorecard
+    steps: int
 
 
 class Trainer:
@@ -79,18 +73,20 @@ class Trainer:
         self.program = program
         self.circuit = circuit_of(program)
         self.chance = random.Random(seed)
-        self.module = _module(program, self.circuit)
+        self.module = untrained(program, self.circuit)
         self.variables: dict[Component, str] = {}
         for written in self.circuit.written:
             if written.part != "embeddings":
                 component = Component(written.block, written.head)
                 self.variables[component] = written.variable.name
-        self.others = [
-            each for each in self._components() if each not in self.variables
-        ]
+        self.others = []
+        for component in self._components():
+            if component not in self.variables:
+                self.others.append(component)
         self.ids = {token: row for row, token in enumerate(program.vocabulary)}
-        self.answer = lru_cache(maxsize=None)(self._answer)
-        self._trace = lru_cache(maxsize=None)(program.run)
+        # The same short inputs come up again and again.
+        self._run = lru_cache(maxsize=None)(self.program.run)
+        self._answers_with = lru_cache(maxsize=None)(self._uncached_answers_with)
 
     def _components(self) -> Iterator[Component]:
         for block in range(self.module.config.n_layer):
@@ -98,24 +94,10 @@ class Trainer:
                 yield Component(block, head)
             yield Component(block, None)
 
-    def _answer(
-        self,
-        tokens: tuple[str, ...],
-        name: str = "",
-        place: int = 0,
-        value: Value = None,
-    ) -> list[Value]:
-        """Return what the program answers, with one variable exchanged."""
-        forced = {(name, place): value} if name else None
-        return self.program.run(tokens, forced)["output"]
-
-    def train(self) -> Examination:
+    def train(self) -> Trained:
         """Train until an examination is passed, or for the longest time."""
         optimizer = torch.optim.AdamW(self.module.parameters(), LEARNING_RATE)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, LEARNING_RATE, ROUND * MOST_ROUNDS, pct_start=0.05
-        )
-        examination = Examination(0, 0, 0)
+        steps = 0
         for _ in range(MOST_ROUNDS):
             self.module.train()
             for _ in range(ROUND):
@@ -124,22 +106,23 @@ class Trainer:
                 loss.backward()
                 nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
                 optimizer.step()
-                schedule.step()
-            examination = self.examine()
-            if examination.is_enough:
+            steps += ROUND
+            if is_passed(self.examine(EXAMINED_BATCHES)):
                 break
-        return examination
+        self.module.eval()
+        known = KnownModel("trained", self.program, self.circuit, self.module)
+        return Trained(known, self.examine(FINAL_BATCHES), steps)
 
     def _loss(self) -> Tensor:
-        """Return the sum of the three losses on a batch each."""
+        """Return the sum of the three losses, on a batch each."""
         exchange = self._draw(self.chance.choice(list(self.variables)))
         base, exchanged = self._logits(exchange)
-        loss = self._cross_entropy(base, exchange.bases, exchange.unchanged)
-        loss = loss + self._cross_entropy(exchanged, exchange.bases, exchange.wanted)
+        loss = self._cross_entropy(base, exchange.plain)
+        loss = loss + self._cross_entropy(exchanged, exchange.wanted)
         if self.others:
             other = self._draw(self.chance.choice(self.others))
             _, exchanged = self._logits(other)
-            loss = loss + self._cross_entropy(exchanged, other.bases, other.wanted)
+            loss = loss + self._cross_entropy(exchanged, other.wanted)
         return loss
 
     def _draw(self, component: Component) -> Exchange:
@@ -147,160 +130,94 @@ class Trainer:
         length = self.chance.choice(self.program.lengths)
         bases = [self._input(length) for _ in range(BATCH)]
         donors = [self._input(length) for _ in range(BATCH)]
-        places = [self.chance.randrange(len(base)) for base in bases]
+        positions = [self.chance.randrange(len(base)) for base in bases]
         name = self.variables.get(component)
-        wanted, unchanged = [], []
-        for base, donor, place in zip(bases, donors, places, strict=True):
-            plain = self.answer(base)
-            unchanged.append(plain)
-            if name is None:
-                wanted.append(plain)
-                continue
-            value = self._value(donor, name, place)
-            wanted.append(self.answer(base, name, place, value))
-        return Exchange(bases, donors, places, component, wanted, unchanged)
+        plain, wanted = [], []
+        for base, donor, position in zip(bases, donors, positions, strict=True):
+            answers = self._answers(self._run(base), base)
+            plain.append(answers)
+            if name is not None:
+                value = self._run(donor)[name][position]
+                answers = self._answers_with(base, name, position, value)
+            wanted.append(answers)
+        return Exchange(component, bases, donors, positions, plain, wanted)
 
     def _input(self, length: int) -> tuple[str, ...]:
         letters = self.chance.choices(self.program.letters, k=length)
         return tuple(self.program.input_of(letters))
 
-    def _value(self, tokens: tuple[str, ...], name: str, place: int) -> Value:
-        return self._trace(tokens)[name][place]
+    def _answers(
+        self, trace: dict[str, list[Value]], tokens: Sequence[str]
+    ) -> list[Value]:
+        return [trace["output"][place] for place in self.program.answers(tokens)]
+
+    def _uncached_answers_with(
+        self, tokens: tuple[str, ...], name: str, position: int, value: Value
+    ) -> list[Value]:
+        """Return what the program answers with one variable exchanged."""
+        trace = self.program.run(tokens, {(name, position): value})
+        return self._answers(trace, tokens)
 
     def _logits(self, exchange: Exchange) -> tuple[Tensor, Tensor]:
-        """Return the logits of the bases, and those with the donors' component."""
+        """Return the logits of the answers, as they are and with the exchange."""
         component = exchange.component
         bases, donors = self._tensor(exchange.bases), self._tensor(exchange.donors)
         with Recording(self.module, component) as recording:
             both = self.module(torch.cat([bases, donors])).logits
         donated = recording.written[len(bases) :]
-        places = torch.tensor(exchange.places)
-        with Exchanging(self.module, component, places, donated):
+        positions = torch.tensor(exchange.positions)
+        with Exchanging(self.module, component, positions, donated):
             exchanged = self.module(bases).logits
-        return both[: len(bases)], exchanged
+        places = self.program.answers(exchange.bases[0])
+        return both[: len(bases), places], exchanged[:, places]
 
-    def _tensor(self, inputs: Sequence[Sequence[str]]) -> Tensor:
-        rows = [[self.ids[token] for token in tokens] for tokens in inputs]
-        return torch.tensor(rows)
+    def _tensor(self, rows: Sequence[Sequence[Value]]) -> Tensor:
+        ids = []
+        for row in rows:
+            ids.append([self.ids[str(token)] for token in row])
+        return torch.tensor(ids)
 
-    def _cross_entropy(
-        self, logits: Tensor, inputs: Sequence[Sequence[str]], wanted: list[list[Value]]
-    ) -> Tensor:
-        places = self.program.answers(inputs[0])
-        targets = self._targets(wanted, places)
-        return nn.functional.cross_entropy(logits[:, places].flatten(0, 1), targets)
-
-    def _targets(self, wanted: list[list[Value]], places: list[int]) -> Tensor:
-        rows = [[self.ids[str(values[place])] for place in places] for values in wanted]
-        return torch.tensor(rows).flatten()
+    def _cross_entropy(self, logits: Tensor, wanted: list[list[Value]]) -> Tensor:
+        targets = self._tensor(wanted).flatten()
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets)
 
     @torch.no_grad()
-    def examine(self) -> Examination:
-        """Measure the three shares on fresh inputs."""
+    def examine(self, batches: int) -> Scorecard:
+        """Count the three shares on inputs that are drawn anew."""
         self.module.eval()
-        right = {"accuracy": [0, 0], "interchanged": [0, 0], "strict": [0, 0]}
-        rounds = -(-EXAMINED // BATCH)
+        card = Scorecard()
         for component in [*self.variables, *self.others]:
-            for _ in range(rounds if component in self.variables else 1):
-                self._count(self._draw(component), right)
-        shares = {key: hits / max(1, total) for key, (hits, total) in right.items()}
-        return Examination(**shares)
+            for _ in range(batches):
+                self._count(self._draw(component), card)
+        return card
 
-    def _count(self, exchange: Exchange, right: dict[str, list[int]]) -> None:
+    def _count(self, exchange: Exchange, card: Scorecard) -> None:
         base, exchanged = self._logits(exchange)
-        places = self.program.answers(exchange.bases[0])
-        plain = self._targets(exchange.unchanged, places)
-        wanted = self._targets(exchange.wanted, places)
-        said = base[:, places].flatten(0, 1).argmax(1)
-        said_then = exchanged[:, places].flatten(0, 1).argmax(1)
-        _add(right["accuracy"], said == plain)
-        if exchange.component in self.variables:
-            changed = plain != wanted
-            _add(right["interchanged"], (said_then == wanted)[changed])
-        else:
-            _add(right["strict"], said_then == plain)
+        plain, wanted = self._tensor(exchange.plain), self._tensor(exchange.wanted)
+        is_accurate = (base.argmax(-1) == plain).all(1)
+        is_as_wanted = (exchanged.argmax(-1) == wanted).all(1)
+        changes_answers = (plain != wanted).any(1)
+        for row in range(BATCH):
+            card.count(ACCURACY, bool(is_accurate[row]))
+            if exchange.component not in self.variables:
+                card.count(STRICT, bool(is_as_wanted[row]))
+            elif changes_answers[row]:
+                card.count(INTERCHANGED, bool(is_as_wanted[row]))
 
 
-def _add(counts: list[int], hits: Tensor) -> None:
-    counts[0] += int(hits.sum())
-    counts[1] += len(hits)
+def is_passed(examination: Scorecard) -> bool:
+    """Tell whether all shares of an examination are good enough."""
+    for cases in examination.cases.values():
+        if sum(cases) < ENOUGH * len(cases):
+            return False
+    return True
 
 
-class Recording:
-    """Keeps what one component writes while the module is called."""
-
-    def __init__(self, module: Any, component: Component) -> None:
-        self.module, self.component = module, component
-        self.written = torch.empty(0)
-
-    def __enter__(self) -> Recording:
-        block = self.module.transformer.h[self.component.block]
-        if self.component.head is None:
-            self._hook = block.mlp.register_forward_hook(self._keep_output)
-        else:
-            self._hook = block.attn.c_proj.register_forward_pre_hook(self._keep_head)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._hook.remove()
-
-    def _keep_output(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        self.written = output
-
-    def _keep_head(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.written = inputs[0][..., _numbers_of(self.component)]
-
-
-class Exchanging:
-    """Puts what a component wrote elsewhere into one position of each row."""
-
-    def __init__(
-        self, module: Any, component: Component, places: Tensor, donated: Tensor
-    ) -> None:
-        self.module, self.component = module, component
-        self.places, self.donated = places, donated
-
-    def __enter__(self) -> None:
-        block = self.module.transformer.h[self.component.block]
-        if self.component.head is None:
-            self._hook = block.mlp.register_forward_hook(self._exchange_output)
-        else:
-            hooked = block.attn.c_proj
-            self._hook = hooked.register_forward_pre_hook(self._exchange_head)
-
-    def __exit__(self, *exception: object) -> None:
-        self._hook.remove()
-
-    def _exchanged(self, written: Tensor) -> Tensor:
-        rows = torch.arange(len(written))
-        exchanged = written.clone()
-        exchanged[rows, self.places] = self.donated[rows, self.places]
-        return exchanged
-
-    def _exchange_output(
-        self, module: nn.Module, inputs: Any, output: Tensor
-    ) -> Tensor:
-        return self._exchanged(output)
-
-    def _exchange_head(
-        self, module: nn.Module, inputs: tuple[Tensor, ...]
-    ) -> tuple[Tensor]:
-        numbers = _numbers_of(self.component)
-        changed = inputs[0].clone()
-        changed[..., numbers] = self._exchanged(changed[..., numbers])
-        return (changed,)
-
-
-def _numbers_of(component: Component) -> slice:
-    assert component.head is not None
-    width = WIDTH // HEADS
-    return slice(component.head * width, (component.head + 1) * width)
-
-
-def _module(program: Program, circuit: Circuit) -> Any:
+def untrained(program: Program, circuit: Circuit) -> Any:
+    """Build the module that is trained, with random weights."""
     config = transformers.GPT2Config(
         vocab_size=len(program.vocabulary),
-        n_positions=program.longest,
+        n_positions=POSITIONS,
         n_embd=WIDTH,
         n_layer=max(FEWEST_BLOCKS, circuit.blocks),
         n_head=HEADS,
