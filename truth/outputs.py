@@ -62,11 +62,12 @@ def _batches(inputs: list[list[str]]) -> Iterator[list[list[str]]]:
 
 
 def _logits(known: KnownModel, batch: list[list[str]]) -> Tensor:
-    ids = torch.tensor([known.ids(tokens) for tokens in batch])
     module: Any = known.module
+    device = next(module.parameters()).device
+    ids = torch.tensor([known.ids(tokens) for tokens in batch], device=device)
     with torch.no_grad():
         logits: Tensor = module(ids).logits
-    return logits
+    return logits.cpu()
 
 
 def _wanted(known: KnownModel, batch: list[list[str]], places: list[int]) -> Tensor:
@@ -86,7 +87,7 @@ def _leak(known: KnownModel, tokens: list[str]) -> float:
     assert isinstance(states, hs.States)
     largest = 0.0
     for site in known.sites:
-        channels = compiled.decoded(states[site])
+        channels = compiled.decoded(states[site].cpu())
         ideal = _ideal(known, compiled, site, trace)
         error = (channels - ideal)[:, : compiled.channels.idle_head]
         largest = max(largest, float(error.abs().max()))

@@ -26,13 +26,14 @@ class Question:
     """What is asked of an analysis, and what it would score if it knew nothing.
 
     A `share` counts the cases that are right, a `mean` is one of numbers, and of
-    `largest` numbers only the largest is told.
+    `largest` numbers only the largest is told. Some are told program by program too.
     """
 
     analysis: str
     asked: str
     null: str
     kind: Literal["share", "mean", "largest"] = "share"
+    by_program: bool = False
 
 
 @dataclass

@@ -40,15 +40,22 @@ class Pair:
 
 
 def draw_pairs(program: Program, count: int, seed: int = 0) -> list[Pair]:
-    """Draw pairs that differ in one letter, and in their last answer."""
+    """Draw pairs that differ in one letter, and in their last answer.
+
+    No pair is drawn twice.
+    """
     chance = random.Random(seed)
     pairs: list[Pair] = []
+    drawn: set[tuple[str, ...]] = set()
     while len(pairs) < count:
         length = chance.choice([size for size in program.lengths if size > 2])
         letters = chance.choices(program.letters, k=length)
         place = chance.randrange(length)
         others = [*letters]
         others[place] = chance.choice(program.letters)
+        if (*letters, *others) in drawn:
+            continue
+        drawn.add((*letters, *others))
         clean, corrupt = program.input_of(letters), program.input_of(others)
         traces = program.run(clean), program.run(corrupt)
         if traces[0]["output"][-1] != traces[1]["output"][-1]:

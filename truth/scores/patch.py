@@ -38,25 +38,26 @@ PARTS = Question(
 RANKED = Question(
     "patch",
     "AUROC of states: those with an effect against those without",
-    "0.5",
+    "0.50",
     "mean",
 )
 RANKED_PARTS = Question(
     "patch",
     "AUROC of heads and MLPs: those with an effect against those without",
-    "0.5",
+    "0.50",
     "mean",
 )
 ESTIMATED = Question(
     "patch (attribution)",
     "AUROC of states: those with an effect against those without",
-    "0.5",
+    "0.50",
     "mean",
+    by_program=True,
 )
 ESTIMATED_PARTS = Question(
     "patch (attribution)",
     "AUROC of heads and MLPs: those with an effect against those without",
-    "0.5",
+    "0.50",
     "mean",
 )
 

@@ -1,0 +1,99 @@
+"""Compile and train models whose answer is known, and score every analysis on them.
+
+python -m truth                          every model, with what each question scored
+python -m truth --only induction gpt2    some, by program or host
+python -m truth --write                  every model, and write the tables of docs/truth.md
+python -m truth --save models/           compiled models as folders that load like any other
+python -m truth --device cuda            on another device
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import torch
+
+from truth.hosts import HOSTS, compile_into
+from truth.programs import PROGRAMS
+from truth.report import report
+from truth.runs import Job, Outcome, every_job, run
+from truth.save import save
+
+PAGE = Path(__file__).parent.parent / "docs" / "truth.md"
+MARK = "<!-- measured: written by `make truth` -->\n"
+END = "<!-- end of what is measured by `make truth` -->\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Score every model and print the tables."""
+    parser = argparse.ArgumentParser(prog="truth")
+    parser.add_argument("--only", nargs="+", default=[], help="programs or hosts")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--write", action="store_true", help="write docs/truth.md")
+    parser.add_argument("--save", type=Path, help="a folder for the compiled models")
+    options = parser.parse_args(arguments)
+    jobs = [job for job in every_job() if _is_wanted(job, options.only)]
+    if options.save:
+        _save(jobs, options.save)
+        return 0
+    outcomes = list(_outcomes(jobs, options.workers, options.device))
+    # As in the list of jobs, whichever came first.
+    outcomes.sort(key=lambda outcome: jobs.index(outcome.job))
+    tables = report(outcomes)
+    print(tables)
+    if options.write:
+        PAGE.write_text(written(PAGE.read_text(), tables))
+    return 0
+
+
+def written(page: str, tables: str) -> str:
+    """Return a page with new tables between its marks."""
+    before, _, rest = page.partition(MARK)
+    _, _, after = rest.partition(END)
+    return f"{before}{MARK}\n{tables}\n{END}{after}"
+
+
+def _is_wanted(job: Job, names: Sequence[str]) -> bool:
+    """Tell whether a job has one of the programs and one of the hosts that are named."""
+    programs = [name for name in names if name in PROGRAMS]
+    hosts = [name for name in names if name not in PROGRAMS]
+    of_program = not programs or job.program in programs
+    return of_program and (not hosts or job.host in hosts)
+
+
+def _save(jobs: Sequence[Job], folder: Path) -> None:
+    for job in jobs:
+        # The plain module is a class of this lab, which no folder can name.
+        if job.host in HOSTS and job.host != "plain":
+            known = compile_into(job.host, PROGRAMS[job.program]())
+            save(known, folder / f"{job.host}-{job.program}")
+
+
+def _outcomes(jobs: Sequence[Job], workers: int, device: str) -> Iterator[Outcome]:
+    """Yield what comes of the jobs, in processes of one thread each."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        workers, context, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        futures = [pool.submit(run, job, device) for job in jobs]
+        for number, future in enumerate(as_completed(futures), 1):
+            outcome = future.result()
+            job = outcome.job
+            print(
+                f"{number} of {len(jobs)}: {job.program} in {job.host},"
+                f" {outcome.seconds:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+            yield outcome
+
+
+if __name__ == "__main__":
+    sys.exit(main())

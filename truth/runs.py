@@ -1,0 +1,76 @@
+"""Put every analysis on every model whose answer is known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hiddenscope.errors import Error
+from truth.cache import TRAINED, trained
+from truth.hosts import HOSTS, compile_into
+from truth.known import KnownModel
+from truth.outputs import Outputs, check_outputs
+from truth.programs import PROGRAMS
+from truth.scores.patch import score_patch
+from truth.tally import Scorecard
+
+SCORES: tuple[Callable[[KnownModel, Scorecard], None], ...] = (score_patch,)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model: a program, and its host or "trained"."""
+
+    program: str
+    host: str
+
+
+@dataclass
+class Outcome:
+    """What came of one model.
+
+    `outputs` are of a compiled model, `steps` and `training` of a trained one. An
+    analysis that refuses a model says why in `refused`.
+    """
+
+    job: Job
+    seconds: float = 0.0
+    outputs: Outputs | None = None
+    steps: int = 0
+    training: Scorecard = field(default_factory=Scorecard)
+    card: Scorecard = field(default_factory=Scorecard)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def every_job() -> list[Job]:
+    """Return all models, those that take the longest first."""
+    jobs = [Job(program, "trained") for program in reversed(TRAINED)]
+    for program in PROGRAMS:
+        jobs += [Job(program, host) for host in HOSTS]
+    return jobs
+
+
+def run(job: Job, device: str = "cpu") -> Outcome:
+    """Make a model, check that it is its program, and score every analysis on it."""
+    start = time.monotonic()
+    outcome = Outcome(job)
+    if job.host == "trained":
+        made = trained(job.program)
+        known, outcome.training, outcome.steps = (
+            made.known,
+            made.examination,
+            made.steps,
+        )
+        known.module.to(device)
+    else:
+        known = compile_into(job.host, PROGRAMS[job.program]())
+        known.module.to(device)
+        outcome.outputs = check_outputs(known)
+    for score in SCORES:
+        try:
+            score(known, outcome.card)
+        except Error as refusal:
+            outcome.refused[score.__name__.removeprefix("score_")] = str(refusal)
+    outcome.seconds = time.monotonic() - start
+    return outcome
