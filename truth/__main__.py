@@ -2,6 +2,7 @@
 
 python -m truth                          every model, with what each question scored
 python -m truth --only induction gpt2    some, by program or host
+python -m truth --peers                  with TransformerLens beside them
 python -m truth --write                  every model, and write the tables of docs/truth.md
 python -m truth --save models/           compiled models as folders that load like any other
 python -m truth --device cuda            on another device
@@ -37,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--write", action="store_true", help="write docs/truth.md")
+    parser.add_argument(
+        "--peers", action="store_true", help="put the questions to TransformerLens too"
+    )
     parser.add_argument("--save", type=Path, help="a folder for the compiled models")
     options = parser.parse_args(arguments)
     jobs = [job for job in every_job() if _is_wanted(job, options.only)]
@@ -46,6 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = list(_outcomes(jobs, options.workers, options.device))
     # As in the list of jobs, whichever came first.
     outcomes.sort(key=lambda outcome: jobs.index(outcome.job))
+    if options.peers:
+        # Installed and imported only where it is asked for.
+        from truth.baselines import score_with_transformer_lens
+
+        for job, card in score_with_transformer_lens(jobs):
+            outcomes[jobs.index(job)].card.cases.update(card.cases)
     tables = report(outcomes)
     print(tables)
     if options.write:

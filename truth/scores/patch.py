@@ -17,23 +17,25 @@ Effects: TypeAlias = NDArray[np.float64]
 
 # An effect is right within this: norms leak, and float32 rounds.
 TOLERANCE = 0.02
+# An estimate that is further off would mislead.
+FAR = 0.1
 PAIRS = 20
 
 STATES = Question(
     "patch",
     f"all effects of states are the program's, within {TOLERANCE}",
-    "0: some state has an effect in every pair",
+    "0.00: some state has an effect in every pair",
 )
 OUTSIDE = Question(
     "patch",
     "largest effect of a state that has none in the program",
-    "1: the effect of the state that decides the answer",
+    "1.00: the effect of the state that decides the answer",
     "largest",
 )
 PARTS = Question(
     "patch",
     f"all effects of heads and MLPs are the program's, within {TOLERANCE}",
-    "0: some part has an effect in every pair",
+    "0.00: some part has an effect in every pair",
 )
 RANKED = Question(
     "patch",
@@ -53,6 +55,11 @@ ESTIMATED = Question(
     "0.50",
     "mean",
     by_program=True,
+)
+NEAR = Question(
+    "patch (attribution)",
+    f"all estimates of states are the program's effects, within {FAR}",
+    "0.00: some state has an effect in every pair",
 )
 ESTIMATED_PARTS = Question(
     "patch (attribution)",
@@ -76,6 +83,7 @@ def score_patch(known: KnownModel, card: Scorecard) -> None:
         rank(card, RANKED, truth, effects)
         estimated = result.data["attribution"].sel(site=known.sites).to_numpy()
         rank(card, ESTIMATED, truth, estimated)
+        card.count(NEAR, is_right(estimated, truth, FAR))
 
         truth = part_effects(known, pair, parts)
         result = hs.patch(
@@ -88,16 +96,19 @@ def score_patch(known: KnownModel, card: Scorecard) -> None:
         rank(card, ESTIMATED_PARTS, truth, estimated)
 
 
-def is_right(effects: Effects, truth: Effects) -> bool:
+def is_right(effects: Effects, truth: Effects, tolerance: float = TOLERANCE) -> bool:
     """Tell whether all effects are those of the program."""
-    return bool((np.abs(effects - truth) < TOLERANCE).all())
+    return bool((np.abs(effects - truth) < tolerance).all())
 
 
 def rank(card: Scorecard, question: Question, truth: Effects, scores: Effects) -> None:
-    """Keep how well scores tell what has an effect from what has none."""
+    """Keep how well scores tell what has an effect from what has none.
+
+    Thousandths are ranked: below them norms leak, and which leak is larger says nothing.
+    """
     has_effect = truth.ravel() > 0
     if has_effect.any() and not has_effect.all():
-        card.add(question, roc_auc_score(has_effect, scores.ravel()))
+        card.add(question, roc_auc_score(has_effect, scores.ravel().round(3)))
 
 
 def parts_of(known: KnownModel) -> list[str]:
