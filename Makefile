@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 # A network that fails for a moment is asked again, twice.
 AGAIN := again() { "$$@" || { sleep 10; "$$@"; } || { sleep 60; "$$@"; }; }; again
 
-.PHONY: help setup demo browser test check scripts figures format conformance bench calibrate fuzz chaos faults docs site dist smoke clean
+.PHONY: help setup demo browser test check scripts figures format conformance bench calibrate fuzz chaos faults truth docs site dist smoke clean
 
 help:            ## Say what can be made.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -89,6 +89,9 @@ chaos: $(STAMP)  ## Do faults to stores and jobs at length: flipped bits, crashe
 faults: $(STAMP) ## Plant faults in models, let drift look for them, and write the table of docs/faults.md.
 	$(BIN)/python -m faults --write
 	$(BIN)/python -m faults.systematic --write
+
+truth: $(STAMP)  ## Score the analyses on models whose inner workings are known, and write docs/truth.md (half an hour, of which training is cached).
+	$(BIN)/python -m truth --peers --write
 
 docs: $(STAMP)   ## Write the generated pages and pictures again, run the docs' examples, build the site. FULL=1 runs the experiments too (hours).
 	$(BIN)/python -m docs.generate
