@@ -37,6 +37,8 @@ from truth.tally import Question, Scorecard
 TEXTS = 40
 # Every value of a variable is in this many texts, one for each fold.
 FEWEST_TEXTS = 5
+# In this share of many inputs.
+FREQUENT = 0.2
 FOLDS = 5
 # Variables that are probed beside the output, drawn at random.
 OTHERS = 1
@@ -167,21 +169,30 @@ def _draw(known: KnownModel, chance: random.Random) -> Probed:
     program = known.program
     seed = chance.randrange(1_000_000)
     drawn = {tuple(tokens): tokens for tokens in program.draw(10 * TEXTS, seed)}
-    inputs = list(drawn.values())[:TEXTS]
-    traces = [program.run(tokens) for tokens in inputs]
-    rare = [True]
-    while any(rare):
+    inputs = list(drawn.values())
+    # First among many inputs, where a value is less often rare by chance.
+    many = _with_frequent_values(program, inputs, round(FREQUENT * len(inputs)))
+    inputs = _with_frequent_values(program, many[:TEXTS], FEWEST_TEXTS)
+    return Probed(known, inputs, [program.run(tokens) for tokens in inputs])
+
+
+def _with_frequent_values(
+    program: Program, inputs: list[list[str]], fewest: int
+) -> list[list[str]]:
+    """Return the inputs all of whose values are in some number of them, or in more."""
+    values = [_values(program, program.run(tokens)) for tokens in inputs]
+    is_done = False
+    while not is_done:
         texts: Counter[tuple[str, Value]] = Counter()
-        for trace in traces:
-            texts.update(_values(program, trace))
-        rare = []
-        for trace in traces:
-            fewest = min(texts[value] for value in _values(program, trace))
-            rare.append(fewest < FEWEST_TEXTS)
-        frequent = [not is_rare for is_rare in rare]
+        for of_text in values:
+            texts.update(of_text)
+        frequent = []
+        for of_text in values:
+            frequent.append(min(texts[value] for value in of_text) >= fewest)
+        is_done = all(frequent)
         inputs = list(itertools.compress(inputs, frequent))
-        traces = list(itertools.compress(traces, frequent))
-    return Probed(known, inputs, traces)
+        values = list(itertools.compress(values, frequent))
+    return inputs
 
 
 def _values(program: Program, trace: Trace) -> set[tuple[str, Value]]:
