@@ -20,7 +20,7 @@ READ = Question(
 ALREADY = Question(
     "lens",
     "share of answers whose top token is the output below its writing site",
-    "1 over the number of tokens (0.05 to 0.2): states there say nothing",
+    "0 to 0.4: how often the output is the token that comes first by rounding",
     "mean",
 )
 BELOW = Question(
