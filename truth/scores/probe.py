@@ -35,10 +35,8 @@ from truth.program import Program, Trace, Value, Variable
 from truth.tally import Question, Scorecard
 
 TEXTS = 40
-# Every value of a variable is in this many texts, one for each fold.
-FEWEST_TEXTS = 5
-# In this share of many inputs.
-FREQUENT = 0.2
+# Every value of a variable is in this share of the texts: in five, one for each fold.
+FREQUENT = 0.125
 FOLDS = 5
 # Variables that are probed beside the output, drawn at random.
 OTHERS = 1
@@ -171,28 +169,29 @@ def _draw(known: KnownModel, chance: random.Random) -> Probed:
     drawn = {tuple(tokens): tokens for tokens in program.draw(10 * TEXTS, seed)}
     inputs = list(drawn.values())
     # First among many inputs, where a value is less often rare by chance.
-    many = _with_frequent_values(program, inputs, round(FREQUENT * len(inputs)))
-    inputs = _with_frequent_values(program, many[:TEXTS], FEWEST_TEXTS)
+    inputs = _with_frequent_values(program, inputs, 2 * FREQUENT)
+    inputs = _with_frequent_values(program, inputs[:TEXTS], FREQUENT)
     return Probed(known, inputs, [program.run(tokens) for tokens in inputs])
 
 
 def _with_frequent_values(
-    program: Program, inputs: list[list[str]], fewest: int
+    program: Program, inputs: list[list[str]], share: float
 ) -> list[list[str]]:
-    """Return the inputs all of whose values are in some number of them, or in more."""
+    """Return inputs all of whose values are in some share of them, or more.
+
+    Those with the rarest value are left out first.
+    """
     values = [_values(program, program.run(tokens)) for tokens in inputs]
-    is_done = False
-    while not is_done:
+    while True:
         texts: Counter[tuple[str, Value]] = Counter()
         for of_text in values:
             texts.update(of_text)
-        frequent = []
-        for of_text in values:
-            frequent.append(min(texts[value] for value in of_text) >= fewest)
-        is_done = all(frequent)
-        inputs = list(itertools.compress(inputs, frequent))
-        values = list(itertools.compress(values, frequent))
-    return inputs
+        rarest = min(texts, key=lambda value: texts[value])
+        if texts[rarest] >= share * len(inputs):
+            return inputs
+        is_frequent = [rarest not in of_text for of_text in values]
+        inputs = list(itertools.compress(inputs, is_frequent))
+        values = list(itertools.compress(values, is_frequent))
 
 
 def _values(program: Program, trace: Trace) -> set[tuple[str, Value]]:
@@ -314,7 +313,7 @@ def _score_nothing(known: KnownModel, chance: random.Random, card: Scorecard) ->
         return
     drawn = chance.sample(range(len(inputs)), 2 * TEXTS)
     sizes_of = Counter(outputs[number] for number in drawn)
-    drawn = [each for each in drawn if sizes_of[outputs[each]] >= FEWEST_TEXTS]
+    drawn = [each for each in drawn if sizes_of[outputs[each]] >= FOLDS]
     ids = [known.ids(inputs[number]) for number in drawn]
     labels = [outputs[number] for number in drawn]
     result = hs.probe(known.model, (ids, labels), pool="last", sites="layer.0")
