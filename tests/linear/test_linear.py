@@ -168,6 +168,23 @@ def test_a_channel_that_is_constant_where_it_is_learnt_has_no_say() -> None:
         assert abs(float(coef[2])) < 1e-3 * float(coef.abs().max())
 
 
+def test_rounding_of_a_channel_has_no_say_where_a_far_row_is_held_out() -> None:
+    # The channel is on in two rows alone; elsewhere it holds the rounding of a model.
+    # Scaled by that rounding, the two rows are 10,000 deviations away where they are
+    # held out, and their loss alone would choose the penalty.
+    rng = np.random.default_rng(2)
+    states = rng.normal(size=(100, 4)).astype(np.float32)
+    targets = torch.from_numpy((states[:, 0] > 0).astype(np.int64))[None]
+    states[:, 2] = 1e-4 * states[:, 0]
+    states[:2, 2] = (1.0, -1.0)
+    folds = np.arange(100) // 20
+    own, *_ = standardised(torch.from_numpy(states))
+    fit = cross_validate(own, targets, folds, logistic(2))
+    predicted = (fit.scores[0, :, 0] > 0).long()
+    assert float((predicted == targets[0]).double().mean()) > 0.9
+    assert float(fit.penalty.max()) <= 100
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_folds_have_the_proportions_of_scikit_learn(seed: int) -> None:
     rng = np.random.default_rng(seed)

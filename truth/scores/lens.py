@@ -1,0 +1,72 @@
+"""The lens: is the output read from the site on where it is written, and not before?"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+import hiddenscope as hs
+from truth.known import KnownModel
+from truth.tally import Question, Scorecard
+
+INPUTS = 20
+
+READ = Question(
+    "lens",
+    "the top token is the output from its writing site on, at every answer",
+    "0: by chance 1 over the number of tokens, to the power of the answers",
+)
+ALREADY = Question(
+    "lens",
+    "share of answers whose top token is the output below its writing site",
+    "0 to 0.4: how often the output is the token that comes first by rounding",
+    "mean",
+)
+BELOW = Question(
+    "lens",
+    "largest information below the writing site: log of the vocabulary less entropy",
+    "1.6 to 3 nats: that of a certain prediction",
+    "largest",
+)
+SETTLED = Question(
+    "lens",
+    "the last answer is settled from the layer on that holds the output",
+    "0.25 to 0.5: one over the number of layers",
+)
+FROM_THEN_ON = Question(
+    "lens",
+    "largest KL from the model's own prediction, from the writing site on",
+    "1.6 to 3 nats: that of a uniform prediction",
+    "largest",
+)
+
+
+def score_lens(known: KnownModel, card: Scorecard) -> None:
+    """Read the states of inputs, one by one."""
+    chance = random.Random(f"{known.host} {known.program.name}")
+    for tokens in known.program.draw(INPUTS, chance.randrange(1_000_000)):
+        _score_input(known, tokens, card)
+
+
+def _score_input(known: KnownModel, tokens: list[str], card: Scorecard) -> None:
+    sites = ",".join(known.sites)
+    result = hs.lens(known.model, known.ids(tokens), sites=sites, k=1)
+    answers = known.program.answers(tokens)
+    data = result.data.isel(token=answers)
+    trace = known.program.run(tokens)
+    outputs = [known.id(str(trace["output"][place])) for place in answers]
+    place = known.circuit.place("output")
+    first = known.sites.index(place.first_site)
+    is_output = data["word_id"].to_numpy()[:, :, 0] == np.array(outputs)
+    card.count(READ, bool(is_output[first:].all()))
+    card.add(FROM_THEN_ON, data["kl"].to_numpy()[first:].max())
+    card.add(ALREADY, is_output[:first].mean())
+    settled = str(result.facts["last_token"]["settled_from"])
+    card.count(SETTLED, settled == f"layer.{place.block + 1}")
+    if known.host == "trained":
+        # Below, its states are not without a say in the logits.
+        return
+    most = np.log(len(known.program.vocabulary))
+    below = most - data["entropy"].to_numpy()[:first]
+    card.add(BELOW, max(0.0, below.max()))

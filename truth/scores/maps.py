@@ -1,0 +1,163 @@
+"""Maps: do pictures and clusters of states show the values of the output?
+
+The states are those of last tokens, whose inputs have one length. Where the output has
+been written, states of one value are nearer to each other than before, but a state also
+holds every other variable: the output's values need not be the groups that stand out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import compress
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import adjusted_rand_score
+
+import hiddenscope as hs
+from truth.known import KnownModel
+from truth.tally import Question, Scorecard
+
+TEXTS = 60
+# Every output is that of this many texts.
+FEWEST_TEXTS = 5
+
+APART = Question(
+    "project",
+    "outputs are called apart at the site where they are written",
+    "0.05, the level of the test",
+)
+SHUFFLED = Question(
+    "project",
+    "shuffled outputs are called apart at some site",
+    "0.05, the level of the test over all sites; lower is better",
+)
+NEIGHBOURS = Question(
+    "project",
+    "share of states whose nearest one has the same output, where it is written",
+    "the median under shuffled outputs, which is a row of its own",
+    "mean",
+)
+CHANCE = Question(
+    "project", "the same under shuffled outputs, as the result says", "", "mean"
+)
+BELOW = Question(
+    "project",
+    "the same at layer.0, where the token alone is known",
+    "about that under shuffled outputs, where the token says nothing",
+    "mean",
+)
+GROUPED = Question(
+    "cluster",
+    "adjusted Rand index of clusters and outputs, where the output is written",
+    "0",
+    "mean",
+)
+GROUPED_BELOW = Question(
+    "cluster",
+    "the same at layer.0, where the token alone is known",
+    "0 where the token says nothing",
+    "mean",
+)
+GROUPED_SHUFFLED = Question(
+    "cluster", "the same with shuffled outputs, where they are written", "0", "mean"
+)
+PURE = Question(
+    "cluster",
+    "share of states in a cluster all of whose states have one output",
+    "0 to 0.1: clusters of several outputs",
+    "mean",
+)
+
+
+def score_maps(known: KnownModel, card: Scorecard) -> None:
+    """Draw and cluster the states of last tokens."""
+    chance = random.Random(f"{known.host} {known.program.name}")
+    inputs, outputs = _draw(known, chance)
+    if len(set(outputs)) < 2:
+        return
+    ids = [known.ids(tokens) for tokens in inputs]
+    shuffled = chance.sample(outputs, len(outputs))
+    first = known.circuit.place("output").first_site
+    sites = ["layer.0", first]
+    _score_project(known, ids, outputs, shuffled, sites, card)
+    _score_cluster(known, ids, outputs, shuffled, sites, card)
+
+
+def _draw(
+    known: KnownModel, chance: random.Random
+) -> tuple[list[list[str]], list[str]]:
+    """Draw different inputs of the largest length, and their last outputs."""
+    program = known.program
+    length = max(program.lengths)
+    drawn: dict[tuple[str, ...], None] = {}
+    for _ in range(10 * TEXTS):
+        letters = chance.choices(program.letters, k=length)
+        drawn[tuple(program.input_of(letters))] = None
+    inputs = [list(tokens) for tokens in drawn][:TEXTS]
+    outputs = [str(program.run(tokens)["output"][-1]) for tokens in inputs]
+    sizes = Counter(outputs)
+    frequent = [sizes[output] >= FEWEST_TEXTS for output in outputs]
+    return list(compress(inputs, frequent)), list(compress(outputs, frequent))
+
+
+def _score_project(
+    known: KnownModel,
+    ids: list[list[int]],
+    outputs: list[str],
+    shuffled: list[str],
+    sites: list[str],
+    card: Scorecard,
+) -> None:
+    pattern = ",".join(sites)
+    data = (ids, outputs)
+    result = hs.project(known.model, data, method="pca", pool="last", sites=pattern)
+    separation = result.facts["parts"][0].get("separation")
+    called = [] if separation is None else list(map(str, separation["apart_at"]))
+    card.count(APART, sites[1] in called)
+    here = result.data.sel(site=sites[1])
+    card.add(NEIGHBOURS, float(here["neighbour"].squeeze()))
+    card.add(CHANCE, float(here["neighbour_chance"].squeeze()))
+    if not known.program.asks:
+        below = result.data.sel(site=sites[0])
+        card.add(BELOW, float(below["neighbour"].squeeze()))
+    data = (ids, shuffled)
+    result = hs.project(known.model, data, method="pca", pool="last", sites=pattern)
+    separation = result.facts["parts"][0].get("separation")
+    called = [] if separation is None else list(map(str, separation["apart_at"]))
+    card.count(SHUFFLED, bool(called))
+
+
+def _score_cluster(
+    known: KnownModel,
+    ids: list[list[int]],
+    outputs: list[str],
+    shuffled: list[str],
+    sites: list[str],
+    card: Scorecard,
+) -> None:
+    clusters = _clusters(known, ids, sites[1])
+    card.add(GROUPED, adjusted_rand_score(outputs, clusters))
+    card.add(GROUPED_SHUFFLED, adjusted_rand_score(shuffled, clusters))
+    card.add(PURE, _pure_share(clusters, outputs))
+    if not known.program.asks:
+        # Elsewhere the last tokens are all question marks, and their states are equal.
+        below = _clusters(known, ids, sites[0])
+        card.add(GROUPED_BELOW, adjusted_rand_score(outputs, below))
+
+
+def _clusters(known: KnownModel, ids: list[list[int]], site: str) -> NDArray[np.int64]:
+    result = hs.cluster(known.model, ids, site=site, pool="last")
+    clusters: NDArray[np.int64] = result.data["cluster_of"].to_numpy()
+    return clusters
+
+
+def _pure_share(clusters: NDArray[np.int64], outputs: list[str]) -> float:
+    """Return the share of rows in clusters of one output; noise is in none."""
+    pure = 0
+    for cluster in set(clusters.tolist()) - {-1}:
+        rows = np.flatnonzero(clusters == cluster)
+        if len({outputs[row] for row in rows}) == 1:
+            pure += len(rows)
+    return pure / len(outputs)
