@@ -213,8 +213,10 @@ class _Rewirings:
 def _all_states(module: nn.Module, inputs: list[list[int]]) -> list[Tensor]:
     """Run a module by itself, and return all states and the logits of every input."""
     states: list[Tensor] = []
+    device = next(module.parameters()).device
     for ids in inputs:
-        output = module(torch.tensor([ids]), output_hidden_states=True)
+        row = torch.tensor([ids], device=device)
+        output = module(row, output_hidden_states=True)
         states += [*output.hidden_states, output.logits]
     return states
 
