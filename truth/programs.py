@@ -98,9 +98,9 @@ def sort() -> Program:
     )
 
 
-def induction() -> Program:
+def induction(letters: str = "abcd", longest_text: int = 7) -> Program:
     """Write what followed the last time that this letter was seen."""
-    letters, lengths = "abcd", range(2, 8)
+    lengths = range(2, longest_text + 1)
     tokens = _tokens(letters)
     longest = longest_input(lengths, asks=False)
     position = Positions("position", tuple(range(longest)))

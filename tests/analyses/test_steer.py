@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import hiddenscope as hs
@@ -779,6 +780,35 @@ def test_it_is_shown_and_told(tiny: Tiny) -> None:
         tuple(str(cell).strip() for cell in row) for row in rows
     )
     assert sum(len(section.views) for section in sections) == 5
+
+
+class Bare(nn.Module):
+    """A module of one's own: it makes logits and states, and has no config."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner: Any = tiny_model("gpt2")
+
+    def get_input_embeddings(self) -> nn.Module:
+        embeddings: nn.Module = self.inner.get_input_embeddings()
+        return embeddings
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        output_hidden_states: bool = False,
+        return_dict: bool = True,
+    ) -> Any:
+        return self.inner(input_ids, output_hidden_states=output_hidden_states)
+
+
+def test_a_module_without_a_config_is_steered() -> None:
+    model = hs.load((Bare().eval(), None))
+    direction = hs.Direction.between(model, [[5, 6]], [[7, 8]], sites="layer.2")
+    quality = [[9, 8, 7, 6]]
+    result = hs.steer(model, [[5, 6, 7]], direction, answers=[3], quality=quality)
+    assert result.facts["sites"] == ["layer.2"]
+    assert result.facts["not_written"] == "its module has no generate method"
 
 
 def test_the_findings_say_what_was_not_tested(tiny: Tiny) -> None:

@@ -348,6 +348,20 @@ def test_neurons_are_not_the_channels_before_a_scale():
     assert states.values.shape[-1] == 256
 
 
+def test_a_head_that_writes_to_few_channels_is_a_head():
+    """Its own channels by number are no sign that the projection is a scale."""
+    module = tiny_model("gpt2")
+    width = module.config.n_embd
+    third = width // 3
+    with torch.no_grad():
+        for block in module.transformer.h:
+            block.attn.c_proj.weight[:third, third:] = 0
+    model = hs.load((module, None))
+    states = model.capture(TEXTS, "*.attn.head.*")
+    heads = module.config.n_layer * module.config.n_head
+    assert states.values.shape[0] == heads
+
+
 def test_a_router_of_chosen_experts_alone_is_refused():
     transformers = pytest.importorskip("transformers")
     config = transformers.GptOssConfig(

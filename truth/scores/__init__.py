@@ -7,6 +7,7 @@ lens           the layer from which the output is there
 visibility     which states reach which
 attention      where each head looks
 contributions  which part writes the answer
+rewired        ways to rewire one part of a module
 drift          which site and module a rewired model differs in
 steer          what a variable that is written from outside changes
 maps           pictures and clusters of states

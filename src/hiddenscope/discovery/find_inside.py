@@ -235,6 +235,7 @@ class _Search:
         width = projection.width
         cut = max(1, width // 3)
         pieces = (slice(0, cut), slice(cut, 2 * cut), slice(2 * cut, width))
+        writes_elsewhere = False
         try:
             with autograd.restored(), torch.no_grad():
                 total = bias_of(self.module, projection, call.into).double()
@@ -243,15 +244,17 @@ class _Search:
                     written = write(call.into).double()
                     total = total + written
                     is_square = width == written.shape[-1]
-                    if is_square and _keeps_channels(written, piece):
-                        return False
+                    if not is_square or not _is_scale(written, call.into, piece):
+                        writes_elsewhere = True
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             # A module that takes or gives more than a state is no projection, and its
             # code may raise anything.
             return False
-        if total.shape != output.shape:
+        # A scale of channels is no projection. Some heads of a sparse projection may
+        # look like one, but not all.
+        if total.shape != output.shape or not writes_elsewhere:
             return False
         # Norms of transformers compute in float32, whatever the dtype of the model.
         coarsest = torch.float32 if projection.norm else torch.float64
@@ -395,11 +398,14 @@ class _Search:
         return tap, operation.output.shape[-1]
 
 
-def _keeps_channels(written: Tensor, columns: slice) -> bool:
-    """Tell whether columns write to themselves alone, as a scale of channels does."""
+def _is_scale(written: Tensor, inputs: Tensor, columns: slice) -> bool:
+    """Tell whether columns write to themselves alone, as a scale of channels does.
+
+    A scale writes nothing to a channel that holds nothing.
+    """
     others = written.clone()
-    others[..., columns] = 0
-    return bool(written.any()) and not bool(others.any())
+    others[..., columns] *= inputs[..., columns] == 0
+    return not bool(others.any())
 
 
 def _contains(outer: Call, inner: Call) -> bool:

@@ -132,7 +132,9 @@ class Direction:
             "pool": pool,
         }
         names = tuple(map(str, selected))
-        hint = str(getattr(model.module.config, "model_type", ""))
+        # A module of one's own has none.
+        config = getattr(model.module, "config", None)
+        hint = str(getattr(config, "model_type", ""))
         return cls(vectors, names, upwards, spare_first, facts=facts, hint=hint)
 
     @classmethod

@@ -1,0 +1,252 @@
+"""Drift: is the part that was rewired found, and nothing where all is equal?"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hiddenscope as hs
+from truth.known import KnownModel
+from truth.scores.rewired import Rewirer, Rewiring, Way
+from truth.tally import Question, Scorecard
+
+INPUTS = 6
+# How often a part is rewired again, until the inputs exercise it.
+DRAWS = 20
+# A part is exercised if it moves some state by this share of its norm. A unit beside
+# the constant channel is 0.7% of a norm, and a leak is far below a hundredth of that.
+EXERCISED = 1e-4
+
+SITE = Question(
+    "drift",
+    "one part is rewired: the first site that differs is its own",
+    "a site drawn at random: see below",
+)
+SITE_GUESSED = Question(
+    "drift",
+    "the same, for a site drawn at random (null)",
+    "itself",
+    "mean",
+)
+SITE_LARGEST = Question(
+    "drift",
+    "the same, for the site where whole passes differ most (baseline)",
+    "itself",
+)
+ONLY = Question(
+    "drift",
+    "one part is rewired: no other site is said to drift",
+    "0: all sites above differ too",
+)
+MODULE = Question(
+    "drift",
+    "one part is rewired: the module is the one that holds it",
+    "a module with weights drawn at random: see below",
+)
+MODULE_GUESSED = Question(
+    "drift",
+    "the same, for a module with weights drawn at random (null)",
+    "itself",
+    "mean",
+)
+CAUSE = Question(
+    "drift",
+    "one part is rewired: the weights are said to explain it",
+    "0 or 1: the same in every case",
+)
+WEIGHT = Question(
+    "drift",
+    "one part is rewired: its weights are named, and no other",
+    "a module with weights drawn at random: see above",
+)
+TWO = Question(
+    "drift",
+    "two parts at two sites are rewired: exactly these two sites are named",
+    "at most the share of the first, squared",
+)
+EQUAL = Question(
+    "drift",
+    "an equal copy does not drift",
+    "0 or 1: the same in every case",
+)
+PERMUTED = Question(
+    "drift",
+    "heads or neurons in another order do not drift",
+    "0: their weights differ",
+)
+PERMUTED_ERROR = Question(
+    "drift",
+    "largest error of another order, in noise envelopes",
+    "1: from there on it would be drift",
+    "largest",
+)
+UNUSED = Question(
+    "drift",
+    "a part is rewired that no input exercises: no drift, but its weights are named",
+    "0: the weights differ, the states do not",
+)
+
+
+def score_drift(known: KnownModel, card: Scorecard) -> None:
+    """Rewire one part after another, and compare with the model as it was."""
+    inputs = [known.ids(tokens) for tokens in known.program.draw(INPUTS)]
+    rewirer = Rewirer(known)
+    rewirings = _Rewirings(known.module, inputs)
+    for way in rewirer.ways():
+        rewirings.draw(way)
+    for case in rewirings.exercised:
+        _score_one(known, card, case, hs.drift(known.model, case.module, inputs))
+    both = rewirings.two_at_once()
+    if both is not None:
+        facts = hs.drift(known.model, both.module, inputs).facts
+        card.count(TWO, _drifting_sites(facts) == both.sites)
+    _score_unused(known, card, rewirer)
+    equal = copy.deepcopy(known.module)
+    card.count(EQUAL, not hs.drift(known.model, equal, inputs).facts["drifted"])
+    for permute in (rewirer.permute_heads, rewirer.permute_neurons):
+        permuted = copy.deepcopy(known.module)
+        permute(permuted)
+        facts = hs.drift(known.model, permuted, inputs).facts
+        # An MLP of one neuron has no other order.
+        if facts["changed_weights"]:
+            card.count(PERMUTED, not facts["drifted"])
+            card.add(PERMUTED_ERROR, facts["beyond"])
+
+
+def _score_unused(known: KnownModel, card: Scorecard, rewirer: Rewirer) -> None:
+    """Take the embedding away from a letter, and give inputs without that letter."""
+    other, *_, letter = known.program.letters
+    exchanged = {letter: other}
+    ids = []
+    for tokens in known.program.draw(INPUTS):
+        ids.append(known.ids([exchanged.get(token, token) for token in tokens]))
+    changed = copy.deepcopy(known.module)
+    rewirer.forget(changed, letter)
+    facts = hs.drift(known.model, changed, ids).facts
+    is_named = _changed_weights(facts) == _changed_in(known.module, changed)
+    card.count(UNUSED, not facts["drifted"] and is_named)
+
+
+def _score_one(
+    known: KnownModel, card: Scorecard, case: _Case, result: hs.Result
+) -> None:
+    """Count what drift says of one rewired part."""
+    facts = result.facts
+    site, module = case.rewiring.site, case.rewiring.module
+    card.count(SITE, facts["first_site"] == site)
+    differences = result.data["total_error"]
+    card.count(SITE_LARGEST, differences.idxmax("site").item() == site)
+    card.add(SITE_GUESSED, 1 / differences.sizes["site"])
+    card.count(ONLY, _drifting_sites(facts) <= {site})
+    card.count(MODULE, facts["module"] == module)
+    card.add(MODULE_GUESSED, 1 / _count_with_weights(case.module))
+    card.count(
+        WEIGHT, _changed_weights(facts) == _changed_in(known.module, case.module)
+    )
+    card.count(CAUSE, facts["explained_by"] == "weights")
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A copy of a module, and what was rewired in it."""
+
+    module: nn.Module
+    rewiring: Rewiring
+
+
+@dataclass(frozen=True)
+class _DoubleCase:
+    """A copy of a module with two parts rewired, and the sites where they are."""
+
+    module: nn.Module
+    sites: set[str]
+
+
+class _Rewirings:
+    """Copies of a module, each with one part rewired that the inputs exercise."""
+
+    def __init__(self, module: nn.Module, inputs: list[list[int]]) -> None:
+        self.module, self.inputs = module, inputs
+        self.states = _all_states(module, inputs)
+        self.exercised: list[_Case] = []
+
+    def draw(self, way: Way) -> None:
+        """Rewire in one way, again and again until the inputs exercise it."""
+        for _ in range(DRAWS):
+            module = copy.deepcopy(self.module)
+            case = _Case(module, way(module))
+            if self._moved(module) > EXERCISED:
+                self.exercised.append(case)
+                return
+
+    def two_at_once(self) -> _DoubleCase | None:
+        """Return a copy with the first and the last of the rewired parts.
+
+        If all of them are at one site, there is none.
+        """
+        ordered = sorted(self.exercised, key=lambda case: _order(case.rewiring.site))
+        first, last = ordered[0], ordered[-1]
+        if first.rewiring.site == last.rewiring.site:
+            return None
+        module = copy.deepcopy(first.module)
+        path = last.rewiring.module
+        rewired = last.module.get_submodule(path).state_dict()
+        module.get_submodule(path).load_state_dict(rewired)
+        return _DoubleCase(module, {first.rewiring.site, last.rewiring.site})
+
+    def _moved(self, module: nn.Module) -> float:
+        """Return how far any state is moved, as a share of its norm."""
+        farthest = 0.0
+        states = _all_states(module, self.inputs)
+        for before, after in zip(self.states, states, strict=True):
+            moved = (after - before).norm(dim=-1) / before.norm(dim=-1)
+            farthest = max(farthest, moved.max().item())
+        return farthest
+
+
+@torch.no_grad()
+def _all_states(module: nn.Module, inputs: list[list[int]]) -> list[Tensor]:
+    """Run a module by itself, and return all states and the logits of every input."""
+    states: list[Tensor] = []
+    device = next(module.parameters()).device
+    for ids in inputs:
+        row = torch.tensor([ids], device=device)
+        output = module(row, output_hidden_states=True)
+        states += [*output.hidden_states, output.logits]
+    return states
+
+
+def _changed_in(module: nn.Module, other: nn.Module) -> set[str]:
+    """Return the names of the weights in which a copy differs from a module."""
+    weights = dict(module.named_parameters())
+    different = set()
+    for name, weight in other.named_parameters():
+        if not torch.equal(weight, weights[name]):
+            different.add(name)
+    return different
+
+
+def _count_with_weights(module: nn.Module) -> int:
+    """Count the modules that hold weights of their own."""
+    owners = {name.rpartition(".")[0] for name, _ in module.named_parameters()}
+    return len(owners)
+
+
+def _drifting_sites(facts: Mapping[str, Any]) -> set[str]:
+    return {each["site"] for each in facts["drifting_sites"]}
+
+
+def _changed_weights(facts: Mapping[str, Any]) -> set[str]:
+    return {each["name"] for each in facts["changed_weights"]}
+
+
+def _order(site: str) -> tuple[int, int]:
+    """Return where a site is in the order of the forward pass."""
+    if site.startswith("layer."):
+        return (0, int(site.split(".")[1]))
+    return (1, int(site == "logits"))
