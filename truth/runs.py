@@ -12,10 +12,28 @@ from truth.hosts import HOSTS, compile_into
 from truth.known import KnownModel
 from truth.outputs import Outputs, check_outputs
 from truth.programs import PROGRAMS
+from truth.scores.attention import score_attention
+from truth.scores.contributions import score_contributions
+from truth.scores.drift import score_drift
+from truth.scores.lens import score_lens
+from truth.scores.maps import score_maps
 from truth.scores.patch import score_patch
+from truth.scores.probe import score_probe
+from truth.scores.steer import score_steer
+from truth.scores.visibility import score_visibility
 from truth.tally import Scorecard
 
-SCORES: tuple[Callable[[KnownModel, Scorecard], None], ...] = (score_patch,)
+SCORES: tuple[Callable[[KnownModel, Scorecard], None], ...] = (
+    score_probe,
+    score_patch,
+    score_visibility,
+    score_lens,
+    score_attention,
+    score_contributions,
+    score_drift,
+    score_steer,
+    score_maps,
+)
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,10 @@ from truth.program import Program, Value
 from truth.tally import Question, Scorecard
 
 FEWEST_BLOCKS, HEADS, WIDTH, NEURONS = 2, 4, 64, 256
-BATCH, LEARNING_RATE = 128, 2e-3
+# The learning rate is multiplied by the decay after every round.
+BATCH, LEARNING_RATE, DECAY = 128, 2e-3, 0.9
 # Steps of training, in rounds after each of which the model is examined.
-ROUND, MOST_ROUNDS = 100, 60
+ROUND, MOST_ROUNDS = 100, 40
 # A training ends when all shares are this good; fewer batches are examined until then.
 ENOUGH, EXAMINED_BATCHES, FINAL_BATCHES = 0.995, 2, 8
 
@@ -97,6 +98,7 @@ class Trainer:
     def train(self) -> Trained:
         """Train until an examination is passed, or for the longest time."""
         optimizer = torch.optim.AdamW(self.module.parameters(), LEARNING_RATE)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, DECAY)
         steps = 0
         for _ in range(MOST_ROUNDS):
             self.module.train()
@@ -107,6 +109,7 @@ class Trainer:
                 nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
                 optimizer.step()
             steps += ROUND
+            schedule.step()
             if is_passed(self.examine(EXAMINED_BATCHES)):
                 break
         self.module.eval()
