@@ -115,9 +115,11 @@ def _in_opt(program: Program) -> KnownModel:
 
 
 def _in_bert(program: Program) -> KnownModel:
-    program = with_hidden_future(program)
+    program, looks_back = with_hidden_future(program)
     circuit = circuit_of(program)
-    compiled = Compiled(circuit, ACT2FN["gelu"], is_doubled=True)
+    compiled = Compiled(
+        circuit, ACT2FN["gelu"], is_doubled=True, idle_terms=[looks_back]
+    )
     config = transformers.BertConfig(
         vocab_size=len(program.vocabulary),
         max_position_embeddings=POSITIONS,

@@ -9,7 +9,7 @@ constant channel makes that leak small.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from truth.circuit import Circuit, Written
-from truth.program import Attended, Mapped, Positions
+from truth.program import Attended, Mapped, Positions, Term
 from truth.units import (
     Channels,
     HeadUnit,
@@ -49,7 +49,8 @@ class Compiled:
     """A circuit in matrices, for a host of some width.
 
     `is_doubled` says that every channel is there twice, for layer norms. `gain` is what
-    the norms multiply states with before they are read.
+    the norms multiply states with before they are read. `idle_terms` say where the idle
+    heads look; without any they look everywhere.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class Compiled:
         *,
         is_doubled: bool,
         gain: float = 1.0,
+        idle_terms: Sequence[Term] = (),
     ) -> None:
         self.circuit = circuit
+        self.idle_terms = idle_terms
         self.gain = gain
         self.is_doubled = is_doubled
         self.channels = Channels(circuit, CONSTANT)
@@ -94,7 +97,7 @@ class Compiled:
                 heads.append(head_unit(variable, self.channels))
             elif isinstance(variable, Mapped):
                 neurons.append(neuron_units(variable, self.channels, activation))
-        heads.append(idle_head(self.channels))
+        heads.append(idle_head(self.channels, self.idle_terms))
         neurons.append(idle_neuron(self.channels, activation))
         return BlockUnits(heads, joined(neurons))
 

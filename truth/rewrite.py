@@ -29,8 +29,11 @@ def with_counted_positions(program: Program) -> Program:
     return replace(program, output=_Rewriter(exchanged).of(program.output))
 
 
-def with_hidden_future(program: Program) -> Program:
-    """Return a program whose heads look back by their scores, for a host without mask."""
+def with_hidden_future(program: Program) -> tuple[Program, Term]:
+    """Return a program whose heads look back by their scores, for a host without mask.
+
+    The term that makes them look back is returned too, for heads beyond the program.
+    """
     position: Variable = Positions("position", tuple(range(program.longest)))
     for variable in program.variables:
         if isinstance(variable, Positions):
@@ -40,7 +43,8 @@ def with_hidden_future(program: Program) -> Program:
         return 0.0 if other <= mine else HIDDEN
 
     term = Term(position, looks_back, position)
-    return replace(program, output=_Rewriter({}, (term,)).of(program.output))
+    output = _Rewriter({}, (term,)).of(program.output)
+    return replace(program, output=output), term
 
 
 class _Rewriter:

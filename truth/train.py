@@ -2,7 +2,7 @@
 
 Three losses are added. The model must answer as the program does. If what one head or
 MLP writes at one position is exchanged for that of another run, it must answer as the
-program does with that variable exchanged (interchange). And if anything that is not in
+program does with what it writes exchanged (interchange). And if anything that is not in
 the circuit is exchanged, the answers must stay (strictness).
 """
 
@@ -75,11 +75,13 @@ class Trainer:
         self.circuit = circuit_of(program)
         self.chance = random.Random(seed)
         self.module = untrained(program, self.circuit)
-        self.variables: dict[Component, str] = {}
+        # An MLP may write several.
+        self.variables: dict[Component, list[str]] = {}
         for written in self.circuit.written:
             if written.part != "embeddings":
                 component = Component(written.block, written.head)
-                self.variables[component] = written.variable.name
+                names = self.variables.setdefault(component, [])
+                names.append(written.variable.name)
         self.others = []
         for component in self._components():
             if component not in self.variables:
@@ -134,14 +136,15 @@ class Trainer:
         bases = [self._input(length) for _ in range(BATCH)]
         donors = [self._input(length) for _ in range(BATCH)]
         positions = [self.chance.randrange(len(base)) for base in bases]
-        name = self.variables.get(component)
+        names = self.variables.get(component, [])
         plain, wanted = [], []
         for base, donor, position in zip(bases, donors, positions, strict=True):
             answers = self._answers(self._run(base), base)
             plain.append(answers)
-            if name is not None:
-                value = self._run(donor)[name][position]
-                answers = self._answers_with(base, name, position, value)
+            if names:
+                donated = self._run(donor)
+                forced = [(name, position, donated[name][position]) for name in names]
+                answers = self._answers_with(base, tuple(forced))
             wanted.append(answers)
         return Exchange(component, bases, donors, positions, plain, wanted)
 
@@ -155,11 +158,11 @@ class Trainer:
         return [trace["output"][place] for place in self.program.answers(tokens)]
 
     def _uncached_answers_with(
-        self, tokens: tuple[str, ...], name: str, position: int, value: Value
+        self, tokens: tuple[str, ...], exchanged: tuple[tuple[str, int, Value], ...]
     ) -> list[Value]:
-        """Return what the program answers with one variable exchanged."""
-        trace = self.program.run(tokens, {(name, position): value})
-        return self._answers(trace, tokens)
+        """Return what the program answers with some variables exchanged."""
+        forced = {(name, position): value for name, position, value in exchanged}
+        return self._answers(self.program.run(tokens, forced), tokens)
 
     def _logits(self, exchange: Exchange) -> tuple[Tensor, Tensor]:
         """Return the logits of the answers, as they are and with the exchange."""

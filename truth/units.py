@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from truth.circuit import Circuit
-from truth.program import Attended, Mapped, Share, Value, Variable
+from truth.program import Attended, Mapped, Share, Term, Value, Variable
 
 Matrix: TypeAlias = NDArray[np.float64]
 
@@ -93,8 +93,24 @@ class NeuronUnits:
 
 def head_unit(variable: Attended, channels: Channels) -> HeadUnit:
     """Build the head that gathers a variable."""
+    queries, keys = _scores(variable.terms, channels)
+    values, output = _gathered(variable, channels)
+    return HeadUnit(queries, keys, values, output)
+
+
+def idle_head(channels: Channels, terms: Sequence[Term] = ()) -> HeadUnit:
+    """Build a head that always gathers the same, wherever it looks."""
+    queries, keys = _scores(terms, channels)
+    value, output = channels.reading(), channels.reading()
+    channels.add_constant(value, 1.0)
+    output[channels.idle_head] = 1
+    return HeadUnit(queries, keys, value[None], output[:, None])
+
+
+def _scores(terms: Sequence[Term], channels: Channels) -> tuple[Matrix, Matrix]:
+    """Return what queries and keys read, a row for each value of each term's key."""
     queries, keys = [], []
-    for term in variable.terms:
+    for term in terms:
         for key in term.key.values:
             key_row, query_row = channels.reading(), channels.reading()
             key_row[channels.of(term.key, key)] = 1
@@ -107,21 +123,10 @@ def head_unit(variable: Attended, channels: Channels) -> HeadUnit:
                     query_row[channels.of(term.query, query)] = SHARPNESS * score
             queries.append(query_row)
             keys.append(key_row)
-    empty = np.zeros((0, channels.count))
-    return HeadUnit(
-        np.array(queries) if queries else empty,
-        np.array(keys) if keys else empty,
-        *_gathered(variable, channels),
-    )
-
-
-def idle_head(channels: Channels) -> HeadUnit:
-    """Build a head that looks everywhere and always gathers the same."""
-    value, output = channels.reading(), channels.reading()
-    channels.add_constant(value, 1.0)
-    output[channels.idle_head] = 1
-    nothing = np.zeros((0, channels.count))
-    return HeadUnit(nothing, nothing, value[None], output[:, None])
+    if not queries:
+        nothing = np.zeros((0, channels.count))
+        return nothing, nothing
+    return np.array(queries), np.array(keys)
 
 
 def _gathered(variable: Attended, channels: Channels) -> tuple[Matrix, Matrix]:

@@ -1082,3 +1082,23 @@ def test_a_figure_of_many_sites_has_no_words_on_one_another(
     result.save(path)
     cells = result.data.sizes["site"] * result.data.sizes["token"]
     assert path.read_text("utf-8").count("<text") < cells / 10
+
+
+def test_a_layer_that_favours_no_word_has_settled_nothing() -> None:
+    module: Any = tiny_model("llama")
+    # The state of this token is zero, and so are the logits that a lens reads off it.
+    silent = 7
+    with torch.no_grad():
+        module.get_input_embeddings().weight[silent] = 0
+    model = hs.load((module, None))
+    first = hs.lens(model, [silent], sites="layer.0").data
+    any_word = int(first["word_id"].values[0, 0, 0])
+    # Make the arbitrary word the model's answer.
+    final = model.capture([silent], "final")["final"][0]
+    with torch.no_grad():
+        module.lm_head.weight[any_word] = final
+    result = hs.lens(hs.load((module, None)), [silent])
+    assert result.facts["last_token"]["answer_id"] == any_word
+    assert result.data["word_id"].values[0, 0, 0] == any_word
+    assert result.data["agreement"].values[0] == 0
+    assert result.facts["last_token"]["settled_from"] != "layer.0"

@@ -135,10 +135,15 @@ def test_a_saved_model_loads_like_any_other(host: str, tmp_path: Path) -> None:
     assert declared["variables"][-1]["variable"] == "output"
 
 
+def test_what_an_mlp_writes_is_exchanged_together() -> None:
+    trainer = Trainer(PROGRAMS["modular_sum"]())
+    assert trainer.variables[Component(0, None)] == ["ones", "twos"]
+
+
 def test_a_trained_model_is_examined_on_exchanges() -> None:
     trainer = Trainer(PROGRAMS["maximum"]())
     head = Component(0, 0)
-    assert trainer.variables == {head: "output"}
+    assert trainer.variables == {head: ["output"]}
     exchange = trainer._draw(head)
     for base, donor, position, wanted in zip(
         exchange.bases,

@@ -101,7 +101,8 @@ class Predictions:
         # layers can be settled.
         stream = [row for row, site in enumerate(sites.all) if not site.part]
         stays = np.zeros(best.shape, dtype=bool)
-        stays[stream] = stays_from(best[stream] == answer)
+        agrees = (best == answer) & reading.favours_a_word
+        stays[stream] = stays_from(agrees[stream])
         known = [_is_known(site, sites, depth) for site in sites.selected]
         return cls(
             reading=reading.at(rows),
@@ -206,7 +207,8 @@ def lens_dataset(
 def _along_sites(predictions: Predictions) -> _Columns:
     """Return shares and means over all tokens, and where each answer is settled."""
     best = predictions.reading.top_ids[:, :, 0]
-    agreement = (best == predictions.answer).mean(1)
+    is_favoured = predictions.reading.favours_a_word
+    agreement = ((best == predictions.answer) & is_favoured).mean(1)
     columns: _Columns = {
         "agreement": ("site", agreement.astype(np.float32)),
         "kl_mean": ("site", predictions.reading.kl.mean(1)),
@@ -218,7 +220,8 @@ def _along_sites(predictions: Predictions) -> _Columns:
     following = next_ids(predictions.tokens)
     followed = following >= 0
     if predictions.causal and followed.any():
-        correct = best[:, followed] == following[followed]
+        correct = (best == following) & is_favoured
+        correct = correct[:, followed]
         columns["accuracy"] = "site", correct.mean(1).astype(np.float32)
     return columns
 

@@ -35,6 +35,10 @@ ROWS = 512
 # exp(-80) is nothing beside exp(0) = 1, and still a normal number: CPUs take 50 times
 # as long for subnormal ones.
 SMALLEST_EXPONENT = -80.0
+# A word that is likelier than the average by less than this share is not favoured.
+EVEN = 1e-3
+# Two words that are equally likely have an entropy of ln 2, and no tie has a lower one.
+ENTROPY_OF_TWO = 0.69
 # Stands for a logit of -inf: its probability is zero in any dtype.
 LOWEST_LOGIT = -1e6
 
@@ -135,6 +139,17 @@ class Reading:
             parts = [getattr(reading, field.name) for reading in readings]
             columns[field.name] = np.concatenate(parts, axis=1)[:, order]
         return cls(**columns)
+
+    @property
+    def favours_a_word(self) -> NDArray[np.bool_]:
+        """Tell for each site and token whether some word is likelier than others.
+
+        Where several words share all of the probability alike, the top one is any of
+        them. Then its probability times the exponential of the entropy is 1, the least
+        that it can be.
+        """
+        ratio = self.probability[:, :, 0] * np.exp(self.entropy)
+        return (ratio > 1 + EVEN) | (self.entropy < ENTROPY_OF_TWO)
 
     def at(self, sites: Sequence[int]) -> "Reading":
         """Return the reading of some sites."""
