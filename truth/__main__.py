@@ -43,6 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--save", type=Path, help="a folder for the compiled models")
     options = parser.parse_args(arguments)
+    known = [*PROGRAMS, *HOSTS, "trained"]
+    for name in options.only:
+        if name not in known:
+            parser.error(
+                f"{name!r} is no program or host; there are {', '.join(known)}"
+            )
     jobs = [job for job in every_job() if _is_wanted(job, options.only)]
     if options.save:
         _save(jobs, options.save)

@@ -20,7 +20,14 @@ from truth.train import ACCURACY, INTERCHANGED, STRICT, Trained, Trainer, untrai
 FOLDER = Path(__file__).parent.parent / "out" / "truth"
 SOURCES = ("program", "programs", "circuit", "exchange", "train")
 # Programs whose circuit a small model learns within minutes.
-TRAINED = ("maximum", "skip_trigram", "induction", "histogram", "modular_sum")
+TRAINED = (
+    "maximum",
+    "skip_trigram",
+    "induction",
+    "histogram",
+    "parity",
+    "modular_sum",
+)
 
 
 def trained(name: str, folder: Path = FOLDER) -> Trained:

@@ -31,7 +31,7 @@ BATCH, LEARNING_RATE, DECAY = 128, 2e-3, 0.9
 # Steps of training, in rounds after each of which the model is examined.
 ROUND, MOST_ROUNDS = 100, 40
 # A training ends when all shares are this good; fewer batches are examined until then.
-ENOUGH, EXAMINED_BATCHES, FINAL_BATCHES = 0.995, 2, 8
+ENOUGH, EXAMINED_BATCHES, FINAL_BATCHES = 0.99, 2, 8
 
 ACCURACY = Question("training", "inputs whose answers are all the program's", "0.00")
 INTERCHANGED = Question(

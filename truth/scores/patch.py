@@ -37,6 +37,11 @@ PARTS = Question(
     f"all effects of heads and MLPs are the program's, within {TOLERANCE}",
     "0.00: some part has an effect in every pair",
 )
+ABLATED = Question(
+    "patch (resample)",
+    f"what the loss of each head and MLP costs is the program's, within {TOLERANCE}",
+    "0.00: some part has an effect in every pair",
+)
 RANKED = Question(
     "patch",
     "AUROC of states: those with an effect against those without",
@@ -95,6 +100,12 @@ def score_patch(known: KnownModel, card: Scorecard) -> None:
         estimated = result.data["attribution"].sel(site=parts).to_numpy().ravel()
         rank(card, ESTIMATED_PARTS, truth, estimated)
 
+        result = hs.patch(
+            known.model, contrast, sites=parts, window=every_place, method="resample"
+        )
+        lost = result.data["effect"].sel(site=parts).to_numpy().ravel()
+        card.count(ABLATED, is_right(lost, part_losses(known, pair, parts)))
+
 
 def is_right(effects: Effects, truth: Effects, tolerance: float = TOLERANCE) -> bool:
     """Tell whether all effects are those of the program."""
@@ -147,3 +158,13 @@ def part_effects(known: KnownModel, pair: Pair, parts: list[str]) -> Effects:
         trace = known.circuit.with_writer(part, places, pair.corrupt, pair.clean_trace)
         effects.append(pair.effect(trace["output"][-1]))
     return np.array(effects)
+
+
+def part_losses(known: KnownModel, pair: Pair, parts: list[str]) -> Effects:
+    """Return what is lost, in the program, with each head and MLP of the corrupt run."""
+    places = range(len(pair.clean))
+    losses = []
+    for part in parts:
+        trace = known.circuit.with_writer(part, places, pair.clean, pair.corrupt_trace)
+        losses.append(1 - pair.effect(trace["output"][-1]))
+    return np.array(losses)
