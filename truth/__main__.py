@@ -33,10 +33,19 @@ END = "<!-- end of what is measured by `make truth` -->\n"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Score every model and print the tables."""
-    parser = argparse.ArgumentParser(prog="truth")
+    parser = argparse.ArgumentParser(
+        prog="python -m truth",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--only", nargs="+", default=[], help="programs or hosts")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="processes of one thread each; as many as there are cores if not given",
+    )
+    parser.add_argument("--device", default="cpu", help="where the models are")
     parser.add_argument("--write", action="store_true", help="write docs/truth.md")
     parser.add_argument(
         "--peers", action="store_true", help="put the questions to TransformerLens too"
@@ -49,10 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(
                 f"{name!r} is no program or host; there are {', '.join(known)}"
             )
+    if options.only and options.write:
+        parser.error("--write needs every model: leave --only out")
+    if options.workers < 1:
+        parser.error("--workers must be 1 or more")
     jobs = [job for job in every_job() if _is_wanted(job, options.only)]
     if options.save:
-        _save(jobs, options.save)
-        return 0
+        return _save(jobs, options.save)
     outcomes = list(_outcomes(jobs, options.workers, options.device))
     # As in the list of jobs, whichever came first.
     outcomes.sort(key=lambda outcome: jobs.index(outcome.job))
@@ -84,12 +96,19 @@ def _is_wanted(job: Job, names: Sequence[str]) -> bool:
     return of_program and (not hosts or job.host in hosts)
 
 
-def _save(jobs: Sequence[Job], folder: Path) -> None:
+def _save(jobs: Sequence[Job], folder: Path) -> int:
+    """Save what was compiled, and say where; return 1 if that is nothing."""
+    saved = 0
     for job in jobs:
         # The plain module is a class of this lab, which no folder can name.
         if job.host in HOSTS and job.host != "plain":
-            known = compile_into(job.host, PROGRAMS[job.program]())
-            save(known, folder / f"{job.host}-{job.program}")
+            path = folder / f"{job.host}-{job.program}"
+            save(compile_into(job.host, PROGRAMS[job.program]()), path)
+            print(path)
+            saved += 1
+    if not saved:
+        print("Only models compiled into GPT-2, OPT, BERT or Llama can be saved.")
+    return int(not saved)
 
 
 def _outcomes(jobs: Sequence[Job], workers: int, device: str) -> Iterator[Outcome]:

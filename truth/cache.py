@@ -15,7 +15,7 @@ from truth.circuit import circuit_of
 from truth.known import KnownModel
 from truth.programs import PROGRAMS
 from truth.tally import Scorecard
-from truth.train import ACCURACY, INTERCHANGED, STRICT, Trained, Trainer, untrained
+from truth.train import ACCURACY, INTERCHANGED, STRICT, Trained, train, untrained
 
 FOLDER = Path(__file__).parent.parent / "out" / "truth"
 SOURCES = ("program", "programs", "circuit", "exchange", "train")
@@ -37,13 +37,15 @@ def trained(name: str, folder: Path = FOLDER) -> Trained:
     # The facts are written last: without them the weights may be half written.
     if facts.exists():
         return _read(name, path, facts)
-    made = Trainer(PROGRAMS[name]()).train()
+    made = train(PROGRAMS[name]())
     folder.mkdir(parents=True, exist_ok=True)
     save_file(made.known.module.state_dict(), path)
-    cases = {}
-    for question, numbers in made.examination.cases.items():
-        cases[question.asked] = numbers
-    facts.write_text(json.dumps({"steps": made.steps, "cases": cases}))
+    kept = {
+        "steps": made.steps,
+        "examination": _as_dict(made.examination),
+        "untaught": _as_dict(made.untaught),
+    }
+    facts.write_text(json.dumps(kept))
     return made
 
 
@@ -53,12 +55,21 @@ def _read(name: str, path: Path, facts: Path) -> Trained:
     circuit = circuit_of(program)
     module = untrained(program, circuit).eval()
     module.load_state_dict(load_file(path))
+    known = KnownModel("trained", program, circuit, module)
+    examination = _as_card(kept["examination"])
+    return Trained(known, kept["steps"], examination, _as_card(kept["untaught"]))
+
+
+def _as_dict(card: Scorecard) -> dict[str, list[float]]:
+    return {question.asked: cases for question, cases in card.cases.items()}
+
+
+def _as_card(kept: dict[str, list[float]]) -> Scorecard:
     card = Scorecard()
     for question in (ACCURACY, INTERCHANGED, STRICT):
-        for number in kept["cases"].get(question.asked, []):
+        for number in kept[question.asked]:
             card.add(question, number)
-    known = KnownModel("trained", program, circuit, module)
-    return Trained(known, card, kept["steps"])
+    return card
 
 
 def _fingerprint() -> str:

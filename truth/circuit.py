@@ -44,7 +44,7 @@ class Written:
     def writer(self) -> str:
         """Return the site of what writes it: an embedding, a head or an MLP."""
         if self.part == "embeddings":
-            return "layer.0"
+            return "embeddings"
         if self.part == "attn":
             return f"layer.{self.block + 1}.attn.head.{self.head}"
         return f"layer.{self.block + 1}.mlp"
@@ -100,7 +100,7 @@ class Circuit:
             rows.append(
                 {
                     "variable": name,
-                    "values": len(written.variable.values),
+                    "values": [str(value) for value in written.variable.values],
                     "first_site": written.first_site,
                     "writer": written.writer,
                     "readers": self.readers(name),
@@ -119,10 +119,10 @@ class Circuit:
             last = (-1, 0)
         return [each.variable.name for each in self.written if each.step <= last]
 
-    def sites(self) -> list[str]:
+    def sites(self, blocks: int | None = None) -> list[str]:
         """Return the states of the residual stream, from the bottom up."""
         sites = ["layer.0"]
-        for block in range(self.blocks):
+        for block in range(blocks or self.blocks):
             sites += [f"layer.{block + 1}.mid", f"layer.{block + 1}"]
         return sites
 
@@ -133,8 +133,7 @@ class Circuit:
         trace = self.program.run(tokens)
         forced: dict[tuple[str, int], object] = {}
         for name in self.present(site):
-            # What was written before the site has been read before it too: elsewhere
-            # it stays as it was.
+            # At other positions, what was written before the site stays as it was.
             for other, value in enumerate(trace[name]):
                 forced[name, other] = value
             forced[name, place] = donor[name][place]
@@ -170,7 +169,7 @@ def circuit_of(program: Program) -> Circuit:
             placed[variable.name] = Written(variable, "attn", block, head)
             continue
         # An MLP reads what the attention of its block wrote.
-        is_after_attention = (last_block, last_part) == (max(last_block, 0), 0)
+        is_after_attention = last_block >= 0 and last_part == 0
         block = last_block if is_after_attention else last_block + 1
         placed[variable.name] = Written(variable, "mlp", max(block, 0))
     written = sorted(placed.values(), key=lambda each: each.step)

@@ -1,10 +1,11 @@
-"""Exchange what one head or MLP of a GPT-2 writes for what it wrote in another run."""
+"""Exchange what heads and MLPs of a GPT-2 write for what they wrote in another run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 
@@ -16,43 +17,51 @@ class Component(NamedTuple):
 
 
 class Recording:
-    """Keeps what one component writes while the module is called."""
+    """Keeps what some components write while the module is called."""
 
-    def __init__(self, module: Any, component: Component) -> None:
-        self.place = _Place(module, component)
-        self.written = torch.empty(0)
+    def __init__(self, module: Any, components: Sequence[Component]) -> None:
+        self.places = {each: _Place(module, each) for each in components}
+        self.written: dict[Component, Tensor] = {}
 
     def __enter__(self) -> Recording:
-        self._hook = self.place.watch(self._keep)
+        self._hooks = []
+        for component, place in self.places.items():
+            self._hooks.append(place.watch(partial(self._keep, component)))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
-    def _keep(self, tensor: Tensor) -> None:
-        self.written = tensor[..., self.place.numbers]
+    def _keep(self, component: Component, tensor: Tensor) -> None:
+        self.written[component] = tensor[..., self.places[component].numbers]
 
 
 class Exchanging:
-    """Puts what a component wrote elsewhere into one position of each row."""
+    """Puts what components wrote in another run into some positions of each row.
+
+    `is_exchanged` is `[row, position]`, and `donated` has what each component wrote.
+    """
 
     def __init__(
-        self, module: Any, component: Component, positions: Tensor, donated: Tensor
+        self, module: Any, is_exchanged: Tensor, donated: Mapping[Component, Tensor]
     ) -> None:
-        self.place = _Place(module, component)
-        self.positions, self.donated = positions, donated
+        self.places = {each: _Place(module, each) for each in donated}
+        self.is_exchanged, self.donated = is_exchanged, donated
 
     def __enter__(self) -> None:
-        self._hook = self.place.watch(self._exchange)
+        self._hooks = []
+        for component, place in self.places.items():
+            self._hooks.append(place.watch(partial(self._exchange, component)))
 
     def __exit__(self, *exception: object) -> None:
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
-    def _exchange(self, tensor: Tensor) -> Tensor:
-        rows = torch.arange(len(tensor))
+    def _exchange(self, component: Component, tensor: Tensor) -> Tensor:
         changed = tensor.clone()
-        written = changed[..., self.place.numbers]
-        written[rows, self.positions] = self.donated[rows, self.positions]
+        written = changed[..., self.places[component].numbers]
+        written[self.is_exchanged] = self.donated[component][self.is_exchanged]
         return changed
 
 
@@ -67,7 +76,7 @@ class _Place:
             width = module.config.n_embd // module.config.n_head
             self.numbers = slice(component.head * width, (component.head + 1) * width)
 
-    def watch(self, handle: Any) -> Any:
+    def watch(self, handle: Callable[[Tensor], Tensor | None]) -> Any:
         """Hook a function that is given the tensor, and may return another one."""
         if not self.is_head:
             return self.block.mlp.register_forward_hook(

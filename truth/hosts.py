@@ -218,7 +218,7 @@ def _in_llama(program: Program) -> KnownModel:
         units = compiled.blocks[number].neurons
         copy_rows(block.mlp.gate_proj.weight, compiled.reading(units.reads))
         # What multiplies the activation is always one.
-        ones = compiled.channels.reading()
+        ones = compiled.channels.zeros()
         compiled.channels.add_constant(ones, 1.0)
         rows = compiled.reading(ones[None]).expand(len(units.reads), -1)
         copy_rows(block.mlp.up_proj.weight, rows)

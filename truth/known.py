@@ -34,8 +34,11 @@ class KnownModel:
 
     @cached_property
     def sites(self) -> list[str]:
-        """Return the states of the residual stream that the circuit speaks of."""
-        return self.circuit.sites()
+        """Return the states of the residual stream.
+
+        A trained model may have more blocks than its circuit needs.
+        """
+        return self.circuit.sites(self.model.anatomy.stacks[-1].depth)
 
     def ids(self, tokens: list[str]) -> list[int]:
         """Return the ids of tokens."""

@@ -1,9 +1,9 @@
 """A compiled program as matrices of a host's width, whatever the host calls them.
 
 A host with layer norms has every channel twice, the second time negated, so that the
-mean is zero. Each variable that is written adds the same to the square of every state's
-norm, so that a gain undoes the norm; only numbers, whose squares differ, leak. The
-constant channel makes that leak small.
+mean is zero. Each variable with a direction for every value adds exactly 1 to a state's
+squared norm, so that the norm's gain undoes its division; only numbers, whose squares
+differ, leak. The constant channel makes that leak small.
 """
 
 from __future__ import annotations
@@ -119,12 +119,12 @@ class Compiled:
         """Return columns over channels as columns over the host's width."""
         return self._wide(columns.T, 1.0).T
 
-    def _wide(self, rows: Matrix, share: float) -> Tensor:
+    def _wide(self, rows: Matrix, weight: float) -> Tensor:
         wide = np.zeros((len(rows), self.width))
         if self.is_doubled:
             last = 2 * self.channels.count
-            wide[:, 0:last:2] = share * rows
-            wide[:, 1:last:2] = -share * rows
+            wide[:, 0:last:2] = weight * rows
+            wide[:, 1:last:2] = -weight * rows
         else:
             wide[:, : self.channels.count] = rows
         return torch.tensor(wide, dtype=torch.float32)
@@ -177,7 +177,7 @@ class Compiled:
 
 
 def _square(written: Written) -> float:
-    """Return what a variable adds to the squared norm: of a number, that of the mean."""
+    """Return what a variable adds to the squared norm: the mean over its values."""
     variable = written.variable
     if not variable.is_numeric:
         return 1.0

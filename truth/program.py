@@ -94,7 +94,7 @@ class Term:
 class Attended(Variable):
     """A variable that attention gathers from the positions of the highest score.
 
-    The score of a position is the sum of the terms; without any, all are equal.
+    The score of a position is the sum of the terms; without terms all score the same.
     """
 
     source: Variable
@@ -179,7 +179,7 @@ def count(
 ) -> Mapped:
     """Make a variable of how many tokens so far are counted, for a query's value.
 
-    Attention cannot count, but it can share: the start token is always attended, so
+    Attention averages, and so cannot count. But the start token is always attended, so
     that its share is 1 / (1 + count).
     """
 
@@ -200,7 +200,7 @@ class Program:
 
     `output` is what the model predicts at each position that answers. `lengths` are
     those of the inputs, without the start token. An input is a sequence of `letters`;
-    where the program `asks`, as many question marks follow it, and only they answer.
+    where the program `asks`, a question mark for each letter follows, and only they answer.
     `tolerance` is how far a logit of a compiled model may be off, where the right
     token's is 10 and the others' are 0.
     """

@@ -6,9 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from truth.circuit import circuit_of
 from truth.hosts import HOSTS
+from truth.outputs import Outputs
+from truth.program import Program
 from truth.programs import PROGRAMS
+from truth.rewrite import with_counted_positions
 from truth.runs import Outcome
 from truth.tally import Question, Score, score
+from truth.train import ACCURACY, INTERCHANGED, STRICT
 
 NAMES = {
     "plain": "plain",
@@ -18,6 +22,8 @@ NAMES = {
     "llama": "Llama",
     "trained": "trained",
 }
+
+EXAMINED = (ACCURACY, INTERCHANGED, STRICT)
 
 
 def report(outcomes: Sequence[Outcome]) -> str:
@@ -46,7 +52,7 @@ def report(outcomes: Sequence[Outcome]) -> str:
 
 def _compiled_table(outcomes: Sequence[Outcome]) -> str:
     """Return what every program is, and how exact its models are."""
-    header = ["program", "its output", "tokens", "longest input", "blocks (Llama)"]
+    header = ["program", "its output", "tokens", "longest input", "blocks"]
     header += ["inputs tried", "wrong", "tolerance"]
     header += [NAMES[host] for host in HOSTS]
     rows = []
@@ -62,29 +68,44 @@ def _compiled_table(outcomes: Sequence[Outcome]) -> str:
         tried = f"{first.inputs:,}" + " (all)" * first.is_every_input
         wrong = sum(outputs.wrong for outputs in checked.values())
         row = [name, program.task, str(len(program.vocabulary))]
-        row += [str(program.longest), str(circuit_of(program).blocks), tried]
+        row += [str(program.longest), _blocks(program), tried]
         row += [str(wrong), str(program.tolerance)]
         for host in HOSTS:
-            outputs = checked.get(host)
-            row.append(f"{outputs.logit_error:.0e}" if outputs else "")
+            row.append(_errors(checked.get(host)))
         rows.append(row)
     return _table(header, rows)
+
+
+def _blocks(program: Program) -> str:
+    """Return the number of blocks, with Llama's if it needs more."""
+    blocks = circuit_of(program).blocks
+    in_llama = circuit_of(with_counted_positions(program)).blocks
+    return str(blocks) if blocks == in_llama else f"{blocks} (Llama {in_llama})"
+
+
+def _errors(outputs: Outputs | None) -> str:
+    """Return the largest error of a logit, and that of a channel of a state."""
+    if outputs is None:
+        return ""
+    return f"{outputs.logit_error:.0e}, {outputs.leak:.0e}"
 
 
 def _trained_table(outcomes: Sequence[Outcome]) -> str:
-    """Return how the trained models did in their examinations."""
-    trained = [outcome for outcome in outcomes if outcome.job.host == "trained"]
-    if not trained:
-        return "None."
-    questions = list(trained[0].training.cases)
-    header = ["program", "steps", *(question.asked for question in questions)]
+    """Return how the trained models did, and those that learned answers alone."""
+    header = ["program", "steps", "circuit taught"]
+    header += [question.asked for question in EXAMINED]
     rows = []
-    for outcome in sorted(trained, key=lambda each: each.job.program):
-        row = [outcome.job.program, f"{outcome.steps:,}"]
-        for question in questions:
-            row.append(_cell(score(question, outcome.training.cases[question])))
-        rows.append(row)
-    return _table(header, rows)
+    for outcome in outcomes:
+        training = outcome.training
+        if training is None:
+            continue
+        cards = {f"{training.steps:,}": training.examination, "": training.untaught}
+        for steps, card in cards.items():
+            row = [outcome.job.program, steps, "yes" if steps else "no"]
+            for question in EXAMINED:
+                row.append(_cell(score(question, card.cases[question])))
+            rows.append(row)
+    return _table(header, rows) if rows else "None."
 
 
 def _questions(outcomes: Iterable[Outcome]) -> list[Question]:

@@ -48,17 +48,25 @@ class Job:
 class Outcome:
     """What came of one model.
 
-    `outputs` are of a compiled model, `steps` and `training` of a trained one. An
-    analysis that refuses a model says why in `refused`.
+    `outputs` are of a compiled model, and `training` is of a trained one. An analysis
+    that refuses a model says why in `refused`.
     """
 
     job: Job
     seconds: float = 0.0
     outputs: Outputs | None = None
-    steps: int = 0
-    training: Scorecard = field(default_factory=Scorecard)
+    training: Training | None = None
     card: Scorecard = field(default_factory=Scorecard)
     refused: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a training went: its steps, and its examination beside an untaught model's."""
+
+    steps: int
+    examination: Scorecard
+    untaught: Scorecard
 
 
 def every_job() -> list[Job]:
@@ -73,18 +81,7 @@ def run(job: Job, device: str = "cpu") -> Outcome:
     """Make a model, check that it is its program, and score every analysis on it."""
     start = time.monotonic()
     outcome = Outcome(job)
-    if job.host == "trained":
-        made = trained(job.program)
-        known, outcome.training, outcome.steps = (
-            made.known,
-            made.examination,
-            made.steps,
-        )
-        known.module.to(device)
-    else:
-        known = compile_into(job.host, PROGRAMS[job.program]())
-        known.module.to(device)
-        outcome.outputs = check_outputs(known)
+    known = _known(job, outcome, device)
     for score in SCORES:
         try:
             score(known, outcome.card)
@@ -92,3 +89,18 @@ def run(job: Job, device: str = "cpu") -> Outcome:
             outcome.refused[score.__name__.removeprefix("score_")] = str(refusal)
     outcome.seconds = time.monotonic() - start
     return outcome
+
+
+def _known(job: Job, outcome: Outcome, device: str) -> KnownModel:
+    """Make the model of a job, and note how near it is to its program."""
+    if job.host == "trained":
+        made = trained(job.program)
+        made.known.module.to(device)
+        outcome.training = Training(made.steps, made.examination, made.untaught)
+        return made.known
+    known = compile_into(job.host, PROGRAMS[job.program]())
+    known.module.to(device)
+    outcome.outputs = check_outputs(known)
+    if outcome.outputs.wrong or outcome.outputs.logit_error > known.program.tolerance:
+        raise RuntimeError(f"{job} is not its program: {outcome.outputs}")
+    return known

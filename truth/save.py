@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from truth.known import KnownModel
@@ -25,6 +25,7 @@ def save(known: KnownModel, folder: Path) -> None:
         "task": known.program.task,
         "lengths": [min(known.program.lengths), max(known.program.lengths)],
         "letters": list(known.program.letters),
+        "asks": known.program.asks,
         "tolerance": known.program.tolerance,
         "variables": known.circuit.declared(),
     }
@@ -32,8 +33,14 @@ def save(known: KnownModel, folder: Path) -> None:
 
 
 def tokenizer_of(program: Program) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of words between spaces: the program's tokens."""
+    """Return a tokenizer of the program's tokens, between spaces.
+
+    It begins every text with the start token, and stops at a token that it has not.
+    """
     ids = {token: row for row, token in enumerate(program.vocabulary)}
-    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=START))
+    tokenizer = Tokenizer(models.WordLevel(ids))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{START} $A", special_tokens=[(START, ids[START])]
+    )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=START)

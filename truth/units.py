@@ -23,7 +23,8 @@ from truth.program import Attended, Mapped, Share, Term, Value, Variable
 
 Matrix: TypeAlias = NDArray[np.float64]
 
-# How far a neuron is from its threshold: no activation function leaks there.
+# How far a neuron is from its threshold, before the activation function: so far from
+# it none leaks.
 CLEAR = 30.0
 # Scores are multiplied by this, so that the second best gets next to nothing.
 SHARPNESS = 40.0
@@ -61,8 +62,8 @@ class Channels:
         width = 1 if variable.is_numeric else len(variable.values)
         return list(range(start, start + width))
 
-    def reading(self) -> Matrix:
-        """Return a row that reads nothing yet."""
+    def zeros(self) -> Matrix:
+        """Return a row that reads nothing yet, or a column that writes nothing."""
         return np.zeros(self.count)
 
     def add_constant(self, row: Matrix, number: float) -> None:
@@ -101,7 +102,7 @@ def head_unit(variable: Attended, channels: Channels) -> HeadUnit:
 def idle_head(channels: Channels, terms: Sequence[Term] = ()) -> HeadUnit:
     """Build a head that always gathers the same, wherever it looks."""
     queries, keys = _scores(terms, channels)
-    value, output = channels.reading(), channels.reading()
+    value, output = channels.zeros(), channels.zeros()
     channels.add_constant(value, 1.0)
     output[channels.idle_head] = 1
     return HeadUnit(queries, keys, value[None], output[:, None])
@@ -112,7 +113,7 @@ def _scores(terms: Sequence[Term], channels: Channels) -> tuple[Matrix, Matrix]:
     queries, keys = [], []
     for term in terms:
         for key in term.key.values:
-            key_row, query_row = channels.reading(), channels.reading()
+            key_row, query_row = channels.zeros(), channels.zeros()
             key_row[channels.of(term.key, key)] = 1
             if term.query is None:
                 score = term.of(None, key)
@@ -161,7 +162,7 @@ def _lookup(
     reads, writes = [], []
     on = activation(CLEAR)
     for values in itertools.product(*(read.values for read in variable.inputs)):
-        row, column = channels.reading(), channels.reading()
+        row, column = channels.zeros(), channels.zeros()
         for read, value in zip(variable.inputs, values, strict=True):
             row[channels.of(read, value)] += 2 * CLEAR
         # One missing input is enough to switch it off.
@@ -177,7 +178,7 @@ def idle_neuron(
     channels: Channels, activation: Callable[[float], float]
 ) -> NeuronUnits:
     """Build a neuron that is always on."""
-    row, column = channels.reading(), channels.reading()
+    row, column = channels.zeros(), channels.zeros()
     channels.add_constant(row, CLEAR)
     column[channels.idle_neuron] = 1 / activation(CLEAR)
     return NeuronUnits(row[None], column[:, None])
@@ -194,22 +195,22 @@ def _steps(variable: Mapped, channels: Channels) -> NeuronUnits:
     slope = 2 * CLEAR / gap
     reads, writes = [], []
     results = [variable.function(value) for value in number.values]
-    base = channels.reading()
+    base = channels.zeros()
     base[channels.of(variable, results[0])] += 1
     for level in range(1, len(levels)):
         threshold = (levels[level - 1] + levels[level]) / 2
-        column = channels.reading()
+        column = channels.zeros()
         column[channels.of(variable, results[level])] += 1
         column[channels.of(variable, results[level - 1])] -= 1
         for delay, sign in ((0.0, 1.0), (STEP, -1.0)):
-            row = channels.reading()
+            row = channels.zeros()
             row[channels.of(number, None)] = slope
             channels.add_constant(row, -slope * threshold - delay)
             reads.append(row)
             writes.append(sign * column / STEP)
     # The lowest level is there until a step replaces it: two neurons that are always on.
     for delay, sign in ((0.0, 1.0), (STEP, -1.0)):
-        row = channels.reading()
+        row = channels.zeros()
         channels.add_constant(row, CLEAR - delay)
         reads.append(row)
         writes.append(sign * base / STEP)

@@ -25,7 +25,7 @@ from truth.runs import Job, Outcome
 from truth.save import save
 from truth.scores import patch
 from truth.tally import Question, Scorecard, score
-from truth.train import Trainer
+from truth.train import ACCURACY, Trainer
 
 # What each program says at its last position, in plain Python.
 Letters = Sequence[str]
@@ -128,7 +128,7 @@ def test_a_saved_model_loads_like_any_other(host: str, tmp_path: Path) -> None:
     known = compile_into(host, PROGRAMS["maximum"]())
     save(known, tmp_path)
     model = hs.load(tmp_path)
-    run = hs.record(model, "<s> 1 3 2", (), logits=True)
+    run = hs.record(model, "1 3 2", (), logits=True)
     assert run.logits is not None
     assert known.program.vocabulary[run.logits[-1].argmax()] == "3"
     declared = json.loads((tmp_path / "circuit.json").read_text())
@@ -140,25 +140,34 @@ def test_what_an_mlp_writes_is_exchanged_together() -> None:
     assert trainer.variables[Component(0, None)] == ["ones", "twos"]
 
 
-def test_a_trained_model_is_examined_on_exchanges() -> None:
+def test_interchange_wants_the_answers_of_the_exchanged_program() -> None:
     trainer = Trainer(PROGRAMS["maximum"]())
     head = Component(0, 0)
     assert trainer.variables == {head: ["output"]}
-    exchange = trainer._draw(head)
-    for base, donor, position, wanted in zip(
-        exchange.bases,
-        exchange.donors,
-        exchange.positions,
-        exchange.wanted,
-        strict=True,
+    exchange = trainer._draw_interchange(head)
+    for row, (base, donor) in enumerate(
+        zip(exchange.bases, exchange.donors, strict=True)
     ):
+        (position,) = exchange.is_exchanged[row].nonzero().flatten().tolist()
         answers = trainer.program.run(base)["output"]
         answers[position] = trainer.program.run(donor)["output"][position]
-        assert wanted == answers[1:]
-    card = trainer.examine(batches=1)
-    shares = [score(question, cases).value for question, cases in card.cases.items()]
-    # Nothing has been learned yet.
-    assert min(shares) < 0.5
+        assert exchange.wanted[row] == answers[1:]
+
+
+def test_everything_outside_the_circuit_is_exchanged_at_once() -> None:
+    trainer = Trainer(PROGRAMS["maximum"]())
+    exchange = trainer._draw_outside(1.0)
+    assert exchange.components == trainer.others
+    assert len(trainer.others) == 9
+    assert exchange.is_exchanged.all()
+    assert exchange.wanted == exchange.plain
+
+
+def test_a_model_that_has_learned_nothing_fails_its_examination() -> None:
+    trainer = Trainer(PROGRAMS["maximum"]())
+    card = trainer.examine(Component(0, 0), batches=1)
+    assert score(ACCURACY, card.cases[ACCURACY]).value < 0.5
+    assert not trainer._is_passed()
 
 
 def test_scores_are_pooled_by_host_with_intervals() -> None:

@@ -246,7 +246,7 @@ def _compiled_direction(compiled: Compiled, case: _Case) -> Tensor:
     """Return what the compiler writes for the new value less that for the old one."""
     variable = compiled.circuit.place(case.name).variable
     old, new = case.values
-    column = compiled.channels.reading()
+    column = compiled.channels.zeros()
     if variable.is_numeric:
         column[compiled.channels.of(variable, None)] = float(new) - float(old)
     else:
