@@ -19,13 +19,13 @@ from truth.train import ACCURACY, INTERCHANGED, STRICT, Trained, train, untraine
 
 FOLDER = Path(__file__).parent.parent / "out" / "truth"
 SOURCES = ("program", "programs", "circuit", "exchange", "train")
-# Programs whose circuit a small model learns within minutes.
+# Programs whose circuit a small model learns within minutes. Parity is none of them: with
+# everything else exchanged at once, it was not learned in 4,000 steps.
 TRAINED = (
     "maximum",
     "skip_trigram",
     "induction",
     "histogram",
-    "parity",
     "modular_sum",
 )
 
