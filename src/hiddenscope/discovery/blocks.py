@@ -149,8 +149,9 @@ class _BlockValues:
         """
         if self.end is None:
             return
-        written = [value for value in self.outputs.values() if value.size > 0]
-        for first, second in combinations(written, 2):
+        for first, second in combinations(self.outputs.values(), 2):
+            if first.size == 0 or second.size == 0:
+                continue
             if self._is_sum(self.end, (self.entry, first, second)):
                 yield first, second
 

@@ -28,10 +28,9 @@ def in_columns(
         return [(i, j) for j, i in in_columns(b, a, pair=pair)]
     columns: TokenColumns = []
     matcher: SequenceMatcher[Hashable] = SequenceMatcher(None, a, b, autojunk=False)
-    if pair and len(a) == len(b):
-        in_place = sum(one == other for one, other in zip(a, b, strict=True))
-        if in_place >= sum(match.size for match in matcher.get_matching_blocks()):
-            return [(row, row) for row in range(len(a))]
+    if pair and len(a) == len(b) and not _is_torn(a, b, matcher):
+        rows = range(len(a))
+        return list(zip(rows, rows, strict=True))
     for tag, a_start, a_end, b_start, b_end in matcher.get_opcodes():
         paired = 0
         if pair or tag == "equal":
@@ -43,3 +42,16 @@ def in_columns(
         )
         columns += in_both
     return columns
+
+
+def _is_torn(
+    a: Sequence[Any], b: Sequence[Any], matcher: SequenceMatcher[Hashable]
+) -> bool:
+    """Tell whether fewer equal tokens meet token by token than in the best match."""
+    in_place = 0
+    for one, other in zip(a, b, strict=True):
+        in_place += one == other
+    matched = 0
+    for match in matcher.get_matching_blocks():
+        matched += match.size
+    return in_place < matched
