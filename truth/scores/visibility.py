@@ -25,7 +25,7 @@ from truth.known import KnownModel
 from truth.program import Attended, Mapped, Program, Trace, Variable
 from truth.tally import Question, Scorecard
 
-INPUTS = 10
+INPUTS = 6
 Measure: TypeAlias = Literal["l1", "frobenius"]
 MEASURES: tuple[Measure, ...] = ("l1", "frobenius")
 
