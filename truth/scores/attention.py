@@ -128,7 +128,8 @@ def _score_claims(known: KnownModel, card: Scorecard) -> None:
     tokens = known.program.draw(1)[0]
     result = hs.attention(known.model, [known.ids(tokens)], draws=DRAWS)
     card.count(TESTED, result.facts["draws"] > 0)
-    if not result.facts["draws"]:
+    if not result.facts["draws"] or known.host == "trained":
+        # Where the heads of a trained model look is not enforced.
         return
     chance = random.Random(0)
     texts = []
