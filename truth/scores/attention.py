@@ -35,51 +35,56 @@ LETTERS = "abcdefghijklmnop"
 PATTERN = Question(
     "attention",
     f"a head's weights are the program's, within {TOLERANCE}",
-    "0: even attention is off by more in every input",
+    "the row of even attention within the tolerance",
+)
+PATTERN_EVEN = Question(
+    "attention",
+    "even attention up to the query is the program's, within that tolerance (null)",
+    "null",
 )
 DIFFERENCE = Question(
     "attention",
     "largest difference of a weight from the program's",
-    "1",
+    "1.00: all of the weight is elsewhere",
     "largest",
 )
 IDLE = Question(
     "attention",
-    "largest difference of an idle head's weights from even ones",
-    "1",
+    "largest difference of an idle head's weights from even ones up to the query",
+    "1.00: all of the weight is elsewhere",
     "largest",
 )
 ATTENDED = Question(
     "attention",
     "weight on the positions that the program looks at, where it answers",
-    "the share of these positions: see below",
+    "the row of even attention",
     "mean",
 )
 EVEN = Question(
     "attention",
-    "the same, for even attention (null)",
-    "itself",
+    "the same, for even attention up to the query (null)",
+    "null",
     "mean",
 )
 TESTED = Question(
     "attention",
     "heads can be tested on random tokens: there are enough different ones",
-    "none",
+    "0.00 or 1.00: it asks whether there is a test, not what it says",
 )
 NOT_FALSE = Question(
     "attention",
     "no head is listed for what the program does not do on its own inputs",
-    "1: nothing is listed",
+    "1.00: nothing is listed",
 )
 NAMED = Question(
     "attention",
     "16 letters: the previous-token head and the induction head are named",
-    "0: nothing is listed",
+    "0.00: nothing is listed",
 )
 ALONE = Question(
     "attention",
     "16 letters: no head is listed for what the program does not do",
-    "1: nothing is listed",
+    "1.00: nothing is listed",
 )
 
 
@@ -93,25 +98,29 @@ def score_attention(known: KnownModel, card: Scorecard) -> None:
 
 
 def _score_patterns(known: KnownModel, card: Scorecard) -> None:
+    """Compare weights, but not of a trained model: where it looks is not enforced."""
+    if known.host == "trained":
+        return
     heads = list(_attended(known))
     for tokens in known.program.draw(INPUTS):
         trace = known.program.run(tokens)
         result = hs.attention(known.model, [known.ids(tokens)], draws=0)
         answers = known.program.answers(tokens)
-        even = _even(known, len(tokens))
+        even = _even_back(len(tokens))
         for place, variable in heads:
             found = _pattern(result, place)
             wanted = program_weights(variable, trace)
             card.add(ATTENDED, float((found * (wanted > 0))[answers].sum(1).mean()))
             card.add(EVEN, float((even * (wanted > 0))[answers].sum(1).mean()))
-            if known.host != "trained":
-                off = float(np.abs(found - wanted).max())
-                card.count(PATTERN, off < TOLERANCE)
-                card.add(DIFFERENCE, off)
-        if known.host != "trained":
-            # The last head of every block is idle.
-            idle = result.data["pattern"].isel(head=-1).to_numpy()
-            card.add(IDLE, float(np.abs(idle - even).max()))
+            off = float(np.abs(found - wanted).max())
+            card.count(PATTERN, off < TOLERANCE)
+            card.count(PATTERN_EVEN, np.abs(even - wanted).max() < TOLERANCE)
+            card.add(DIFFERENCE, off)
+        off_even = []
+        for block, head in enumerate(_idle_heads(known)):
+            idle = result.data["pattern"].sel(layer=block + 1, head=head).to_numpy()
+            off_even.append(np.abs(idle - even).max())
+        card.add(IDLE, max(off_even))
 
 
 def _score_claims(known: KnownModel, card: Scorecard) -> None:
@@ -119,7 +128,8 @@ def _score_claims(known: KnownModel, card: Scorecard) -> None:
     tokens = known.program.draw(1)[0]
     result = hs.attention(known.model, [known.ids(tokens)], draws=DRAWS)
     card.count(TESTED, result.facts["draws"] > 0)
-    if not result.facts["draws"]:
+    if not result.facts["draws"] or known.host == "trained":
+        # Where the heads of a trained model look is not enforced.
         return
     chance = random.Random(0)
     texts = []
@@ -158,18 +168,21 @@ def _false_claims(
     known: KnownModel, result: hs.Result, texts: Sequence[list[str]]
 ) -> list[str]:
     """Return the heads that are listed, though they do not read so in these texts."""
+    length = len(texts[0])
     weights: dict[str, list[Weights]] = {}
+    for block, head in enumerate(_idle_heads(known)):
+        weights[f"layer.{block + 1}.attn.head.{head}"] = [_even_back(length)]
     for tokens in texts:
         trace = known.program.run(tokens)
         for place, variable in _attended(known):
             of_head = weights.setdefault(place.writer, [])
             of_head.append(program_weights(variable, trace))
     false = []
-    even = _even(known, len(texts[0]))
+    even = _even(known, length)
     for relation in RELATIONS:
         by_chance = _on_related(relation, even)
         for site in _listed(result, relation):
-            # An idle head reads everything alike.
+            # A head without weights looks at everything alike.
             of_head = weights.get(site, [even])
             score = np.mean([_on_related(relation, each) for each in of_head])
             if score <= by_chance:
@@ -196,6 +209,16 @@ def _even(known: KnownModel, length: int) -> Weights:
     return even
 
 
+def _even_back(length: int) -> Weights:
+    """Return even weights over the positions up to the query.
+
+    All heads of compiled models look back only, also where a token can see more.
+    """
+    visible = np.tril(np.ones((length, length)))
+    even: Weights = visible / visible.sum(1, keepdims=True)
+    return even
+
+
 def _on_related(relation: str, weights: Weights) -> float:
     """Return the mean weight on a related token, without the first query."""
     queries = np.arange(1, len(weights))
@@ -208,6 +231,17 @@ def _attended(known: KnownModel) -> Iterator[tuple[Written, Attended]]:
     for place in known.circuit.written:
         if isinstance(place.variable, Attended):
             yield place, place.variable
+
+
+def _idle_heads(known: KnownModel) -> list[int]:
+    """Return the number of each block's idle head: it follows those of the circuit.
+
+    Heads behind it have no weights.
+    """
+    heads = [0] * known.circuit.blocks
+    for place, _ in _attended(known):
+        heads[place.block] += 1
+    return heads
 
 
 def _pattern(result: hs.Result, place: Written) -> Weights:

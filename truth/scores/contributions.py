@@ -14,35 +14,35 @@ TOLERANCE = 1e-3
 LARGEST = Question(
     "contributions",
     "the part that adds most is the one that writes the output",
-    "a part drawn at random: see below",
+    "the row of a part drawn at random",
 )
 GUESSED = Question(
     "contributions",
     "the same, for a part drawn at random (null)",
-    "itself",
+    "null",
     "mean",
 )
 ALONE = Question(
     "contributions",
     f"no other part adds more than {TOLERANCE} of the difference of the logits",
-    "0: even contributions of all parts are larger",
+    "0.00: even contributions of all parts are larger",
 )
 OTHERS = Question(
     "contributions",
     "largest share of another part in the difference of the logits",
-    "1: the share of the part that writes the output",
+    "1.00 is the share of the part that writes the output",
     "largest",
 )
 SHARE = Question(
     "contributions",
     "share in the difference of the logits of the part that writes the output",
-    "one of so many parts: see above",
+    "the row of a part drawn at random",
     "mean",
 )
 SUM = Question(
     "contributions",
     "largest error of the sum of all parts, as a share",
-    "1: the sum of nothing",
+    "1.00: the sum of nothing",
     "largest",
 )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,77 +19,90 @@ from truth.tally import Question, Scorecard
 INPUTS = 6
 # How often a part is rewired again, until the inputs exercise it.
 DRAWS = 20
-# A part is exercised if it moves some state by this share of its norm. A unit beside
-# the constant channel is 0.7% of a norm, and a leak is far below a hundredth of that.
+# A part is exercised if it moves some state by this share of its norm. The gain of the
+# final norm moves least: one of the two channels of a value of 1, in a state whose norm
+# is that of two constants of 100, so 1 / (sqrt(2) * 100) = 0.7%. Shares are down to a
+# seventh of that, and a leak is far below a hundredth of it.
 EXERCISED = 1e-4
 
 SITE = Question(
     "drift",
     "one part is rewired: the first site that differs is its own",
-    "a site drawn at random: see below",
+    "the row of a site drawn at random",
 )
 SITE_GUESSED = Question(
     "drift",
     "the same, for a site drawn at random (null)",
-    "itself",
+    "null",
     "mean",
 )
 SITE_LARGEST = Question(
     "drift",
     "the same, for the site where whole passes differ most (baseline)",
-    "itself",
+    "the row of a site drawn at random",
 )
 ONLY = Question(
     "drift",
-    "one part is rewired: no other site is said to drift",
-    "0: all sites above differ too",
+    "one part is rewired: its site is said to drift, and no other",
+    "the row of sites where whole passes differ",
+)
+ONLY_WHOLE = Question(
+    "drift",
+    "the same, for all sites where whole passes differ (null)",
+    "null",
 )
 MODULE = Question(
     "drift",
     "one part is rewired: the module is the one that holds it",
-    "a module with weights drawn at random: see below",
+    "the row of a module drawn at random",
 )
 MODULE_GUESSED = Question(
     "drift",
     "the same, for a module with weights drawn at random (null)",
-    "itself",
+    "null",
     "mean",
 )
 CAUSE = Question(
     "drift",
     "one part is rewired: the weights are said to explain it",
-    "0 or 1: the same in every case",
+    "1.00 for an analysis that always says so",
 )
 WEIGHT = Question(
     "drift",
     "one part is rewired: its weights are named, and no other",
-    "a module with weights drawn at random: see above",
+    "1.00 for a plain comparison of weights",
 )
 TWO = Question(
     "drift",
     "two parts at two sites are rewired: exactly these two sites are named",
-    "at most the share of the first, squared",
+    "the row of two sites drawn at random",
+)
+TWO_GUESSED = Question(
+    "drift",
+    "the same, for two sites drawn at random (null)",
+    "null",
+    "mean",
 )
 EQUAL = Question(
     "drift",
     "an equal copy does not drift",
-    "0 or 1: the same in every case",
+    "1.00 for an analysis that always says so",
 )
 PERMUTED = Question(
     "drift",
     "heads or neurons in another order do not drift",
-    "0: their weights differ",
+    "1.00 for an analysis that never finds anything, 0.00 for a comparison of weights",
 )
 PERMUTED_ERROR = Question(
     "drift",
     "largest error of another order, in noise envelopes",
-    "1: from there on it would be drift",
+    "1.00: from there on it would be drift",
     "largest",
 )
 UNUSED = Question(
     "drift",
     "a part is rewired that no input exercises: no drift, but its weights are named",
-    "0: the weights differ, the states do not",
+    "0.00 for an analysis of weights alone or of states alone",
 )
 
 
@@ -103,19 +117,21 @@ def score_drift(known: KnownModel, card: Scorecard) -> None:
         _score_one(known, card, case, hs.drift(known.model, case.module, inputs))
     both = rewirings.two_at_once()
     if both is not None:
-        facts = hs.drift(known.model, both.module, inputs).facts
-        card.count(TWO, _drifting_sites(facts) == both.sites)
+        result = hs.drift(known.model, both.module, inputs)
+        card.count(TWO, _drifting_sites(result.facts) == both.sites)
+        card.add(TWO_GUESSED, 1 / math.comb(result.data.sizes["site"], 2))
     _score_unused(known, card, rewirer)
     equal = copy.deepcopy(known.module)
     card.count(EQUAL, not hs.drift(known.model, equal, inputs).facts["drifted"])
     for permute in (rewirer.permute_heads, rewirer.permute_neurons):
         permuted = copy.deepcopy(known.module)
         permute(permuted)
+        if not _changed_in(known.module, permuted):
+            # An MLP of one neuron has no other order.
+            continue
         facts = hs.drift(known.model, permuted, inputs).facts
-        # An MLP of one neuron has no other order.
-        if facts["changed_weights"]:
-            card.count(PERMUTED, not facts["drifted"])
-            card.add(PERMUTED_ERROR, facts["beyond"])
+        card.count(PERMUTED, not facts["drifted"])
+        card.add(PERMUTED_ERROR, facts["beyond"])
 
 
 def _score_unused(known: KnownModel, card: Scorecard, rewirer: Rewirer) -> None:
@@ -128,7 +144,8 @@ def _score_unused(known: KnownModel, card: Scorecard, rewirer: Rewirer) -> None:
     changed = copy.deepcopy(known.module)
     rewirer.forget(changed, letter)
     facts = hs.drift(known.model, changed, ids).facts
-    is_named = _changed_weights(facts) == _changed_in(known.module, changed)
+    wanted = _changed_only_in(rewirer.names.embeddings, known.module, changed)
+    is_named = _changed_weights(facts) == wanted
     card.count(UNUSED, not facts["drifted"] and is_named)
 
 
@@ -142,12 +159,13 @@ def _score_one(
     differences = result.data["total_error"]
     card.count(SITE_LARGEST, differences.idxmax("site").item() == site)
     card.add(SITE_GUESSED, 1 / differences.sizes["site"])
-    card.count(ONLY, _drifting_sites(facts) <= {site})
+    card.count(ONLY, _drifting_sites(facts) == {site})
+    is_different = (differences > EXERCISED).to_numpy()
+    card.count(ONLY_WHOLE, set(differences["site"].values[is_different]) == {site})
     card.count(MODULE, facts["module"] == module)
     card.add(MODULE_GUESSED, 1 / _count_with_weights(case.module))
-    card.count(
-        WEIGHT, _changed_weights(facts) == _changed_in(known.module, case.module)
-    )
+    wanted = _changed_only_in(module, known.module, case.module)
+    card.count(WEIGHT, _changed_weights(facts) == wanted)
     card.count(CAUSE, facts["explained_by"] == "weights")
 
 
@@ -180,33 +198,38 @@ class _Rewirings:
         for _ in range(DRAWS):
             module = copy.deepcopy(self.module)
             case = _Case(module, way(module))
-            if self._moved(module) > EXERCISED:
+            if _moved(self.states, _all_states(module, self.inputs)) > EXERCISED:
                 self.exercised.append(case)
                 return
 
     def two_at_once(self) -> _DoubleCase | None:
         """Return a copy with the first and the last of the rewired parts.
 
-        If all of them are at one site, there is none.
+        The first may take away what exercises the last: then the one before it is
+        taken. If no part at another site is left, there is none.
         """
         ordered = sorted(self.exercised, key=lambda case: _order(case.rewiring.site))
-        first, last = ordered[0], ordered[-1]
-        if first.rewiring.site == last.rewiring.site:
-            return None
-        module = copy.deepcopy(first.module)
-        path = last.rewiring.module
-        rewired = last.module.get_submodule(path).state_dict()
-        module.get_submodule(path).load_state_dict(rewired)
-        return _DoubleCase(module, {first.rewiring.site, last.rewiring.site})
+        first, *others = ordered
+        states = _all_states(first.module, self.inputs)
+        for last in reversed(others):
+            if last.rewiring.site == first.rewiring.site:
+                return None
+            module = copy.deepcopy(first.module)
+            path = last.rewiring.module
+            rewired = last.module.get_submodule(path).state_dict()
+            module.get_submodule(path).load_state_dict(rewired)
+            if _moved(states, _all_states(module, self.inputs)) > EXERCISED:
+                return _DoubleCase(module, {first.rewiring.site, last.rewiring.site})
+        return None
 
-    def _moved(self, module: nn.Module) -> float:
-        """Return how far any state is moved, as a share of its norm."""
-        farthest = 0.0
-        states = _all_states(module, self.inputs)
-        for before, after in zip(self.states, states, strict=True):
-            moved = (after - before).norm(dim=-1) / before.norm(dim=-1)
-            farthest = max(farthest, moved.max().item())
-        return farthest
+
+def _moved(states: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """Return how far any state is moved, as a share of its norm."""
+    farthest = 0.0
+    for before, after in zip(states, others, strict=True):
+        moved = (after - before).norm(dim=-1) / before.norm(dim=-1)
+        farthest = max(farthest, moved.max().item())
+    return farthest
 
 
 @torch.no_grad()
@@ -229,6 +252,17 @@ def _changed_in(module: nn.Module, other: nn.Module) -> set[str]:
         if not torch.equal(weight, weights[name]):
             different.add(name)
     return different
+
+
+def _changed_only_in(path: str, module: nn.Module, other: nn.Module) -> set[str]:
+    """Return the changed weights, after making sure that one module holds them all.
+
+    So what is asked of an analysis is what was rewired, and not merely what differs.
+    """
+    changed = _changed_in(module, other)
+    owners = {name.rpartition(".")[0] for name in changed}
+    assert owners == {path}, (owners, path)
+    return changed
 
 
 def _count_with_weights(module: nn.Module) -> int:

@@ -26,47 +26,60 @@ FEWEST_TEXTS = 5
 APART = Question(
     "project",
     "outputs are called apart at the site where they are written",
-    "0.05, the level of the test",
+    "0.05: the level of the test",
 )
 SHUFFLED = Question(
     "project",
     "shuffled outputs are called apart at some site",
-    "0.05, the level of the test over all sites; lower is better",
+    "0.05: the level of the test over all sites; lower is better",
 )
 NEIGHBOURS = Question(
     "project",
     "share of states whose nearest one has the same output, where it is written",
-    "the median under shuffled outputs, which is a row of its own",
+    "the row of shuffled outputs",
     "mean",
 )
 CHANCE = Question(
-    "project", "the same under shuffled outputs, as the result says", "", "mean"
+    "project",
+    "share of states whose nearest one has the same of shuffled outputs (null)",
+    "null",
+    "mean",
 )
 BELOW = Question(
     "project",
-    "the same at layer.0, where the token alone is known",
-    "about that under shuffled outputs, where the token says nothing",
+    "share of states whose nearest one has the same output at layer.0, where the token"
+    " alone is known",
+    "the row of shuffled outputs, where the token says nothing",
     "mean",
 )
 GROUPED = Question(
     "cluster",
     "adjusted Rand index of clusters and outputs, where the output is written",
-    "0",
+    "the row of shuffled outputs",
     "mean",
 )
 GROUPED_BELOW = Question(
     "cluster",
-    "the same at layer.0, where the token alone is known",
-    "0 where the token says nothing",
+    "adjusted Rand index at layer.0, where the token alone is known",
+    "0.00 where the token says nothing",
     "mean",
 )
 GROUPED_SHUFFLED = Question(
-    "cluster", "the same with shuffled outputs, where they are written", "0", "mean"
+    "cluster",
+    "adjusted Rand index of clusters and shuffled outputs (null)",
+    "null",
+    "mean",
 )
 PURE = Question(
     "cluster",
     "share of states in a cluster all of whose states have one output",
-    "0 to 0.1: clusters of several outputs",
+    "the row of one shuffled output",
+    "mean",
+)
+PURE_SHUFFLED = Question(
+    "cluster",
+    "share of states in a cluster of one shuffled output (null)",
+    "null",
     "mean",
 )
 
@@ -118,7 +131,6 @@ def _score_project(
     card.count(APART, sites[1] in called)
     here = result.data.sel(site=sites[1])
     card.add(NEIGHBOURS, float(here["neighbour"].squeeze()))
-    card.add(CHANCE, float(here["neighbour_chance"].squeeze()))
     if not known.program.asks:
         below = result.data.sel(site=sites[0])
         card.add(BELOW, float(below["neighbour"].squeeze()))
@@ -127,6 +139,8 @@ def _score_project(
     separation = result.facts["parts"][0].get("separation")
     called = [] if separation is None else list(map(str, separation["apart_at"]))
     card.count(SHUFFLED, bool(called))
+    here = result.data.sel(site=sites[1])
+    card.add(CHANCE, float(here["neighbour"].squeeze()))
 
 
 def _score_cluster(
@@ -141,6 +155,7 @@ def _score_cluster(
     card.add(GROUPED, adjusted_rand_score(outputs, clusters))
     card.add(GROUPED_SHUFFLED, adjusted_rand_score(shuffled, clusters))
     card.add(PURE, _pure_share(clusters, outputs))
+    card.add(PURE_SHUFFLED, _pure_share(clusters, shuffled))
     if not known.program.asks:
         # Elsewhere the last tokens are all question marks, and their states are equal.
         below = _clusters(known, ids, sites[0])

@@ -33,33 +33,33 @@ DRAWS = 50
 WRITTEN = Question(
     "steer",
     "a variable is written at one token: all answers become the program's",
-    "a random direction of the same norm: see below",
+    "the row of a random direction",
     by_program=True,
 )
 RANDOM = Question(
     "steer",
     "the same, for a random direction of the same norm (null)",
-    "itself",
+    "null",
 )
 EXACT = Question(
     "steer",
-    "the same, along the compiler's own direction: what learning it costs",
-    "a random direction of the same norm: see above",
+    "the same, along the compiler's own direction (upper bound)",
+    "the row of a random direction",
 )
 REPLACED = Question(
     "steer",
     "a state is replaced by that of another input: all answers become the program's",
-    "0: some answer changes in every case",
+    "0.00: some answer changes in every case",
 )
 STEERED = Question(
     "steer",
     "a variable is steered at every token: the program's new answer is the likeliest",
-    "0: it is not before",
+    "0.00: it is not before",
 )
 REPORTED = Question(
     "steer",
-    "largest error of a reported probability, against a pass edited by hand",
-    "1",
+    "largest error of a reported probability, against hs.edit",
+    "1.00: the largest that there can be",
     "largest",
 )
 
@@ -95,7 +95,7 @@ def score_steer(known: KnownModel, card: Scorecard) -> None:
 def _score_steered(
     known: KnownModel, card: Scorecard, case: _Case, direction: hs.Direction
 ) -> None:
-    """Steer one prompt, and compare what is reported with a pass edited by hand."""
+    """Steer one prompt, and compare what is reported with hs.edit."""
     ids = known.ids(case.tokens)
     tokens = known.program.vocabulary
     result = hs.steer(
@@ -169,6 +169,8 @@ class _Beginnings:
                 place = len(tokens) - 1
             values = [value for other, value in self.by_value if other == name]
             value = chance.choice(values)
+            if not all(self._others(tokens, name, trace[name][place], value)):
+                continue
             try:
                 forced = {(name, place): value}
                 outputs = self.known.program.run(tokens, forced)["output"]
@@ -182,11 +184,23 @@ class _Beginnings:
                 return _Case(tokens, place, written.first_site, outputs, name, pair)
         return None
 
-    def direction(self, case: _Case, chance: random.Random) -> hs.Direction:
-        """Learn the direction from a variable's old value to its new one."""
+    def _others(
+        self, tokens: list[str], name: str, *values: Value
+    ) -> list[list[list[str]]]:
+        """Return the beginnings of other texts, for each value of a variable."""
         sides = []
-        for value in case.values:
-            texts = self.by_value[case.name, value]
+        for value in values:
+            texts = self.by_value[name, value]
+            sides.append([text for text in texts if text != tokens[: len(text)]])
+        return sides
+
+    def direction(self, case: _Case, chance: random.Random) -> hs.Direction:
+        """Learn the direction from a variable's old value to its new one.
+
+        No beginning of the text that is steered is among those it is learned from.
+        """
+        sides = []
+        for texts in self._others(case.tokens, case.name, *case.values):
             drawn = chance.sample(texts, min(TEXTS, len(texts)))
             sides.append([self.known.ids(tokens) for tokens in drawn])
         away, toward = sides

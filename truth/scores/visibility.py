@@ -5,15 +5,16 @@ which heads of the circuit look, and what these have read. And what *changes* it
 tokens of which some other value would change a variable there. A Jacobian can tell only
 the first: where attention is saturated, a key that is not looked at has no slope.
 
-The idle head of every block looks everywhere, and reads the constant: it alone reaches
-the states that nothing else does.
+The idle head of every block looks everywhere, and reads the constant: only it
+connects tokens that the circuit does not.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,38 +25,65 @@ from truth.known import KnownModel
 from truth.program import Attended, Mapped, Program, Trace, Variable
 from truth.tally import Question, Scorecard
 
-INPUTS = 10
-MEASURES: tuple[Literal["l1", "frobenius"], ...] = ("l1", "frobenius")
+INPUTS = 6
+Measure: TypeAlias = Literal["l1", "frobenius"]
+MEASURES: tuple[Measure, ...] = ("l1", "frobenius")
 
 
-def _questions(measure: str) -> tuple[Question, Question, Question, Question]:
+@dataclass(frozen=True)
+class _Questions:
+    """What is asked of one measure of influence."""
+
+    future: Question
+    read: Question
+    read_elsewhere: Question
+    unread: Question
+    changing: Question
+    changing_elsewhere: Question
+
+
+def _questions(measure: str) -> _Questions:
     name = f"visibility ({measure})"
-    future = Question(
-        name,
-        "largest influence of a later token, relative to that of the same token",
-        "1: that of the same token",
-        "largest",
+    return _Questions(
+        future=Question(
+            name,
+            "largest influence of a later token, relative to that of the same token",
+            "1.00 is that of the same token",
+            "largest",
+        ),
+        read=Question(
+            name,
+            "AUROC of earlier tokens: those that a head of the circuit reads",
+            "the row of another input: those that are read",
+            "mean",
+        ),
+        read_elsewhere=Question(
+            name,
+            "the influence of another input of this length: those that are read (null)",
+            "null",
+            "mean",
+        ),
+        unread=Question(
+            name,
+            "largest influence of an earlier token that only the idle head reads,"
+            " relative to that of the same token",
+            "1.00 is that of the same token",
+            "largest",
+        ),
+        changing=Question(
+            name,
+            "AUROC of earlier tokens: those of which another value changes the state",
+            "the row of another input: those that change it; a Jacobian cannot see"
+            " changes of where saturated attention looks",
+            "mean",
+        ),
+        changing_elsewhere=Question(
+            name,
+            "the influence of another input of this length: those that change it (null)",
+            "null",
+            "mean",
+        ),
     )
-    read = Question(
-        name,
-        "AUROC of earlier tokens: those that a head of the circuit reads",
-        "0.5",
-        "mean",
-    )
-    unread = Question(
-        name,
-        "largest influence of an earlier token that only the idle head reads,"
-        " relative to that of the same token",
-        "1: that of the same token",
-        "largest",
-    )
-    changing = Question(
-        name,
-        "AUROC of earlier tokens: those of which another value changes the state",
-        "0.5; a Jacobian cannot see changes of where saturated attention looks",
-        "mean",
-    )
-    return future, read, unread, changing
 
 
 QUESTIONS = {measure: _questions(measure) for measure in MEASURES}
@@ -65,28 +93,59 @@ def score_visibility(known: KnownModel, card: Scorecard) -> None:
     """Map the influence of the first states of inputs, one by one."""
     chance = random.Random(f"{known.host} {known.program.name}")
     for tokens in known.program.draw(INPUTS, chance.randrange(1_000_000)):
-        reads = tokens_read(known, tokens)
-        changes = tokens_that_change(known, tokens)
-        is_letter = np.array([token in known.program.letters for token in tokens])
+        other = _other_input(known.program, tokens, chance)
         for measure in MEASURES:
-            influence = _influence(known, tokens, measure)
-            future, read, unread, changing = QUESTIONS[measure]
-            places = np.arange(len(tokens))
-            is_later = np.broadcast_to(places[:, None] < places, reads.shape)
-            is_earlier = np.broadcast_to(places[:, None] > places, reads.shape)
-            card.add(future, influence[is_later].max(initial=0.0))
-            _rank(card, read, reads[is_earlier], influence[is_earlier])
-            # The start token and the question marks have no other value.
-            may_change = is_earlier & is_letter
-            _rank(card, changing, changes[may_change], influence[may_change])
-            if known.host != "trained":
-                # Heads of a trained model are not saturated, nor are others idle.
-                nothing = influence[is_earlier & ~reads]
-                card.add(unread, nothing.max(initial=0.0))
+            _score_input(known, tokens, other, measure, card)
+
+
+def _other_input(
+    program: Program, tokens: Sequence[str], chance: random.Random
+) -> list[str]:
+    """Draw another input of the same length."""
+    letters = [token for token in tokens if token in program.letters]
+    while True:
+        drawn = chance.choices(program.letters, k=len(letters))
+        if drawn != letters:
+            return program.input_of(drawn)
+
+
+def _score_input(
+    known: KnownModel,
+    tokens: list[str],
+    other: list[str],
+    measure: Measure,
+    card: Scorecard,
+) -> None:
+    """Compare the influence in one input with what its states read.
+
+    The null is the influence in another input: it tells what follows from the
+    positions alone.
+    """
+    asked = QUESTIONS[measure]
+    influence = _influence(known, tokens, measure)
+    elsewhere = _influence(known, other, measure)
+    reads = tokens_read(known, tokens)
+    places = np.arange(len(tokens))
+    is_later = np.broadcast_to(places[:, None] < places, reads.shape)
+    is_earlier = np.broadcast_to(places[:, None] > places, reads.shape)
+    card.add(asked.future, influence[is_later].max(initial=0.0))
+    if known.host != "trained":
+        # Where a trained head looks is not enforced, nor are others idle.
+        _rank(card, asked.read, reads[is_earlier], influence[is_earlier])
+        _rank(card, asked.read_elsewhere, reads[is_earlier], elsewhere[is_earlier])
+        unread = influence[is_earlier & ~reads]
+        card.add(asked.unread, unread.max(initial=0.0))
+    changes = tokens_that_change(known, tokens)
+    # The start token and the question marks have no other value.
+    is_letter = np.array([token in known.program.letters for token in tokens])
+    may_change = is_earlier & is_letter
+    truth = changes[may_change]
+    _rank(card, asked.changing, truth, influence[may_change])
+    _rank(card, asked.changing_elsewhere, truth, elsewhere[may_change])
 
 
 def _influence(
-    known: KnownModel, tokens: Sequence[str], measure: Literal["l1", "frobenius"]
+    known: KnownModel, tokens: Sequence[str], measure: Measure
 ) -> NDArray[np.float64]:
     """Return the influence `[site, token, source token]` of the first states.
 
