@@ -22,7 +22,7 @@ from truth.layout import Compiled
 from truth.program import Attended, Trace, Value
 from truth.tally import Question, Scorecard
 
-CASES, STEERED_CASES = 12, 4
+CASES, STEERED_CASES = 24, 8
 # Inputs whose beginnings are sorted by the value that they end with.
 SORTED = 120
 # As many beginnings as this have one value, or fewer where there are no more.
