@@ -101,6 +101,12 @@ def _known(job: Job, outcome: Outcome, device: str) -> KnownModel:
     known = compile_into(job.host, PROGRAMS[job.program]())
     known.module.to(device)
     outcome.outputs = check_outputs(known)
-    if outcome.outputs.wrong or outcome.outputs.logit_error > known.program.tolerance:
-        raise RuntimeError(f"{job} is not its program: {outcome.outputs}")
+    require_program(known, outcome.outputs)
     return known
+
+
+def require_program(known: KnownModel, outputs: Outputs) -> None:
+    """Stop if a compiled model is not its program."""
+    if outputs.wrong or outputs.logit_error > known.program.tolerance:
+        name = f"{known.program.name} in {known.host}"
+        raise RuntimeError(f"{name} is not its program: {outputs}")

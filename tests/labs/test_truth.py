@@ -7,12 +7,14 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import hiddenscope as hs
 from tests.slices import sliced
-from truth.__main__ import END, MARK, written
+from truth.__main__ import END, MARK, main, written
 from truth.circuit import circuit_of
 from truth.exchange import Component
 from truth.hosts import HOSTS, compile_into
@@ -21,9 +23,19 @@ from truth.outputs import check_outputs
 from truth.program import ASK, START
 from truth.programs import PROGRAMS
 from truth.report import report
-from truth.runs import Job, Outcome
+from truth.runs import Job, Outcome, require_program
 from truth.save import save
-from truth.scores import patch
+from truth.scores import (
+    attention,
+    contributions,
+    drift,
+    lens,
+    maps,
+    patch,
+    probe,
+    steer,
+    visibility,
+)
 from truth.tally import Question, Scorecard, score
 from truth.train import ACCURACY, Trainer
 
@@ -123,6 +135,84 @@ def test_patching_gives_every_state_and_part_its_effect(
     assert max(card.cases[patch.OUTSIDE]) < 1e-4
 
 
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask about fewer cases than `make truth` does."""
+    monkeypatch.setattr(attention, "INPUTS", 3)
+    monkeypatch.setattr(contributions, "PAIRS", 3)
+    monkeypatch.setattr(lens, "INPUTS", 5)
+    monkeypatch.setattr(steer, "CASES", 4)
+    monkeypatch.setattr(steer, "STEERED_CASES", 1)
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("host", ["plain", "gpt2"])
+@pytest.mark.parametrize("name", ["maximum", "depth", "skip_trigram"])
+def test_analyses_find_what_is_there(name: str, host: str) -> None:
+    known = compile_into(host, PROGRAMS[name]())
+    card = Scorecard()
+    lens.score_lens(known, card)
+    attention.score_attention(known, card)
+    contributions.score_contributions(known, card)
+    steer.score_steer(known, card)
+    maps.score_maps(known, card)
+    for question in (
+        lens.READ,
+        lens.SETTLED,
+        attention.PATTERN,
+        contributions.LARGEST,
+        contributions.ALONE,
+        steer.EXACT,
+        steer.REPLACED,
+        maps.APART,
+    ):
+        assert set(card.cases[question]) == {1.0}, question.asked
+    assert max(card.cases[contributions.SUM]) < 1e-6
+
+
+@pytest.mark.parametrize(("name", "host"), [("maximum", "plain"), ("depth", "gpt2")])
+def test_drift_names_the_part_that_was_rewired(name: str, host: str) -> None:
+    card = Scorecard()
+    drift.score_drift(compile_into(host, PROGRAMS[name]()), card)
+    for question in (drift.SITE, drift.ONLY, drift.MODULE, drift.TWO, drift.EQUAL):
+        assert set(card.cases[question]) == {1.0}, question.asked
+
+
+def test_a_probe_reads_what_is_written_and_claims_no_coin() -> None:
+    card = Scorecard()
+    probe.score_probe(compile_into("gpt2", PROGRAMS["maximum"]()), card)
+    assert min(card.cases[probe.READ]) > 0.99
+    assert card.cases[probe.COIN] == [0.0]
+
+
+def test_visibility_is_zero_for_later_tokens() -> None:
+    card = Scorecard()
+    visibility.score_visibility(compile_into("plain", PROGRAMS["maximum"]()), card)
+    later, read = 0, 0
+    for question, cases in card.cases.items():
+        if "later token" in question.asked:
+            later += 1
+            assert max(cases) == 0
+        if question.asked.endswith("a head of the circuit reads"):
+            read += 1
+            assert min(cases) == 1
+    assert (later, read) == (2, 2)
+
+
+@pytest.mark.usefixtures("few")
+def test_scores_drop_when_a_head_of_the_circuit_is_silent() -> None:
+    known = compile_into("gpt2", PROGRAMS["maximum"]())
+    module: Any = known.module
+    width = module.config.n_embd // module.config.n_head
+    with torch.no_grad():
+        module.transformer.h[0].attn.c_proj.weight[:width] = 0
+    card = Scorecard()
+    lens.score_lens(known, card)
+    assert sum(card.cases[lens.SETTLED]) == 0
+    with pytest.raises(RuntimeError, match="is not its program"):
+        require_program(known, check_outputs(known, most=100))
+
+
 @pytest.mark.parametrize("host", ["gpt2", "opt", "bert", "llama"])
 def test_a_saved_model_loads_like_any_other(host: str, tmp_path: Path) -> None:
     known = compile_into(host, PROGRAMS["maximum"]())
@@ -200,3 +290,28 @@ def test_a_known_model_names_its_tokens() -> None:
     known = compile_into("plain", PROGRAMS["maximum"]())
     assert isinstance(known, KnownModel)
     assert known.ids([START, "2"]) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--only", "nonsense"], "'nonsense' is no program or host"),
+        (["--only", "maximum", "--write"], "--write needs every model"),
+        (["--workers", "0"], "--workers must be 1 or more"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert said in capsys.readouterr().err
+
+
+def test_models_are_saved_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--save", str(tmp_path), "--only", "maximum", "gpt2"]) == 0
+    assert (tmp_path / "gpt2-maximum" / "circuit.json").exists()
+    assert main(["--save", str(tmp_path), "--only", "plain"]) == 1
+    assert "can be saved" in capsys.readouterr().out
