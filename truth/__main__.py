@@ -68,17 +68,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = list(_outcomes(jobs, options.workers, options.device))
     # As in the list of jobs, whichever came first.
     outcomes.sort(key=lambda outcome: jobs.index(outcome.job))
+    if options.write:
+        _write(outcomes)
     if options.peers:
         # Installed and imported only where it is asked for.
         from truth.baselines import score_with_transformer_lens
 
         for job, card in score_with_transformer_lens(jobs):
             outcomes[jobs.index(job)].card.cases.update(card.cases)
-    tables = report(outcomes)
-    print(tables)
-    if options.write:
-        PAGE.write_text(written(PAGE.read_text(), tables))
+        if options.write:
+            _write(outcomes)
+    print(report(outcomes))
     return 0
+
+
+def _write(outcomes: Sequence[Outcome]) -> None:
+    PAGE.write_text(written(PAGE.read_text(), report(outcomes)))
 
 
 def written(page: str, tables: str) -> str:

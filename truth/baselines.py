@@ -17,9 +17,10 @@ from bench.peers.environments import PEERS, ROOT, set_up, variables
 from truth.cache import trained
 from truth.hosts import compile_into
 from truth.known import KnownModel
+from truth.program import START
 from truth.programs import PROGRAMS
 from truth.runs import Job
-from truth.save import save
+from truth.save import tokenizer_of
 from truth.scores import patch
 from truth.scores.pairs import Pair, draw_pairs
 from truth.tally import Question, Scorecard
@@ -52,7 +53,10 @@ def score_with_transformer_lens(jobs: Sequence[Job]) -> Iterator[tuple[Job, Scor
             known = _known(job)
             pairs = draw_pairs(known.program, patch.PAIRS)
             path = Path(folder, f"{job.host}-{job.program}")
-            save(known, path)
+            module: Any = known.module
+            module.save_pretrained(path)
+            # TransformerLens tries the tokenizer on words that the program has not.
+            tokenizer_of(known.program, unknown=START).save_pretrained(path)
             worker.stdin.write(json.dumps(_request(known, pairs, path)) + "\n")
             worker.stdin.flush()
             answer = worker.stdout.readline()

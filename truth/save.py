@@ -32,13 +32,16 @@ def save(known: KnownModel, folder: Path) -> None:
     (folder / "circuit.json").write_text(json.dumps(circuit, indent=1) + "\n")
 
 
-def tokenizer_of(program: Program) -> PreTrainedTokenizerFast:
+def tokenizer_of(
+    program: Program, *, unknown: str | None = None
+) -> PreTrainedTokenizerFast:
     """Return a tokenizer of the program's tokens, between spaces.
 
-    It begins every text with the start token, and stops at a token that it has not.
+    It begins every text with the start token, and stops at a token that it has not,
+    unless an `unknown` one stands for it.
     """
     ids = {token: row for row, token in enumerate(program.vocabulary)}
-    tokenizer = Tokenizer(models.WordLevel(ids))
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=unknown or "<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{START} $A", special_tokens=[(START, ids[START])]

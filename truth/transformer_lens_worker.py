@@ -17,8 +17,6 @@ from transformer_lens import patching
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-HOOKS = {"": "resid_post", ".mid": "resid_mid"}
-
 
 class Patching:
     """One pair of inputs in one model: its two runs, and what the answer is."""
