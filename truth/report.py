@@ -35,7 +35,7 @@ def report(outcomes: Sequence[Outcome]) -> str:
         _trained_table(outcomes),
     ]
     questions = _questions(outcomes)
-    for analysis in dict.fromkeys(question.analysis for question in questions):
+    for analysis in _in_order(question.analysis for question in questions):
         asked = [each for each in questions if each.analysis == analysis]
         parts += [f"### {analysis}", _score_table(asked, outcomes)]
         for question in asked:
@@ -106,6 +106,13 @@ def _trained_table(outcomes: Sequence[Outcome]) -> str:
                 row.append(_cell(score(question, card.cases[question])))
             rows.append(row)
     return _table(header, rows) if rows else "None."
+
+
+def _in_order(analyses: Iterable[str]) -> list[str]:
+    """Return every analysis once, all kinds of one analysis together."""
+    distinct = list(dict.fromkeys(analyses))
+    words = [name.split()[0] for name in distinct]
+    return sorted(distinct, key=lambda name: words.index(name.split()[0]))
 
 
 def _questions(outcomes: Iterable[Outcome]) -> list[Question]:

@@ -273,6 +273,15 @@ def test_scores_are_pooled_by_host_with_intervals() -> None:
     assert "| lens | It has no head. | depth in plain |" in tables
 
 
+def test_all_kinds_of_one_analysis_stand_together() -> None:
+    outcome = Outcome(Job("maximum", "plain"))
+    for name in ("patch", "lens", "patch by TransformerLens"):
+        outcome.card.count(Question(name, "effects", "0"), True)
+    tables = report([outcome])
+    order = [line for line in tables.splitlines() if line.startswith("### ")]
+    assert order[2:] == ["### patch", "### patch by TransformerLens", "### lens"]
+
+
 def test_means_have_the_interval_of_their_cases() -> None:
     mean = score(Question("patch", "AUROC", "0.5", "mean"), [0.5, 1.0] * 50)
     assert mean.interval is not None
