@@ -118,9 +118,10 @@ class Damaged(LoadError, FileError):
 
 @contextmanager
 def without_panic(kind: type[Error], problem: str, remedy: str) -> Iterator[None]:
-    """Raise an error of ours where a library written in Rust panics.
+    """Raise an error of ours where a library written in Rust stops.
 
-    A panic is not an Exception, so that it would pass every handler.
+    A panic is not an Exception, so that it would pass every handler. What such a
+    library refuses, as a tokenizer does a word that it has not, is a bare Exception.
 
     >>> class PanicException(BaseException): ...
     >>> with without_panic(TextError, "Cannot encode the text", "Use another one."):
@@ -131,7 +132,8 @@ def without_panic(kind: type[Error], problem: str, remedy: str) -> Iterator[None
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
+        is_bare = type(error) is Exception
+        if type(error).__name__ != "PanicException" and not is_bare:
             raise
         reason = f"its library stopped ({str(error)[:200]})"
         raise kind(problem, reason, remedy) from error

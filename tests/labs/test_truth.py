@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import hiddenscope as hs
+from hiddenscope.errors import TextError
 from tests.slices import sliced
 from truth.__main__ import END, MARK, main, written
 from truth.circuit import circuit_of
@@ -221,6 +222,9 @@ def test_a_saved_model_loads_like_any_other(host: str, tmp_path: Path) -> None:
     run = hs.record(model, "1 3 2", (), logits=True)
     assert run.logits is not None
     assert known.program.vocabulary[run.logits[-1].argmax()] == "3"
+    assert model.text_encoder.frame() == ([known.id(START)], [])
+    with pytest.raises(TextError, match="Cannot encode the texts: its library stopped"):
+        model.capture("1 x")
     declared = json.loads((tmp_path / "circuit.json").read_text())
     assert declared["variables"][-1]["variable"] == "output"
 

@@ -230,8 +230,14 @@ class TextEncoder:
         """
         if self.tokenizer is None:
             return [], []
-        whole = list(self.tokenizer("a").input_ids)
-        bare = list(self.tokenizer("a", add_special_tokens=False).input_ids)
+        text = "a"
+        try:
+            bare = self._bare(text)
+        except TextError:
+            # A tokenizer of few words may not have this one.
+            text = self.string(self.ordinary_ids()[0])
+            bare = self._bare(text)
+        whole = list(self.tokenizer(text).input_ids)
         for start in range(len(whole) - len(bare) + 1):
             end = start + len(bare)
             if whole[start:end] == bare:
