@@ -18,12 +18,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-import torch
-
 from truth.hosts import HOSTS, compile_into
 from truth.programs import PROGRAMS
 from truth.report import report
-from truth.runs import Job, Outcome, every_job, run
+from truth.runs import Job, Outcome, begin_worker, every_job, run
 from truth.save import save
 
 PAGE = Path(__file__).parent.parent / "docs" / "truth.md"
@@ -119,9 +117,8 @@ def _save(jobs: Sequence[Job], folder: Path) -> int:
 def _outcomes(jobs: Sequence[Job], workers: int, device: str) -> Iterator[Outcome]:
     """Yield what comes of the jobs, in processes of one thread each."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        workers, context, initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
+    pool = ProcessPoolExecutor(workers, context, initializer=begin_worker)
+    try:
         futures = [pool.submit(run, job, device) for job in jobs]
         for number, future in enumerate(as_completed(futures), 1):
             outcome = future.result()
@@ -133,7 +130,14 @@ def _outcomes(jobs: Sequence[Job], workers: int, device: str) -> Iterator[Outcom
                 flush=True,
             )
             yield outcome
+    finally:
+        # After a fault or an interrupt the jobs that wait are not begun.
+        pool.shutdown(cancel_futures=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("Stopped. Models that were trained are kept.", file=sys.stderr)
+        sys.exit(130)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import torch
 
 from hiddenscope.errors import Error
 from truth.cache import TRAINED, trained
@@ -75,6 +78,12 @@ def every_job() -> list[Job]:
     for program in PROGRAMS:
         jobs += [Job(program, host) for host in HOSTS]
     return jobs
+
+
+def begin_worker() -> None:
+    """Take one thread, and end at once with Ctrl-C: a pool would go on to other jobs."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run(job: Job, device: str = "cpu") -> Outcome:

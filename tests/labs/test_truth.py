@@ -328,3 +328,12 @@ def test_models_are_saved_by_name(
     assert (tmp_path / "gpt2-maximum" / "circuit.json").exists()
     assert main(["--save", str(tmp_path), "--only", "plain"]) == 1
     assert "can be saved" in capsys.readouterr().out
+
+
+def test_a_model_is_scored_in_a_process_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--only", "maximum", "plain", "--workers", "1"]) == 0
+    printed = capsys.readouterr()
+    assert "1 of 1: maximum in plain" in printed.err
+    assert "### drift" in printed.out

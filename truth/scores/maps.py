@@ -12,6 +12,7 @@ from collections import Counter
 from itertools import compress
 
 import numpy as np
+import xarray
 from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 
@@ -123,24 +124,32 @@ def _score_project(
     sites: list[str],
     card: Scorecard,
 ) -> None:
-    pattern = ",".join(sites)
-    data = (ids, outputs)
-    result = hs.project(known.model, data, method="pca", pool="last", sites=pattern)
-    separation = result.facts["parts"][0].get("separation")
-    called = [] if separation is None else list(map(str, separation["apart_at"]))
+    data, called = _projected(known, ids, outputs, sites)
     card.count(APART, sites[1] in called)
-    here = result.data.sel(site=sites[1])
-    card.add(NEIGHBOURS, float(here["neighbour"].squeeze()))
+    card.add(NEIGHBOURS, _neighbour_share(data, sites[1]))
     if not known.program.asks:
-        below = result.data.sel(site=sites[0])
-        card.add(BELOW, float(below["neighbour"].squeeze()))
-    data = (ids, shuffled)
-    result = hs.project(known.model, data, method="pca", pool="last", sites=pattern)
+        card.add(BELOW, _neighbour_share(data, sites[0]))
+    data, called = _projected(known, ids, shuffled, sites)
+    card.count(SHUFFLED, bool(called))
+    card.add(CHANCE, _neighbour_share(data, sites[1]))
+
+
+def _projected(
+    known: KnownModel, ids: list[list[int]], labels: list[str], sites: list[str]
+) -> tuple[xarray.Dataset, list[str]]:
+    """Project the states, and return the data and the sites that are called apart."""
+    pattern = ",".join(sites)
+    result = hs.project(
+        known.model, (ids, labels), method="pca", pool="last", sites=pattern
+    )
     separation = result.facts["parts"][0].get("separation")
     called = [] if separation is None else list(map(str, separation["apart_at"]))
-    card.count(SHUFFLED, bool(called))
-    here = result.data.sel(site=sites[1])
-    card.add(CHANCE, float(here["neighbour"].squeeze()))
+    return result.data, called
+
+
+def _neighbour_share(data: xarray.Dataset, site: str) -> float:
+    """Return the share of states at a site whose nearest one has the same label."""
+    return float(data.sel(site=site)["neighbour"].squeeze())
 
 
 def _score_cluster(

@@ -234,7 +234,7 @@ class TextEncoder:
         try:
             bare = self._bare(text)
         except TextError:
-            # A tokenizer of few words may not have this one.
+            # A tokenizer of few words may not have this one: take one that it has.
             text = self.string(self.ordinary_ids()[0])
             bare = self._bare(text)
         whole = list(self.tokenizer(text).input_ids)

@@ -95,13 +95,12 @@ class Predictions:
         last = len(sites.entering) - 1
         depth = sites.last.layer or 0
         rows = [sites.all.index(site) for site in sites.selected]
-        best = reading.top_ids[:, :, 0]
-        answer = best[last]
+        answer = reading.top_ids[last, :, 0]
         # A part does not hold what the layers below it predict, so that only whole
         # layers can be settled.
         stream = [row for row, site in enumerate(sites.all) if not site.part]
-        stays = np.zeros(best.shape, dtype=bool)
-        agrees = (best == answer) & reading.favours_a_word
+        agrees = reading.predicts(answer)
+        stays = np.zeros_like(agrees)
         stays[stream] = stays_from(agrees[stream])
         known = [_is_known(site, sites, depth) for site in sites.selected]
         return cls(
@@ -206,12 +205,11 @@ def lens_dataset(
 
 def _along_sites(predictions: Predictions) -> _Columns:
     """Return shares and means over all tokens, and where each answer is settled."""
-    best = predictions.reading.top_ids[:, :, 0]
-    is_favoured = predictions.reading.favours_a_word
-    agreement = ((best == predictions.answer) & is_favoured).mean(1)
+    reading = predictions.reading
+    agreement = reading.predicts(predictions.answer).mean(1)
     columns: _Columns = {
         "agreement": ("site", agreement.astype(np.float32)),
-        "kl_mean": ("site", predictions.reading.kl.mean(1)),
+        "kl_mean": ("site", reading.kl.mean(1)),
     }
     if predictions.known.any():
         share = np.where(predictions.known, predictions.stays.mean(1), np.nan)
@@ -220,8 +218,7 @@ def _along_sites(predictions: Predictions) -> _Columns:
     following = next_ids(predictions.tokens)
     followed = following >= 0
     if predictions.causal and followed.any():
-        correct = (best == following) & is_favoured
-        correct = correct[:, followed]
+        correct = reading.predicts(following)[:, followed]
         columns["accuracy"] = "site", correct.mean(1).astype(np.float32)
     return columns
 

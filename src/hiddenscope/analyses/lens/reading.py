@@ -35,7 +35,7 @@ ROWS = 512
 # exp(-80) is nothing beside exp(0) = 1, and still a normal number: CPUs take 50 times
 # as long for subnormal ones.
 SMALLEST_EXPONENT = -80.0
-# A word that is likelier than the average by less than this share is not favoured.
+# Words are alike if the top one is likelier than the average by less than this share.
 EVEN = 1e-3
 # Two words that are equally likely have an entropy of ln 2, and no tie has a lower one.
 ENTROPY_OF_TWO = 0.69
@@ -140,16 +140,16 @@ class Reading:
             columns[field.name] = np.concatenate(parts, axis=1)[:, order]
         return cls(**columns)
 
-    @property
-    def favours_a_word(self) -> NDArray[np.bool_]:
-        """Tell for each site and token whether some word is likelier than others.
+    def predicts(self, words: Ints) -> NDArray[np.bool_]:
+        """Tell for each site whether it predicts the word given for each token.
 
-        Where several words share all of the probability alike, the top one is any of
-        them. Then its probability times the exponential of the entropy is 1, the least
-        that it can be.
+        Where several words share all of the probability alike, none is predicted: the
+        top one is any of them. There its probability times the exponential of the
+        entropy is 1, the least that it can be.
         """
         ratio = self.probability[:, :, 0] * np.exp(self.entropy)
-        return (ratio > 1 + EVEN) | (self.entropy < ENTROPY_OF_TWO)
+        is_tie = (ratio <= 1 + EVEN) & (self.entropy >= ENTROPY_OF_TWO)
+        return (self.top_ids[:, :, 0] == words) & ~is_tie
 
     def at(self, sites: Sequence[int]) -> "Reading":
         """Return the reading of some sites."""

@@ -132,7 +132,7 @@ class Direction:
             "pool": pool,
         }
         names = tuple(map(str, selected))
-        # A module of one's own has none.
+        # A module that is no model of transformers may have no config.
         config = getattr(model.module, "config", None)
         hint = str(getattr(config, "model_type", ""))
         return cls(vectors, names, upwards, spare_first, facts=facts, hint=hint)
