@@ -149,7 +149,8 @@ class Reading:
         """
         ratio = self.probability[:, :, 0] * np.exp(self.entropy)
         is_tie = (ratio <= 1 + EVEN) & (self.entropy >= ENTROPY_OF_TWO)
-        return (self.top_ids[:, :, 0] == words) & ~is_tie
+        predicted: NDArray[np.bool_] = self.top_ids[:, :, 0] == words
+        return predicted & ~is_tie
 
     def at(self, sites: Sequence[int]) -> "Reading":
         """Return the reading of some sites."""
