@@ -1,0 +1,445 @@
+"""Attention weights are those of eager attention, and findings are tested."""
+
+import gzip
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hiddenscope as hs
+from hiddenscope.analyses.attention import weights as weights_module
+from hiddenscope.analyses.attention.random_tokens import draw_texts
+from hiddenscope.errors import PassError, SiteError, TextError, TooLarge
+from hiddenscope.passes import attention_weights
+from hiddenscope.testing import build, tiny_model, tiny_tokenizer
+from tests.laws.test_claims import previous_token_model
+from tests.places import TESTS
+
+CONFIGS = TESTS / "conformance" / "tiny_configs.json.gz"
+TOKENS, TARGETS = 40, 13
+DECODERS = [
+    "LlamaForCausalLM",
+    "GPT2LMHeadModel",
+    "BloomForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "FalconForCausalLM",
+    "GPTJForCausalLM",
+    "MixtralForCausalLM",
+    "MistralForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "GptOssForCausalLM",
+    "BertForMaskedLM",
+]
+EAGER_ALONE = {
+    "BloomForCausalLM",
+    "Gemma2ForCausalLM",
+    "GPTJForCausalLM",
+    "GptOssForCausalLM",
+}
+ENCODER_DECODERS = ["T5ForConditionalGeneration", "BartForConditionalGeneration"]
+REPORTED = {
+    "encoder.*.attn": "encoder_attentions",
+    "decoder.*.attn": "decoder_attentions",
+    "decoder.*.cross": "cross_attentions",
+}
+
+
+@cache
+def rows() -> dict[str, dict[str, Any]]:
+    with gzip.open(CONFIGS) as file:
+        return {row["model_class"]: row for row in json.load(file)}
+
+
+def built(name: str, kernel: str | None = None) -> Any:
+    """Build a tiny model, with an attention kernel of its own if it is named."""
+    row = rows()[name]
+    config = dict(row["config"])
+    if kernel is not None:
+        config["attn_implementation"] = kernel
+    return build({**row, "config": config})
+
+
+@cache
+def loaded(name: str, kernel: str | None = None) -> hs.Model:
+    """Load a tiny model once: to prove its anatomy takes longer than to run it."""
+    return hs.load((built(name, kernel), None))
+
+
+@cache
+def eager(name: str) -> Any:
+    return built(name, "eager")
+
+
+def random_ids(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(6, 100, (length,), generator=generator).tolist()
+
+
+def reported(module: Any, ids: list[int], targets: list[int] | None = None) -> Any:
+    """Return what the model itself reports under eager attention."""
+    arguments = {"input_ids": torch.tensor([ids])}
+    if targets is not None:
+        arguments["decoder_input_ids"] = torch.tensor([targets])
+    with torch.no_grad():
+        return module(**arguments, output_attentions=True)
+
+
+def stacked(attentions: Any) -> Any:
+    return torch.stack([layer[0].float() for layer in attentions]).numpy()
+
+
+CASES = [(name, None) for name in DECODERS]
+# The others have eager attention alone.
+CASES += [(name, "eager") for name in DECODERS if name not in EAGER_ALONE]
+
+
+@pytest.mark.parametrize(("name", "kernel"), CASES)
+def test_weights_are_those_of_eager_attention(name: str, kernel: str | None) -> None:
+    """The text is longer than the sliding windows of 16 tokens."""
+    ids = random_ids(TOKENS)
+    model = loaded(name, kernel)
+    result = hs.attention(model, [ids], draws=0)
+    assert result.facts["kernel"] == model.module.config._attn_implementation
+    expected = stacked(reported(eager(name), ids).attentions)
+    pattern = result.data["pattern"].values
+    assert pattern.shape == expected.shape
+    np.testing.assert_allclose(pattern, expected, rtol=0, atol=1e-5)
+    assert result.facts["error"] < 1e-5
+    if name == "GptOssForCausalLM":
+        # The sink takes weight and is no token.
+        smallest = expected.sum(-1).min()
+        assert result.facts["rows_sum_to"] == pytest.approx(smallest, abs=1e-5)
+        assert smallest < 0.9
+    else:
+        assert result.facts["rows_sum_to"] == 1
+
+
+@pytest.mark.parametrize("sites", REPORTED)
+@pytest.mark.parametrize("kernel", [None, "eager"])
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_an_encoder_decoder_has_three_attentions(
+    name: str, kernel: str | None, sites: str
+) -> None:
+    ids, targets = random_ids(TOKENS), random_ids(TARGETS, seed=1)
+    model = loaded(name, kernel)
+    result = hs.attention(model, model.encode([ids], targets=[targets]), sites, draws=0)
+    output = reported(eager(name), ids, targets)
+    expected = stacked(getattr(output, REPORTED[sites]))
+    np.testing.assert_allclose(
+        result.data["pattern"].values, expected, rtol=0, atol=1e-5
+    )
+    assert ("previous" in result.data) == (not sites.endswith("cross"))
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
+def test_bfloat16_weights_are_near_those_of_float32_operands(name: str) -> None:
+    module = built(name).to(torch.bfloat16)
+    ids = random_ids(TOKENS)
+    result = hs.attention((module, None), [ids], draws=0)
+    in_eager = built(name, "eager").to(torch.bfloat16)
+    expected = stacked(reported(in_eager, ids).attentions)
+    assert np.abs(result.data["pattern"].values - expected).max() < 0.05
+    np.testing.assert_allclose(result.data["pattern"].sum("key"), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", ["none", "bool", "float", "causal"])
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_every_form_of_torch_attention_is_understood(mask: str, key_heads: int) -> None:
+    """Weights times values is what torch returns."""
+    generator = torch.Generator().manual_seed(3)
+    query = torch.randn(2, 4, 7, 8, generator=generator)
+    key, value = torch.randn(2, 2, key_heads, 9, 8, generator=generator)
+    arguments: dict[str, Any] = {"scale": 0.7}
+    if mask == "bool":
+        hidden = torch.rand(7, 9, generator=generator) < 0.4
+        # The first query sees no key at all.
+        hidden[0] = True
+        arguments["attn_mask"] = ~hidden
+    elif mask == "float":
+        arguments["attn_mask"] = torch.randn(2, 1, 1, 9, generator=generator)
+    elif mask == "causal":
+        arguments["is_causal"] = True
+    attend = torch.nn.functional.scaled_dot_product_attention
+    output = attend(query, key, value, enable_gqa=True, **arguments)
+    heads = (0, 1, 2, 3)
+    source = attention_weights._FusedWeights(
+        query,
+        attention_weights._take_heads(key, heads, 4),
+        attention_weights._take_heads(value, heads, 4),
+        _four_axes(arguments.get("attn_mask")),
+        mask == "causal",
+        0.7,
+    )
+    expected = source.expected(list(range(7)))
+    torch.testing.assert_close(expected.outputs, output, rtol=1e-5, atol=1e-6)
+
+
+def _four_axes(mask: torch.Tensor | None) -> torch.Tensor | None:
+    return None if mask is None else mask[(None,) * (4 - mask.ndim)]
+
+
+def test_some_heads_rows_and_layers_are_those_of_the_whole() -> None:
+    model = loaded("MistralForCausalLM")
+    ids = [random_ids(TOKENS)]
+    whole = hs.attention(model, ids, draws=0).data
+    some = hs.attention(model, ids, [3, 1], heads="1-2", queries=[-1, 4], draws=0).data
+    assert some["site"].values.tolist() == ["layer.1.attn", "layer.3.attn"]
+    assert some["query_position"].values.tolist() == [4, TOKENS - 1]
+    chosen = whole.sel(layer=[1, 3], head=[1, 2]).isel(query=[4, TOKENS - 1])
+    for name in ("pattern", "weighted", "write_norm"):
+        np.testing.assert_allclose(some[name].values, chosen[name].values, rtol=1e-5)
+
+
+def test_rows_in_many_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded("LlamaForCausalLM")
+    ids = [random_ids(TOKENS)]
+    whole = hs.attention(model, ids, draws=0).data["pattern"].values
+    monkeypatch.setattr(attention_weights, "MOST_BYTES", 10_000)
+    blocks = hs.attention(model, ids, draws=0).data["pattern"].values
+    np.testing.assert_allclose(blocks, whole, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["MistralForCausalLM", "BloomForCausalLM"])
+def test_write_norms_are_those_of_the_head_sites(name: str) -> None:
+    """A token that reads only itself writes its own value through every head."""
+    model = loaded(name)
+    ids = random_ids(9)
+    data = hs.attention(model, [ids], draws=0).data
+    # The first token of a decoder reads itself alone.
+    states = model.capture([ids], "*.attn.head.*")
+    for layer in (1, 2):
+        for head in (0, 3):
+            written = states[f"layer.{layer}.attn.head.{head}"][0]
+            norm = data["write_norm"].sel(layer=layer, head=head)[0]
+            assert float(norm) == pytest.approx(float(written.norm()), rel=1e-4)
+    weighted = data["pattern"] * data["write_norm"]
+    np.testing.assert_allclose(
+        data["weighted"].values, weighted.transpose(*data["weighted"].dims).values
+    )
+
+
+@pytest.mark.parametrize("name", ["MistralForCausalLM", "Gemma3ForCausalLM"])
+def test_write_norms_of_a_projection_whose_weight_is_not_known(name: str) -> None:
+    """The code of a projection with a foreign hook is run in place of its weight."""
+    ids = [random_ids(9)]
+    module = built(name)
+    for block in module.model.layers:
+        block.self_attn.o_proj.register_forward_hook(lambda *arguments: None)
+    by_code = hs.attention((module, None), ids, heads=[1, 3], draws=0).data
+    by_weight = hs.attention(loaded(name), ids, heads=[1, 3], draws=0).data
+    np.testing.assert_allclose(
+        by_code["write_norm"].values, by_weight["write_norm"].values, rtol=1e-4
+    )
+
+
+def test_a_norm_after_attention_changes_no_ratio_within_a_row() -> None:
+    """The first token reads itself alone, so its heads write in these proportions."""
+    model = loaded("Gemma3ForCausalLM")
+    ids = random_ids(9)
+    result = hs.attention(model, [ids], layers=2, draws=0)
+    states = model.capture([ids], "layer.2.attn.head.*")
+    written = [
+        float(states[f"layer.2.attn.head.{head}"][0].norm()) for head in range(4)
+    ]
+    norms = result.data["write_norm"].values[0, :, 0]
+    np.testing.assert_allclose(norms / norms[0], np.array(written) / written[0], 1e-3)
+    assert "norm comes after attention" in result.facts["notes"][0]
+
+
+def test_weights_that_do_not_make_the_pass_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The law is checked on every call."""
+    original = attention_weights._FusedWeights.scores
+
+    def without_scale(self: Any, positions: list[int]) -> torch.Tensor:
+        return original(self, positions) * 1.01
+
+    monkeypatch.setattr(attention_weights._FusedWeights, "scores", without_scale)
+    with pytest.raises(PassError, match="Cannot trust the attention weights at layer"):
+        hs.attention(loaded("LlamaForCausalLM"), [random_ids(9)], draws=0)
+
+
+def test_a_long_text_with_one_query_stays_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = rows()["LlamaForCausalLM"]
+    config = {**row["config"], "max_position_embeddings": 4096}
+    model = hs.load((build({**row, "config": config}), None))
+    largest = 0
+    original = attention_weights._FusedWeights.weights
+
+    def watched(self: Any, positions: list[int]) -> torch.Tensor:
+        nonlocal largest
+        weights = original(self, positions)
+        largest = max(largest, weights.nbytes)
+        return weights
+
+    monkeypatch.setattr(attention_weights._FusedWeights, "weights", watched)
+    ids = [random_ids(2_000)]
+    result = hs.attention(model, ids, queries=[-1], draws=0)
+    assert result.data["pattern"].shape == (3, 4, 1, 2_000)
+    assert largest == 4 * 2_000 * 4
+    hs.attention(model, ids, layers=1, heads=0, draws=0)
+    assert largest <= attention_weights.MOST_BYTES
+
+
+def test_what_does_not_fit_in_memory_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weights_module, "free_memory", lambda: 10_000)
+    model = (tiny_model("llama"), None)
+    with pytest.raises(TooLarge, match=r"queries=-1, or some layers, such as layers=1"):
+        hs.attention(model, [random_ids(40)], draws=0)
+    hs.attention(model, [random_ids(40)], queries=-1, layers=1, draws=0)
+
+
+BAD = {
+    "layer 9": ({"layers": 9}, SiteError, "its 3 blocks make layer 1 to layer 3"),
+    "layer 0": ({"layers": 0}, SiteError, "No attention in layer 0"),
+    "whole layer": ({"layers": "layer.2"}, SiteError, r"Choose 'layer\.2\.attn'"),
+    "no layers": ({"layers": []}, SiteError, "the list is empty"),
+    "head": ({"heads": 4}, SiteError, "4 heads there, counted from 0. Choose 0 to 3"),
+    "negative head": ({"heads": -1}, SiteError, "Choose 0 to 3"),
+    "query": ({"queries": 5}, TextError, "the text has 3 tokens. Choose 0 to 2"),
+    "words": ({"queries": "last"}, TextError, "it names no number"),
+    "draws": ({"draws": 3}, TextError, "or draws=0 for no test"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_not_there_is_refused_in_one_sentence(case: str) -> None:
+    arguments, error, message = BAD[case]
+    with pytest.raises(error, match=message):
+        hs.attention((tiny_model("llama"), None), [[5, 6, 7]], **arguments)
+
+
+def test_texts_that_cannot_be_shown_are_refused() -> None:
+    model = hs.load((tiny_model("llama"), None))
+    with pytest.raises(TextError, match="Give one text at a time"):
+        hs.attention(model, [[5, 6], [7, 8]])
+    with pytest.raises(TextError, match="window|longer|tokens"):
+        hs.attention(model, [random_ids(500)])
+
+
+@pytest.mark.parametrize("family", ["mamba", "fnet", "longformer"])
+def test_a_family_without_weights_is_refused_with_its_reason(family: str) -> None:
+    with pytest.raises(SiteError, match=r"No attention weights at layer\.1\.attn of"):
+        hs.attention((tiny_model(family), None), [[5, 6, 7]])
+
+
+def test_a_hybrid_shows_the_layers_that_have_attention() -> None:
+    model = loaded("BambaForCausalLM")
+    result = hs.attention(model, [random_ids(9)], draws=0)
+    assert result.data["site"].values.tolist() == ["layer.2.attn"]
+    assert result.facts["notes"][0].startswith("Without layer.1.attn, layer.3.attn: ")
+    with pytest.raises(SiteError, match=r"No attention weights at layer\.1\.attn"):
+        hs.attention(model, [random_ids(9)], layers=[1, 2])
+
+
+def test_attentions_of_different_texts_are_not_shown_together() -> None:
+    model = loaded("BartForConditionalGeneration")
+    with pytest.raises(SiteError, match=r"one of 'decoder\.\*\.attn', 'encoder\.\*\.a"):
+        hs.attention(model, model.encode([[5, 6]], targets=[[7]]), "*.attn")
+
+
+def test_the_module_is_left_as_it_was() -> None:
+    module: Any = built("LlamaForCausalLM")
+    before = {name: id(part.forward) for name, part in module.named_modules()}
+    hs.attention((module, None), [random_ids(9)])
+    for name, part in module.named_modules():
+        assert "forward" not in vars(part), name
+        assert not part._forward_pre_hooks, name
+    assert len(before) == len(dict(module.named_modules()))
+
+
+def test_an_encoder_is_tested_without_induction() -> None:
+    model = hs.load((tiny_model("bert"), tiny_tokenizer(cls=True)))
+    result = hs.attention(model, "The rest.", draws=6)
+    assert result.data["relation"].values.tolist() == ["previous", "first", "same"]
+    assert any("Induction was not tested" in note for note in result.facts["notes"])
+    assert "induction_heads" not in result.facts
+    assert "induction" not in result.summary().partition("Induction was not")[0]
+
+
+def test_scores_are_what_a_loop_over_eager_weights_gives() -> None:
+    """Sliding windows of 16 tokens hide the first token from later ones."""
+    draws, seed, family = 6, 3, "Gemma3ForCausalLM"
+    model = loaded(family)
+    data = hs.attention(model, [[5, 6, 7]], draws=draws, seed=seed).data
+    texts = draw_texts(model, None, draws, seed, causal=True)
+    assert texts is not None and texts.start == 0 and texts.run == 24
+    oracle = eager(family)
+    weights = [
+        stacked(reported(oracle, list(ids)).attentions) for ids in texts.inputs.ids
+    ]
+    plain, repeated = np.array(weights[:draws]), np.array(weights[draws:])
+    for ids in texts.inputs.ids[draws:]:
+        assert ids[:24] == ids[24:] and len(set(ids)) == 24
+    layers, heads, tokens = 3, 4, 48
+    for layer in range(layers):
+        window = 16 if layer < 2 else tokens
+        for head in range(heads):
+            scores = {name: [] for name in data["relation"].values}
+            nulls = {name: [] for name in data["relation"].values}
+            for query in range(1, tokens):
+                keys = {"previous": query - 1, "first": 0, "same": query}
+                visible = min(window, query + 1)
+                for name, key in keys.items():
+                    if query - key < window:
+                        scores[name].append(plain[:, layer, head, query, key].mean())
+                        nulls[name].append(1 / visible)
+                after = query - 24 + 1
+                if query >= 24 and query - after < window:
+                    scores["induction"].append(
+                        repeated[:, layer, head, query, after].mean()
+                    )
+                    nulls["induction"].append(
+                        plain[:, layer, head, query, after].mean()
+                    )
+            for name in scores:
+                cell = data.sel(relation=name).isel(layer=layer, head=head)
+                if not scores[name]:
+                    assert np.isnan(cell["score"]) and np.isnan(cell["p"])
+                    continue
+                assert float(cell["score"]) == pytest.approx(np.mean(scores[name]))
+                assert float(cell["null"]) == pytest.approx(np.mean(nulls[name]))
+
+
+def test_a_planted_head_is_found_and_no_other_is_said_to_be_like_it() -> None:
+    result = hs.attention((previous_token_model(), tiny_tokenizer()), "The rest.")
+    heads = result.facts["previous_heads"]
+    assert heads[0]["site"] == "layer.1.attn.head.2"
+    assert heads[0]["score"] > 0.9 and heads[0]["p_half"] < 0.001
+    assert all(head["p_half"] > 0.05 for head in heads[1:])
+    assert result.data["previous"].sel(layer=1, head=2) > 0.9
+    assert not result.facts["induction_heads"]
+
+
+def test_a_text_of_random_tokens_begins_as_the_tokenizer_begins() -> None:
+    model = hs.load((tiny_model("llama"), tiny_tokenizer()))
+    texts = draw_texts(model, None, 6, 0, causal=True)
+    assert texts is not None and texts.start == 1
+    special = tiny_tokenizer().all_special_ids
+    for ids in texts.inputs.ids:
+        assert ids[0] == 1 and len(ids) == 49
+        assert not set(ids[1:]) & set(special), "special tokens are not ordinary"
+    encoder = hs.load((tiny_model("bert"), tiny_tokenizer(cls=True)))
+    texts = draw_texts(encoder, None, 6, 0, causal=False)
+    assert texts is not None and texts.inputs.ids[0][-1] == 5 and len(texts.inputs) == 6
+
+
+@pytest.mark.real
+def test_smollm2_has_induction_heads() -> None:
+    try:
+        model = hs.load()
+    except hs.errors.Unreachable as error:
+        pytest.skip(f"the default model is not here: {error}")
+    result = hs.attention(model, "The capital of France is", layers="18-19", draws=6)
+    heads = result.facts["induction_heads"]
+    assert heads and heads[0]["score"] > 10 * heads[0]["null"]

@@ -1,0 +1,679 @@
+"""Profile: held against numpy and scipy, read from disk in blocks, and what it shows on
+a real model.
+"""
+
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hiddenscope as hs
+from hiddenscope.sites import Site
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.views import sections_of, views_of
+from hiddenscope.views.values import Grid, Lines
+from tests.places import ROOT
+
+PROSE = ROOT.joinpath("LICENSE").read_text("utf-8")[1000:3400]
+TEXTS = [
+    "The cat sat on the mat.",
+    "A dog",
+    "There is nothing in the house and nothing in the garden.",
+]
+
+
+def tiny(family: str) -> hs.Model:
+    module = tiny_model(family)
+    if module.config.is_encoder_decoder:
+        module.config.decoder_start_token_id = 0
+    return hs.load((module, tiny_tokenizer()))
+
+
+def states(values: torch.Tensor, positions: list[int] | None = None) -> hs.States:
+    count = values.shape[1]
+    tokens = hs.Tokens(
+        ("text",),
+        [0] * count,
+        positions or range(count),
+        range(count),
+        [f"t{k}" for k in range(count)],
+    )
+    sites = tuple(Site(k) for k in range(len(values)))
+    return hs.States(sites, values, tokens, hs.Source("toy"))
+
+
+def test_norms_are_those_of_the_states() -> None:
+    model = tiny("gpt2")
+    result, captured = hs.profile(model, TEXTS), model.capture(TEXTS)
+    expected = np.linalg.norm(captured.to_numpy().astype(np.float64), axis=-1)
+    norm = result.data["norm"]
+    assert norm.dims == ("site", "token")
+    assert norm.dtype == np.float32
+    np.testing.assert_allclose(norm, expected, rtol=1e-6)
+    assert norm["site"].values.tolist() == [str(site) for site in captured.sites]
+    assert norm["string"].values.tolist() == list(captured.tokens.strings)
+    for name, column in {"text": "text", "position": "positions", "id": "ids"}.items():
+        assert norm[name].values.tolist() == getattr(captured.tokens, column).tolist()
+    first = captured.tokens.positions == 0
+    np.testing.assert_allclose(
+        result.data["norm_first"], np.median(expected[:, first], 1), rtol=1e-6
+    )
+    quartiles = np.quantile(expected[:, ~first], [0.25, 0.5, 0.75], axis=1)
+    for name, quartile in zip(
+        ("norm_low", "norm_median", "norm_high"), quartiles, strict=True
+    ):
+        np.testing.assert_allclose(result.data[name], quartile, rtol=1e-5)
+
+
+def test_states_and_model_give_the_same() -> None:
+    model = tiny("llama")
+    captured = model.capture(TEXTS)
+    assert hs.profile(captured).equals(hs.profile(model, TEXTS))
+    some = hs.profile(captured, sites="layer.1-2")
+    assert some.data["site"].values.tolist() == ["layer.1", "layer.2"]
+    assert (
+        hs.profile(model, TEXTS, sites="*.attn").data["site"].values.tolist()[0]
+        == "layer.1.attn"
+    )
+
+
+class Mapped:
+    """States on disk, each block a mapping of its own that is copied and closed; it
+    counts the rows that are alive.
+    """
+
+    def __init__(
+        self, path: Path, sites: int, tokens: int, width: int, rows: int
+    ) -> None:
+        self.path, self.rows, self.shape = path, rows, (sites, tokens, width)
+        text = np.arange(tokens) // 50
+        strings = [f"t{k % 7}" for k in range(tokens)]
+        self.tokens = hs.Tokens(
+            None, text, np.arange(tokens) % 50, np.arange(tokens) % 7, strings
+        )
+        self.sites = tuple(Site(k) for k in range(sites))
+        self.alive = self.most = self.asked = 0
+
+    def blocks(self, site: str | Site) -> Iterator[torch.Tensor]:
+        place = self.sites.index(Site.parse(str(site)))
+        for start in range(0, self.shape[1], self.rows):
+            mapped = np.memmap(self.path, np.float32, "r", shape=self.shape)
+            block = torch.from_numpy(np.array(mapped[place, start : start + self.rows]))
+            del mapped
+            self.alive, self.asked = self.alive + len(block), self.asked + len(block)
+            self.most = max(self.most, self.alive)
+            weakref.finalize(block, self._gone, len(block))
+            yield block
+            del block
+
+    def _gone(self, rows: int) -> None:
+        self.alive -= rows
+
+
+def written(path: Path, sites: int, tokens: int, width: int, rows: int) -> Mapped:
+    """Layers that grow from one another, with first tokens far larger than the rest."""
+    torch.manual_seed(5)
+    values = torch.randn(tokens, width)
+    mapped = np.memmap(path, np.float32, "w+", shape=(sites, tokens, width))
+    for place in range(sites):
+        values = values + 0.5 * torch.randn(1, width) + 0.3 * values.roll(1, 1)
+        values[::50, 3] = 500.0
+        mapped[place] = values.numpy()
+    mapped.flush()
+    return Mapped(path, sites, tokens, width, rows)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, 10_000])
+def test_a_source_on_disk_gives_what_states_give_bit_for_bit(
+    tmp_path: Path, rows: int
+) -> None:
+    source = written(tmp_path / "states", 3, 300, 24, rows)
+    values = torch.from_numpy(
+        np.array(np.memmap(source.path, np.float32, "r", shape=source.shape))
+    )
+    expected = hs.profile(
+        hs.States(source.sites, values, source.tokens, hs.Source("toy")), sample=100
+    )
+    result = hs.profile(source, sample=100)
+    assert result.data.equals(expected.data)
+    assert result.facts == expected.facts
+    assert result.facts["stacks"][0]["cka"]["sampled_tokens"] == 100
+
+
+def resident(which: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(which))
+
+
+def test_a_source_larger_than_what_is_held(tmp_path: Path) -> None:
+    source = written(tmp_path / "states", 6, 36_000, 256, rows=500)
+    # What libraries load and keep is there before.
+    hs.profile(written(tmp_path / "small", 2, 8_000, 256, rows=500))
+    marks = Path("/proc/self/clear_refs")
+    if marks.exists():
+        # The high-water mark starts again from here.
+        marks.write_text("5")
+        before = resident("VmRSS")
+    result = hs.profile(source)
+    size = source.path.stat().st_size
+    if marks.exists():
+        assert resident("VmHWM") - before < size * 2 / 3, (
+            "221 MB are read, and never held together: some 90 MB are"
+        )
+    assert source.most * 256 <= 2 * (1 << 20) + 4 * 500 * 256, (
+        "the rows of two chunks, and a block or two on the way"
+    )
+    assert source.asked == (2 * 6 - 1) * 36_000, (
+        "each site by itself, and again below the next"
+    )
+    assert result.data.sizes["token"] == 36_000
+    assert result.data["channel"].values[0, 0] == 3
+
+
+def test_a_source_of_very_many_tokens_is_told_in_its_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    captured = tiny("llama").capture(TEXTS)
+    whole = hs.profile(captured)
+    monkeypatch.setattr("hiddenscope.analyses.profile.statistics.MOST_CELLS", 5 * 8)
+    cut = hs.profile(captured)
+    assert cut.data.sizes["token"] == 8
+    np.testing.assert_array_equal(cut.data["norm"], whole.data["norm"][:, :8])
+    for name in ("norm_median", "anisotropy", "effective_rank", "cka"):
+        np.testing.assert_array_equal(cut.data[name], whole.data[name])
+    assert (cut.facts["tokens_kept"], cut.facts["tokens"]) == (8, len(captured.tokens))
+    assert (
+        "holds the first 8 of" in cut.summary()
+        and "holds the first" not in whole.summary()
+    )
+
+
+def test_blocks_that_do_not_fit_the_tokens_are_refused() -> None:
+    captured = tiny("llama").capture(TEXTS)
+
+    class Store:
+        sites, tokens = captured.sites, captured.tokens
+
+        def __init__(self, rows: Callable[[Site], slice]) -> None:
+            self.rows = rows
+
+        def blocks(self, site: str | Site) -> Iterator[torch.Tensor]:
+            yield captured[site][self.rows(Site.parse(str(site)))]
+
+    for rows in (
+        lambda site: slice(0, -1),
+        lambda site: slice(0, 0),
+        lambda site: slice(site.layer or 0, None),
+    ):
+        with pytest.raises(
+            hs.errors.StatesError, match="as many rows as there are tokens"
+        ):
+            hs.profile(Store(rows))
+
+
+def test_each_state_is_what_numpy_and_scipy_say() -> None:
+    from scipy.stats import kurtosis
+
+    captured = tiny("llama").capture(TEXTS)
+    values = captured.to_numpy().astype(np.float64)
+    data = hs.profile(captured).data
+    expected = {
+        "mean": values.mean(-1),
+        "deviation": values.std(-1),
+        "kurtosis": kurtosis(values, -1, fisher=False),
+    }
+    first = captured.tokens.positions == 0
+    for name, numbers in expected.items():
+        np.testing.assert_allclose(data[name], numbers, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            data[f"{name}_first"], np.median(numbers[:, first], 1), rtol=1e-5, atol=1e-7
+        )
+        np.testing.assert_allclose(
+            data[f"{name}_median"],
+            np.median(numbers[:, ~first], 1),
+            rtol=1e-5,
+            atol=1e-7,
+        )
+    layers = values[:-1]
+    added = np.linalg.norm(np.diff(layers, axis=0), axis=-1) / np.linalg.norm(
+        layers[:-1], axis=-1
+    )
+    np.testing.assert_allclose(
+        data["added_median"][1:-1], np.median(added[:, ~first], 1), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        data["added_first"][1:-1], np.median(added[:, first], 1), rtol=1e-5
+    )
+    assert np.isnan(data["added_median"].values[[0, -1]]).all(), (
+        "no block makes layer.0, and final is normed"
+    )
+
+
+def test_layers_together_are_what_their_definitions_say() -> None:
+    captured = tiny("llama").capture(TEXTS * 2)
+    values, first = (
+        captured.to_numpy().astype(np.float64)[:-1],
+        captured.tokens.positions == 0,
+    )
+    data = hs.profile(captured).data.isel(site=slice(-1))
+    for suffix, kept in (("", slice(None)), ("_others", ~first)):
+        for place, rows in enumerate(values[:, kept]):
+            unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+            cosines = (unit @ unit.T)[~np.eye(len(rows), dtype=bool)]
+            assert data[f"anisotropy{suffix}"].values[place] == pytest.approx(
+                cosines.mean(), rel=1e-5
+            )
+            shares = np.linalg.eigvalsh(np.cov(rows, rowvar=False)).clip(min=0)
+            shares = shares[shares > 1e-12] / shares.sum()
+            rank = np.exp(-(shares * np.log(shares)).sum())
+            assert data[f"effective_rank{suffix}"].values[place] == pytest.approx(
+                rank, rel=1e-4
+            )
+        centred = [rows - rows.mean(0) for rows in values[:, kept]]
+        cross = [[np.square(a.T @ b).sum() for b in centred] for a in centred]
+        alike = np.array(cross) / np.sqrt(np.outer(np.diag(cross), np.diag(cross)))
+        np.testing.assert_allclose(
+            data[f"cka{suffix}"].values[:, :-1], alike, rtol=1e-5
+        )
+    assert data["cka"].dims == ("site", "source_site")
+
+
+def test_a_first_token_that_is_far_larger_decides_what_all_share() -> None:
+    torch.manual_seed(0)
+    values = torch.randn(4, 400, 16)
+    positions = [k % 20 for k in range(400)]
+    values[:, ::20, 5] += 5000
+    data = hs.profile(states(values, positions)).data
+    assert (data["effective_rank"] < 1.01).all()
+    assert (data["effective_rank_others"] > 14).all()
+    assert (data["cka"] > 0.99).all(), (
+        "layers that have nothing in common but the first token"
+    )
+    upper = np.triu_indices(4, 1)
+    assert (data["cka_others"].values[upper] < 0.1).all()
+    assert (data["anisotropy_others"] < 0.02).all()
+    (facts,) = hs.profile(states(values, positions)).facts["stacks"]
+    assert facts["effective_rank"]["all_tokens"] < 1.01
+    massive = facts["massive_activations"]
+    assert massive["channels"] == [{"channel": 5, "values": 80}]
+    assert massive["at_first_tokens"] == massive["values"] == 80, "20 texts at 4 sites"
+    assert massive["sites"] == "layer.0 to layer.3"
+
+
+def test_every_massive_activation_is_counted_wherever_it_is() -> None:
+    torch.manual_seed(0)
+    values = torch.randn(3, 400, 16)
+    positions = [k % 20 for k in range(400)]
+    values[1, ::20, 5] = 5000  # one channel of every first token
+    values[1, 7:107, 5] = (
+        # The same channel, of a hundred tokens that are smaller, five of them first
+        # ones.
+        4000
+    )
+    values[2, 11, [2, 3]] = torch.tensor([-3000.0, 2500.0])
+    for chunk in (None, 64):
+        source = (
+            states(values, positions)
+            if chunk is None
+            else Blocks(states(values, positions), chunk)
+        )
+        result = hs.profile(source)
+        (facts,) = result.facts["stacks"]
+        massive = facts["massive_activations"]
+        assert massive["values"] == 117, "20 + 95 + 2"
+        assert massive["at_first_tokens"] == 20
+        assert massive["channels"] == [
+            {"channel": 5, "values": 115},
+            {"channel": 2, "values": 1},
+            {"channel": 3, "values": 1},
+        ]
+        assert massive["sites"] == "layer.1 to layer.2"
+        assert (
+            "117 values" in result.summary()
+            and "20 of them at a first token" in result.summary()
+        )
+
+
+class Blocks:
+    """States that are read in blocks."""
+
+    def __init__(self, captured: hs.States, rows: int) -> None:
+        self.sites, self.tokens, self._states, self._rows = (
+            captured.sites,
+            captured.tokens,
+            captured,
+            rows,
+        )
+
+    def blocks(self, site: str | Site) -> Iterator[torch.Tensor]:
+        yield from self._states.blocks(site, self._rows)
+
+
+def test_the_largest_channels_are_named_with_their_token() -> None:
+    torch.manual_seed(0)
+    values = torch.randn(2, 30, 8)
+    values[1, 12, 6], values[1, 20, 2] = -40.0, 30.0
+    data = hs.profile(states(values)).data.sel(site="layer.1")
+    assert data["channel"].values.tolist()[:2] == [6, 2]
+    assert data["channel_value"].values.tolist()[:2] == [-40, 30]
+    assert data["channel_string"].values.tolist()[:2] == ["t12", "t20"]
+    assert data["channel_position"].values.tolist()[:2] == [12, 20]
+    middle = np.median(np.abs(values[1].numpy()))
+    np.testing.assert_allclose(
+        data["channel_times"][:2], [40 / middle, 30 / middle], rtol=1e-5
+    )
+    third = values[1].abs().amax(0).sort().values[-3].item()
+    assert abs(data["channel_value"].values[2]) == pytest.approx(third, rel=1e-6)
+    narrow = hs.profile(states(values[..., :3])).data
+    assert narrow["channel"].values[0, 3:].tolist() == [-1, -1]
+    assert np.isnan(narrow["channel_times"].values[0, 3:]).all()
+    assert narrow["channel_string"].values[0, 3:].tolist() == ["", ""]
+
+
+def test_raw_layers_are_compared_with_raw_ones_and_normed_with_normed() -> None:
+    model = tiny("llama")
+    raw, mixed, normed = (
+        hs.profile(model, TEXTS, final_norm=how)
+        for how in ("apart", "mixed", "everywhere")
+    )
+    assert raw.data["form"].values.tolist() == ["raw"] * 4 + ["normed"]
+    assert np.isnan(raw.data["anisotropy"].values[-1])
+    assert np.isnan(raw.data["cka"].values[-1]).all()
+    assert np.isfinite(raw.data["norm"].values).all(), (
+        "what each state is by itself is told of final too"
+    )
+    assert np.isfinite(mixed.data["cka"].values).all()
+    assert np.isnan(mixed.data["added_median"].values[-1]), "the final norm is no block"
+    assert normed.data["site"].values.tolist() == [
+        "layer.0",
+        "layer.1",
+        "layer.2",
+        "layer.3",
+    ]
+    assert set(normed.data["form"].values) == {"normed"}
+    captured = model.capture(TEXTS)
+    np.testing.assert_allclose(normed.data["norm"][-1], raw.data["norm"][-1], rtol=1e-6)
+    norm = model.module.model.norm
+    for site in ("layer.0", "layer.2"):
+        expected = norm(captured[site]).detach().norm(dim=-1)
+        np.testing.assert_allclose(
+            normed.data["norm"].sel(site=site), expected, rtol=1e-5
+        )
+    alone = hs.profile(model, TEXTS, sites="final")
+    assert np.isfinite(alone.data["anisotropy"].values).all(), (
+        "nothing else is there to compare it with"
+    )
+    for asked, match in [
+        (lambda: hs.profile(captured, final_norm="everywhere"), "takes the model"),
+        (lambda: hs.profile(tiny("t5"), TEXTS, final_norm="everywhere"), "two stacks"),
+        (
+            lambda: hs.profile(tiny("bert"), TEXTS, final_norm="everywhere"),
+            "no final norm",
+        ),
+        (
+            lambda: hs.profile(model, TEXTS, sites="*.attn", final_norm="everywhere"),
+            "no whole layers",
+        ),
+        (
+            lambda: hs.profile(model, TEXTS, final_norm="cooked"),
+            "'apart', 'everywhere', 'mixed'",
+        ),
+        (lambda: hs.profile(model, TEXTS, sample=2), ">= 3, got 2"),
+        (lambda: hs.profile(TEXTS), "it is list"),
+        (lambda: hs.profile(captured.select(tokens=[])), "no tokens"),
+    ]:
+        with pytest.raises(hs.errors.StatesError, match=match):
+            asked()
+
+
+@pytest.mark.parametrize(
+    "values", [torch.zeros(3, 30, 6), torch.full((3, 30, 6), 0.1), torch.zeros(3, 1, 6)]
+)
+def test_states_without_a_spread_have_no_shape(values: torch.Tensor) -> None:
+    result = hs.profile(states(values))
+    for name in (
+        "effective_rank",
+        "effective_rank_others",
+        "intrinsic_dimension",
+        "intrinsic_dimension_others",
+    ):
+        assert np.isnan(result.data[name].values).all()
+    assert "cka" not in result.data
+    assert "median" not in result.facts["stacks"][0].get("cka", {})
+    if values.shape[1] > 1:
+        expected = [1.0] * 3 if values.any() else [math.nan] * 3
+        np.testing.assert_allclose(result.data["anisotropy"], expected, rtol=1e-6)
+    assert views_of(result)
+    assert sections_of(result)
+
+
+def test_one_site_is_like_itself_and_parts_of_blocks_have_no_block_between_them() -> (
+    None
+):
+    model = tiny("llama")
+    one = hs.profile(model, TEXTS, sites="layer.2")
+    assert one.data["cka"].values.tolist() == [[1.0]]
+    assert "cka" not in one.facts["stacks"][0]
+    assert np.isnan(one.data["added_median"].values).all()
+    parts = hs.profile(model, TEXTS, sites="layer.1,layer.2.attn,layer.2,layer.2.mlp")
+    assert np.isnan(parts.data["added_median"].values).all()
+    assert np.isfinite(parts.data["cka"].values).all()
+    for result in (one, parts):
+        assert views_of(result)
+
+
+def test_what_is_not_finite_is_left_out_of_what_states_share() -> None:
+    torch.manual_seed(0)
+    values = torch.randn(3, 60, 5)
+    broken = values.clone()
+    broken[1, 7, 2], broken[2, 11] = torch.nan, torch.inf
+    data = hs.profile(states(broken)).data
+    kept = hs.profile(
+        states(values).select(tokens=[k for k in range(60) if k not in (7, 11)])
+    ).data
+    np.testing.assert_allclose(data["cka"], kept["cka"], rtol=1e-6)
+    without = hs.profile(states(values).select(tokens=[k for k in range(60) if k != 7]))
+    for name in (
+        "anisotropy",
+        "effective_rank_others",
+        "intrinsic_dimension",
+        "channel_times",
+    ):
+        np.testing.assert_allclose(data[name][1], without.data[name][1], rtol=1e-6)
+
+
+def test_narrow_states_are_profiled_as_what_they_are() -> None:
+    narrow = (torch.randn(3, 80, 12) * 300).bfloat16()
+    result, wide = hs.profile(states(narrow)), hs.profile(states(narrow.double()))
+    assert result.data.equals(wide.data)
+    assert result.facts == wide.facts
+
+
+def test_a_profile_is_shown_and_told() -> None:
+    torch.manual_seed(0)
+    values = torch.randn(4, 400, 16).cumsum(0)
+    values[1:, ::20, 5] += 5000
+    result = hs.profile(states(values, [k % 20 for k in range(400)]))
+    grid, *lines, alike = views_of(result)
+    assert isinstance(grid, Grid)
+    assert [measure.name for measure in grid.measures][:2] == [
+        "norm",
+        "kurtosis over the width",
+    ]
+    assert isinstance(alike, Grid)
+    assert [measure.limits for measure in alike.measures] == [(0, 1)] * 3
+    assert all(isinstance(one, Lines) for one in lines)
+    assert [one.y_name for one in lines if isinstance(one, Lines)] == [
+        "norm",
+        "norm of the change over the norm before",
+        "kurtosis over the width",
+        "mean cosine",
+        "dimensions",
+    ]
+    prose = " ".join(section.prose for section in sections_of(result))
+    assert "Massive activations: 60 values in channel 5 at layer.1 to layer.3" in prose
+    assert "The first tokens hide how states spread" in prose
+    assert "(400 tokens)" in prose
+    assert "`final`" not in prose, "there is none"
+    few = hs.profile(states(values[:, :9]))
+    assert few.facts["stacks"][0]["few_tokens"] and "so few tokens" in few.summary()
+    assert not any(isinstance(view, Grid) for view in views_of(few)[1:])
+    assert len(sections_of(few)) == 3
+
+
+@pytest.mark.parametrize("suffix", [".json", ".nc"])
+def test_a_profile_comes_back_from_a_file(suffix: str, tmp_path: Path) -> None:
+    result = hs.profile(tiny("t5"), TEXTS)
+    result.save(tmp_path / f"profile{suffix}")
+    assert hs.Result.load(tmp_path / f"profile{suffix}").equals(result)
+
+
+def test_targets_are_the_decoders_texts() -> None:
+    result = hs.profile(tiny("t5"), TEXTS, targets=["The dog", "A", "nothing"])
+    assert result.data.attrs["targets"] == ["The dog", "A", "nothing"]
+    cka = result.data["cka"].values
+    encoder = np.array(
+        [site.startswith("encoder") for site in result.data["site"].values]
+    )
+    assert np.isnan(cka[np.ix_(encoder, ~encoder)]).all(), (
+        "the tokens of two stacks are not the same"
+    )
+    encoder, decoder = result.facts["stacks"]
+    assert encoder["cka"]["sampled_tokens"] != decoder["cka"]["sampled_tokens"]
+    assert "anisotropy" in decoder
+
+
+def test_both_stacks_of_an_encoder_decoder() -> None:
+    result = hs.profile(tiny("t5"), TEXTS)
+    data, stack = result.data, result.data["stack"].values
+    inside = np.array(
+        [[site.startswith(one) for one in stack] for site in data["site"].values]
+    )
+    assert set(stack) == {"encoder", "decoder"}
+    assert (np.isfinite(data["norm"].values) == inside).all()
+    assert [facts["stack"] for facts in result.facts["stacks"]] == [
+        "encoder",
+        "decoder",
+    ]
+    assert data.attrs["texts"] == TEXTS
+
+
+def test_narrow_states_are_widened_once() -> None:
+    wide = torch.randn(2, 5, 64) * 300  # the squares of these do not fit in float16
+    result = hs.profile(states(wide.half()))
+    assert result.facts["computed_in"] == "float64"
+    np.testing.assert_allclose(
+        result.data["norm"], wide.half().float().norm(dim=-1), rtol=1e-6
+    )
+
+
+def test_facts_are_read_off_the_norms() -> None:
+    norms = torch.tensor([[2.0, 1, 1], [40, 2, 4], [40, 2, 4], [9, 3, 3]])
+    (facts,) = hs.profile(states(norms[..., None])).facts["stacks"]
+    assert facts["middle_layers"] == "layer.1 to layer.2"
+    assert (facts["first_token_norm"], facts["other_tokens_norm"]) == (40, 3)
+    assert facts["norm_ratio"] == pytest.approx(40 / 3)
+    assert facts["largest_norm"] == {"norm": 40.0, "site": "layer.1", "token": "t0"}
+    assert not any("final" in key for key in facts)
+
+
+def test_a_text_of_one_token_has_no_others() -> None:
+    result = hs.profile(states(torch.ones(4, 1, 3)))
+    assert np.isnan(result.data["norm_median"]).all()
+    assert "other_tokens_norm" not in result.facts["stacks"][0]
+    rest = hs.profile(states(torch.ones(4, 2, 3), positions=[4, 5]))
+    assert "first_token_norm" not in rest.facts["stacks"][0]
+
+
+def test_what_is_not_finite_is_named() -> None:
+    values = torch.ones(3, 2, 4)
+    values[1, 1, 2] = torch.nan
+    values[2, 1] = torch.inf
+    (facts,) = hs.profile(states(values)).facts["stacks"]
+    assert facts["not_finite"] == {"states": 2, "site": "layer.1", "token": "t1"}
+    assert facts["largest_norm"]["norm"] == 2
+    assert (
+        "largest_norm" not in hs.profile(states(values * torch.nan)).facts["stacks"][0]
+    )
+
+
+def test_what_is_missing_is_said() -> None:
+    model = tiny("gpt2")
+    with pytest.raises(hs.errors.TextError, match="there are no texts"):
+        hs.profile(model)
+    with pytest.raises(hs.errors.TextError, match="texts were given too"):
+        hs.profile(model.capture("The"), "The")
+    with pytest.raises(hs.errors.SiteError, match="layer.9"):
+        hs.profile(model, "The", sites="layer.9")
+
+
+@pytest.mark.real
+def test_the_first_token_of_smollm2_is_far_larger_and_final_is_not() -> None:
+    try:
+        model = hs.load("smollm2")
+    except hs.errors.Unreachable as error:
+        pytest.skip(f"this is about smollm2 itself: {error}")
+    (facts,) = hs.profile(model, "The capital of France is Paris.").facts["stacks"]
+    assert facts["first_token_norm"] == pytest.approx(22_600, rel=0.05)
+    assert 100 < facts["other_tokens_norm"] < 300
+    assert facts["largest_norm"]["token"] == "The"
+    before, after = facts["before_final"], facts["at_final"]
+    assert (
+        before["site"] == "layer.30"
+        and before["first_token_norm"] > 50 * after["first_token_norm"]
+    )
+
+
+@pytest.mark.real
+def test_the_layers_of_smollm2_with_and_without_their_first_tokens(
+    smollm2: hs.Model,
+) -> None:
+    texts = [PROSE[start : start + 400] for start in range(0, len(PROSE) - 399, 400)]
+    result = hs.profile(smollm2, texts)
+    data, (facts,) = result.data, result.facts["stacks"]
+    assert 507 in [one["channel"] for one in facts["massive_activations"]["channels"]]
+    assert facts["largest_value"]["position"] == 0
+    assert facts["largest_value"]["times_median"] > 5000
+    middle = data.sel(site=[f"layer.{k}" for k in range(13, 24)])
+    assert (middle["effective_rank"] < 3).all(), "one token, and one direction"
+    assert (middle["effective_rank_others"] > 20).all()
+    assert (middle["kurtosis_first"] > 550).all()
+    assert (middle["added_first"] < 0.01).all(), "blocks leave the first token alone"
+    assert (middle["added_median"] > 0.15).all()
+    near = [
+        data["cka_others"].sel(site=f"layer.{k}", source_site=f"layer.{k + 1}").item()
+        for k in range(13, 23)
+    ]
+    assert min(near) > 0.9, "neighbouring layers are alike"
+    assert data["cka_others"].sel(site="layer.3", source_site="layer.30").item() < min(
+        near
+    )
+    assert not facts["few_tokens"]
+
+
+def test_a_text_beyond_the_window_is_cut_when_asked() -> None:
+    model = tiny("gpt2")
+    window = model.text_encoder.window
+    assert window
+    with pytest.raises(hs.errors.TextError, match="truncate=True"):
+        hs.profile(model, [[5] * (window + 1)])
+    assert (
+        hs.profile(model, [[5] * (window + 1)], truncate=True).data.sizes["token"]
+        == window
+    )
+
+
+def test_noise_makes_no_finding_without_saying_that_it_was_not_tested() -> None:
+    """Where a site is called highest, lowest or least alike, of states without any
+    structure, that is a draw.
+    """
+    for seed in range(5):
+        values = torch.randn(4, 60, 16, generator=torch.Generator().manual_seed(seed))
+        summary = hs.profile(states(values)).summary()
+        assert "least" in summary.lower()
+        assert "were not tested" in summary
+        assert "Massive" not in summary and "weigh in how states spread" not in summary

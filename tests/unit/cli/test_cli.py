@@ -1,0 +1,859 @@
+"""The command line: it starts quickly, says what goes wrong in words, and hides nothing
+from the docs.
+"""
+
+import io
+import json
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import xarray
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import hiddenscope as hs
+from hiddenscope import errors, progress
+from hiddenscope.catalog import ANALYSES
+from hiddenscope.cli import arguments, failures, terminal
+from hiddenscope.cli import main as cli
+from hiddenscope.cli.demo import _print_grid
+from hiddenscope.loading import zoo
+from hiddenscope.results import FINDINGS
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.views import render
+from tests.places import ROOT
+from tests.slices import sliced
+
+runner = CliRunner()
+TEXT = "The capital of France is Paris."
+LABELLED = [
+    ("The capital", "a"),
+    ("capital The", "a"),
+    ("of France", "b"),
+    ("France of", "b"),
+]
+COMMANDS = get_command(cli.app).commands  # type: ignore[attr-defined]
+HEAVY = {
+    "torch",
+    "transformers",
+    "numpy",
+    "pandas",
+    "xarray",
+    "rich",
+    "gguf",
+    "safetensors",
+}
+
+
+@pytest.fixture(autouse=True)
+def _progress_as_it_was() -> Iterator[None]:
+    yield
+    progress.show(None)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import sys; from hiddenscope.cli.main import app; app(['--help'],"
+        " standalone_mode=False); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "Usage:" in done.stdout
+    assert not HEAVY & set(done.stdout.split())
+
+
+def test_version() -> None:
+    assert runner.invoke(cli.app, ["--version"]).output == hs.__version__ + "\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_takes_the_shared_options_and_says_what_each_does(
+    name: str,
+) -> None:
+    options = {
+        option for parameter in COMMANDS[name].params for option in parameter.opts
+    }
+    place = (
+        set()
+        if name in ("models", "store", "serve", "doctor")
+        else {"--device", "--dtype"}
+    )
+    model = set() if name in ("store", "serve", "doctor") else {"--model", "--out"}
+    if name == "series":
+        # Its models are arguments.
+        model = {"--out"}
+    assert {"--json", "--progress", "--debug"} | place | model <= options
+    assert COMMANDS[name].help
+    assert all(
+        parameter.help
+        for parameter in COMMANDS[name].params
+        if parameter.name != "help"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cli.md", "index.md", "questions.md", "errors.md", "reference.md", "stability.md"],
+)
+def test_the_docs_have_every_command_option_and_analysis(name: str) -> None:
+    docs = ROOT / "docs"
+    generate = runpy.run_path(str(docs / "generate.py"))
+    assert (docs / name).read_text("utf-8") == generate["PAGES"][name](), (
+        "run `make docs`"
+    )
+
+
+def test_models_lists_the_zoo(tmp_path: Path) -> None:
+    table = runner.invoke(cli.app, ["models"])
+    assert table.exit_code == 0
+    assert "smollm2" in table.stdout
+    rows = json.loads(runner.invoke(cli.app, ["models", "--json"]).stdout)
+    assert rows[0]["name"] == "smollm2"
+    assert {
+        "name",
+        "description",
+        "licence",
+        "wheel",
+        "cached",
+        "bytes",
+        "path",
+    } <= set(rows[0])
+    runner.invoke(
+        cli.app, ["models", "--model", "minilm", "--out", str(tmp_path / "models.json")]
+    )
+    assert [
+        row["name"] for row in json.loads((tmp_path / "models.json").read_text())
+    ] == ["minilm"]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("nowhere/x.json", "there is no folder"), ("x.pdf", "this command writes")],
+)
+def test_a_list_that_cannot_be_written(tmp_path: Path, name: str, found: str) -> None:
+    done = runner.invoke(cli.app, ["models", "--out", str(tmp_path / name)])
+    assert done.exit_code == 2
+    assert found in done.stderr
+    assert "unexpected" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_a_newline_ends_a_line_of_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\u2028b\x0cc\n\nd\n"))
+    assert arguments.texts_in(["-", "e"]) == ["a\u2028b\x0cc", "d", "e"]
+
+
+FILE_LIKE = ["corpus.txt", "no/such.csv.gz", "states.safetensors", "notes.MD"]
+TEXTS_TAKEN = {
+    "capture": ["{}"],
+    "profile": ["{}"],
+    "visibility": ["A text.", "{}"],
+    "lens": ["{}"],
+    "attention": ["{}"],
+    "embed": ["A text.", "{}"],
+    "cluster": ["{}"],
+    "steer": ["{}", "--toward", "a", "--away", "b"],
+    "compare": ["A text.", "{}"],
+    "contributions": ["{}", "--answer", " a"],
+    "patch": ["{}", "b", "--answer", " x", "--other", " y"],
+    "drift": ["smollm2", "{}"],
+    "search": ["cities-complete", "{}"],
+}
+
+
+@pytest.mark.parametrize("name", TEXTS_TAKEN)
+def test_a_file_name_is_never_taken_as_a_text(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plainly").write_text("A text.\n")
+    for word in [*FILE_LIKE, "plainly"]:
+        done = runner.invoke(
+            cli.app, [name, *(part.format(word) for part in TEXTS_TAKEN[name])]
+        )
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert word in done.stderr and f"@{word}" in done.stderr
+
+
+def test_every_command_with_texts_is_held_to_the_rule() -> None:
+    others = {
+        "demo",
+        "serve",
+        "doctor",
+        "anatomy",
+        "models",
+        "store",
+        "extract",
+        "project",
+        "probe",
+        "graft",
+        "series",
+    }
+    # no texts, or a dataset
+    assert set(COMMANDS) - others == set(TEXTS_TAKEN)
+
+
+def test_what_words_stand_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, lines = tmp_path / "table.csv", tmp_path / "lines.txt"
+    table.write_text("review,stars\ngood,5\nso so,3\n")
+    lines.write_text("one\n\ntwo\n")
+    assert arguments.texts_in([f"@{lines}", "three.", "@@four"]) == [
+        "one",
+        "two",
+        "three.",
+        "@four",
+    ]
+    assert arguments.texts_in([], str(table), "review") == ["good", "so so"]
+    assert arguments.texts_in([f"@{table}"], None, "review") == ["good", "so so"]
+    assert arguments.texts_in(["Read a.txt and e.g. b", "U.S.", "3.5"]) == [
+        "Read a.txt and e.g. b",
+        "U.S.",
+        "3.5",
+    ]
+    monkeypatch.setattr("sys.stdin", io.StringIO("text\nfrom stdin\n"))
+    assert arguments.texts_in(["@-.csv"]) == ["from stdin"]
+    with pytest.raises(errors.TextError, match="it holds 2"):
+        arguments.text_in(f"@{lines}")
+    with pytest.raises(errors.TextError, match="no file is given"):
+        arguments.texts_in(["A text."], None, "review")
+    for word in ("", " "):
+        with pytest.raises(errors.TextError):
+            arguments.texts_in([word])
+
+
+def test_texts_come_from_files_and_from_stdin(folder: str, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("review,stars\nThe capital,5\nof France is,3\n")
+    wanted = json.loads(
+        ask("capture", "The capital", "of France is", "--model", folder, "--json")
+    )["texts"]
+    for words in ([f"@{table}"], ["--texts", str(table)]):
+        assert (
+            json.loads(
+                ask("capture", *words, "--text", "review", "--model", folder, "--json")
+            )["texts"]
+            == wanted
+        )
+    said = ask(
+        "capture",
+        "-.csv",
+        "--text",
+        "review",
+        "--model",
+        folder,
+        "--json",
+        stdin=table.read_text(),
+    )
+    assert json.loads(said)["texts"] == wanted
+    assert "2 vectors" in ask(
+        "embed", f"@{table}", "--text", "review", "--model", folder
+    )
+    found = ask(
+        "search", str(table), "The capital", "--text", "review", "--model", folder
+    )
+    assert found == ask(
+        "search", f"@{table}", "The capital", "--text", "review", "--model", folder
+    )
+    done = runner.invoke(
+        cli.app, ["embed", f"@{table}", "--text", "no", "--model", folder]
+    )
+    assert (done.exit_code, "No column 'no'" in done.stderr) == (2, True)
+
+
+def test_errors_give_remedies_for_the_command_line(folder: str) -> None:
+    done = runner.invoke(
+        cli.app, ["capture", "The " * 3000, "--model", folder, "--quiet"]
+    )
+    assert done.exit_code == 2
+    assert "--truncate" in done.stderr and "truncate=" not in done.stderr
+    done = runner.invoke(
+        cli.app, ["cluster", *["The capital"] * 3, "--model", folder, "--quiet"]
+    )
+    assert done.exit_code == 2
+    assert "--smallest" in done.stderr and "smallest=" not in done.stderr
+
+
+def test_a_table_for_another_program_is_not_folded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    terminal.table(
+        ["site", "module", "n"],
+        [["layer.0", "x" * 90, "1"], ["final", "y", "23"]],
+        text=(0, 1),
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == [f"layer.0  {'x' * 90}   1", f"final    {'y':90}  23"]
+
+
+def test_an_error_of_ours_is_one_message_without_a_traceback() -> None:
+    done = runner.invoke(cli.app, ["models", "--model", "no\x1b[31msuch"])
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(
+        r"No model 'no\x1b[31msuch' in the zoo: it has smollm2"
+    )
+    assert "Traceback" not in done.stderr
+    with pytest.raises(errors.UnknownModel):
+        runner.invoke(
+            cli.app, ["models", "--model", "nothing", "--debug"], catch_exceptions=False
+        )
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "Stopped."),
+        (
+            errors.TextError("An empty text", "it has no tokens", "Give a text."),
+            2,
+            "An empty text: it has no tokens.",
+        ),
+        (ZeroDivisionError("by zero"), 2, "ZeroDivisionError: by zero"),
+    ],
+)
+def test_exit_codes(
+    raised: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise raised
+
+    monkeypatch.setattr(zoo, "listing", fail)
+    done = runner.invoke(cli.app, ["models"])
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "choice"), [([], None), (["--quiet"], False), (["--progress"], True)]
+)
+def test_progress_is_shown_as_asked(
+    flag: list[str], choice: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[bool | None] = []
+    monkeypatch.setattr(progress, "show", chosen.append)
+    runner.invoke(cli.app, ["models", *flag])
+    assert chosen == [choice]
+
+
+def _with_value(option: object) -> list[str]:
+    """An option as it is typed, with a value where it takes one."""
+    spelling = option.opts[0]  # type: ignore[attr-defined]
+    return [spelling] if option.is_flag else [spelling, "1"]  # type: ignore[attr-defined]
+
+
+EVERY_OPTION = [
+    (name, option)
+    for name in COMMANDS
+    for option in COMMANDS[name].params
+    if option.opts[0][0] == "-"
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    sliced(EVERY_OPTION, 110),
+    ids=lambda part: getattr(part, "name", part),
+)
+def test_an_option_that_is_given_twice_is_refused_or_taken_twice(
+    name: str, option: object
+) -> None:
+    words = _with_value(option)
+    done = runner.invoke(cli.app, [name, *words, *words])
+    once = f"Error: {words[0]} was given 2 times"
+    assert (once in done.output) != option.multiple, done.output  # type: ignore[attr-defined]
+    assert done.exit_code == 2
+
+
+def test_both_spellings_of_a_flag_are_one_option() -> None:
+    done = runner.invoke(cli.app, ["models", "--quiet", "--progress"])
+    assert "Error: --progress was given 2 times" in done.output
+    assert done.exit_code == 2
+
+
+def test_project_takes_several_models(folder: str, tmp_path: Path) -> None:
+    data = tmp_path / "data.csv"
+    rows = [("text", "label"), *LABELLED]
+    data.write_text("".join(f"{text},{label}\n" for text, label in rows))
+    words = ["project", str(data), "--method", "pca", "--json"]
+    result = json.loads(ask(*words, "--model", folder, "--model", folder))
+    assert [part["model"] for part in result["facts"]["parts"]] == [
+        (name := Path(folder).name),
+        f"{name} (2)",
+    ]
+    with_other = json.loads(ask(*words, "--model", folder, "--other", folder))
+    assert with_other["facts"]["parts"] == result["facts"]["parts"]
+
+
+def test_wrong_usage_exits_with_2() -> None:
+    assert runner.invoke(cli.app, ["capture"]).exit_code == 2
+    assert runner.invoke(cli.app, ["nothing"]).exit_code == 2
+    assert (
+        runner.invoke(cli.app, ["capture", "a", "b", "--generate", "3"]).exit_code == 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Paris", "Paris"),
+        (" größer 東京 🙂", " größer 東京 🙂"),
+        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
+        ("\x9b31m", r"\x9b31m"),
+        ("\u202eevil\u2066", r"\u202eevil\u2066"),
+        ("a\r\nb\tc", r"a\r\nb\tc"),
+        ("\u2028\u200b\ufeff", r"\u2028\u200b\ufeff"),
+        ("\ud800", r"\ud800"),
+        ("\U000e0041", r"\U000e0041"),
+        ("[red]x[/red]", "[red]x[/red]"),
+    ],
+)
+def test_what_reaches_a_terminal_is_visible(
+    text: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert terminal.visible(text) == shown
+    terminal.table(["name", text], [["x", text]])
+    assert shown.strip() in capsys.readouterr().out
+
+
+def test_the_grid_runs_up(capsys: pytest.CaptureFixture[str]) -> None:
+    coords = {
+        "site": ["layer.0", "layer.1", "final"],
+        "string": ("token", ["The", "[b]\x1b"]),
+    }
+    norm = (("site", "token"), [[1.0, 2.0], [22_000.0, 200.0], [0.0, 3.0]])
+    _print_grid(hs.Result("profile", xarray.Dataset({"norm": norm}, coords), {}, {}))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["final", "layer.1", "layer.0"]
+    assert "22,000" in lines[2]
+    assert "█" in lines[2]
+    assert r"[b]\x1b" in lines[0]
+
+
+def ask(*words: str, stdin: str | None = None) -> str:
+    done = runner.invoke(
+        cli.app,
+        [*words, "--quiet", "--device", "cpu", "--dtype", "float32"],
+        input=stdin,
+    )
+    assert done.exit_code == 0, done.output
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_anatomy_prints_the_proof(folder: str, tmp_path: Path) -> None:
+    printed = ask("anatomy", "--model", folder, "--out", str(tmp_path / "proof.csv"))
+    assert [
+        site
+        for site in ("layer.0", "layer.1", "layer.2", "layer.3", "final")
+        if site not in printed
+    ] == []
+    assert "layer.3" in (tmp_path / "proof.csv").read_text()
+    assert json.loads(ask("anatomy", "--model", folder, "--json"))["kind"] == "anatomy"
+
+
+def test_capture_prints_describes_and_keeps(folder: str, tmp_path: Path) -> None:
+    assert "layer.0" in ask("capture", TEXT, "--model", folder)
+    said = json.loads(
+        ask(
+            "capture",
+            TEXT,
+            "The capital",
+            "--model",
+            folder,
+            "--sites",
+            "layer.1,final",
+            "--json",
+        )
+    )
+    assert (said["sites"], said["shape"]) == (["layer.1", "final"], [2, 8, 16])
+    assert said["tokens"]["text"] == [0] * 6 + [1] * 2
+    assert said["source"]["dtype"].endswith("float32")
+    out = tmp_path / "states.safetensors"
+    assert (
+        ask(
+            "capture",
+            "-",
+            "--model",
+            folder,
+            "--out",
+            str(out),
+            stdin=f"{TEXT}\nThe capital\n",
+        )
+        == ""
+    )
+    assert hs.States.load(out).tokens.texts == (TEXT, "The capital")
+
+
+def test_capture_continues_a_text(folder: str) -> None:
+    said = json.loads(
+        ask(
+            "capture",
+            "The capital",
+            "--model",
+            folder,
+            "--generate",
+            "3",
+            "--sites",
+            "final",
+            "--json",
+        )
+    )
+    assert said["shape"][1] == 5
+
+
+def test_a_wrong_site_is_told_in_words(folder: str) -> None:
+    done = runner.invoke(
+        cli.app, ["capture", TEXT, "--model", folder, "--sites", "layer.9", "--quiet"]
+    )
+    assert done.exit_code == 2
+    assert done.stderr.startswith("No site 'layer.9'")
+
+
+def test_profile_tells_and_keeps(folder: str, tmp_path: Path) -> None:
+    out = tmp_path / "norms.nc"
+    printed = ask("profile", TEXT, "--model", folder, "--out", str(out))
+    assert "middle layers" in printed
+    assert hs.Result.load(out).data["norm"].shape == (5, 6)
+    said = json.loads(
+        ask(
+            "profile",
+            "-",
+            "--model",
+            folder,
+            "--sites",
+            "final",
+            "--json",
+            stdin=f"{TEXT}\nThe\n",
+        )
+    )
+    assert (said["kind"], said["variables"]["norm"]["shape"]) == ("profile", [1, 7])
+
+
+def test_compare_tells_and_keeps(folder: str, tmp_path: Path) -> None:
+    out = tmp_path / "difference.nc"
+    printed = ask(
+        "compare", TEXT, "The capital of Paris", "--model", folder, "--out", str(out)
+    )
+    assert "first differ at token" in printed
+    assert hs.Result.load(out).data["l2"].shape == (5, 6)
+    said = json.loads(
+        ask(
+            "compare",
+            TEXT,
+            "--other",
+            folder,
+            "--model",
+            folder,
+            "--sites",
+            "final",
+            "--json",
+        )
+    )
+    assert said["variables"]["cka"]["shape"] == [1, 1]
+    done = runner.invoke(cli.app, ["compare", TEXT, "--model", folder, "--quiet"])
+    assert (done.exit_code, "no second text and no other model" in done.stderr) == (
+        2,
+        True,
+    )
+
+
+# The easiest first; patching is the hardest, and comes where a model can be patched,
+# before the proof.
+HEADINGS = [
+    "How large is every state?",
+    "What would each layer predict?",
+    "Where do two texts differ?",
+    "At which layers are the classes apart?",
+    "Which states influence which?",
+    "How do we know which state is which?",
+]
+
+
+def test_demo_writes_a_page_and_says_where(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = ask("demo", "--model", folder)
+    page = tmp_path / "hiddenscope-demo.html"
+    assert str(page) in printed
+    assert printed.index("final ") < printed.index("Try next")
+    told = page.read_text("utf-8")
+    assert re.findall('<div class="prose claim">\n<h2>(.*?)</h2>', told) == HEADINGS
+    # This tokenizer does not know Berlin.
+    assert "Which states carry the answer" not in told
+    open_views = re.sub("<details.*?</details>", "", told, flags=re.DOTALL).count(
+        "<section data-view="
+    )
+    assert open_views == len(HEADINGS), "one view a part; the others are folded"
+    profile = hs.profile(hs.load(folder, device="cpu", dtype="float32"), TEXT)
+    assert (
+        next(
+            sentence
+            for sentence in FINDINGS["profile"](profile)
+            if "the median norm of the first" in sentence
+        )
+        in told
+    )
+    facts = json.loads(
+        ask("demo", "--model", folder, "--json", "--out", str(tmp_path / "other.html"))
+    )
+    assert facts["profile"] == profile.facts
+    assert Path(facts["page"]).read_text("utf-8") == told
+
+
+def test_clusters_are_printed_line_by_line_where_output_is_piped(folder: str) -> None:
+    """Each typical text has a line of its own; a line end within a text is still
+    written out.
+    """
+    texts = [f"{'the cat' if k % 2 else 'on or of'} number {k}" for k in range(24)]
+    printed = ask("cluster", *texts, "--model", folder)
+    assert "\\n" not in printed
+    lines = printed.splitlines()
+    (head,) = [
+        number for number, line in enumerate(lines) if line.startswith("cluster  size")
+    ]
+    typical = [
+        line.split("  ")[-1].strip() for line in lines[head + 1 :] if line.strip()
+    ]
+    assert set(typical) <= set(texts) and len(typical) > 2
+
+
+def test_demo_is_a_page(folder: str, tmp_path: Path) -> None:
+    done = runner.invoke(
+        cli.app,
+        [
+            "demo",
+            "--model",
+            folder,
+            "--quiet",
+            "--out",
+            str(tmp_path / "x.safetensors"),
+        ],
+    )
+    assert (done.exit_code, "this command writes .html" in done.stderr) == (2, True)
+
+
+def test_an_error_with_an_interrupt_behind_it_is_an_interrupt() -> None:
+    def broken_off() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as interrupt:
+            raise errors.LoadError(
+                "Cannot read it", "an import was broken off", "Try again."
+            ) from interrupt
+
+    with pytest.raises(SystemExit) as left, failures.errors_as_messages(debug=False):
+        broken_off()
+    assert left.value.code == 130
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "message"),
+    [
+        (">&-", 1, "stdout is closed"),
+        (">/dev/full", 2, "No space left on device"),
+        ("| head -c 1 >/dev/null; exit ${PIPESTATUS[0]}", 141, ""),
+    ],
+)
+def test_a_stdout_that_cannot_be_written_gives_the_usual_exit_code(
+    redirection: str, code: int, message: str
+) -> None:
+    if "full" in redirection and not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    call = (
+        f"{sys.executable} -c 'from hiddenscope.cli.main import main; main()' models"
+        " --json"
+    )
+    script = f"{call} {redirection}"
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert ended.returncode in ((code, 0) if code == 141 else (code,)), ended.stderr
+    assert (
+        message in ended.stderr
+        and "Traceback" not in ended.stderr
+        and "unexpected" not in ended.stderr
+    )
+
+
+@pytest.mark.parametrize("word", ["--version", "--help"])
+def test_a_full_disk_is_an_error_of_help_too(word: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    with Path("/dev/full").open("w") as full:
+        call = [sys.executable, "-m", "hiddenscope", word]
+        ended = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "Cannot print: No space left on device.\n",
+    )
+
+
+def test_a_closed_stdin_is_an_error() -> None:
+    script = (
+        f"{sys.executable} -c 'from hiddenscope.cli.main import main; main()' capture"
+        " - <&-"
+    )
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert (
+        ended.returncode == 2
+        and "stdin" in ended.stderr
+        and "Traceback" not in ended.stderr
+    )
+
+
+def test_figures_are_chosen_and_what_was_written_is_told(
+    folder: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "norms.svg"
+    call = [
+        "profile",
+        TEXT,
+        "--model",
+        folder,
+        "--sites",
+        "layer.1,final",
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+    ]
+    done = runner.invoke(
+        cli.app,
+        [*call, "--out", str(out), "--measure", "kurtosis", "--width", "column"],
+    )
+    assert (done.exit_code, done.stderr) == (
+        0,
+        f"Wrote {out} ({terminal.in_bytes(out.stat().st_size)}).\n",
+    )
+    assert "kurtosis" in out.read_text("utf-8") and "norm (L2)" not in out.read_text(
+        "utf-8"
+    )
+    wide = re.search(r'width="([\d.]+)pt"', out.read_text("utf-8"))
+    assert wide and float(wide[1]) == pytest.approx(3.3 * 72, abs=1)
+    done = runner.invoke(
+        cli.app, [*call, "--quiet", "--out", str(out), "--view", "grid-9"]
+    )
+    assert done.exit_code == 2 and "there are grid" in done.stderr
+    assert "middle layers" in done.stdout, "what was found is told all the same"
+
+
+def test_an_option_that_would_do_nothing_is_not_there() -> None:
+    options = {
+        name: {
+            option for parameter in COMMANDS[name].params for option in parameter.opts
+        }
+        for name in COMMANDS
+    }
+    figures = {
+        name
+        for name, found in options.items()
+        if {"--view", "--measure", "--width"} <= found
+    }
+    assert figures == {analysis.word for analysis in ANALYSES if analysis.result}
+    assert not {"--device", "--dtype"} & options["models"]
+
+
+def test_the_other_side_has_a_dtype_and_a_device_of_its_own(
+    folder: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "sides.nc"
+    call = [
+        "compare",
+        TEXT,
+        "--model",
+        folder,
+        "--sites",
+        "layer.1,final",
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+    ]
+    other = [
+        "--other-dtype",
+        "bfloat16",
+        "--other-device",
+        "cpu",
+        "--out",
+        str(out),
+        "--quiet",
+    ]
+    done = runner.invoke(cli.app, [*call, *other])
+    assert done.exit_code == 0, done.stderr
+    source = hs.Result.load(out).source
+    assert (source["dtype"], source["other"]["dtype"], source["other"]["model"]) == (
+        "float32",
+        "bfloat16",
+        source["model"],
+    )
+    title = next(iter(hs.Result.load(out).views.values()))
+    assert "float32" in title and "bfloat16" in title
+    page = render.page(hs.Result.load(out))
+    assert "dtype: float32" in page and "dtype of the other side: bfloat16" in page
+
+
+def test_groups_are_a_column_of_the_data(tmp_path: Path) -> None:
+    """From the words of a command line to the facts, of a model and of its states."""
+    folder = str(tmp_path / "model")
+    model = tiny_model("gpt2")
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    texts = [
+        f"the {noun} {verb}"
+        for noun in ("cat", "dog", "one", "mat")
+        for verb in ("sat", "on")
+    ]
+    lines = [f"{text},{k % 2},{text.split()[1]}" for k, text in enumerate(texts)]
+    data = tmp_path / "data.csv"
+    data.write_text("\n".join(["text,label,noun", *lines]))
+    for words in (["probe"], ["project", "--method", "pca"]):
+        done = runner.invoke(
+            cli.app,
+            [
+                *words,
+                str(data),
+                "--group",
+                "noun",
+                "--model",
+                folder,
+                "--sites",
+                "layer.1",
+                "--json",
+                "--quiet",
+            ],
+        )
+        assert done.exit_code == 0, done.output
+        facts = json.loads(done.stdout)["facts"]
+        part = facts if words == ["probe"] else facts["parts"][0]
+        assert (
+            part["groups_given"] is True
+            and part["groups"] == 4
+            and part["smallest_p"] is not None
+        )
+    states = tmp_path / "states.safetensors"
+    hs.load(folder).capture(texts, "layer.1").save(states)
+    words = [
+        "probe",
+        str(data),
+        "--group",
+        "noun",
+        "--states",
+        str(states),
+        "--json",
+        "--quiet",
+    ]
+    assert json.loads(runner.invoke(cli.app, words).stdout)["facts"]["groups"] == 4
+    done = runner.invoke(
+        cli.app, ["probe", str(data), "--group", "topic", "--states", str(states)]
+    )
+    assert done.exit_code == 2 and "No column 'topic' in data.csv" in done.output
+    done = runner.invoke(
+        cli.app,
+        ["probe", "position", "--each-token", "--group", "noun", "--model", folder],
+    )
+    assert done.exit_code == 2 and "Cannot use --group noun" in done.output

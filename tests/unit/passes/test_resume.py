@@ -1,0 +1,347 @@
+"""Laws of a resumed pass: with the recorded values it is the full pass, bit for bit,
+blocks skipped or not.
+"""
+
+import gzip
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hiddenscope as hs
+from hiddenscope.errors import Error, NotFinite, SiteError, StatesError
+from hiddenscope.modules import hooks
+from hiddenscope.passes import try_skipping
+from hiddenscope.testing import build, tiny_model
+from tests.places import TESTS
+
+Tiny = Callable[..., hs.Model]
+Hanging = Callable[[nn.Module], dict[str, Any]]
+
+TEXTS = [[7, 99, 23, 64, 31], [8, 45, 77]]
+TARGETS = [[5, 9, 11], [4]]
+SKIPS = [
+    "llama",
+    "gpt2",
+    "gemma3_text",
+    "gptj",
+    "bloom",
+    "falcon",
+    "mamba",
+    "bert",
+    "albert",
+    "fnet",
+    "xlnet",
+    "bart",
+]
+SKIPS += ["funnel", "hrm_text"]  # their stack is the last of several lists of blocks
+RUNS_ALL = ["t5", "cpmant", "squeezebert"]
+# Four layers of two kinds, so that each kind has one that makes the keys and values and
+# one that takes them.
+FOUR: dict[str, dict[str, Any]] = {
+    "Gemma3nForCausalLM": {
+        "num_hidden_layers": 4,
+        "intermediate_size": [64] * 4,
+        "activation_sparsity_pattern": [0.0] * 4,
+    },
+    "Gemma4ForCausalLM": {
+        "num_hidden_layers": 4,
+        "per_layer_config": {1: {"head_dim": 512}, 3: {"head_dim": 512}},
+    },
+}
+
+
+def conformance_model(name: str, **changes: Any) -> hs.Model:
+    with gzip.open(TESTS / "conformance" / "tiny_configs.json.gz") as file:
+        row = next(row for row in json.load(file) if row["model_class"] == name)
+    return hs.load((build({**row, "config": {**row["config"], **changes}}), None))
+
+
+def of(states: hs.States | hs.Pair, site: hs.Site) -> Tensor:
+    if isinstance(states, hs.Pair):
+        states = states.encoder if site.stack == "encoder" else states.decoder
+    return states[site]
+
+
+def batches(model: hs.Model) -> list[dict[str, Any]]:
+    """A text alone and, where the model takes one, a padded batch."""
+    two = len(model.anatomy.stacks) > 1
+    counts = (1, 2) if model.batching.padding_safe else (1,)
+    return [
+        {"inputs": TEXTS[:n]} | ({"targets": TARGETS[:n]} if two else {})
+        for n in counts
+    ]
+
+
+def given_texts(given: dict[str, Any]) -> dict[str, Any]:
+    return {"texts": given["inputs"], "targets": given.get("targets")}
+
+
+def check_every_layer(model: hs.Model) -> set[str]:
+    """Resume at every whole layer with what was recorded there; the notes that were
+    made.
+    """
+    notes: set[str] = set()
+    layers = [
+        site
+        for site in model.anatomy.select("layer.*")
+        if site.layer or model.name[:3] not in ("XLM", "Squ")
+    ]
+    for given in batches(model):
+        full = hs.record(model, **given, sites=layers, logits=True)
+        for site in layers:
+            again = hs.resume(
+                model, model.encode(**given_texts(given)), site, of(full.states, site)
+            )
+            assert torch.equal(again.logits, full.logits), site  # type: ignore[arg-type]
+            above = [other for other in layers if not other < site]
+            assert all(
+                torch.equal(of(again.states, other), of(full.states, other))
+                for other in above
+            ), site
+            notes |= set(again.notes)
+    return notes
+
+
+@pytest.mark.parametrize("family", SKIPS)
+def test_the_recorded_values_give_the_full_pass_with_blocks_skipped(
+    tiny: Tiny, family: str
+) -> None:
+    assert check_every_layer(tiny(family)) == set()
+
+
+@pytest.mark.parametrize("family", RUNS_ALL)
+def test_where_skipping_would_be_wrong_every_block_is_run_and_it_is_said(
+    tiny: Tiny, family: str
+) -> None:
+    model = tiny(family)
+    notes = check_every_layer(model)
+    assert notes and all("Every block was run" in note for note in notes)
+    assert try_skipping(model, model.anatomy.sites[0].stack).refused
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_shared_keys_and_values(name: str) -> None:
+    assert check_every_layer(conformance_model(name)) == set(), (
+        "nothing is shared in it"
+    )
+    kinds = ["sliding_attention", "full_attention"] * 2
+    notes = check_every_layer(
+        conformance_model(name, num_kv_shared_layers=2, layer_types=kinds, **FOUR[name])
+    )
+    assert notes and all("Every block was run" in note for note in notes)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rwkv_whose_cache_a_skipped_block_would_not_fill() -> None:
+    model = conformance_model("RwkvForCausalLM")
+    notes = check_every_layer(model)
+    assert notes and all("Every block was run" in note for note in notes)
+
+
+def test_experts_group_padding_too(tiny: Tiny) -> None:
+    model = tiny("mixtral")
+    check_every_layer(model)
+    assert not try_skipping(model).refused
+
+
+# On a CPU without bfloat16.
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_in_another_dtype_and_kernel(kernel: str, dtype: torch.dtype) -> None:
+    module = tiny_model("llama").to(dtype)
+    module.set_attn_implementation(kernel)  # type: ignore[operator]
+    assert check_every_layer(hs.load((module, None))) == set()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
+def test_final_runs_just_the_head(tiny: Tiny, family: str) -> None:
+    model, given = tiny(family), batches(tiny(family))[-1]
+    full = hs.record(model, **given, logits=True)
+    site = model.anatomy.select("final")[-1]
+    again = hs.resume(
+        model, model.encode(**given_texts(given)), "final", of(full.states, site)
+    )
+    assert torch.equal(again.logits, full.logits)  # type: ignore[arg-type]
+
+
+def test_other_values_give_what_an_edit_gives(tiny: Tiny) -> None:
+    model = tiny("llama")
+    values = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    for k in range(4):
+        edited = hs.edit(
+            model,
+            TEXTS,
+            {f"layer.{k}": hs.Replace(values)},
+            f"layer.{k}-3,final",
+            logits=True,
+        )
+        resumed = hs.resume(model, TEXTS, f"layer.{k}", values)
+        assert torch.equal(edited.logits, resumed.logits)  # type: ignore[arg-type]
+        assert resumed.states.sites == edited.states.sites
+        assert torch.equal(resumed.states.values, edited.states.values)  # type: ignore[union-attr]
+
+
+def test_a_text_by_itself_and_three_axes(tiny: Tiny) -> None:
+    model = tiny("llama")
+    state = of(hs.record(model, TEXTS[0]).states, hs.Site(2))
+    a = hs.resume(
+        model,
+        [TEXTS[0]] * 2,
+        "layer.2",
+        torch.stack([state, state]),
+        "layer.3.mid,layer.3",
+        logits=False,
+    )
+    assert a.logits is None
+    assert [str(site) for site in a.states.sites] == ["layer.3.mid", "layer.3"]
+
+
+def test_the_blocks_below_are_not_run(tiny: Tiny) -> None:
+    model = tiny("llama")
+    states = hs.record(model, TEXTS).states
+    hs.resume(model, TEXTS, "layer.2", of(states, hs.Site(2)))
+    run: list[int] = []
+    layers: Any = model.module.model.layers  # type: ignore[union-attr]
+    watches = [
+        hooks.Watch(layers[k].self_attn, "output", lambda output, k=k: run.append(k))
+        for k in range(3)
+    ]
+    with hooks.watching(watches):
+        hs.resume(model, TEXTS, "layer.2", of(states, hs.Site(2)))
+        hs.resume(model, TEXTS, "layer.3", of(states, hs.Site(3)))
+        hs.resume(model, TEXTS, "final", of(states, hs.Site(None)))
+    assert run == [2]
+
+
+def test_parts_of_a_shared_block(tiny: Tiny) -> None:
+    model = tiny("albert")
+    full = hs.record(model, TEXTS, "layer.1,layer.3,layer.3.mid").states
+    again = hs.resume(
+        model, TEXTS, "layer.1", of(full, hs.Site(1)), "layer.3,layer.3.mid"
+    )
+    assert "called more than once" in again.notes[0]
+    assert torch.equal(of(again.states, hs.Site(3, "mid")), of(full, hs.Site(3, "mid")))
+
+
+BAD: dict[str, tuple[Any, Any, Any, type[Error], str]] = {
+    "below": ("layer.2", torch.ones(8, 64), "layer.1", SiteError, "entered at layer.2"),
+    "inside": ("layer.2.mid", torch.ones(8, 64), None, SiteError, "inside a block"),
+    "many": ("layer.*", torch.ones(8, 64), None, SiteError, "4 sites"),
+    "none": ("layer.7", torch.ones(8, 64), None, SiteError, "layer.7"),
+    "rows": ("layer.2", torch.ones(7, 64), None, StatesError, "8 tokens"),
+    "width": ("layer.2", torch.ones(8, 65), None, StatesError, "64 wide"),
+    "one row": ("layer.2", torch.ones(64), None, StatesError, "a row for each token"),
+    "nan": ("layer.2", torch.full((8, 64), torch.nan), None, NotFinite, "NaN"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_done_is_said(tiny: Tiny, case: str, hanging: Hanging) -> None:
+    model, (site, values, sites, kind, words) = tiny("llama"), BAD[case]
+    before = hanging(model.module)
+    with pytest.raises(kind) as caught:
+        hs.resume(model, TEXTS, site, values, sites)
+    assert words in str(caught.value)
+    assert hanging(model.module) == before
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("torn"), KeyboardInterrupt()], ids=lambda e: type(e).__name__
+)
+def test_nothing_is_left_behind(error: BaseException, hanging: Hanging) -> None:
+    module = tiny_model("llama")
+    layers: Any = module.model.layers  # type: ignore[union-attr]
+    theirs = layers[0].forward
+    layers[0].forward = lambda *args, **kwargs: theirs(*args, **kwargs)
+    model = hs.load((module, None))
+    values = of(hs.record(model, TEXTS).states, hs.Site(2))
+    before = hanging(module)
+    assert hs.resume(model, TEXTS, "layer.2", values).notes == ()
+    assert hanging(module) == before
+
+    def tear(*_: Any) -> None:
+        raise error
+
+    layers[2].register_forward_hook(tear)
+    before = hanging(module)
+    with pytest.raises(type(error)):
+        hs.resume(model, TEXTS, "layer.2", values)
+    assert hanging(module) == before
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("torn"), KeyboardInterrupt()], ids=lambda e: type(e).__name__
+)
+def test_nothing_is_left_behind_when_the_trial_is_torn(
+    error: BaseException, hanging: Hanging
+) -> None:
+    model = hs.load((tiny_model("llama"), None))
+    calls: list[None] = []
+    values = of(hs.record(model, TEXTS).states, hs.Site(2))
+
+    def tear(*_: Any) -> None:
+        calls.append(None)
+        if len(calls) > 1:  # the full pass is made, the first that skips is torn
+            raise error
+
+    model.module.model.layers[2].register_forward_hook(tear)  # type: ignore[union-attr, index]
+    before = hanging(model.module)
+    with pytest.raises(type(error)):
+        hs.resume(model, TEXTS, "layer.2", values)
+    assert hanging(model.module) == before
+
+
+def test_a_pass_in_another_thread_skips_nothing() -> None:
+    linear, seen = nn.Linear(2, 2), []
+    with hooks.skipping({linear: {0: (torch.empty(0),)}}):
+        thread = threading.Thread(target=lambda: seen.append(linear(torch.ones(1, 2))))
+        thread.start()
+        thread.join()
+        assert isinstance(linear(torch.ones(1, 2)), tuple)
+    assert torch.equal(seen[0], linear(torch.ones(1, 2)))
+
+
+def test_the_form_of_an_output_keeps_nothing_of_it() -> None:
+    state = torch.ones(2, 2)
+    emptied = hooks.form(
+        (state, {"bias": torch.ones(1), "state": state}, [object(), None])
+    )
+    assert (
+        emptied[0].numel() == 0
+        and emptied[2] == [None, None]
+        and emptied[1]["bias"] is None
+    )
+    assert hooks.form(None) is None
+
+
+def test_a_final_of_another_width_can_be_entered_at() -> None:
+    model = hs.load((tiny_model("deepseek_v4"), None))
+    full = hs.record(model, [[5, 6, 7]], "final", logits=True)
+    resumed = hs.resume(model, [[5, 6, 7]], "final", full.states["final"])
+    assert [str(site) for site in resumed.states.sites] == ["final"]
+    assert torch.equal(resumed.logits, full.logits)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("family", ["gpt2", "cpmant"])
+def test_gradients_flow_back_to_where_the_pass_was_entered(
+    family: str, frozen: bool
+) -> None:
+    module = tiny_model(family).requires_grad_(not frozen)
+    model = hs.load((module, None))
+    full = hs.record(model, [TEXTS[0]], "layer.2", logits=True, grad=True)
+    resumed = hs.resume(model, [TEXTS[0]], "layer.2", full.states["layer.2"], grad=True)
+    assert bool(resumed.notes) == (family == "cpmant")
+    slopes = [
+        torch.autograd.grad(made.logits[-1, 7], made.live[hs.Site(2)])[0]  # type: ignore[index]
+        for made in (full, resumed)
+    ]
+    torch.testing.assert_close(slopes[0], slopes[1])
+    assert slopes[0].abs().max() > 0
+    assert hs.resume(model, [TEXTS[0]], "layer.2", full.states["layer.2"]).live == {}
+    assert all(weight.grad is None for weight in module.parameters())

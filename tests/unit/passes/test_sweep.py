@@ -1,0 +1,414 @@
+"""Laws of a sweep: batched, joined in depth and on reused keys and values, it is the
+loop of single passes.
+"""
+
+import gzip
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hiddenscope as hs
+from hiddenscope.errors import TextError
+from hiddenscope.modules import hooks
+from hiddenscope.passes.clean_run import CleanRun, run_clean
+from hiddenscope.passes.sweep import (
+    Patch,
+    Shortcuts,
+    run_unbatched,
+    shortcuts_of,
+    sweep,
+)
+from hiddenscope.testing import build, tiny_model
+from tests.places import TESTS
+from tests.slices import sliced
+
+Tiny = Callable[..., hs.Model]
+Hanging = Callable[[nn.Module], dict[str, Any]]
+
+TEXTS = [[7, 99, 23, 64, 31, 50], [8, 45, 77, 64, 31, 51]]
+TARGETS = [[5, 9, 11, 20], [5, 9, 12, 20]]
+ALL = (True, True)
+SAVED: dict[str, tuple[bool, bool]] = {  # joins in depth, reuses keys and values
+    "llama": ALL,
+    "gpt2": ALL,
+    "gemma3_text": ALL,
+    "gptj": ALL,
+    "falcon": ALL,
+    "mixtral": ALL,
+    "bart": ALL,
+    "bloom": (False, True),
+    "t5": (False, True),
+    "mamba": (True, False),
+    "bert": (True, False),
+    "albert": (True, False),
+    "funnel": (True, False),
+    "hrm_text": (True, False),
+    "xlnet": (False, False),
+    "cpmant": (False, False),
+}
+
+
+def prepared(model: hs.Model, sites: list[hs.Site]) -> tuple[CleanRun, CleanRun, int]:
+    targets = TARGETS if len(model.anatomy.stacks) > 1 else None
+    base, other = run_clean(model, TEXTS, sites, targets=targets)
+    return base, other, len(base.targets or base.ids) - 1
+
+
+def every(base: CleanRun, other: CleanRun, sites: list[hs.Site]) -> list[list[Patch]]:
+    """One state exchanged at every site and token."""
+    return [
+        [Patch(site, (token,), other.states[site][token : token + 1])]
+        for site in sites
+        for token in range(len(base.input_ids(site.stack)))
+    ]
+
+
+def changeable(model: hs.Model) -> list[hs.Site]:
+    return [
+        site
+        for site in model.anatomy.sites
+        if site.layer is not None and site.part in ("", "attn", "mlp")
+    ]
+
+
+@pytest.mark.parametrize("family", sliced(list(SAVED), 8))
+def test_it_is_the_loop_of_single_passes(
+    tiny: Tiny, family: str, hanging: Hanging
+) -> None:
+    model = tiny(family)
+    before = hanging(model.module)
+    sites = changeable(model)[:: 1 if family == "llama" else 3]
+    base, other, at = prepared(model, sites)
+    variants = every(base, other, sites)
+    swept = sweep(model, base, variants, at)
+    expected = torch.stack(
+        [run_unbatched(model, base, variant, at) for variant in variants]
+    )
+    torch.testing.assert_close(swept.values, expected, rtol=1e-5, atol=1e-5)
+    assert (swept.values - base.logits[at]).abs().max() > 0.01, (
+        "the states that were put in do something"
+    )
+    ways = shortcuts_of(model)
+    assert (ways.joins, ways.reuses, ways.batched) == (*SAVED[family], True)
+    assert bool(ways.notes) == (SAVED[family] != ALL)
+    assert hanging(model.module) == before
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name", ["FSMTForConditionalGeneration", "ProphetNetForCausalLM"]
+)
+def test_a_cache_that_a_whole_text_may_not_keep(name: str) -> None:
+    """With its cache on, FSMT has no causal mask, and ProphetNet stops at a text of
+    more than one token.
+    """
+    with gzip.open(TESTS / "conformance" / "tiny_configs.json.gz") as file:
+        row = next(row for row in json.load(file) if row["model_class"] == name)
+    model = hs.load((build(row), None))
+    chosen = [hs.Site(1, "", "decoder" if model.encoder_decoder else None)]
+    base, other, at = prepared(model, chosen)
+    plain = hs.record(model, base.inputs, chosen, logits=True)
+    torch.testing.assert_close(base.logits, plain.logits, rtol=1e-4, atol=1e-4)
+    variants = every(base, other, chosen)
+    expected = torch.stack(
+        [run_unbatched(model, base, variant, at) for variant in variants]
+    )
+    torch.testing.assert_close(
+        sweep(model, base, variants, at).values, expected, rtol=1e-4, atol=1e-4
+    )
+    assert not shortcuts_of(model).reuses
+    # A batch that could reuse keys and values.
+    later = [k for k, (one,) in enumerate(variants) if one.tokens[0] > 1]
+    swept = sweep(model, base, [variants[k] for k in later], at)
+    torch.testing.assert_close(swept.values, expected[later], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_decoder_without_a_text_is_refused(tiny: Tiny) -> None:
+    module = tiny_model("t5")
+    module.config.decoder_start_token_id = (
+        module.generation_config.decoder_start_token_id
+    ) = None  # type: ignore
+    model = hs.load((module, None))
+    with pytest.raises(TextError, match="decoder_start_token_id"):
+        run_clean(model, TEXTS, [])
+
+
+def own_loop(
+    module: Any, ids: list[int], rows: Tensor, layer: int, token: int
+) -> Tensor:
+    """A patched pass with nothing of ours: one hook on the block whose output is the
+    layer.
+    """
+
+    def put(part: nn.Module, args: Any, output: Any) -> Any:
+        state = output[0] if isinstance(output, tuple) else output
+        state = state.clone()
+        state[0, token] = rows
+        return (state, *output[1:]) if isinstance(output, tuple) else state
+
+    blocks = module.model.layers if hasattr(module, "model") else module.transformer.h
+    handle = blocks[layer - 1].register_forward_hook(put)
+    try:
+        with torch.no_grad():
+            logits: Tensor = module(
+                input_ids=torch.tensor([ids]), use_cache=False
+            ).logits[0, -1]
+            return logits
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_it_is_a_loop_with_hooks_of_ones_own(tiny: Tiny, family: str) -> None:
+    model = tiny(family)
+    sites = [hs.Site(k) for k in (1, 2, 3)]
+    base, other, at = prepared(model, sites)
+    swept = sweep(model, base, every(base, other, sites), at)
+    with torch.no_grad():
+        reported = model.module(
+            torch.tensor([TEXTS[1]]), output_hidden_states=True
+        ).hidden_states
+    expected = [
+        own_loop(model.module, TEXTS[0], (other.states[site] if site.layer == 3 else reported[site.layer][0])[token],
+                 site.layer or 0, token)
+        for site in sites
+        for token in range(6)
+    ]  # fmt: skip
+    torch.testing.assert_close(
+        swept.values, torch.stack(expected), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        Shortcuts(),
+        Shortcuts(joins=True),
+        Shortcuts(reuses=True),
+        Shortcuts(batched=False),
+    ],
+    ids=str,
+)
+def test_each_way_gives_the_same(tiny: Tiny, ways: Shortcuts) -> None:
+    model = tiny("llama")
+    sites = changeable(model)
+    base, other, at = prepared(model, sites)
+    variants = every(base, other, sites)
+    variants.append([Patch(hs.Site(1), (1, 3), other.states[hs.Site(1)][1:3]),
+                     Patch(hs.Site(2, "mlp"), (0,), other.states[hs.Site(2, "mlp")][:1])])  # fmt: skip
+    one, two = (
+        sweep(model, base, variants, at),
+        sweep(model, base, variants, at, shortcuts=ways),
+    )
+    torch.testing.assert_close(one.values, two.values, rtol=1e-5, atol=1e-5)
+    assert one.tokens < two.tokens or ways.reuses
+
+
+def test_ones_own_states_give_ones_own_logits_and_those_of_every_token_the_others(
+    tiny: Tiny,
+) -> None:
+    model = tiny("llama")
+    sites = [hs.Site(k) for k in range(4)]
+    base, other, at = prepared(model, sites)
+    own = [[Patch(site, tuple(range(6)), base.states[site])] for site in sites]
+    swapped = [[Patch(site, tuple(range(6)), other.states[site])] for site in sites]
+    swept = sweep(model, base, [*own, *swapped], at).values
+    torch.testing.assert_close(
+        swept[:4], base.logits[at].expand(4, -1), rtol=1e-5, atol=1e-5
+    )
+    torch.testing.assert_close(
+        swept[4:], other.logits[at].expand(4, -1), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_only_what_a_variant_needs_is_run(tiny: Tiny) -> None:
+    model = tiny("llama")
+    sites = [hs.Site(k) for k in (1, 2, 3)]
+    base, other, at = prepared(model, sites)
+    variants = every(base, other, sites)
+    sweep(model, base, variants, at)
+    rows: list[tuple[int, int, int]] = []
+    layers: Any = model.module.model.layers  # type: ignore[union-attr]
+    watches = [
+        hooks.Watch(
+            layers[k].mlp,
+            "input",
+            lambda args, kwargs, k=k: rows.append((k, *args[0].shape[:2])),
+        )
+        for k in range(3)
+    ]
+    with hooks.watching(watches):
+        swept = sweep(
+            model,
+            base,
+            [variant for variant in variants if variant[0].tokens == (4,)],
+            at,
+        )
+    assert rows == [
+        (1, 1, 2),
+        (2, 2, 2),
+    ], "block 2 for one variant, block 3 for two, the last two tokens of each"
+    assert (swept.passes, swept.tokens) == (1, 6)
+
+
+def test_parts_of_a_shared_block_are_counted(tiny: Tiny) -> None:
+    model, site = tiny("albert"), hs.Site(3, "attn")
+    base, other, at = prepared(model, [site])
+    variants = every(base, other, [site])
+    expected = torch.stack(
+        [run_unbatched(model, base, variant, at) for variant in variants]
+    )
+    torch.testing.assert_close(
+        sweep(model, base, variants, at).values, expected, rtol=1e-5, atol=1e-5
+    )
+    assert not torch.allclose(expected, base.logits[at].expand_as(expected), atol=1e-3)
+
+
+def test_the_encoder_is_run_once(tiny: Tiny) -> None:
+    model = tiny("bart")
+    sites = [site for site in changeable(model) if site.stack == "decoder"]
+    base, other, at = prepared(model, sites)
+    variants = every(base, other, sites)
+    sweep(model, base, variants, at)
+    calls: list[Any] = []
+    with hooks.watching(
+        [hooks.Watch(model.module.get_encoder(), "output", calls.append)]
+    ):  # type: ignore[operator]
+        sweep(model, base, variants, at)
+    assert calls == []
+
+
+def test_an_encoder_that_is_run_again_is_counted(tiny: Tiny) -> None:
+    model = tiny("bart")
+    sites = [hs.Site(1, "", "decoder")]
+    base, other, at = prepared(model, sites)
+    variants = every(base, other, sites)
+    once = sweep(model, base, variants, at, shortcuts=Shortcuts(encodes_once=True))
+    again = sweep(model, base, variants, at, shortcuts=Shortcuts())
+    assert once.tokens == len(variants) * len(TARGETS[0])
+    assert again.tokens == len(variants) * (len(TEXTS[0]) + len(TARGETS[0]))
+
+
+def test_an_encoder_whose_output_cannot_be_passed_in() -> None:
+    module: Any = tiny_model("bart")
+
+    class WithoutEncoderOutputs(type(module)):  # type: ignore[misc]
+        def forward(
+            self,
+            input_ids: Any = None,
+            attention_mask: Any = None,
+            decoder_input_ids: Any = None,
+            decoder_attention_mask: Any = None,
+            past_key_values: Any = None,
+            use_cache: Any = None,
+            output_hidden_states: Any = None,
+            return_dict: Any = None,
+        ) -> Any:
+            return super().forward(
+                input_ids,
+                attention_mask,
+                decoder_input_ids,
+                decoder_attention_mask,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                output_hidden_states=output_hidden_states,
+                return_dict=return_dict,
+            )
+
+    module.__class__ = WithoutEncoderOutputs
+    model = hs.load((module, None))
+    assert not shortcuts_of(model).encodes_once
+    (note,) = shortcuts_of(model).notes
+    assert note == (
+        "The encoder was run for every variant, because its forward takes no"
+        " encoder_outputs."
+    )
+    sites = [hs.Site(1, "", "decoder")]
+    base, other, at = prepared(model, sites)
+    (first, *_) = every(base, other, sites)
+    result = sweep(model, base, [first], at, shortcuts=Shortcuts(encodes_once=True))
+    assert result.tokens == len(TEXTS[0]) + len(TARGETS[0])
+
+
+def test_a_head_that_cannot_run_on_one_token_is_named() -> None:
+    class CountsTokens(nn.Linear):
+        def forward(self, states: Tensor) -> Tensor:
+            logits = super().forward(states)
+            return 2 * logits if states.shape[1] == 1 else logits
+
+    module: Any = tiny_model("llama")
+    module.lm_head.__class__ = CountsTokens
+    shortcuts = shortcuts_of(hs.load((module, None)))
+    assert shortcuts.batched and not shortcuts.narrows
+    assert shortcuts.notes[0].startswith(
+        "Tried together and left out: joining at a layer, reuse of keys and values, a"
+        " head on one token and a batch: its logits were off by "
+    )
+    assert shortcuts.notes[-1].startswith(
+        "Tried together and left out: a head on one token and a batch: "
+    )
+
+
+def test_a_window_of_attention_that_forgets_tokens_is_not_reused() -> None:
+    module = tiny_model("gemma3_text")
+    module.config.sliding_window = 4  # type: ignore[union-attr]
+    for part in module.modules():
+        if getattr(part, "sliding_window", None):
+            part.sliding_window = 4  # type: ignore[assignment]
+    model = hs.load((module, None))
+    sites = [hs.Site(k) for k in (0, 2)]
+    base, other, at = prepared(model, sites)
+    variants = every(base, other, sites)
+    swept = sweep(model, base, variants, at)
+    assert any("looks back only so far" in note for note in swept.notes)
+    expected = torch.stack(
+        [run_unbatched(model, base, variant, at) for variant in variants]
+    )
+    torch.testing.assert_close(swept.values, expected, rtol=1e-5, atol=1e-5)
+
+
+# On a CPU without bfloat16.
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), [("eager", torch.float32), ("sdpa", torch.bfloat16)], ids=str
+)
+def test_in_another_dtype_and_kernel(kernel: str, dtype: torch.dtype) -> None:
+    module = tiny_model("llama").to(dtype)
+    module.set_attn_implementation(kernel)  # type: ignore[operator]
+    model = hs.load((module, None))
+    sites = changeable(model)
+    base, other, at = prepared(model, sites)
+    variants = every(base, other, sites)
+    swept = sweep(model, base, variants, at)
+    expected = torch.stack(
+        [run_unbatched(model, base, variant, at) for variant in variants]
+    )
+    room = 1e-5 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(swept.values, expected, rtol=room, atol=room)
+    assert shortcuts_of(model).joins and shortcuts_of(model).reuses
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("torn"), KeyboardInterrupt()], ids=lambda e: type(e).__name__
+)
+def test_nothing_is_left_behind(error: BaseException, hanging: Hanging) -> None:
+    model = hs.load((tiny_model("llama"), None))
+    sites = [hs.Site(k) for k in (1, 2)]
+    base, other, at = prepared(model, sites)
+    variants = every(base, other, sites)
+    sweep(model, base, variants, at)
+
+    def tear(*_: Any) -> None:
+        raise error
+
+    model.module.model.layers[2].register_forward_hook(tear)  # type: ignore[union-attr, index]
+    before = hanging(model.module)
+    with pytest.raises(type(error)):
+        sweep(model, base, variants, at)
+    assert hanging(model.module) == before
+    assert model.lock.acquire(blocking=False)
+    model.lock.release()

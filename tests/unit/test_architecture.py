@@ -1,0 +1,536 @@
+"""The file list is the architecture: this reads the source and names every place that
+breaks a rule of the house.
+"""
+
+import ast
+import inspect
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import hiddenscope as hs
+from hiddenscope.catalog import ANALYSIS
+from tests.places import ROOT
+
+HOUSE = ROOT / "src" / "hiddenscope"
+
+# From the roof to the ground. Rooms in one row do not know one another, except the
+# values: they are made of each other.
+ROWS = [
+    {"__main__"},
+    {"cli", "testing"},
+    {"app"},
+    {"interface"},
+    {"views"},
+    {"series"},
+    {"analyses"},
+    {"extract"},
+    {"vectors"},
+    {"store", "model", "diagnosis"},
+    {"passes"},
+    {"discovery"},
+    {"loading"},
+    {"modules"},
+    {"texts", "states", "sites", "results", "linear", "measures"},
+    {"files", "lazy", "versions", "workers"},
+    {"arguments"},
+    {"errors", "progress", "catalog"},
+]
+VALUES = next(row for row in ROWS if "states" in row)
+# Only these may use the public names, `import hiddenscope as hs`.
+ROOF = ROWS[0] | ROWS[1] | ROWS[2]
+ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
+NAMELESS = {"utils", "util", "helpers", "helper", "core", "common", "misc"}
+UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+# Forwards are hooked in one, the registration of parts in the other.
+HOOKING = {"modules.hooks", "modules.registration"}
+SETTERS = {"setattr", "delattr"}
+HOOK = re.compile(r"register_\w*hook")
+MODES = {"no_grad", "enable_grad", "set_grad_enabled", "inference_mode"}
+MOST_PARAMETERS = 7
+OWN_PATH = re.compile(r"""(?:^|[\s"'`(=:])/(?:home|root|work|opt|Users)/\w""")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of the house, read."""
+
+    name: str
+    path: Path
+
+    @cached_property
+    def source(self) -> str:
+        return self.path.read_text("utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source)
+
+    def imports(self, within: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+        """Every import of ours, with what it names: `model.Model`, or nothing for the
+        package itself.
+        """
+        place = ["hiddenscope", *self.name.split(".")]
+        package = place if self.path.name == "__init__.py" else place[:-1]
+        for node in ast.walk(within):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                start = package[: len(package) - node.level + 1] if node.level else []
+                names = [
+                    ".".join([*start, *filter(None, [node.module]), alias.name])
+                    for alias in node.names
+                ]
+            else:
+                continue
+            yield from (
+                (node, name.partition(".")[2])
+                for name in names
+                if name.split(".")[0] == "hiddenscope"
+            )
+
+
+def violations(house: Path) -> list[str]:
+    """Every rule that a package breaks, as `module: what`."""
+    paths = sorted(set(house.rglob("*.py")) - {house / "__init__.py"})
+    names = [
+        ".".join(path.relative_to(house).with_suffix("").parts).removesuffix(
+            ".__init__"
+        )
+        for path in paths
+    ]
+    modules = {
+        name: Module(name, path) for name, path in zip(names, paths, strict=True)
+    }
+    graph: dict[str, set[str]] = {name: set() for name in names}
+    for name, module in modules.items():
+        for _, end in module.imports(module.tree):
+            graph[name].add(end if end in modules else end.rpartition(".")[0])
+        graph[name].discard(name)
+    found = [
+        f"{name}: {what}"
+        for name, module in modules.items()
+        for what in in_one_module(module)
+    ]
+    found += [
+        f"{name}: {what}"
+        for name, ends in graph.items()
+        for end in sorted(ends)
+        if (what := upward(name, end))
+    ]
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as cycle:
+        found.append(" -> ".join(reversed(cycle.args[1])) + ": a cycle")
+    return found
+
+
+def upward(name: str, end: str) -> str | None:
+    room, other = name.split(".")[0], end.split(".")[0]
+    if room not in ROW_OF:
+        return "a room that is not in the plan of the house"
+    if not other:
+        return (
+            None
+            if room in ROOF
+            else "takes a public name of the package, not the room it comes from"
+        )
+    if room == other:
+        another = (
+            room == "analyses"
+            and name != "analyses"
+            and name.split(".")[1] != (end.split(".") + [""])[1]
+        )
+        return f"an analysis imports another: {end}" if another else None
+    down = (
+        ROW_OF[room] < ROW_OF.get(other, -1)
+        or {room, other} <= VALUES
+        or room == "testing"
+    )
+    return None if down else f"imports {end}, which is not below it"
+
+
+def in_one_module(module: Module) -> Iterator[str]:
+    if NAMELESS & set(module.name.split(".")):
+        yield "a name that says nothing"
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            # The signature and the docstring may be as long as they must be.
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            length = node.body[-1].end_lineno - body[0].lineno + 1 if body else 0
+            if length > 80:
+                yield f"the body of {node.name} has {length} lines, more than 80"
+            for inner, _ in module.imports(node):
+                yield f"line {inner.lineno} imports a module of ours inside a function"
+        if module.name not in HOOKING and touches_a_forward(node):
+            yield f"line {node.lineno} hooks or replaces a forward: only modules/ may"
+        if what := runs_foreign_code(node):
+            yield f"line {node.lineno} uses {what}"
+        if what := folded(node):
+            yield f"line {node.lineno} holds {what}: write named steps"
+    # The process of a command is ours: it silences Python's hooks as it ends.
+    changes = [] if module.name == "cli.interrupt" else assigned_imports(module.tree)
+    for line in changes:
+        yield f"line {line} assigns to an attribute of an imported module"
+    if not module.name.startswith(("modules.autograd", "testing")):
+        for line in unguarded_modes(module.tree):
+            yield (
+                f"line {line} sets a mode of autograd that an interrupt can leave: put"
+                " autograd.restored() before it"
+            )
+
+
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def folded(node: ast.AST) -> str | None:
+    """Name what a reader would have to unfold in their head."""
+    if isinstance(node, ast.IfExp):
+        inner = any(isinstance(part, ast.IfExp) for part in (node.body, node.orelse))
+        return "an inline conditional inside another" if inner else None
+    if not isinstance(node, COMPREHENSIONS):
+        return None
+    if len(node.generators) > 1:
+        return "a comprehension with a second for"
+    parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+    conditional = any(
+        isinstance(inner, ast.IfExp) for part in parts for inner in ast.walk(part)
+    )
+    return "a comprehension with an inline conditional" if conditional else None
+
+
+def assigned_imports(tree: ast.Module) -> Iterator[int]:
+    """Yield the lines that change an imported module for the whole process."""
+    imported: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                imported.add(alias.asname or alias.name.split(".")[0])
+    # A class or a value may be imported too; only lower-case names are modules.
+    modules = {name for name in imported if name.islower()}
+    for node in ast.walk(tree):
+        target: ast.expr | None = None
+        if isinstance(node, ast.Attribute) and isinstance(
+            node.ctx, ast.Store | ast.Del
+        ):
+            target = node.value
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in SETTERS:
+            target = node.args[0]
+        while isinstance(target, ast.Attribute):
+            target = target.value
+        if isinstance(target, ast.Name) and target.id in modules:
+            yield node.lineno
+
+
+def hides_a_hook(node: ast.AST) -> bool:
+    """Tell whether a hook's name is put together, so that no search finds it."""
+    is_getter = isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr"
+    if not is_getter or len(node.args) < 2:
+        return False
+    return not isinstance(node.args[1], ast.Constant) and any(
+        isinstance(part, ast.Constant) and "hook" in str(part.value)
+        for part in ast.walk(node.args[1])
+    )
+
+
+def touches_a_forward(node: ast.AST) -> bool:
+    if hides_a_hook(node):
+        return True
+    if isinstance(node, ast.ImportFrom):
+        return any(HOOK.fullmatch(alias.name) for alias in node.names)
+    if isinstance(node, ast.Attribute):
+        return bool(HOOK.fullmatch(node.attr)) or (
+            node.attr == "forward" and isinstance(node.ctx, ast.Store | ast.Del)
+        )
+    is_setattr = (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in SETTERS
+    )
+    return is_setattr and any(
+        isinstance(arg, ast.Constant) and arg.value == "forward" for arg in node.args
+    )
+
+
+def unguarded_modes(tree: ast.AST) -> list[int]:
+    """The lines on which a mode of autograd is set outside a `with` that sets it back
+    whatever interrupts.
+    """
+    guarded: set[int] = set()
+    for node in ast.walk(tree):
+        names = (
+            [called(item.context_expr) for item in node.items]
+            if isinstance(node, ast.With)
+            else []
+        )
+        if "restored" in names:
+            behind = node.items[names.index("restored") + 1 :]  # type: ignore[attr-defined]
+            guarded |= {id(item.context_expr) for item in behind}
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and id(node) not in guarded
+    ]
+    return [node.lineno for node in calls if called(node) in MODES]
+
+
+def called(node: ast.AST) -> str:
+    """The last name of what is called; empty for what is no call."""
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    return node.func.attr if is_call else ""  # type: ignore[attr-defined,no-any-return]
+
+
+def runs_foreign_code(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        names = [alias.name for alias in node.names] + [
+            getattr(node, "module", None) or ""
+        ]
+        return next((name for name in names if name.split(".")[0] in UNSAFE), None)
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in {
+        "eval",
+        "exec",
+        "torch.load",
+    }:
+        return ast.unparse(node.func)
+    return None
+
+
+def test_the_house_keeps_its_rules() -> None:
+    assert violations(HOUSE) == []
+
+
+def parameters_of(function: Callable[..., object]) -> int:
+    """Count the parameters of a function, with those that `**` may hold."""
+    count = 0
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            count += 1
+            continue
+        # Unpack[SomeTypedDict], as a string where annotations are not evaluated.
+        fields = re.search(r"Unpack\[([\w.]+)\]", str(parameter.annotation))
+        assert fields, f"**{name} may hold anything"
+        module = sys.modules[function.__module__]
+        count += len(getattr(module, fields[1].split(".")[-1]).__annotations__)
+    return count
+
+
+def test_a_public_function_has_at_most_seven_parameters() -> None:
+    functions = {}
+    for name in hs.__all__:
+        value = getattr(hs, name)
+        if inspect.isfunction(value):
+            functions[name] = value
+    counts = {name: parameters_of(function) for name, function in functions.items()}
+    too_many = {name: n for name, n in counts.items() if n > MOST_PARAMETERS}
+    assert too_many == {}
+
+
+def test_no_two_public_things_have_one_name() -> None:
+    """An analysis and its command share their word on purpose; so do kinds' functions."""
+    words = {"main", *ANALYSIS}
+    places: dict[str, set[str]] = defaultdict(set)
+    for path in HOUSE.rglob("*.py"):
+        parts = path.relative_to(HOUSE).with_suffix("").parts
+        if parts[:2] == ("views", "kinds"):
+            continue
+        for node in ast.parse(path.read_text("utf-8")).body:
+            name = ""
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = node.name
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                name = "" if node.target.id.isupper() else node.target.id
+            if name and not name.startswith("_") and name not in words:
+                places[name].add(".".join(parts))
+    shared = {name: sorted(where) for name, where in places.items() if len(where) > 1}
+    assert shared == {}
+
+
+def test_a_package_exports_and_nothing_else() -> None:
+    """The first file of a package holds imports and its list of names."""
+    busy = []
+    for path in HOUSE.rglob("*/__init__.py"):
+        source = path.read_text("utf-8")
+        # Names that need torch are exported when they are first used.
+        if "__getattr__ = lazy_names" in source:
+            continue
+        for node in ast.parse(source).body:
+            is_export = isinstance(node, ast.Import | ast.ImportFrom | ast.Expr)
+            is_list = isinstance(node, ast.Assign) and "__all__" in ast.unparse(node)
+            if not is_export and not is_list:
+                busy.append(f"{path.relative_to(HOUSE)}:{node.lineno}")
+    assert busy == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "what"),
+    [
+        (
+            "passes",
+            "from hiddenscope.model import Model",
+            "passes: imports model, which is not below it",
+        ),
+        (
+            "modules",
+            "import hiddenscope.loading",
+            "modules: imports loading, which is not below it",
+        ),
+        (
+            "model",
+            "import hiddenscope as hs",
+            "model: takes a public name of the package",
+        ),
+        (
+            "analyses.lens",
+            "from hiddenscope.analyses.patch import patch",
+            "analyses.lens: an analysis imports another",
+        ),
+        ("states", "from hiddenscope.results import Result", "a cycle"),
+        (
+            "model",
+            "def f():\n    from hiddenscope.passes import record",
+            "line 2 imports a module of ours inside a function",
+        ),
+        (
+            "passes",
+            "from .model import Model",
+            "passes: imports model, which is not below it",
+        ),
+        (
+            "analyses.lens",
+            "from . import patch",
+            "analyses.lens: an analysis imports another",
+        ),
+        (
+            "passes",
+            "def f(m):\n    m.register_forward_pre_hook(f)",
+            "line 2 hooks or replaces a forward",
+        ),
+        (
+            "passes",
+            "def f(m):\n    m.forward = f",
+            "line 2 hooks or replaces a forward",
+        ),
+        (
+            "passes",
+            "def f(m):\n    setattr(m, 'forward', f)",
+            "line 2 hooks or replaces a forward",
+        ),
+        ("loading", "from pickle import loads", "line 1 uses pickle"),
+        ("loading", "import torch\nx = torch.load('x')", "line 2 uses torch.load"),
+        ("loading", "x = eval('1')", "line 1 uses eval"),
+        ("model", "def f():\n" + "    x = 1\n" * 81, "the body of f has 81 lines"),
+        (
+            "passes",
+            "import torch\nwith torch.no_grad():\n    pass",
+            "line 2 sets a mode of autograd",
+        ),
+        (
+            "passes",
+            "import torch\n@torch.no_grad()\ndef f(): ...",
+            "line 2 sets a mode of autograd",
+        ),
+        (
+            "passes",
+            "import torch\nwith torch.no_grad(), autograd.restored():\n    pass",
+            "line 2 sets a mode of autograd",
+        ),
+        (
+            "passes",
+            "def f(m, kind):\n    getattr(m, f'register_{kind}_hook')(f)",
+            "line 2 hooks or replaces a forward",
+        ),
+        (
+            "passes",
+            "from torch.nn.modules.module import register_module_forward_hook",
+            "line 1 hooks or replaces a forward",
+        ),
+        (
+            "passes",
+            "from torch.nn import functional\nfunctional.relu = None",
+            "line 2 assigns to an attribute of an imported module",
+        ),
+        (
+            "passes",
+            "import torch\nsetattr(torch.nn, 'Linear', None)",
+            "line 2 assigns to an attribute of an imported module",
+        ),
+        (
+            "passes",
+            "x = 1 if True else 2 if False else 3",
+            "line 1 holds an inline conditional inside another",
+        ),
+        (
+            "passes",
+            "x = [a for b in [] for a in b]",
+            "line 1 holds a comprehension with a second for",
+        ),
+        (
+            "passes",
+            "x = {a: (1 if a else 2) for a in []}",
+            "line 1 holds a comprehension with an inline conditional",
+        ),
+        ("analyses.utils", "", "a name that says nothing"),
+        (
+            "shed",
+            "from hiddenscope.errors import Error",
+            "a room that is not in the plan",
+        ),
+    ],
+)
+def test_a_broken_rule_is_found(
+    tmp_path: Path, module: str, source: str, what: str
+) -> None:
+    plan = {
+        "errors": "",
+        "modules": "",
+        "loading": "",
+        "passes": "",
+        "model": "",
+        "states": "",
+    }
+    plan |= {
+        "results": "from hiddenscope.states import States",
+        "analyses.patch": "",
+        "__init__": "",
+        module: source,
+    }
+    for name, text in plan.items():
+        path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    found = violations(tmp_path)
+    assert len(found) == 1
+    assert what in found[0]
+
+
+def test_what_is_allowed_is_not_found(tmp_path: Path) -> None:
+    (tmp_path / "errors.py").write_text("")
+    (tmp_path / "cli.py").write_text(
+        "import hiddenscope as hs\nfrom hiddenscope import errors\n\n\nx ="
+        " hs.load().eval()"
+    )
+    assert violations(tmp_path) == []
+
+
+def test_no_file_names_a_path_of_somebodys_machine() -> None:
+    kinds = {".py", ".md", ".toml", ".txt", ".cfg", ".js", ".json", ".html"}
+    folders = ("src", "tests", "bench", "docs", "examples")
+    files = [
+        path
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in kinds
+    ]
+    named = [
+        path
+        for path in [*files, ROOT / "README.md", ROOT / "Makefile"]
+        if OWN_PATH.search(path.read_text("utf-8"))
+    ]
+    assert named == []

@@ -1,0 +1,197 @@
+"""A workbench over tiny real models in a folder."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext
+
+import hiddenscope as hs
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+from tests.workbench.models import save_word_model
+from tests.workbench.pages import Opener, Workbench
+from tests.workbench.serving import SECONDS, TOKEN, Bench, running
+from tests.workbench.texts import TEXTS
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two models of one shape, one whose tokens are words, and an encoder
+    without a head.
+    """
+    folder = tmp_path_factory.mktemp("root")
+    save_word_model(folder / "models" / "words")
+    tiny_model("bert", task="base").save_pretrained(folder / "models" / "encoder")  # type: ignore[operator]
+    tiny_tokenizer(cls=True).save_pretrained(folder / "models" / "encoder")
+    for name, seed in (("tiny", 0), ("other", 1)):
+        tiny_model("llama", seed=seed).save_pretrained(folder / "models" / name)  # type: ignore[operator]
+        tiny_tokenizer().save_pretrained(folder / "models" / name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def store(root: Path) -> hs.Store:
+    """What `hs.extract` made of a tiny model, below the root of the workbench."""
+    return hs.extract(
+        hs.load(root / "models" / "tiny"), list(TEXTS), to=root / "corpora" / "states"
+    )
+
+
+@pytest.fixture(scope="session")
+def kept(root: Path) -> hs.States:
+    """States in a file."""
+    states = hs.load(root / "models" / "tiny").capture(list(TEXTS[:5]))
+    assert isinstance(states, hs.States)
+    (root / "corpora").mkdir(exist_ok=True)
+    states.save(root / "corpora" / "kept.safetensors")
+    return states
+
+
+@pytest.fixture(scope="session")
+def _offline() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="session")
+def bench(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, _offline: None
+) -> Iterator[Bench]:
+    yield from running(tmp_path_factory.mktemp("app"), root=root)
+
+
+@pytest.fixture
+def another(root: Path, tmp_path: Path, _offline: None) -> Callable[..., Any]:
+    """Another workbench of one's own, with other settings."""
+
+    @contextmanager
+    def made(**options: Any) -> Iterator[Bench]:
+        yield from running(tmp_path, **{"root": root} | options)
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def tiny_name(bench: Bench) -> str:
+    return bench.folder("models/tiny")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which a person runs code, with the file that was uploaded."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text(
+        "text,label\nThe rest is,a\nThe best is,b\nThe test is,a\n"
+    )
+    return tmp_path
+
+
+class Contexts:
+    """Contexts of the browser that are used again, emptied: each costs more than a page."""
+
+    def __init__(self, browser: Browser) -> None:
+        self.browser = browser
+        self.free: dict[str, list[BrowserContext]] = {}
+
+    def take(self, **options: Any) -> tuple[str, BrowserContext]:
+        """Return a context that nobody else uses, and the key under which to give it back."""
+        key = repr(sorted(options.items()))
+        waiting = self.free.setdefault(key, [])
+        if waiting:
+            return key, waiting.pop()
+        return key, self.browser.new_context(**options)
+
+    def give_back(self, key: str, context: BrowserContext) -> None:
+        """Keep a context for later, or close it if a test may have left something there."""
+        pages = context.pages
+        own = [page for page in pages if page.url.startswith("http://127.0.0.1:")]
+        if not own or own != pages:
+            # What its page stored can no longer be reached.
+            context.close()
+            return
+        for page in pages:
+            page.evaluate("localStorage.clear()")
+            page.close()
+        context.clear_cookies()
+        context.clear_permissions()
+        context.unroute_all()
+        self.free[key].append(context)
+
+    def close(self) -> None:
+        for waiting in self.free.values():
+            for context in waiting:
+                context.close()
+
+
+@pytest.fixture(scope="session")
+def contexts(chromium: Browser) -> Iterator[Contexts]:
+    pool = Contexts(chromium)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def look(contexts: Contexts, bench: Bench) -> Iterator[Opener]:
+    """Open the workbench in a browser. Afterwards: nothing else was asked for, and
+    nothing went wrong.
+    """
+    wrong: list[str] = []
+    taken = []
+
+    def opened(
+        fragment: str = "",
+        *,
+        at: Bench = bench,
+        expected: tuple[str, ...] = (),
+        **options: Any,
+    ) -> Workbench:
+        size = {
+            "width": options.pop("width", 1440),
+            "height": options.pop("height", 1000),
+        }
+        key, context = contexts.take(viewport=size, **options)
+        taken.append((key, context))
+        context.set_default_timeout(1000 * SECONDS)
+        own = f"http://{at.netloc}/"
+        page = context.new_page()
+
+        def note(words: str) -> None:
+            if not any(one in words for one in expected):
+                wrong.append(words)
+
+        def route(route: Any) -> None:
+            if route.request.url.startswith((own, "data:", "blob:")):
+                route.continue_()
+            else:
+                note(f"a request for {route.request.url[:200]}")
+                route.abort()
+
+        context.route("**/*", route)
+        page.on(
+            "console",
+            lambda message: (
+                note(message.text) if message.type in ("error", "warning") else None
+            ),
+        )
+        page.on("pageerror", lambda error: note(str(error)))
+        page.on("dialog", lambda dialog: note(dialog.message))
+        if fragment:
+            # The cookie without the page, which would be loaded twice.
+            assert context.request.get(f"{own}?token={TOKEN}").ok
+            page.goto(f"{own}{fragment}")
+        else:
+            page.goto(f"{own}?token={TOKEN}")
+        assert page.url.split("#")[0] == own
+        shown = Workbench(page)
+        shown.until("() => document.documentElement.dataset.ready === 'true'")
+        shown.settle()
+        return shown
+
+    yield opened
+    for key, context in taken:
+        contexts.give_back(key, context)
+    assert wrong == []
