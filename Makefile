@@ -5,17 +5,23 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGE := .venv/.package
 STAMP := .venv/.installed
+EVERYTHING := .venv/.everything
 EXPERIMENTS := two_sentences visibility cities hooks port corpus steering lenses
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
 # A network that fails for a moment is asked again, twice.
 AGAIN := again() { "$$@" || { sleep 10; "$$@"; } || { sleep 60; "$$@"; }; }; again
 
-.PHONY: help setup demo browser test check scripts figures format conformance bench calibrate fuzz chaos faults truth docs site dist smoke clean
+# The tests of one room: its folders, and the files that begin with its name.
+OF_ROOM = $(or $(shell find $(1) -name __pycache__ -prune -o \( -type d -name '$(ROOM)' -o -name 'test_$(ROOM)*.py' \) -print),$(error There are no tests of '$(ROOM)' in $(1)))
+
+.PHONY: help setup setup-all demo browser test test-all test-part check scripts figures format conformance bench calibrate fuzz chaos faults truth docs site dist smoke clean
 
 help:            ## Say what can be made.
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
-setup: $(STAMP)  ## Install everything that development needs in .venv.
+setup: $(STAMP)  ## Install in .venv what `make test` and `make check` need.
+
+setup-all: $(EVERYTHING) ## Install in .venv what `make test-all`, the docs and the labs need as well.
 
 $(PACKAGE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -26,7 +32,12 @@ $(PACKAGE): pyproject.toml constraints.txt
 	@touch $@
 
 $(STAMP): $(PACKAGE)
-	@echo 'Installing what tests and checks need (Ray, JupyterLab, Playwright, mypy and others) in .venv: a few minutes, once.'
+	@echo 'Installing what tests and checks need (pytest, Playwright, mypy and others) in .venv: a minute, once.'
+	@$(AGAIN) $(PIP) -e '.[test,check]'
+	@touch $@
+
+$(EVERYTHING): $(STAMP)
+	@echo 'Installing what the slow tests, the docs and the labs need (Ray, JupyterLab, Sphinx and others) in .venv: a few minutes, once.'
 	@$(AGAIN) $(PIP) -e '.[dev]'
 	@touch $@
 
@@ -43,9 +54,16 @@ browser:         ## Install the browser that the views are tested in, where that
 	  command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
 	    echo 'There is no Chromium, and it cannot be installed here (that takes root and apt): the views are not tested in a browser.'; }
 
-# Four processes on two cores: some tests wait for others' processes most of their time.
-test: $(STAMP) browser ## Run the tests, the docstrings' examples and the docs' examples.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadfile
+# One process a core: these tests compute, and wait for nobody.
+test: $(STAMP) browser ## Run the fast tests (minutes). ROOM=drift make test   runs those of one room.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile $(if $(ROOM),$(call OF_ROOM,tests/unit tests/laws tests/golden tests/smoke))
+
+# Four processes on two cores: some of these wait for others' processes most of their time.
+test-all: $(EVERYTHING) browser ## Run every test there is (half an hour). ROOM=drift make test-all   runs those of one room.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadfile -m '' $(if $(ROOM),$(call OF_ROOM,tests),src tests)
+
+test-part: $(EVERYTHING) browser ## Run a part of the slow tests. PART=2/6 make test-part   runs the second of six.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadfile -m '' --part $(or $(PART),1/6) tests
 
 check: $(STAMP) scripts ## Check format, lint and types.
 	$(BIN)/ruff format --check .
@@ -71,40 +89,40 @@ format: $(STAMP) ## Format, and mend what lint can mend.
 conformance: $(STAMP) ## Prove the anatomy of every text model that transformers has. ANALYSES=1 runs every analysis on them.
 	$(BIN)/python tests/conformance/run.py $(if $(ANALYSES),--analyses)
 
-bench: $(STAMP)  ## Measure speed and memory beside other libraries (an hour). QUICK=1 make bench   takes minutes.
+bench: $(EVERYTHING)  ## Measure speed and memory beside other libraries (an hour). QUICK=1 make bench   takes minutes.
 	$(BIN)/python -m bench $(if $(QUICK),--quick,--write --peers)
 
-calibrate: $(STAMP) ## Measure whether intervals and tests hold at the level that they state (hours; minutes with DEVICE=cuda).
+calibrate: $(EVERYTHING) ## Measure whether intervals and tests hold at the level that they state (hours; minutes with DEVICE=cuda).
 	$(BIN)/python -m calibrate $(if $(DEVICE),--device $(DEVICE)) $(if $(SEED),--seed-offset $(SEED))
 
-fuzz: $(STAMP)   ## Try hostile and damaged input at length. CASES=1000 make fuzz   tries fewer.
+fuzz: $(EVERYTHING)   ## Try hostile and damaged input at length. CASES=1000 make fuzz   tries fewer.
 	$(BIN)/python -m fuzz --cases $(or $(CASES),10000)
 	$(BIN)/python -m fuzz.requests --cases $(or $(CASES),5000)
 	$(BIN)/python -m fuzz.load
 	HIDDENSCOPE_THOROUGH=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $$(grep -rlE 'tests\.(slices|untouched)' tests --include='test_*.py')
 
-chaos: $(STAMP)  ## Do faults to stores and jobs at length: flipped bits, crashes, kills, races, losses of power.
+chaos: $(EVERYTHING)  ## Do faults to stores and jobs at length: flipped bits, crashes, kills, races, losses of power.
 	$(BIN)/python -m chaos
 
-faults: $(STAMP) ## Plant faults in models, let drift look for them, and write the table of docs/faults.md.
+faults: $(EVERYTHING) ## Plant faults in models, let drift look for them, and write the table of docs/faults.md.
 	$(BIN)/python -m faults --write
 	$(BIN)/python -m faults.systematic --write
 
-truth: $(STAMP)  ## Score the analyses on models whose inner workings are known, and write docs/truth.md (half an hour, of which training is cached).
+truth: $(EVERYTHING)  ## Score the analyses on models whose inner workings are known, and write docs/truth.md (half an hour, of which training is cached).
 	$(BIN)/python -m truth --peers --write
 
-docs: $(STAMP)   ## Write the generated pages and pictures again, run the docs' examples, build the site. FULL=1 runs the experiments too (hours).
+docs: $(EVERYTHING)   ## Write the generated pages and pictures again, run the docs' examples, build the site. FULL=1 runs the experiments too (hours).
 	$(BIN)/python -m docs.generate
 	$(BIN)/python -m docs.pictures
 	$(BIN)/python -m docs.example
-	$(BIN)/python -m pytest tests/test_docs.py
+	$(BIN)/python -m pytest tests/slow/docs/test_docs.py
 	$(if $(FULL),$(foreach script,$(EXPERIMENTS),$(BIN)/python examples/$(script).py &&) true)
 	$(BIN)/python -m docs.site
 
-site: $(STAMP)   ## Build the site in out/site, from the pages as they are.
+site: $(EVERYTHING)   ## Build the site in out/site, from the pages as they are.
 	$(BIN)/python -m docs.site
 
-dist: $(STAMP)   ## Build the wheel and the sdist in dist, and look into them.
+dist: $(EVERYTHING)   ## Build the wheel and the sdist in dist, and look into them.
 	rm -rf dist
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*

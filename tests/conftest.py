@@ -19,9 +19,22 @@ from torch import nn
 import hiddenscope as hs
 from hiddenscope.errors import Unreachable
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from tests.durations import Durations
 from tests.hanging import pytest_runtest_protocol
+from tests.parts import Part
 
 assert pytest_runtest_protocol  # pytest finds it here
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", help="run a part of the slow tests, such as 2/6")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Durations())
+    if config.option.part:
+        config.pluginmanager.register(Part(config.option.part))
+
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
