@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from fuzz.questions import IDS, QUESTIONS, asked_model, state_of
+from fuzz.questions import QUESTIONS, asked_model, state_of
 from fuzz.sandbox import Case
 from hiddenscope.modules import hooks, installation
+from tests.registry import IDS
 
 TOGETHER = 50  # interrupts to a process
 HOOK_FILES = (hooks.__file__, installation.__file__)

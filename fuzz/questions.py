@@ -1,12 +1,10 @@
 """One question of every kind that runs a model, for interrupts and for threads; and all
 that a question may not change.
 
-`QUESTIONS` has every verb, and every analysis of the catalog. Each takes a model of
-`asked_model()`.
+`QUESTIONS` has every verb, and every analysis of the tests' registry. Each takes a
+model of `asked_model()`.
 """
 
-import copy
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -16,26 +14,16 @@ from torch import nn
 import hiddenscope as hs
 from hiddenscope.modules import hooks
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from tests.registry import CONTRAST, ENTRIES, IDS
 
-IDS = [[5, 6, 7, 8, 9]]
-TEXTS = ["The cat sat.", "On the mat.", "The rest of it.", "A cat."]
-LABELS = [0, 1, 0, 1]
 # Long enough to have distances.
 LONGER = [[5, 6, 7, 8, 9, 10, 11, 12], [9, 8, 7, 6, 5, 4, 3, 2]]
 INSIDE = "*.attn.q,*.attn.k,*.attn.v,*.attn.head.*,*.mlp.neurons"
-CONTRAST = hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12)
 
 
 def asked_model() -> hs.Model:
     """Load a tiny model that nobody else has."""
     return hs.load((tiny_model("llama", layers=2), tiny_tokenizer()))
-
-
-def copy_of(model: hs.Model) -> nn.Module:
-    """Copy the module of a model, and plant a fault in its last block."""
-    module: Any = copy.deepcopy(model.module)
-    module.model.layers[-1].mlp.up_proj.weight.data.mul_(1.05)
-    return module
 
 
 def _recording(model: hs.Model) -> None:
@@ -46,23 +34,6 @@ def _recording(model: hs.Model) -> None:
 def _editing(model: hs.Model) -> None:
     with hs.editing(model, {"layer.1": hs.Scale(0.5)}), torch.no_grad():
         model.module(input_ids=torch.tensor(IDS))
-
-
-def _extract(model: hs.Model) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        hs.extract(model, TEXTS[:2], f"{folder}/states")
-
-
-def _steer(model: hs.Model) -> None:
-    direction = hs.Direction.between(model, [[5, 6]], [[7, 8]])
-    hs.steer(
-        model,
-        [[5, 6, 7]],
-        direction,
-        answers=[3, 4],
-        quality=[[9, 8, 7, 6]],
-        new_tokens=1,
-    )
 
 
 QUESTIONS: dict[str, Callable[[hs.Model], Any]] = {
@@ -79,30 +50,11 @@ QUESTIONS: dict[str, Callable[[hs.Model], Any]] = {
     "edit": lambda model: hs.edit(model, IDS, {"layer.1": hs.Scale(2.0)}, "layer.2"),
     "editing": _editing,
     "resume": lambda model: hs.resume(model, IDS, "layer.2", torch.ones(5, 64)),
-    "anatomy": hs.anatomy,
-    "profile": lambda model: hs.profile(model, IDS),
-    "compare": lambda model: hs.compare(model, [5, 6, 7], [5, 9, 7]),
-    "drift": lambda model: hs.drift(model, copy_of(model), IDS),
-    "project": lambda model: hs.project(model, (TEXTS, LABELS), method="pca"),
-    "lens": lambda model: hs.lens(model, IDS),
-    "contributions": lambda model: hs.contributions(model, [5, 6, 7], [11, 12]),
-    "visibility": lambda model: hs.visibility(model, [[5, 6, 7]]),
     "visibility of many texts": lambda model: hs.visibility(
         model, LONGER, sampling=hs.Sampling(per_text=1, baseline="random")
     ),
-    "attention": lambda model: hs.attention(model, IDS, draws=6),
-    "probe": lambda model: hs.probe(model, (TEXTS * 3, LABELS * 3)),
-    "patch": lambda model: hs.patch(model, CONTRAST, method="both"),
-    "graft": lambda model: hs.graft(model, (copy_of(model), None), [([5, 6, 7], 11)]),
-    "steer": _steer,
-    "embed": lambda model: hs.embed(model, TEXTS),
-    "search": lambda model: hs.search(model, TEXTS[0], texts=TEXTS, k=2),
-    "cluster": lambda model: hs.cluster(model, TEXTS * 3),
-    "series": lambda model: hs.series(
-        [model, (copy_of(model), model.tokenizer)], "compare", TEXTS[:2]
-    ),
-    "extract": _extract,
 }
+QUESTIONS |= {word: entry.ask for word, entry in ENTRIES.items()}
 
 
 def state_of(module: nn.Module) -> dict[str, Any]:

@@ -22,8 +22,9 @@ from torch import Tensor, nn, overrides
 from torch.utils import _python_dispatch
 
 import hiddenscope as hs
-from fuzz.questions import IDS, state_of
+from fuzz.questions import state_of
 from hiddenscope.modules import installation
+from tests.registry import IDS
 from tests.slices import THOROUGH
 
 # At how many calls of a question it is interrupted, and the modules are called.

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tests.registry import ENTRIES
 from tests.workbench.serving import Bench
 
 TEXT = "The rest is here."
@@ -11,33 +12,7 @@ SLOW: dict[str, Any] = {
     "influence": "frobenius",
 }
 QUESTIONS: dict[str, dict[str, Any]] = {
-    "anatomy": {},
-    "profile": {"texts": TEXT},
-    "compare": {"a": TEXT, "b": "The rest is there."},
-    "drift": {"candidate": {"name": "other"}, "texts": [TEXT]},
-    "project": {"data": "cities-incomplete", "method": "pca", "sites": "layer.1"},
-    "lens": {"texts": TEXT, "k": 2},
-    "contributions": {"text": TEXT, "answer": "s", "other": "t", "neurons": 3},
-    "visibility": {"texts": TEXT, "sites": "layer.*"},
-    "attention": {"text": TEXT, "layers": "1-2", "draws": 6},
-    "probe": {"data": "cities-incomplete", "sites": "layer.1", "truncate": True},
-    "patch": {
-        "contrasts": {
-            "clean": "The rest",
-            "corrupt": "The best",
-            "answer": "s",
-            "other": "t",
-        }
-    },
-    "graft": {"donor": {"name": "other"}, "data": "upload"},
-    "steer": {
-        "prompts": [TEXT],
-        "direction": {"toward": ["a b"], "away": ["c d"], "sites": "layer.1"},
-        "new_tokens": 2,
-    },
-    "embed": {"texts": ["The rest.", "Another.", "The rest."], "normalize": False},
-    "search": {"query": TEXT, "k": 1, "texts": ["The rest.", "Another."]},
-    "cluster": {"texts": ["a", "b", "c", "d e", "f g", "h i"], "smallest": 2},
+    word: entry.request for word, entry in ENTRIES.items() if entry.request is not None
 }
 # Several texts, which are averaged, with every option of how.
 MANY_TEXTS: dict[str, Any] = {

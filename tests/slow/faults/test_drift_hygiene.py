@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import hiddenscope as hs
-from fuzz.questions import IDS, asked_model, copy_of
+from fuzz.questions import asked_model
+from tests.registry import IDS, faulty
 from tests.slices import THOROUGH
 from tests.untouched import (
     assert_interrupts_leave_nothing,
@@ -57,21 +58,21 @@ class _Output(dict[str, Tensor]):
 
 
 def _eager(model: hs.Model) -> nn.Module:
-    module: Any = copy_of(model)
+    module: Any = faulty(model)
     module.set_attn_implementation("eager")
     return module
 
 
 CANDIDATES: dict[str, Callable[[hs.Model], nn.Module]] = {
-    "same tree": copy_of,
+    "same tree": faulty,
     "itself": lambda model: model.module,
-    "port": lambda model: _Port(copy_of(model)).eval(),
+    "port": lambda model: _Port(faulty(model)).eval(),
     "states": lambda model: model.module,
-    "states of another": copy_of,
-    "low memory": copy_of,
+    "states of another": faulty,
+    "low memory": faulty,
     "low memory, itself": lambda model: model.module,
-    "wider": lambda model: copy_of(model).double(),
-    "narrower": lambda model: copy_of(model).bfloat16(),
+    "wider": lambda model: faulty(model).double(),
+    "narrower": lambda model: faulty(model).bfloat16(),
     "eager": _eager,
 }
 
@@ -129,5 +130,5 @@ def test_an_interrupt_leaves_both_models_as_they_were(pair: Asked) -> None:
 def test_the_port_is_paired_by_its_blocks() -> None:
     """Otherwise the cases above would compare whole passes only."""
     model = asked_model()
-    facts = hs.drift(model, _Port(copy_of(model)).eval(), IDS).facts
+    facts = hs.drift(model, _Port(faulty(model)).eval(), IDS).facts
     assert (facts["pairing"]["by"], facts["first_site"]) == ("blocks", "layer.2")

@@ -2,9 +2,7 @@
 output or a chat for texts.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 import hiddenscope as hs
-from hiddenscope.catalog import ANALYSES, ANALYSIS
 from hiddenscope.errors import ArgumentError, LoadError, SiteError, TextError
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
@@ -24,36 +21,6 @@ TEMPLATE = (
 )
 CHAT = [{"role": "user", "content": "The cat sat."}]
 ANSWERED = [*CHAT, {"role": "assistant", "content": "A dog"}]
-
-CALLS: dict[str, Callable[[Any], Any]] = {
-    "anatomy": hs.anatomy,
-    "profile": lambda model: hs.profile(model, TEXTS[0], sites="layer.1"),
-    "compare": lambda model: hs.compare(model, TEXTS[0], TEXTS[1], sites="layer.1"),
-    "drift": lambda model: hs.drift(model, model, TEXTS[0], sites="layer.1"),
-    "lens": lambda model: hs.lens(model, TEXTS[0]),
-    "contributions": lambda model: hs.contributions(model, TEXTS[0], 9, 10),
-    "visibility": lambda model: hs.visibility(model, TEXTS[1], sites="layer.1"),
-    "attention": lambda model: hs.attention(model, TEXTS[0], layers=1, draws=0),
-    "patch": lambda model: hs.patch(
-        model, hs.Contrast([5, 6], [7, 8], 9, 10), sites="layer.1"
-    ),
-    "graft": lambda model: hs.graft(
-        model, (tiny_model("llama", seed=1), None), [([5, 6, 7], 11)]
-    ),
-    "steer": lambda model: hs.steer(
-        model,
-        [[5, 6]],
-        hs.Direction.between(model, [[5, 6]], [[7, 8]], sites="layer.1"),
-        new_tokens=0,
-    ),
-    "project": lambda model: hs.project(model, LABELLED, sites="layer.1", method="pca"),
-    "probe": lambda model: hs.probe(model, LABELLED, sites="layer.1"),
-    "embed": lambda model: hs.embed(model, TEXTS),
-    "search": lambda model: hs.search(model, "A dog", texts=TEXTS),
-    "cluster": lambda model: hs.cluster(model, TEXTS, smallest=2),
-    "series": lambda model: hs.series([model, model], "profile", TEXTS[0]),
-    "extract": lambda model: _extracted(model),
-}
 
 
 def _averaged(model: Any) -> hs.Result:
@@ -69,11 +36,6 @@ def test_many_texts_are_averaged_with_a_module_and_its_tokenizer() -> None:
     assert result.facts["aligned"]["groups"] == 3
 
 
-def _extracted(model: Any) -> tuple[Any, ...]:
-    with TemporaryDirectory() as folder:
-        return hs.extract(model, TEXTS, folder, sites="layer.1").sites
-
-
 @pytest.fixture(scope="module")
 def module() -> torch.nn.Module:
     return tiny_model("llama")
@@ -82,18 +44,6 @@ def module() -> torch.nn.Module:
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerBase:
     return tiny_tokenizer()
-
-
-@pytest.mark.parametrize("word", [analysis.word for analysis in ANALYSES])
-def test_every_analysis_takes_a_module_with_its_tokenizer(
-    word: str, module: torch.nn.Module
-) -> None:
-    result = CALLS[word]((module, tiny_tokenizer()))
-    if ANALYSIS[word].result:
-        assert (result.kind, result.source["model"]) == (word, "LlamaForCausalLM")
-        assert len(result.data.variables) > 0
-    else:
-        assert len(result) > 0
 
 
 def test_a_name_and_a_bare_module_are_models(module: Any, tmp_path: Path) -> None:

@@ -1,0 +1,363 @@
+"""One entry for every analysis: what is asked where all of them are tried.
+
+Laws, views, the workbench, interrupts and the GPU read this one list. A new analysis
+gets one entry here, and `tests/laws/test_analyses.py` fails until it is there.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hiddenscope as hs
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+
+IDS = [[5, 6, 7, 8, 9]]
+TEXT, OTHER = (
+    "The rest of the cats sat on the mat.",
+    "A rest of the dogs sat on the mat.",
+)
+TEXTS = ["The cat sat.", "On the mat.", "The rest of it.", "A cat."]
+LABELLED = (TEXTS * 3, [0, 1] * 6)
+CLASSES = (
+    [f"{'the cat' if k % 2 else 'on or of'} number {k}" for k in range(24)],
+    [k % 2 for k in range(24)],
+)
+# Texts long enough to be aligned by distance.
+MANY = [f"{TEXT} {OTHER} Number {k}." for k in range(6)]
+CONTRAST = hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12)
+
+_place: tuple[str, torch.dtype] = ("cpu", torch.float32)
+
+
+@contextmanager
+def placed(device: str, dtype: torch.dtype) -> Iterator[None]:
+    """Put the tiny models on another device and in another dtype while the body runs."""
+    global _place
+    before, _place = _place, (device, dtype)
+    try:
+        yield
+    finally:
+        _place = before
+
+
+def tiny(family: str, seed: int = 0) -> hs.Model:
+    """Return a tiny model with a tokenizer, loaded once; no test may change it."""
+    return _loaded(family, seed, *_place)
+
+
+@cache
+def _loaded(family: str, seed: int, device: str, dtype: torch.dtype) -> hs.Model:
+    module = tiny_model(family, seed=seed).to(device, dtype)
+    if module.config.is_encoder_decoder:
+        module.config.decoder_start_token_id = 0
+    return hs.load((module, tiny_tokenizer()))
+
+
+def points() -> Any:
+    """Draw two clouds of twenty points each."""
+    clouds = np.repeat([[1.0, 0, 0], [0, 1.0, 0]], 20, axis=0)
+    return clouds + np.random.default_rng(0).normal(0, 0.01, (40, 3))
+
+
+def faulty(model: Any) -> nn.Module:
+    """Copy the module of a model, and plant a fault in its last block."""
+    module = model.module if isinstance(model, hs.Model) else model[0]
+    copied: Any = copy.deepcopy(module)
+    copied.model.layers[-1].mlp.up_proj.weight.data.mul_(1.05)
+    return copied
+
+
+def steered(model: Any) -> hs.Result:
+    """Steer along the difference of two texts, with every part of the result."""
+    direction = hs.Direction.between(model, [[5, 6]], [[7, 8]])
+    return hs.steer(
+        model,
+        [[5, 6, 7]],
+        direction,
+        answers=[3, 4],
+        quality=[[9, 8, 7, 6]],
+        new_tokens=1,
+    )
+
+
+def extracted(model: Any) -> tuple[Any, ...]:
+    """Extract two texts, and return the sites of the store."""
+    with TemporaryDirectory() as folder:
+        return hs.extract(model, TEXTS[:2], f"{folder}/states").sites
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One analysis, as it is asked where all of them are tried.
+
+    `ask` puts the smallest question to a tiny llama: a `Model`, or a module with its
+    tokenizer. `results` make every kind of result that it can give, on tiny models of
+    several families. `request` is what the workbench is sent, if it offers the analysis.
+    """
+
+    ask: Callable[[Any], Any]
+    results: tuple[Callable[[], hs.Result], ...] = ()
+    request: dict[str, Any] | None = field(default=None, hash=False)
+
+
+ENTRIES: dict[str, Entry] = {
+    "anatomy": Entry(
+        ask=hs.anatomy,
+        results=(
+            lambda: hs.anatomy(tiny("llama")),
+            lambda: hs.anatomy(tiny("bert")),
+            lambda: hs.anatomy(tiny("t5")),
+        ),
+        request={},
+    ),
+    "profile": Entry(
+        ask=lambda model: hs.profile(model, IDS),
+        results=(
+            lambda: hs.profile(tiny("llama"), [TEXT, OTHER]),
+            lambda: hs.profile(tiny("llama"), "The"),
+            lambda: hs.profile(tiny("t5"), [TEXT, OTHER]),
+        ),
+        request={"texts": "The rest is here."},
+    ),
+    "compare": Entry(
+        ask=lambda model: hs.compare(model, [5, 6, 7], [5, 9, 7]),
+        results=(
+            lambda: hs.compare(tiny("llama"), TEXT, OTHER),
+            lambda: hs.compare(tiny("llama"), TEXT, TEXT),
+            lambda: hs.compare(tiny("llama"), TEXT, other=tiny("llama", 1)),
+            lambda: hs.compare(tiny("t5"), TEXT, OTHER, targets=TEXT),
+        ),
+        request={"a": "The rest is here.", "b": "The rest is there."},
+    ),
+    "drift": Entry(
+        ask=lambda model: hs.drift(model, faulty(model), IDS),
+        results=(
+            lambda: hs.drift(tiny("llama"), tiny("llama"), [TEXT, OTHER]),
+            lambda: hs.drift(tiny("llama"), tiny("llama", 1), [TEXT, OTHER]),
+            lambda: hs.drift(tiny("t5"), tiny("t5", 1), [TEXT, OTHER]),
+            lambda: hs.drift(tiny("llama"), tiny("llama", 1).capture(TEXT), TEXT),
+        ),
+        request={"candidate": {"name": "other"}, "texts": ["The rest is here."]},
+    ),
+    "series": Entry(
+        ask=lambda model: hs.series(
+            [model, (faulty(model), tiny_tokenizer())], "compare", TEXTS[:2]
+        ),
+        results=(
+            lambda: hs.series(
+                [tiny("llama"), tiny("llama", 1), tiny("llama")],
+                "profile",
+                [TEXT, OTHER],
+            ),
+            lambda: hs.series(
+                [tiny("llama"), tiny("llama", 1)], "compare", [TEXT, OTHER]
+            ),
+            lambda: hs.series([tiny("llama"), tiny("bert")], "profile", [TEXT, OTHER]),
+            lambda: hs.series([tiny("llama"), tiny("llama", 1)], "probe", CLASSES),
+            lambda: hs.series(
+                [tiny("llama"), tiny("gpt2")],
+                "project",
+                CLASSES,
+                options={"method": "pca"},
+            ),
+            lambda: hs.series(
+                [tiny("llama"), tiny("llama", 1)],
+                "drift",
+                [TEXT, OTHER],
+                against="previous",
+            ),
+            lambda: hs.series([tiny("llama"), tiny("llama", 1)], "lens", TEXT),
+        ),
+    ),
+    "project": Entry(
+        ask=lambda model: hs.project(model, LABELLED, method="pca"),
+        results=(
+            lambda: hs.project(tiny("llama"), CLASSES, method="pca"),
+            lambda: hs.project(
+                [tiny("llama"), tiny("gpt2")],
+                {"a": CLASSES, "b": CLASSES},
+                method="pca",
+            ),
+        ),
+        request={"data": "cities-incomplete", "method": "pca", "sites": "layer.1"},
+    ),
+    "lens": Entry(
+        ask=lambda model: hs.lens(model, IDS),
+        results=(
+            lambda: hs.lens(tiny("llama"), TEXT, target="next"),
+            lambda: hs.lens(tiny("llama"), [TEXT, OTHER], target=20),
+            lambda: hs.lens(tiny("bert"), TEXT),
+            lambda: hs.lens(tiny("bart"), TEXT, targets=OTHER),
+            lambda: hs.lens(
+                tiny("llama"), TEXT, sites="*.attn.head.*,*.mlp", target=20
+            ),
+        ),
+        request={"texts": "The rest is here.", "k": 2},
+    ),
+    "contributions": Entry(
+        ask=lambda model: hs.contributions(model, [5, 6, 7], [11, 12]),
+        results=(
+            lambda: hs.contributions(tiny("llama"), TEXT, 11, 12),
+            lambda: hs.contributions(tiny("gpt2"), TEXT, [11, 12], neurons=3),
+            lambda: hs.contributions(tiny("mixtral"), [5, 6, 7], 11),
+            lambda: hs.contributions(tiny("t5"), TEXT, [11, 12]),
+            lambda: hs.contributions(tiny("hrm_text"), [5, 6, 7], 11),
+        ),
+        request={
+            "text": "The rest is here.",
+            "answer": "s",
+            "other": "t",
+            "neurons": 3,
+        },
+    ),
+    "visibility": Entry(
+        ask=lambda model: hs.visibility(model, [[5, 6, 7]]),
+        results=(
+            lambda: hs.visibility(tiny("llama"), TEXT, influence="l1"),
+            lambda: hs.visibility(tiny("llama"), TEXT, influence="frobenius"),
+            lambda: hs.visibility(tiny("llama"), TEXT, influence="relative"),
+            lambda: hs.visibility(tiny("llama"), TEXT, influence="logit"),
+            lambda: hs.visibility(
+                tiny("llama"),
+                [TEXT, OTHER],
+                sites="layer.*",
+                sampling=hs.Sampling(align="position"),
+            ),
+            lambda: hs.visibility(
+                tiny("llama"), MANY, sampling=hs.Sampling(baseline="random")
+            ),
+            lambda: hs.visibility(tiny("bert"), MANY, sites="layer.*"),
+            lambda: hs.visibility(tiny("t5"), tiny("t5").encode(TEXT, targets=OTHER)),
+        ),
+        request={"texts": "The rest is here.", "sites": "layer.*"},
+    ),
+    "attention": Entry(
+        ask=lambda model: hs.attention(model, IDS, draws=6),
+        results=(
+            lambda: hs.attention(tiny("llama"), TEXT),
+            lambda: hs.attention(
+                tiny("t5"), tiny("t5").encode(TEXT, targets=OTHER), "decoder.*.cross"
+            ),
+            lambda: hs.attention(
+                tiny("gemma3_text"), TEXT, heads=[0, 2], queries=-1, draws=0
+            ),
+        ),
+        request={"text": "The rest is here.", "layers": "1-2", "draws": 6},
+    ),
+    "probe": Entry(
+        ask=lambda model: hs.probe(model, LABELLED),
+        results=(
+            lambda: hs.probe(tiny("llama"), CLASSES),
+            lambda: hs.probe(
+                tiny("llama"),
+                (CLASSES[0], list(map(float, range(24)))),
+                task="regress",
+            ),
+            lambda: hs.probe(hs.each_token(tiny("llama")), (CLASSES[0], "position")),
+        ),
+        request={"data": "cities-incomplete", "sites": "layer.1", "truncate": True},
+    ),
+    "patch": Entry(
+        ask=lambda model: hs.patch(model, CONTRAST, method="both"),
+        results=(
+            lambda: hs.patch(tiny("llama"), CONTRAST),
+            lambda: hs.patch(
+                tiny("llama"), [CONTRAST, hs.Contrast([5, 6, 7], [5, 9, 7], 11, 13)]
+            ),
+            lambda: hs.patch(tiny("llama"), CONTRAST, method="both"),
+            lambda: hs.patch(tiny("llama"), CONTRAST, method="attribution"),
+        ),
+        request={
+            "contrasts": {
+                "clean": "The rest",
+                "corrupt": "The best",
+                "answer": "s",
+                "other": "t",
+            }
+        },
+    ),
+    "graft": Entry(
+        ask=lambda model: hs.graft(model, (faulty(model), None), [([5, 6, 7], 11)]),
+        results=(
+            lambda: hs.graft(
+                tiny("llama"), tiny("llama", 1), [([5, 6, 7], 11), ([8, 9], 12)]
+            ),
+            lambda: hs.graft(
+                tiny("llama"), tiny("llama", 1), [([5, 6, 7], 11)], sites="layer.*"
+            ),
+        ),
+        request={"donor": {"name": "other"}, "data": "upload"},
+    ),
+    "steer": Entry(
+        ask=steered,
+        results=(
+            lambda: steered(tiny("llama")),
+            lambda: hs.steer(
+                tiny("llama"),
+                [[5, 6, 7]],
+                hs.Direction.of(
+                    SimpleNamespace(coef_=np.ones((1, 64)), site="layer.1"),
+                    sites="layer.*",
+                ),
+                strengths="ablate",
+                quality=[[9, 8, 7, 6]],
+                new_tokens=0,
+            ),
+        ),
+        request={
+            "prompts": ["The rest is here."],
+            "direction": {"toward": ["a b"], "away": ["c d"], "sites": "layer.1"},
+            "new_tokens": 2,
+        },
+    ),
+    "embed": Entry(
+        ask=lambda model: hs.embed(model, TEXTS),
+        request={
+            "texts": ["The rest.", "Another.", "The rest."],
+            "normalize": False,
+        },
+    ),
+    "search": Entry(
+        ask=lambda model: hs.search(model, TEXTS[0], texts=TEXTS, k=2),
+        results=(
+            lambda: hs.search(tiny("llama"), TEXT, texts=[TEXT, OTHER, "mat"], k=2),
+            lambda: hs.search(points(), [0.0, 2.0, 1.0], k=2),
+        ),
+        request={
+            "query": "The rest is here.",
+            "k": 1,
+            "texts": ["The rest.", "Another."],
+        },
+    ),
+    "cluster": Entry(
+        ask=lambda model: hs.cluster(model, TEXTS * 3),
+        results=(
+            lambda: hs.cluster(points()),
+            lambda: hs.cluster(tiny("llama"), CLASSES[0]),
+        ),
+        request={"texts": ["a", "b", "c", "d e", "f g", "h i"], "smallest": 2},
+    ),
+    "extract": Entry(ask=extracted),
+}
+NUMBERED = [
+    (word, place)
+    for word, entry in ENTRIES.items()
+    for place in range(len(entry.results))
+]
+CASES = [pytest.param(*case, id="-".join(map(str, case))) for case in NUMBERED]
+
+
+@cache
+def result_of(word: str, place: int) -> hs.Result:
+    """Return one of the results of an analysis; each is computed once a process."""
+    return ENTRIES[word].results[place]()
