@@ -24,7 +24,8 @@ TOKENS, TARGETS = 40, 13
 # The kernel is the model's own, or eager.
 CASES = [
     ("LlamaForCausalLM", None),
-    ("LlamaForCausalLM", "eager"),
+    ("MistralForCausalLM", None),
+    ("MistralForCausalLM", "eager"),
     ("GPT2LMHeadModel", None),
     ("BloomForCausalLM", None),
     ("Gemma3ForCausalLM", None),
@@ -38,7 +39,7 @@ MORE = [
     ("FalconForCausalLM", None),
     ("GPTJForCausalLM", None),
     ("MixtralForCausalLM", None),
-    ("MistralForCausalLM", None),
+    ("LlamaForCausalLM", "eager"),
     ("GPT2LMHeadModel", "eager"),
     ("Gemma3ForCausalLM", "eager"),
     ("FalconForCausalLM", "eager"),
@@ -190,7 +191,7 @@ def test_every_form_of_torch_attention_is_understood(mask: str, key_heads: int) 
 def test_some_heads_rows_and_layers_are_those_of_the_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = loaded("LlamaForCausalLM")
+    model = loaded("MistralForCausalLM")
     ids = [random_ids(TOKENS)]
     whole = hs.attention(model, ids, draws=0).data
     some = hs.attention(model, ids, [3, 1], heads="1-2", queries=[-1, 4], draws=0).data
@@ -205,7 +206,7 @@ def test_some_heads_rows_and_layers_are_those_of_the_whole(
     np.testing.assert_allclose(blocks, whole["pattern"].values, rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["LlamaForCausalLM", "BloomForCausalLM"])
+@pytest.mark.parametrize("name", ["MistralForCausalLM", "BloomForCausalLM"])
 def test_write_norms_are_those_of_the_head_sites(name: str) -> None:
     """A token that reads only itself writes its own value through every head."""
     model = loaded(name)

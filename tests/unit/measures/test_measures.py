@@ -60,8 +60,7 @@ def two_nn_by_definition(points: Numbers) -> float:
     return float(np.linalg.lstsq(x[:, None], y, rcond=None)[0][0])
 
 
-@pytest.mark.parametrize("tokens", [3, 12, 90])
-@pytest.mark.parametrize("at_once", [100, cka.CHUNK])
+@pytest.mark.parametrize(("tokens", "at_once"), [(3, cka.CHUNK), (90, 1000)])
 def test_cka_is_what_its_definition_says(
     tokens: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,24 +69,8 @@ def test_cka_is_what_its_definition_says(
     expected = [[cka_by_definition(a, b) for b in y.numpy()] for a in x.numpy()]
     np.testing.assert_allclose(linear_cka(x, y)[0], expected, rtol=1e-9)
     own = [[cka_by_definition(a, b) for b in x.numpy()] for a in x.numpy()]
-    np.testing.assert_allclose(linear_cka(x)[0], own, rtol=1e-9)
-    np.testing.assert_allclose(linear_cka(list(x))[0], linear_cka(x, x)[0], rtol=1e-9)
-
-
-def test_cka_is_one_with_itself_and_does_not_move_under_rotation_scale_and_shift() -> (
-    None
-):
-    x, y = drawn(2, 50, 8), drawn(2, 50, 6, seed=1)
+    np.testing.assert_allclose(linear_cka(list(x))[0], own, rtol=1e-9)
     assert (linear_cka(x)[0].diagonal() == 1).all()
-    plain = linear_cka(x, y)
-    moved = linear_cka(7 * x @ turn(8) + 5, 0.01 * y @ turn(6) - 100)
-    for before, after in zip(plain, moved, strict=True):
-        np.testing.assert_allclose(before, after, rtol=1e-9)
-    order = torch.randperm(50)
-    np.testing.assert_allclose(
-        linear_cka(x[:, order], y[:, order])[0], plain[0], rtol=1e-9
-    )
-    np.testing.assert_allclose(linear_cka(y, x)[0].T, plain[0], rtol=1e-12)
 
 
 def test_cka_by_chance_is_the_mean_over_pairings() -> None:
@@ -102,23 +85,29 @@ def test_cka_of_equal_states_is_not_a_number() -> None:
     assert found.isnan().tolist() == [[True, True], [True, False]]
 
 
-@pytest.mark.parametrize("dimension", [1, 2, 3, 5])
-def test_two_nn_finds_the_dimension_of_a_cube_and_of_a_gaussian(dimension: int) -> None:
+def test_two_nn_finds_the_dimension_of_a_cube_and_of_a_gaussian() -> None:
     generator = torch.Generator().manual_seed(3)
-    cube = torch.rand(2000, dimension, generator=generator, dtype=torch.float64)
-    for points in (cube, drawn(2000, dimension)):
-        within = points @ turn(40)[:dimension]
-        assert two_nn(within) == pytest.approx(dimension, rel=0.12)
-        assert two_nn(within) == pytest.approx(two_nn(points), rel=1e-6), (
-            "a rotation into more dimensions adds none"
-        )
-        assert two_nn(3 * within + 10) == pytest.approx(two_nn(points), rel=1e-6)
+    for dimension in (1, 2, 5):
+        cube = torch.rand(2000, dimension, generator=generator, dtype=torch.float64)
+        for points in (cube, drawn(2000, dimension)):
+            # A turn into more dimensions adds none.
+            within = 3 * points @ turn(40)[:dimension] + 10
+            assert two_nn(within) == pytest.approx(dimension, rel=0.12)
+            assert two_nn(within) == pytest.approx(two_nn(points), rel=1e-6)
 
 
-@pytest.mark.parametrize(("points", "width"), [(20, 3), (77, 50), (600, 4)])
-def test_two_nn_is_what_its_definition_says(points: int, width: int) -> None:
-    seen = drawn(points, width)
-    assert two_nn(seen) == pytest.approx(two_nn_by_definition(seen.numpy()), rel=1e-9)
+def test_two_nn_is_what_its_definition_says() -> None:
+    near = drawn(300, 5) * 1e-5
+    # In two clumps far apart, products lose what subtraction keeps.
+    clumps = torch.cat([near, near + 1e4])
+    for seen, exact in (
+        (drawn(20, 3), 1e-9),
+        (drawn(77, 50), 1e-9),
+        (drawn(600, 4), 1e-9),
+        (clumps, 1e-3),
+    ):
+        expected = two_nn_by_definition(seen.numpy())
+        assert two_nn(seen) == pytest.approx(expected, rel=exact)
 
 
 def test_two_nn_counts_equal_points_once_and_says_nothing_of_few() -> None:
@@ -131,36 +120,23 @@ def test_two_nn_counts_equal_points_once_and_says_nothing_of_few() -> None:
     assert np.isnan(two_nn(lattice)), "all neighbours are equally far"
 
 
-def test_two_nn_sees_small_distances_far_away() -> None:
-    near = drawn(300, 5) * 1e-5
-    # Two clumps, in which products lose what subtraction keeps.
-    far = torch.cat([near, near + 1e4])
-    assert two_nn(far) == pytest.approx(two_nn_by_definition(far.numpy()), rel=1e-3)
+def rank_of(rows: torch.Tensor) -> float:
+    return effective_rank(statistics_of(rows).variances)
 
 
 def test_the_effective_rank_of_an_even_spread_is_its_dimension_and_of_a_line_one() -> (
     None
 ):
-    assert effective_rank(statistics_of(drawn(40_000, 12)).variances) == pytest.approx(
-        12, rel=0.002
-    )
+    assert rank_of(drawn(40_000, 12)) == pytest.approx(12, rel=0.002)
     line = torch.linspace(-1, 2, 50, dtype=torch.float64)[:, None] * drawn(1, 12) + 3
-    assert effective_rank(statistics_of(line).variances) == pytest.approx(1, abs=1e-9)
-    assert effective_rank(statistics_of(line[:5]).variances) == pytest.approx(
-        1, abs=1e-9
-    )
-    for few in (
-        torch.full((4, 12), 0.1),
-        torch.full((40, 12), 0.1),
-        torch.zeros(40, 12),
-        drawn(1, 12),
-    ):
-        assert np.isnan(effective_rank(statistics_of(few).variances)), (
-            "no variance, no rank"
-        )
+    for rows in (line, line[:5]):
+        assert rank_of(rows) == pytest.approx(1, abs=1e-9)
+    # Without variance there is no rank.
+    for few in (torch.full((4, 12), 0.1), torch.full((40, 12), 0.1), drawn(1, 12)):
+        assert np.isnan(rank_of(few))
 
 
-@pytest.mark.parametrize("count", [2, 7, 8, 9, 200])
+@pytest.mark.parametrize("count", [2, 8, 9, 200])
 def test_running_statistics_are_the_same_however_states_are_split(count: int) -> None:
     rows = drawn(count, 8) * 3 + 1000
     shares = np.linalg.eigvalsh(np.cov(rows.numpy(), rowvar=False, bias=True)).clip(
@@ -195,13 +171,11 @@ def test_zeros_have_no_direction() -> None:
     assert statistics_of(torch.full((7, 3), 0.3)).anisotropy == pytest.approx(1)
 
 
-@pytest.mark.parametrize("lengths", [[1] * 23, [23], [7, 0, 16], [5, 5, 13]])
-def test_chunks_do_not_depend_on_blocks(
-    lengths: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hiddenscope.measures.running.CHUNK", 20)
     rows = torch.arange(46.0).reshape(23, 2)
-    made = list(chunks(rows.split(lengths)))
-    assert [len(chunk) for chunk in made] == [10, 10, 3]
-    assert torch.equal(torch.cat(made), rows)
+    for lengths in ([1] * 23, [23], [7, 0, 16]):
+        made = list(chunks(rows.split(lengths)))
+        assert [len(chunk) for chunk in made] == [10, 10, 3]
+        assert torch.equal(torch.cat(made), rows)
     assert list(chunks([])) == []

@@ -20,31 +20,22 @@ def test_a_minimal_pair_deals_its_labels_anew() -> None:
     """
     labels, pairs = torch.tensor([0, 1] * 20), np.repeat(np.arange(20), 2)
     found = permuted(labels, 199, 0, pairs)
-    assert found.labellings.shape == (200, 40) and torch.equal(
-        found.labellings[0], labels
-    )
+    assert found.labellings.shape == (200, 40)
+    assert torch.equal(found.labellings[0], labels)
     assert (found.labellings.view(200, 20, 2).sum(2) == 1).all()
     assert 0.4 < float((found.labellings[1:] == labels).double().mean()) < 0.6
     assert found.smallest_p == 1 / 200
-
-
-@pytest.mark.parametrize("pairs", range(2, 7))
-def test_few_pairs_have_every_order_once_and_a_smallest_p(pairs: int) -> None:
-    found = permuted(
-        torch.tensor([0, 1] * pairs), 199, 0, np.repeat(np.arange(pairs), 2)
-    )
-    assert len(found.labellings) == len(found.labellings.unique(dim=0)) == 2**pairs
-    # All labels the other way round part the texts alike.
-    assert found.smallest_p == 2 / 2**pairs
+    for few in (2, 6):
+        found = permuted(labels[: 2 * few], 199, 0, pairs[: 2 * few])
+        assert len(found.labellings) == len(found.labellings.unique(dim=0)) == 2**few
+        # All labels the other way round part the texts alike.
+        assert found.smallest_p == 2 / 2**few
 
 
 def test_few_texts_have_every_order_once() -> None:
     found = permuted(torch.tensor([0, 0, 0, 1, 1, 1, 1]), 199, 0)
     assert len(found.labellings.unique(dim=0)) == len(found.labellings) == comb(7, 3)
     assert found.smallest_p == 1 / comb(7, 3)
-    assert permuted(
-        torch.tensor([0, 0, 1, 1, 2, 2]), 99, 0
-    ).smallest_p == pytest.approx(6 / 90)
 
 
 def test_groups_of_one_label_exchange_it_whole() -> None:
@@ -67,45 +58,33 @@ def test_pairs_beside_single_texts_do_each_as_they_can() -> None:
     )
 
 
-def test_where_no_order_parts_the_rows_in_another_way_there_is_no_p() -> None:
-    assert (
-        permuted(torch.tensor([0, 0, 1, 1]), 99, 0, ["a", "a", "b", "b"]).smallest_p
-        is None
-    )
-    assert permuted(torch.tensor([0, 1]), 99, 0, strata=[0, 1]).smallest_p is None
-    # A regression explains mirrored numbers as well.
-    assert permuted(torch.tensor([0.0, 1.0, 2.0]), 99, 0).smallest_p == pytest.approx(
-        2 / 6
-    )
-    assert permuted(torch.tensor([0.0, 1.0, 3.0]), 99, 0).smallest_p == pytest.approx(
-        1 / 6
-    )
-    assert permuted(torch.tensor([0.0, 1.0]), 99, 0).smallest_p is None
-
-
-def test_classes_that_only_change_names_give_no_p_however_many() -> None:
-    assert permuted(torch.arange(6), 199, 0).smallest_p is None
-    assert (
-        permuted(torch.arange(8), 199, 0, strata=[0, 0, 1, 1, 2, 2, 3, 3]).smallest_p
-        is None
-    )
+def test_the_smallest_p_counts_the_orders_that_part_the_rows_alike() -> None:
+    smallest = [
+        (permuted(torch.tensor([0, 0, 1, 1]), 99, 0, ["a", "a", "b", "b"]), None),
+        (permuted(torch.tensor([0, 1]), 99, 0, strata=[0, 1]), None),
+        (permuted(torch.tensor([0, 0, 1, 1, 2, 2]), 99, 0), 6 / 90),
+        # A regression explains mirrored numbers as well.
+        (permuted(torch.tensor([0.0, 1.0, 2.0]), 99, 0), 2 / 6),
+        (permuted(torch.tensor([0.0, 1.0, 3.0]), 99, 0), 1 / 6),
+        (permuted(torch.tensor([0.0, 1.0]), 99, 0), None),
+        # Classes only change names.
+        (permuted(torch.arange(6), 199, 0), None),
+        (permuted(torch.arange(8), 199, 0, strata=[0, 0, 1, 1, 2, 2, 3, 3]), None),
+    ]
+    for found, expected in smallest:
+        assert found.smallest_p == pytest.approx(expected)
 
 
 def test_few_sequences_cannot_give_a_smaller_p_than_their_number() -> None:
-    labels = torch.tensor([0, 1, 1, 2, 0, 0])
-    found = permuted(labels, 199, 0, units=[0, 0, 0, 1, 1, 1])
+    labels, units = torch.tensor([0, 1, 1, 2, 0, 0]), np.array([0, 0, 0, 1, 1, 1])
+    found = permuted(labels, 199, 0, units=units)
     alike = [same_labelling(labels, other) for other in found.labellings]
     assert found.smallest_p == pytest.approx(np.mean(alike))
     assert found.smallest_p >= 0.03
-
-
-def test_interleaved_texts_are_permuted_like_texts_in_a_row() -> None:
-    labels, units = torch.tensor([0, 1, 1, 2, 0, 0]), np.array([0, 0, 0, 1, 1, 1])
+    # Interleaved texts are permuted like texts in a row.
     mixed = np.array([0, 3, 1, 4, 2, 5])
-    expected = permuted(labels, 19, 0, units=units).labellings[:, mixed]
-    assert torch.equal(
-        permuted(labels[mixed], 19, 0, units=units[mixed]).labellings, expected
-    )
+    moved = permuted(labels[mixed], 199, 0, units=units[mixed])
+    assert torch.equal(moved.labellings, found.labellings[:, mixed])
 
 
 def test_names_may_be_long_texts() -> None:
@@ -183,13 +162,9 @@ def test_the_order_of_rows_means_nothing_and_strata_keep_their_labels(
 
 def test_two_labellings_are_the_same_whatever_classes_are_called() -> None:
     one = torch.tensor([0, 0, 1, 2])
-    assert same_labelling(one, torch.tensor([2, 2, 0, 1])) and not same_labelling(
-        one, torch.tensor([0, 1, 1, 2])
-    )
-    assert not same_labelling(one, torch.tensor([0, 0, 1, 1])) and not same_labelling(
-        torch.tensor([0, 0]), one[:2] + one[2:]
-    )
-    assert same_labelling(one.double(), 2 - one.double()) and not same_labelling(
-        one.double(), one.double() + 1
-    )
-    assert torch.equal(permuted(one, 5, 0).labellings[0], one)
+    for other, same in (([2, 2, 0, 1], True), ([0, 1, 1, 2], False)):
+        assert same_labelling(one, torch.tensor(other)) == same
+    assert not same_labelling(one, torch.tensor([0, 0, 1, 1]))
+    assert not same_labelling(torch.tensor([0, 0]), torch.tensor([1, 2]))
+    assert same_labelling(one.double(), 2 - one.double())
+    assert not same_labelling(one.double(), one.double() + 1)
