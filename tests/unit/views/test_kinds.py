@@ -1,0 +1,103 @@
+"""What is said and drawn of a result of every analysis, number by number and word by
+word, and what holds for all of them.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from hiddenscope.catalog import ANALYSES
+from hiddenscope.results import FINDINGS
+from hiddenscope.views import Grid, Lines, Panels, sections_of, views_of
+from hiddenscope.views.page import inline
+from hiddenscope.views.render import page
+from tests.unit.views.recorded import TOLD, all_told, names, recorded
+
+KINDS = sorted({analysis.word for analysis in ANALYSES if analysis.result} | {"embed"})
+
+
+@cache
+def told() -> dict[str, Any]:
+    recording: dict[str, Any] = json.loads(TOLD.read_text("utf-8"))
+    return recording
+
+
+def of_kind(word: str) -> Iterator[str]:
+    return (name for name in names() if name.rpartition("-")[0] == word)
+
+
+def test_every_kind_is_recorded() -> None:
+    assert set(names()) == set(told())
+    assert {name.rpartition("-")[0] for name in names()} == set(KINDS)
+
+
+@pytest.mark.parametrize("word", KINDS)
+def test_what_is_said_and_drawn_is_what_was_recorded(word: str) -> None:
+    for name in of_kind(word):
+        now = json.loads(json.dumps(all_told(name)))
+        for part, recording in told()[name].items():
+            assert now[part] == recording, f"{name}: see tests/unit/views/record.py"
+
+
+def test_words_beside_a_picture_speak_of_what_is_in_it() -> None:
+    """A line, a list, a class or a scale is mentioned where there is one."""
+    for name in names():
+        for section in sections_of(recorded(name)):
+            check_the_words(section)
+
+
+def check_the_words(section: Any) -> None:
+    grids = [view for view in section.views if isinstance(view, Grid)]
+    panels = [view for view in section.views if isinstance(view, Panels)]
+    styles = set()
+    for view in section.views:
+        if isinstance(view, Lines):
+            styles |= {series.style for series in view.series}
+    says = section.reading
+    for words, style in (
+        ("dashed line", "dash"),
+        ("solid line", "line"),
+        ("The bars", "bar"),
+    ):
+        assert words not in says or style in styles
+    for word in ("list", "table"):
+        assert word not in says or section.tables
+    assert "coloured by its class" not in says or all(view.labels for view in panels)
+    assert "on a log scale" not in says or grids[0].measures[0].scale == "log"
+    for view in grids:
+        framed = view.words is not None and view.words.framed
+        outlined = framed and max(view.words.settled_rows()) >= 0
+        assert ("An outline" in view.note) == outlined
+        of_tokens = view.tokens != view.sites and view.x_name in ("token", "")
+        assert (view.x_name == "token") == (of_tokens and view.y_name == "site")
+
+
+def test_a_page_begins_with_one_finding_and_explains_every_number() -> None:
+    """What was found is read before the picture, how to read it after."""
+    for word in KINDS:
+        result = recorded(f"{word}-0")
+        html = page(result)
+        lead = inline(next(iter(FINDINGS[result.kind](result))))
+        picture = min(
+            html.index(mark)
+            for mark in ("<section data-view", '<figure class="listing')
+            if mark in html
+        )
+        assert html.index('class="prose claim"') < html.index(lead) < picture
+        assert "{'" not in html.partition("<main>")[2].partition("<noscript>")[0]
+        # `embed` is shown by the app, beside words of its own.
+        if result.kind == "embed":
+            continue
+        assert picture < html.index('class="prose guide"')
+        sections = sections_of(result)
+        assert all(section.reading for section in sections), word
+        assert sections[0].prose and not sections[0].folded
+        shown = [view.title for section in sections for view in section.views]
+        drawn = [view.title for view in views_of(result)]
+        # A search shows lists in the place of its grids.
+        assert sorted(shown) == sorted(drawn) or result.kind == "search"
+        # Notes are printed too, where nobody can point.
+        assert not any("Point at" in view.note for view in views_of(result))
