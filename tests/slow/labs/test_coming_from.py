@@ -74,20 +74,7 @@ def test_hiddenscope_and_hugging_face_agree_in_every_task(
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("name", "task"),
-    [
-        ("stream", "states"),
-        ("after_norm", "states"),
-        ("rows 0", "ragged"),
-        ("state", "stop"),
-        ("probability", "lens"),
-        ("words", "lens"),
-        ("logits", "edit"),
-        ("effect", "patch"),
-        ("written", "steer"),
-        ("stored", "store"),
-        ("first", "port"),
-    ],
+    ("name", "task"), [("stream", "states"), ("words", "lens"), ("effect", "patch")]
 )
 def test_a_difference_is_noticed_in_its_task(
     computed: dict[str, lab.Arrays], name: str, task: str
@@ -102,24 +89,9 @@ def test_a_difference_is_noticed_in_its_task(
     assert {row.task for row in rows if row.equal is False} == {task}
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_a_page_shows_the_scripts_and_the_last_run(path: Path) -> None:
-    assert path.read_text("utf-8") == coming_from.page(path), "run `make docs`"
-
-
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_a_page_has_every_task_in_both_libraries(path: Path) -> None:
-    shown = coming_from.CODE.findall(path.read_text("utf-8"))
-    library = path.stem.replace("-", "_")
-    expected = []
-    for task in coming_from.TASKS:
-        expected += [(library, task), ("hiddenscope", task)]
-    assert shown == expected
-
-
-@pytest.mark.parametrize("library", coming_from.LIBRARIES)
-def test_every_script_has_every_task(library: str) -> None:
-    assert list(coming_from.cells(library)) == list(coming_from.TASKS)
+def test_the_pages_show_the_scripts_and_the_last_run() -> None:
+    for path in PAGES:
+        assert path.read_text("utf-8") == coming_from.page(path), "run `make docs`"
 
 
 def test_the_last_run_found_no_difference_in_any_library() -> None:

@@ -92,17 +92,14 @@ LIES = [
 
 
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_the_oracle_sees_through_a_lie(family: str, lie: object) -> None:
-    module = tiny_model(family)
+def test_the_oracle_sees_through_a_lie(lie: object) -> None:
+    module = tiny_model("llama")
     anatomy = find(module)
     assert oracle.wrongs(module, anatomy) == []
     assert oracle.wrongs(module, lie(anatomy)) != []  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(
-    "family", ["bert", "t5", "xlnet", "longformer", "deepseek_v4", "mamba", "falcon"]
-)
+@pytest.mark.parametrize("family", ["gpt2", "t5", "xlnet", "deepseek_v4", "mamba"])
 def test_the_oracle_agrees_with_the_proof(family: str) -> None:
     module = tiny_model(family)
     assert oracle.wrongs(module, find(module)) == []
@@ -131,19 +128,6 @@ def test_the_run_says_what_got_worse() -> None:
         run.last_line(outcomes)
         == "2 of 6 pairs and 1 of 3 types proved, 2 refused, 0 wrong, 2 missing"
     )
-
-
-def test_every_row_is_in_one_group_and_only_rows_of_one_module_share_one() -> None:
-    rows = run.rows()
-    groups = run.grouped(rows)
-    assert sum(map(len, groups)) == len(rows) == 531
-    assert len({row["model_type"] for row in rows}) == 242
-    assert all(len({row["model_class"] for row in group}) == 1 for group in groups)
-
-
-def test_a_class_that_is_not_installed_is_missing_and_not_refused() -> None:
-    row = {**run.rows()[0], "model_class": "NoSuchModel"}
-    assert run.attempt([row]).verdict == "missing"
 
 
 def test_the_record_is_above_the_bar() -> None:
@@ -188,7 +172,6 @@ def test_a_run_that_the_page_does_not_show_is_a_fault() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "LlamaForCausalLM",
         "MobileBertForMaskedLM",
         "BartForConditionalGeneration",
         "Gemma3nForCausalLM",
@@ -198,9 +181,8 @@ def test_every_analysis_keeps_its_laws(name: str) -> None:
     """All classes: python tests/conformance/run.py --analyses."""
     row = next(row for row in run.rows() if row["model_class"] == name)
     outcomes = analyses.tried(build(row))
-    # The last layer of the others is no sum of parts that are known.
-    if name != "LlamaForCausalLM":
-        assert outcomes.pop("contributions")[0] == "refused"
+    # The last layer of these is no sum of parts that are known.
+    assert outcomes.pop("contributions")[0] == "refused"
     assert set(outcomes) <= set(analyses.LAWS)
     assert set(outcomes.values()) == {("kept", "")}
 

@@ -14,7 +14,6 @@ def test_after_it(): pass
 """
 ONE_THAT_STANDS_STILL = """
 import signal
-from tests.places import ROOT, TESTS
 def test_that_stands_still():
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
     signal.sigwait([signal.SIGUSR1])

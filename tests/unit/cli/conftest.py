@@ -6,6 +6,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from hiddenscope.testing import tiny_model
+
 TEXT = "The capital of France is Paris."
 
 
@@ -37,4 +39,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
         None
     )
     LlamaForCausalLM(config).save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def headless(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("headless")
+    tiny_model("gpt2", task="base").save_pretrained(path)  # type: ignore[operator]
     return str(path)

@@ -6,8 +6,6 @@ import io
 import json
 import re
 import runpy
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,12 +20,13 @@ from hiddenscope.catalog import ANALYSES
 from hiddenscope.cli import arguments, failures, terminal
 from hiddenscope.cli import main as cli
 from hiddenscope.cli.demo import _print_grid
+from hiddenscope.errors import SiteError
 from hiddenscope.loading import zoo
+from hiddenscope.loading.outline import Outline, check_sites, outline
 from hiddenscope.results import FINDINGS
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import render
 from tests.places import ROOT
-from tests.slices import sliced
 
 runner = CliRunner()
 TEXT = "The capital of France is Paris."
@@ -38,16 +37,6 @@ LABELLED = [
     ("France of", "b"),
 ]
 COMMANDS = get_command(cli.app).commands  # type: ignore[attr-defined]
-HEAVY = {
-    "torch",
-    "transformers",
-    "numpy",
-    "pandas",
-    "xarray",
-    "rich",
-    "gguf",
-    "safetensors",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -56,57 +45,42 @@ def _progress_as_it_was() -> Iterator[None]:
     progress.show(None)
 
 
-def test_help_loads_nothing_heavy() -> None:
-    program = (
-        "import sys; from hiddenscope.cli.main import app; app(['--help'],"
-        " standalone_mode=False); print(*sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert "Usage:" in done.stdout
-    assert not HEAVY & set(done.stdout.split())
+def options_of(name: str) -> set[str]:
+    return {option for parameter in COMMANDS[name].params for option in parameter.opts}
 
 
-def test_version() -> None:
-    assert runner.invoke(cli.app, ["--version"]).output == hs.__version__ + "\n"
+def test_every_command_takes_the_shared_options_and_says_what_each_does() -> None:
+    for name, command in COMMANDS.items():
+        shared = {"--json", "--progress", "--debug"}
+        if name not in ("models", "store", "serve", "doctor"):
+            shared |= {"--device", "--dtype"}
+        if name not in ("store", "serve", "doctor"):
+            # The models of a series are arguments.
+            shared |= {"--out"} if name == "series" else {"--model", "--out"}
+        assert shared <= options_of(name), name
+        assert command.help, name
+        silent = [part.name for part in command.params if not part.help]
+        assert set(silent) <= {"help"}, name
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_takes_the_shared_options_and_says_what_each_does(
-    name: str,
-) -> None:
-    options = {
-        option for parameter in COMMANDS[name].params for option in parameter.opts
-    }
-    place = (
-        set()
-        if name in ("models", "store", "serve", "doctor")
-        else {"--device", "--dtype"}
-    )
-    model = set() if name in ("store", "serve", "doctor") else {"--model", "--out"}
-    if name == "series":
-        # Its models are arguments.
-        model = {"--out"}
-    assert {"--json", "--progress", "--debug"} | place | model <= options
-    assert COMMANDS[name].help
-    assert all(
-        parameter.help
-        for parameter in COMMANDS[name].params
-        if parameter.name != "help"
-    )
+def test_the_docs_have_every_command_option_and_analysis() -> None:
+    docs = ROOT / "docs"
+    generate = runpy.run_path(str(docs / "generate.py"))
+    for name, page in generate["PAGES"].items():
+        assert (docs / name).read_text("utf-8") == page(), f"{name}: run `make docs`"
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["cli.md", "index.md", "questions.md", "errors.md", "reference.md", "stability.md"],
+    ("words", "told"),
+    [
+        (["models", "--quiet", "--progress"], "--progress was given 2 times"),
+        (["models", "--out", "a.json", "--out", "b.json"], "--out was given 2 times"),
+        (["lens", "a", "-k", "1", "-k", "2"], "-k was given 2 times"),
+    ],
 )
-def test_the_docs_have_every_command_option_and_analysis(name: str) -> None:
-    docs = ROOT / "docs"
-    generate = runpy.run_path(str(docs / "generate.py"))
-    assert (docs / name).read_text("utf-8") == generate["PAGES"][name](), (
-        "run `make docs`"
-    )
+def test_an_option_that_is_given_twice_is_refused(words: list[str], told: str) -> None:
+    done = runner.invoke(cli.app, words)
+    assert (done.exit_code, told in done.output) == (2, True), done.output
 
 
 def test_models_lists_the_zoo(tmp_path: Path) -> None:
@@ -149,54 +123,40 @@ def test_only_a_newline_ends_a_line_of_stdin(monkeypatch: pytest.MonkeyPatch) ->
     assert arguments.texts_in(["-", "e"]) == ["a\u2028b\x0cc", "d", "e"]
 
 
-FILE_LIKE = ["corpus.txt", "no/such.csv.gz", "states.safetensors", "notes.MD"]
-TEXTS_TAKEN = {
-    "capture": ["{}"],
-    "profile": ["{}"],
-    "visibility": ["A text.", "{}"],
-    "lens": ["{}"],
-    "attention": ["{}"],
-    "embed": ["A text.", "{}"],
-    "cluster": ["{}"],
-    "steer": ["{}", "--toward", "a", "--away", "b"],
-    "compare": ["A text.", "{}"],
-    "contributions": ["{}", "--answer", " a"],
-    "patch": ["{}", "b", "--answer", " x", "--other", " y"],
-    "drift": ["smollm2", "{}"],
-    "search": ["cities-complete", "{}"],
+# Commands that take no texts, or a dataset.
+WITHOUT_TEXTS = {
+    "demo",
+    "serve",
+    "doctor",
+    "anatomy",
+    "models",
+    "store",
+    "extract",
+    "project",
+    "probe",
+    "graft",
+    "series",
 }
+# What stands beside the texts.
+BESIDE = {
+    "steer": ["--toward", "a", "--away", "b"],
+    "contributions": ["--answer", " a"],
+    "patch": ["b", "--answer", " x", "--other", " y"],
+}
+BEFORE = {"drift": ["smollm2"], "search": ["cities-complete"], "compare": ["A text."]}
 
 
-@pytest.mark.parametrize("name", TEXTS_TAKEN)
 def test_a_file_name_is_never_taken_as_a_text(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("plainly").write_text("A text.\n")
-    for word in [*FILE_LIKE, "plainly"]:
-        done = runner.invoke(
-            cli.app, [name, *(part.format(word) for part in TEXTS_TAKEN[name])]
-        )
-        assert (done.exit_code, done.stdout) == (2, "")
-        assert word in done.stderr and f"@{word}" in done.stderr
-
-
-def test_every_command_with_texts_is_held_to_the_rule() -> None:
-    others = {
-        "demo",
-        "serve",
-        "doctor",
-        "anatomy",
-        "models",
-        "store",
-        "extract",
-        "project",
-        "probe",
-        "graft",
-        "series",
-    }
-    # no texts, or a dataset
-    assert set(COMMANDS) - others == set(TEXTS_TAKEN)
+    for name in set(COMMANDS) - WITHOUT_TEXTS:
+        for word in ("notes.MD", "plainly"):
+            words = [name, *BEFORE.get(name, []), word, *BESIDE.get(name, [])]
+            done = runner.invoke(cli.app, words)
+            assert (done.exit_code, done.stdout) == (2, ""), words
+            assert word in done.stderr and f"@{word}" in done.stderr
 
 
 def test_what_words_stand_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,41 +301,6 @@ def test_progress_is_shown_as_asked(
     assert chosen == [choice]
 
 
-def _with_value(option: object) -> list[str]:
-    """An option as it is typed, with a value where it takes one."""
-    spelling = option.opts[0]  # type: ignore[attr-defined]
-    return [spelling] if option.is_flag else [spelling, "1"]  # type: ignore[attr-defined]
-
-
-EVERY_OPTION = [
-    (name, option)
-    for name in COMMANDS
-    for option in COMMANDS[name].params
-    if option.opts[0][0] == "-"
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "option"),
-    sliced(EVERY_OPTION, 110),
-    ids=lambda part: getattr(part, "name", part),
-)
-def test_an_option_that_is_given_twice_is_refused_or_taken_twice(
-    name: str, option: object
-) -> None:
-    words = _with_value(option)
-    done = runner.invoke(cli.app, [name, *words, *words])
-    once = f"Error: {words[0]} was given 2 times"
-    assert (once in done.output) != option.multiple, done.output  # type: ignore[attr-defined]
-    assert done.exit_code == 2
-
-
-def test_both_spellings_of_a_flag_are_one_option() -> None:
-    done = runner.invoke(cli.app, ["models", "--quiet", "--progress"])
-    assert "Error: --progress was given 2 times" in done.output
-    assert done.exit_code == 2
-
-
 def test_project_takes_several_models(folder: str, tmp_path: Path) -> None:
     data = tmp_path / "data.csv"
     rows = [("text", "label"), *LABELLED]
@@ -507,14 +432,6 @@ def test_capture_continues_a_text(folder: str) -> None:
     assert said["shape"][1] == 5
 
 
-def test_a_wrong_site_is_told_in_words(folder: str) -> None:
-    done = runner.invoke(
-        cli.app, ["capture", TEXT, "--model", folder, "--sites", "layer.9", "--quiet"]
-    )
-    assert done.exit_code == 2
-    assert done.stderr.startswith("No site 'layer.9'")
-
-
 def test_profile_tells_and_keeps(folder: str, tmp_path: Path) -> None:
     out = tmp_path / "norms.nc"
     printed = ask("profile", TEXT, "--model", folder, "--out", str(out))
@@ -575,6 +492,7 @@ HEADINGS = [
 ]
 
 
+@pytest.mark.slow
 def test_demo_writes_a_page_and_says_where(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -605,6 +523,9 @@ def test_demo_writes_a_page_and_says_where(
     )
     assert facts["profile"] == profile.facts
     assert Path(facts["page"]).read_text("utf-8") == told
+    wrong = ["demo", "--model", folder, "--quiet", "--out", "x.safetensors"]
+    done = runner.invoke(cli.app, wrong)
+    assert (done.exit_code, "this command writes .html" in done.stderr) == (2, True)
 
 
 def test_clusters_are_printed_line_by_line_where_output_is_piped(folder: str) -> None:
@@ -624,21 +545,6 @@ def test_clusters_are_printed_line_by_line_where_output_is_piped(folder: str) ->
     assert set(typical) <= set(texts) and len(typical) > 2
 
 
-def test_demo_is_a_page(folder: str, tmp_path: Path) -> None:
-    done = runner.invoke(
-        cli.app,
-        [
-            "demo",
-            "--model",
-            folder,
-            "--quiet",
-            "--out",
-            str(tmp_path / "x.safetensors"),
-        ],
-    )
-    assert (done.exit_code, "this command writes .html" in done.stderr) == (2, True)
-
-
 def test_an_error_with_an_interrupt_behind_it_is_an_interrupt() -> None:
     def broken_off() -> None:
         try:
@@ -651,59 +557,6 @@ def test_an_error_with_an_interrupt_behind_it_is_an_interrupt() -> None:
     with pytest.raises(SystemExit) as left, failures.errors_as_messages(debug=False):
         broken_off()
     assert left.value.code == 130
-
-
-@pytest.mark.parametrize(
-    ("redirection", "code", "message"),
-    [
-        (">&-", 1, "stdout is closed"),
-        (">/dev/full", 2, "No space left on device"),
-        ("| head -c 1 >/dev/null; exit ${PIPESTATUS[0]}", 141, ""),
-    ],
-)
-def test_a_stdout_that_cannot_be_written_gives_the_usual_exit_code(
-    redirection: str, code: int, message: str
-) -> None:
-    if "full" in redirection and not Path("/dev/full").exists():
-        pytest.skip("there is no /dev/full here")
-    call = (
-        f"{sys.executable} -c 'from hiddenscope.cli.main import main; main()' models"
-        " --json"
-    )
-    script = f"{call} {redirection}"
-    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
-    assert ended.returncode in ((code, 0) if code == 141 else (code,)), ended.stderr
-    assert (
-        message in ended.stderr
-        and "Traceback" not in ended.stderr
-        and "unexpected" not in ended.stderr
-    )
-
-
-@pytest.mark.parametrize("word", ["--version", "--help"])
-def test_a_full_disk_is_an_error_of_help_too(word: str) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("there is no /dev/full here")
-    with Path("/dev/full").open("w") as full:
-        call = [sys.executable, "-m", "hiddenscope", word]
-        ended = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (ended.returncode, ended.stderr) == (
-        2,
-        "Cannot print: No space left on device.\n",
-    )
-
-
-def test_a_closed_stdin_is_an_error() -> None:
-    script = (
-        f"{sys.executable} -c 'from hiddenscope.cli.main import main; main()' capture"
-        " - <&-"
-    )
-    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
-    assert (
-        ended.returncode == 2
-        and "stdin" in ended.stderr
-        and "Traceback" not in ended.stderr
-    )
 
 
 def test_figures_are_chosen_and_what_was_written_is_told(
@@ -743,12 +596,7 @@ def test_figures_are_chosen_and_what_was_written_is_told(
 
 
 def test_an_option_that_would_do_nothing_is_not_there() -> None:
-    options = {
-        name: {
-            option for parameter in COMMANDS[name].params for option in parameter.opts
-        }
-        for name in COMMANDS
-    }
+    options = {name: options_of(name) for name in COMMANDS}
     figures = {
         name
         for name, found in options.items()
@@ -857,3 +705,35 @@ def test_groups_are_a_column_of_the_data(tmp_path: Path) -> None:
         ["probe", "position", "--each-token", "--group", "noun", "--model", folder],
     )
     assert done.exit_code == 2 and "Cannot use --group noun" in done.output
+
+
+def test_what_a_checkpoint_says_of_itself(
+    folder: str, headless: str, tmp_path: Path
+) -> None:
+    tiny = outline(folder)
+    assert (tiny.layers, tiny.dtype, tiny.headless) == (3, "float32", False)
+    assert (
+        tiny.parameters
+        == 5 * 16 + 2 * 16 * 16 + 3 * (4 * 16 * 16 + 3 * 16 * 32 + 2 * 16) - 64
+    )
+    assert outline(headless).headless
+    assert outline("someone/model") == Outline("model")
+    (tmp_path / "config.json").write_text(
+        '{"num_hidden_layers": "many", "architectures": 3}'
+    )
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
+    assert outline(str(tmp_path)).layers is None
+    with pytest.raises(SiteError, match="it has layer.0 to layer.3"):
+        check_sites(tiny, "layer.2,layer.4.attn")
+    check_sites(tiny, "layer.*,final,layer.-1,*.mlp,layer.3,hidden_states[9]")
+
+
+def test_without_a_command_all_of_them_are_listed_with_examples() -> None:
+    done = CliRunner().invoke(cli.app, [])
+    assert done.exit_code == 0
+    for name in COMMANDS:
+        assert len(re.findall(rf"^  {name} +\w", done.stdout, re.MULTILINE)) == 1, name
+    for group in cli.COMMAND_GROUPS:
+        assert f"{group.title}:" in done.stdout
+        assert f"$ hiddenscope {group.example}\n" in done.stdout
+    assert "..." not in done.stdout.partition("Begin here")[2], "no line of help is cut"

@@ -1,0 +1,22 @@
+"""A public name is its function, whatever was imported before it."""
+
+import subprocess
+import sys
+from itertools import permutations
+
+import pytest
+
+IMPORTS = (
+    "from hiddenscope.extract.job import ExtractJob",
+    "from hiddenscope.extract.extract import extract",
+    "import hiddenscope.extract",
+)
+
+
+@pytest.mark.parametrize("order", permutations(IMPORTS))
+def test_extract_is_the_function(order: tuple[str, ...]) -> None:
+    same = "assert callable(hs.extract), hs.extract"
+    lines = ["import hiddenscope as hs"]
+    for step in order:
+        lines += [step, same]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
