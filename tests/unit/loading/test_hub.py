@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 
 from hiddenscope.errors import UnknownModel, Unreachable, Unsafe
 from hiddenscope.loading import open_source
-from tests.unit.loading.conftest import tiny_llama
+from tests.folders import tiny_llama
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -68,24 +68,14 @@ class Hub(http.server.BaseHTTPRequestHandler):
         name = self.path.rpartition("/")[2]
         if self.path.startswith("/api/models/org/tiny/tree"):
             files = [
-                {
-                    "type": "file",
-                    "path": file.name,
-                    "size": file.stat().st_size,
-                    "oid": COMMIT,
-                }
+                {"type": "file", "path": file.name, "size": file.stat().st_size}
                 for file in sorted(self.folder.iterdir())
             ]
-            self.answer(
-                200, json.dumps(files).encode(), {"Content-Type": "application/json"}
-            )
+            self.answer_json([{**file, "oid": COMMIT} for file in files])
         elif self.path.startswith("/api/models/org/tiny"):
-            files = [{"rfilename": file.name} for file in sorted(self.folder.iterdir())]
-            files.append({"rfilename": "onnx/model.onnx"})
-            body = {"id": "org/tiny", "sha": COMMIT, "siblings": files}
-            self.answer(
-                200, json.dumps(body).encode(), {"Content-Type": "application/json"}
-            )
+            names = [file.name for file in sorted(self.folder.iterdir())]
+            files = [{"rfilename": file} for file in (*names, "onnx/model.onnx")]
+            self.answer_json({"id": "org/tiny", "sha": COMMIT, "siblings": files})
         elif (
             self.path.startswith("/org/tiny/resolve/") and (self.folder / name).exists()
         ):
@@ -96,6 +86,10 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self.answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
         else:
             self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+
+    def answer_json(self, content: object) -> None:
+        headers = {"Content-Type": "application/json"}
+        self.answer(200, json.dumps(content).encode(), headers)
 
     def answer(self, status: int, content: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -118,7 +112,7 @@ def hub(
         asked: list[str] = []  # noqa: RUF012
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), OwnHub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     endpoint = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
@@ -141,12 +135,8 @@ def test_only_what_is_read_is_fetched(hub: type[Hub], shard_size: str) -> None:
     loaded = open_source("org/tiny")
     assert loaded.revision == COMMIT and type(loaded.module) is LlamaForCausalLM
     fetched = {path.rpartition("/")[2] for path in hub.asked}
-    assert not fetched & {
-        "pytorch_model.bin",
-        "evil.py",
-        "consolidated.safetensors",
-        "model.onnx",
-    }
+    unread = {"pytorch_model.bin", "evil.py", "consolidated.safetensors", "model.onnx"}
+    assert not fetched & unread
 
 
 def test_a_pickle_on_the_hub_is_not_even_fetched(hub: type[Hub]) -> None:

@@ -1,429 +1,147 @@
-"""Quantised weights: every scheme is proved, named, hashed and right, or refused."""
+"""Quantised weights as files and modules name them, without the libraries.
 
-import json
-import warnings
+tests/slow/real has the libraries.
+"""
+
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import hiddenscope as hs
 from hiddenscope.errors import LoadError, ModuleError, Unsafe
-from hiddenscope.loading import quantised as loading
-from hiddenscope.modules.module_copy import float64_copy, private_copy, unpacked_copy
-from hiddenscope.modules.quantised import quantisation_of, quantised_weights
-from hiddenscope.modules.weights import Fingerprint, weight_tensors
-from hiddenscope.testing import tiny_model
+from hiddenscope.loading import quantised
+from hiddenscope.modules.module_copy import unpacked_copy
+from hiddenscope.modules.quantised import (
+    batch_dependence,
+    packed_tensors,
+    quantisation_of,
+    quantised_weights,
+    refuse_gradients,
+)
+from tests.folders import change, tiny_llama
 
-pytest.importorskip("torchao")
-pytest.importorskip("bitsandbytes")
-pytest.importorskip("accelerate")
-
-SCHEMES = {
-    "int8": "torchao int8 weight-only",
-    "fp8": "torchao fp8 weight-only",
-    "bnb-int8": "bitsandbytes int8",
-    "nf4": "bitsandbytes nf4",
-    "fp4": "bitsandbytes fp4",
-}
-WEIGHT_ONLY = [scheme for scheme in SCHEMES if scheme != "bnb-int8"]
-TEXT = [5, 6, 7, 8, 9, 10, 11]
-TEXTS = [TEXT, [12, 13, 14]]
-TARGETS = [[3, 4, 5], [6, 7]]
-# The relative error of a weight that each scheme may make.
-ROUNDING = {"int8": 0.02, "fp8": 0.05, "bnb-int8": 0.02, "nf4": 0.15, "fp4": 0.25}
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of tiny models of four families."""
-    made = {}
-    for family in ("llama", "gpt2", "bert", "t5"):
-        folder = tmp_path_factory.mktemp(family)
-        tiny_model(family).save_pretrained(folder)  # type: ignore[operator]
-        made[family] = folder
-    return made
-
-
-def load(folders: dict[str, Path], family: str, scheme: str) -> hs.Model:
-    return hs.load(hs.Quantised(folders[family], scheme))
-
-
-def inputs(family: str) -> dict[str, Any]:
-    if family == "t5":
-        return {
-            "input_ids": torch.tensor([TEXT]),
-            "decoder_input_ids": torch.tensor([TARGETS[0]]),
-        }
-    return {"input_ids": torch.tensor([TEXT])}
-
-
-CASES = [
-    ("llama", "int8"),
-    ("llama", "fp8"),
-    ("llama", "bnb-int8"),
-    ("llama", "nf4"),
-    ("llama", "fp4"),
-    ("gpt2", "nf4"),
-    ("gpt2", "bnb-int8"),
-    ("bert", "int8"),
-    ("bert", "nf4"),
-    ("t5", "fp8"),
-    ("t5", "fp4"),
-]
-
-
-@pytest.mark.parametrize(("family", "scheme"), CASES)
-def test_a_scheme_is_proved_and_named_and_its_states_are_the_modules_own(
-    folders: dict[str, Path], family: str, scheme: str
-) -> None:
-    model = load(folders, family, scheme)
-    source = model.source()
-    assert source.quantisation == SCHEMES[scheme]
-    assert source.dtype == "float32"
-    plain = hs.load(folders[family]).source()
-    assert plain.quantisation == "" and plain.weights != source.weights
-    with torch.no_grad():
-        output = model.module(**inputs(family), output_hidden_states=True)
-    targets = [TARGETS[0]] if family == "t5" else None
-    states = model.capture([TEXT], targets=targets)
-    assert f"({SCHEMES[scheme]})" in repr(states)
-    if family == "t5":
-        entries, states = output.decoder_hidden_states, states.decoder  # type: ignore[union-attr]
-        sites = [f"decoder.layer.{k}" for k in range(3)]
-    else:
-        entries, sites = output.hidden_states, [f"layer.{k}" for k in range(3)]
-    for site, entry in zip(sites, entries, strict=False):
-        assert torch.equal(states[site], entry[0])  # type: ignore[index]
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_numbers_are_near_those_before_quantisation(
-    folders: dict[str, Path], scheme: str
-) -> None:
-    original = dict(hs.load(folders["llama"]).module.named_parameters())
-    model = load(folders, "llama", scheme)
-    seen = 0
-    for weight in quantised_weights(model.module):
-        expected = original[weight.full_name].detach()
-        error = (weight.unpack() - expected).norm() / expected.norm()
-        assert 0 < float(error) < ROUNDING[scheme]
-        seen += 1
-    assert seen == 21
-
-
-def test_conv1d_is_unpacked_the_other_way_round(folders: dict[str, Path]) -> None:
-    original = dict(hs.load(folders["gpt2"]).module.named_parameters())
-    for weight in quantised_weights(load(folders, "gpt2", "nf4").module):
-        expected = original[weight.full_name].detach().T
-        assert float((weight.unpack() - expected).norm() / expected.norm()) < 0.15
-
-
-def test_torchao_refuses_a_model_of_which_it_would_quantise_nothing(
-    folders: dict[str, Path],
-) -> None:
-    with pytest.raises(LoadError, match="Conv1D.*Choose 'nf4'"):
-        load(folders, "gpt2", "int8")
-
-
-@pytest.mark.parametrize(("family", "scheme"), CASES)
-def test_a_copy_shares_the_weights_and_computes_the_same(
-    folders: dict[str, Path], family: str, scheme: str
-) -> None:
-    module = load(folders, family, scheme).module
-    copied = private_copy(module)
-    assert quantisation_of(copied) == SCHEMES[scheme]
-    with torch.no_grad():
-        # The copy first: it must not take anything from the original.
-        copied(**inputs(family))
-        expected = module(**inputs(family)).logits
-        assert torch.equal(copied(**inputs(family)).logits, expected)
-        assert torch.equal(module(**inputs(family)).logits, expected)
-    addresses = {
-        weight.path: weight.tensor.data_ptr() for weight in weight_tensors(module)
-    }
-    copies = {
-        weight.path: weight.tensor.data_ptr() for weight in weight_tensors(copied)
-    }
-    assert copies == addresses
-
-
-@pytest.mark.parametrize(("family", "scheme"), CASES)
-def test_a_copy_in_float64_computes_with_the_unpacked_weights(
-    folders: dict[str, Path], family: str, scheme: str
-) -> None:
-    module = load(folders, family, scheme).module
-    wide, unpacked = float64_copy(module), unpacked_copy(module)
-    assert quantisation_of(module) == SCHEMES[scheme]
-    with torch.no_grad():
-        expected = module(**inputs(family)).logits
-        exact = wide(**inputs(family)).logits
-        plain = unpacked(**inputs(family)).logits
-    assert exact.dtype == torch.float64
-    tolerance = 0.05 if scheme == "bnb-int8" else 1e-5
-    scale = float(exact.norm())
-    assert float((exact - expected).norm()) < tolerance * scale
-    assert float((exact - plain).norm()) < 1e-5 * scale
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_hash_covers_numbers_and_scales(
-    folders: dict[str, Path], scheme: str
-) -> None:
-    first, again = load(folders, "llama", scheme), load(folders, "llama", scheme)
-    assert Fingerprint(first.module).value == Fingerprint(again.module).value
-    names = [weight.path for weight in weight_tensors(first.module)]
-    assert len(set(names)) == len(names)
-    weight = next(quantised_weights(again.module))
-    prefix = f"{weight.full_name}"
-    parts = [
-        part for part in weight_tensors(again.module) if part.path.startswith(prefix)
-    ]
-    assert len(parts) > 1, "a packed weight has scales beside it"
-    for part in parts:
-        before = Fingerprint(again.module).value
-        if part.tensor.numel() and part.path.rpartition(".")[2] != "zero_point":
-            with torch.no_grad():
-                part.tensor.view(torch.uint8).flatten()[:1] += 1
-            assert Fingerprint(again.module).value != before, part.path
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_batched_is_as_alone_or_known_not_to_be(
-    folders: dict[str, Path], scheme: str
-) -> None:
-    model = load(folders, "llama", scheme)
-    assert model.batching.padding_safe == (scheme != "bnb-int8"), model.batching.reason
-    if scheme == "bnb-int8":
-        assert "outlier channels over the whole batch" in model.batching.reason
-    together = model.capture(TEXTS)
-    for number, text in enumerate(TEXTS):
-        alone = model.capture([text])
-        torch.testing.assert_close(
-            together.of(number).values,  # type: ignore[union-attr]
-            alone.values,  # type: ignore[union-attr]
-            rtol=1e-4,
-            atol=1e-5,
-        )
-
-
-def test_outliers_do_depend_on_the_batch(folders: dict[str, Path]) -> None:
-    part: Any = next(quantised_weights(load(folders, "llama", "bnb-int8").module)).part
-    rows = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
-    outlier = rows.clone()
-    outlier[3, 5] = 30.0
-    with torch.no_grad():
-        alone, beside = part(rows[None, :3]), part(outlier[None])[:, :3]
-    assert not torch.equal(alone, beside)
-
-
-@pytest.mark.parametrize("scheme", WEIGHT_ONLY)
-def test_gradients_of_weight_only_schemes_are_those_of_the_unpacked_weights(
-    folders: dict[str, Path], scheme: str
-) -> None:
-    model = load(folders, "llama", scheme)
-    plain = hs.load((unpacked_copy(model.module), None))
-    gradients = []
-    for side in (model, plain):
-        run = hs.record(side, [TEXT], "layer.1", logits=True, grad=True)
-        assert run.logits is not None
-        (live,) = run.live.values()
-        gradients.append(torch.autograd.grad(run.logits[-1, 7], live)[0])
-    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-6)
-    assert hs.visibility(model, TEXT).facts
-
-
-def test_gradients_are_refused_where_inputs_are_rounded(
-    folders: dict[str, Path],
-) -> None:
-    model = load(folders, "llama", "bnb-int8")
-    for ask in (
-        lambda: hs.record(model, [TEXT], "layer.1", grad=True),
-        lambda: hs.visibility(model, TEXT),
-    ):
-        with pytest.raises(ModuleError, match=r"rounds what enters .* no derivative"):
-            ask()
-
-
-def test_rounded_activations_of_torchao_are_named_and_their_gradients_refused() -> None:
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
-
-    module = tiny_model("llama")
-    quantize_(module, Int8DynamicActivationInt8WeightConfig())
-    model = hs.load((module, None))
-    name = "torchao int8 with int8 activations"
-    assert model.source().quantisation == name
-    with pytest.raises(ModuleError, match=name):
-        hs.record(model, [TEXT], "layer.1", grad=True)
-    assert torch.isfinite(model.capture(TEXTS).values).all()  # type: ignore[union-attr, arg-type]
-
-
-def test_a_nan_in_a_scale_is_found() -> None:
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-    module = tiny_model("llama")
-    quantize_(module, Int8WeightOnlyConfig())
-    weight: Any = next(quantised_weights(module)).part.weight
-    weight.scale.data[3] = torch.nan
-    with pytest.raises(hs.errors.NotFinite, match=r"weight.scale has 1 NaN"):
-        hs.load((module, None))
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("family", ["llama", "bert"])
-def test_a_folder_that_was_saved_quantised_is_loaded_by_its_path(
-    folders: dict[str, Path], tmp_path: Path, family: str, scheme: str
-) -> None:
-    model = load(folders, family, scheme)
-    model.module.save_pretrained(tmp_path)  # type: ignore[operator]
-    again = hs.load(tmp_path)
-    assert again.source().quantisation == SCHEMES[scheme]
-    assert again.source().weights == model.source().weights
-    first, second = model.capture([TEXT]), again.capture([TEXT])
-    assert torch.equal(first.values, second.values)  # type: ignore[union-attr, arg-type]
-    with pytest.raises(LoadError, match="quantised with .* already"):
-        hs.load(hs.Quantised(tmp_path, "nf4"))
-
-
-def edited(folder: Path, to: Path, **changes: object) -> Path:
-    for file in folder.iterdir():
-        (to / file.name).write_bytes(file.read_bytes())
-    config = json.loads((to / "config.json").read_text())
-    config["quantization_config"] = changes
-    (to / "config.json").write_text(json.dumps(config))
-    return to
+CLASS = {"default": {"_type": "os.system", "_data": "true"}}
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "match"),
+    ("method", "others", "error", "match"),
     [
-        ({"quant_method": "hqq"}, LoadError, "hqq is not installed. Run: pip install"),
-        (
-            {"quant_method": "compressed-tensors"},
-            LoadError,
-            "pip install compressed-tensors",
-        ),
-        ({"quant_method": "quanto"}, LoadError, "pip install optimum-quanto"),
-        ({"quant_method": "gptq", "bits": 4}, LoadError, "pip install gptqmodel"),
-        ({"quant_method": "vptq"}, LoadError, "computes on a GPU only"),
-        ({"quant_method": "fp8"}, Unsafe, "kernels would be downloaded"),
-        ({"quant_method": "mxfp4"}, Unsafe, "kernels would be downloaded"),
-        ({"quant_method": "no such"}, LoadError, "names the method 'no such'"),
-        ({"quant_method": ["torchao"]}, LoadError, "names the method"),
-        ({}, LoadError, "names the method"),
-        (
-            {"quant_method": "bitsandbytes", "kernel": "someone/kernel"},
-            Unsafe,
-            "kernel='someone/kernel'",
-        ),
-        (
-            {
-                "quant_method": "torchao",
-                "quant_type": {"default": {"_type": "os.system", "_data": "true"}},
-            },
-            LoadError,
-            "names the class 'os.system'",
-        ),
+        ("hqq", {}, LoadError, "hqq is not installed. Run: pip install"),
+        ("gptq", {"bits": 4}, LoadError, "pip install gptqmodel"),
+        ("vptq", {}, LoadError, "computes on a GPU only"),
+        ("fp8", {}, Unsafe, "kernels would be downloaded"),
+        ("mxfp4", {}, Unsafe, "kernels would be downloaded"),
+        ("no such", {}, LoadError, "names the method 'no such'"),
+        (["torchao"], {}, LoadError, "names the method"),
+        (None, {}, LoadError, "names the method"),
+        (None, {"load_in_8bit": True}, LoadError, "bitsandbytes is not installed"),
+        ("torchao", {"quant_type": CLASS}, LoadError, "names the class 'os.system'"),
+        ("bitsandbytes", {"kernel": "a/kernel"}, Unsafe, "kernel='a/kernel'"),
     ],
 )
 def test_a_config_that_cannot_be_followed_is_refused_before_weights_are_read(
-    folders: dict[str, Path],
-    tmp_path: Path,
+    llama: Path,
     monkeypatch: pytest.MonkeyPatch,
-    changes: dict[str, object],
+    method: object,
+    others: dict[str, object],
     error: type[Exception],
     match: str,
 ) -> None:
-    folder = edited(folders["llama"], tmp_path, **changes)
-    method = loading.METHODS.get(str(changes.get("quant_method")))
-    if "pip install" in match and method and loading._is_installed(method.module):
-        pytest.skip("the package is installed")
+    named = {} if method is None else {"quant_method": method}
+    change(llama / "config.json", quantization_config={**named, **others})
+    monkeypatch.setattr(quantised, "_is_installed", lambda name: False)
     monkeypatch.setattr(
         "hiddenscope.loading.checkpoint._from_pretrained",
         lambda *_: pytest.fail("read"),
     )
     with pytest.raises(error, match=match):
-        hs.load(folder)
+        hs.load(llama, device="cpu")
 
 
-@pytest.mark.parametrize("scheme", ["int8", "nf4"])
-def test_a_missing_library_is_named(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, scheme: str
+def test_what_cannot_be_quantised_is_refused(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "_is_installed", lambda name: False)
-    with pytest.raises(LoadError, match=r"pip install hiddenscope\[quantised\]"):
-        hs.load(hs.Quantised(folders["llama"], scheme))
-
-
-def test_a_live_module_is_not_quantised() -> None:
     with pytest.raises(LoadError, match="quantising"):
-        hs.load(hs.Quantised((tiny_model("llama"), None), "int8"))
+        hs.load(hs.Quantised((tiny_llama(), None), "int8"))
+    monkeypatch.setattr(quantised, "_is_installed", lambda name: False)
+    for scheme in ("int8", "nf4"):
+        with pytest.raises(LoadError, match=r"pip install hiddenscope\[quantised\]"):
+            hs.load(hs.Quantised(llama, scheme))
+    monkeypatch.setattr(quantised, "_is_installed", lambda name: True)
+    change(llama / "config.json", quantization_config={"quant_method": "torchao"})
+    with pytest.raises(LoadError, match="quantised with torchao already"):
+        hs.load(hs.Quantised(llama, "nf4"))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_questions_are_answered_or_refused(
-    folders: dict[str, Path], scheme: str
-) -> None:
-    model = load(folders, "llama", scheme)
-    plain = hs.load((unpacked_copy(model.module), None))
-    lens = hs.lens(model, TEXT)
-    assert lens.facts
-    last = model.capture([TEXT], "final")
-    run = hs.record(model, [TEXT], "final", logits=True)
-    assert torch.equal(run.states.values, last.values)  # type: ignore[union-attr, arg-type]
-    assert hs.profile(model, TEXTS).facts
-    assert hs.contributions(model, TEXT, 7).facts
-    contrast = hs.Contrast(TEXT, [5, 6, 30, 8, 9, 10, 11], answer=7, other=8)
-    assert hs.patch(model, contrast).facts
-    direction = hs.Direction.of(torch.ones(64), sites="layer.1")
-    assert hs.steer(model, [TEXT], direction, quality=TEXTS).facts
-    if scheme == "bnb-int8":
-        with pytest.raises(hs.errors.SiteError, match="do not add up"):
-            hs.attention(model, TEXT)
-        return
-    answered = hs.attention(model, TEXT).data
-    expected = hs.attention(plain, TEXT).data
-    for name in expected.data_vars:
-        if expected[name].dtype.kind == "f":
-            assert abs(answered[name] - expected[name]).max() < 1e-3
+class Int8Tensor(Tensor):
+    """A weight as torchao keeps it: known by the module and the name of its class."""
+
+    __module__ = "torchao.quantization"
+    act_quant_kwargs: object = None
+
+    def dequantize(self) -> Tensor:
+        return self.as_subclass(Tensor).float() / 4
 
 
-def test_loading_is_quiet(
-    folders: dict[str, Path], capfd: pytest.CaptureFixture[str]
-) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        load(folders, "llama", "bnb-int8").capture(TEXTS)
-    assert capfd.readouterr().err.count("MatMul8bitLt") <= 1
+class Int8Params(nn.Parameter):
+    """A weight as LLM.int8() keeps it, with a scale for each row."""
+
+    __module__ = "bitsandbytes.nn"
+    SCB: Tensor
 
 
-def test_unpacking_leaves_the_users_module_alone(folders: dict[str, Path]) -> None:
-    module = load(folders, "llama", "nf4").module
-    before = Fingerprint(module).value
-    types = [type(part) for part in module.modules()]
-    copied = unpacked_copy(module)
-    kinds = [type(part) for part in module.modules()]
-    assert kinds == types
-    assert quantisation_of(copied) == ""
-    assert quantisation_of(module) == "bitsandbytes nf4"
-    assert Fingerprint(module).value == before
+class Linear8bitLt(nn.Linear):
+    __module__ = "bitsandbytes.nn"
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_an_adapter_on_a_quantised_base(
-    folders: dict[str, Path], tmp_path: Path, scheme: str
-) -> None:
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(
-        target_modules=["q_proj", "up_proj"], init_lora_weights=False
+def test_packed_weights_are_named_and_unpacked() -> None:
+    numbers = torch.arange(-4, 4, dtype=torch.int8).reshape(2, 4)
+    part = nn.Linear(4, 2, bias=False)
+    part._parameters["weight"] = nn.Parameter(
+        numbers.as_subclass(Int8Tensor), requires_grad=False
     )
-    peft.get_peft_model(tiny_model("llama"), config).save_pretrained(tmp_path)
-    base = hs.Quantised(folders["llama"], scheme)
-    adapted = hs.load(hs.Adapted(base, tmp_path))
-    below, plain = adapted.without_adapters(), hs.load(base)
-    assert adapted.source().quantisation == SCHEMES[scheme]
-    assert adapted.source().base_weights == plain.source().weights
-    states = below.capture(TEXTS)
-    assert torch.equal(states.values, plain.capture(TEXTS).values)  # type: ignore[union-attr, arg-type]
-    assert not torch.equal(adapted.capture(TEXTS).values, states.values)  # type: ignore[union-attr, arg-type]
+    module = nn.Sequential(part, nn.ReLU())
+    assert quantisation_of(module) == "torchao int8 weight-only"
+    (weight,) = quantised_weights(module)
+    assert weight.full_name == "0.weight"
+    assert torch.equal(weight.unpack(), numbers / 4)
+    refuse_gradients(module)
+    plain: Any = unpacked_copy(module)
+    assert quantisation_of(plain) == ""
+    assert torch.equal(plain(torch.eye(4)), (numbers / 4).T.relu())
+    part.weight.act_quant_kwargs = {}  # type: ignore[union-attr]
+    assert quantisation_of(module) == "torchao int8 with int8 activations"
+    with pytest.raises(ModuleError, match=r"rounds what enters `0` to 8 bits"):
+        refuse_gradients(module)
+
+
+def test_llm_int8_has_scales_and_depends_on_the_batch() -> None:
+    numbers = torch.tensor([[127, -127], [0, 64]], dtype=torch.int8)
+    part: Any = Linear8bitLt(2, 2, bias=False)
+    part.weight = Int8Params(numbers, requires_grad=False)
+    part.weight.SCB = torch.tensor([2.0, 127.0])
+    assert quantisation_of(part) == "bitsandbytes int8"
+    (weight,) = quantised_weights(part)
+    assert weight.rounds_input
+    expected = torch.tensor([[2.0, -2.0], [0.0, 64.0]])
+    torch.testing.assert_close(weight.unpack(), expected)
+    names = [name for name, _ in packed_tensors(part, "weight")]
+    assert names == ["weight", "weight.SCB"]
+    assert batch_dependence(part) == ""
+    part.state = type("State", (), {"threshold": 6.0})()
+    assert "outlier channels over the whole batch" in batch_dependence(part)
+
+
+def test_weights_that_only_their_own_library_can_unpack_are_refused() -> None:
+    module = tiny_llama()
+    module.config.quantization_config = {"quant_method": "hqq"}
+    assert quantisation_of(module) == "hqq"
+    with pytest.raises(ModuleError, match="packed by hqq, whose gradients"):
+        refuse_gradients(module)
+    with pytest.raises(ModuleError, match="packed by hqq, and only its own code"):
+        unpacked_copy(module)
+    module.config.quantization_config = {"quant_method": "torchao"}
+    assert quantisation_of(module) == ""
