@@ -12,10 +12,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import (
-    SwitchTransformersConfig,
-    SwitchTransformersForConditionalGeneration,
-)
 from typer.testing import CliRunner
 
 import hiddenscope as hs
@@ -24,7 +20,7 @@ from hiddenscope.analyses.patch.findings import _intervals
 from hiddenscope.cli.main import app
 from hiddenscope.errors import PassError, SiteError, TextError
 from hiddenscope.passes.answers import token_after
-from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.testing import build, tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid, Lines
 from tests.unit.analyses.refused import check_refused
@@ -408,21 +404,24 @@ def test_an_encoder_decoder_in_both_stacks(tiny: Tiny) -> None:
 
 
 def test_an_encoder_whose_output_cannot_be_given_is_run_again() -> None:
-    config = SwitchTransformersConfig(
-        vocab_size=128,
-        d_model=64,
-        d_kv=16,
-        d_ff=128,
-        num_heads=4,
-        num_layers=3,
-        num_decoder_layers=3,
-        num_experts=4,
-        num_sparse_encoder_layers=1,
-        num_sparse_decoder_layers=1,
-        decoder_start_token_id=0,
-    )
+    config = {
+        "vocab_size": 128,
+        "d_model": 64,
+        "d_kv": 16,
+        "d_ff": 128,
+        "num_heads": 4,
+        "num_layers": 3,
+        "num_decoder_layers": 3,
+        "num_experts": 4,
+        "num_sparse_encoder_layers": 1,
+        "num_sparse_decoder_layers": 1,
+        "decoder_start_token_id": 0,
+    }
     # It wants router_logits of it.
-    model = hs.load((SwitchTransformersForConditionalGeneration(config).eval(), None))
+    name = "SwitchTransformers"
+    classes = (f"{name}ForConditionalGeneration", f"{name}Config")
+    row = dict(zip(("model_class", "config_class"), classes, strict=True))
+    model = hs.load((build({**row, "config": config}), None))
     targets = [[0, 9, 11]]
     result = hs.patch(model, replace(CONTRAST, targets=targets[0]))
     states: Any = hs.record(model, [CLEAN], targets=targets).states
