@@ -196,5 +196,7 @@ def _same_random_numbers() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _few_threads() -> None:
+def _warm() -> None:
+    """Import what torch and transformers import late, so that no test is charged for it."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
+    _tiny("llama", None).capture("The cat sat.")

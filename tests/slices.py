@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -12,8 +12,13 @@ THOROUGH = bool(os.environ.get("HIDDENSCOPE_THOROUGH"))
 long = pytest.mark.skipif(not THOROUGH, reason="it takes long, and `make fuzz` runs it")
 
 
+def with_slow(fast: Sequence[Any], slow: Sequence[Any]) -> list[Any]:
+    """Return cases for `make test`, and those that only `make test-all` runs."""
+    return [*fast, *(pytest.param(case, marks=pytest.mark.slow) for case in slow)]
+
+
 def sliced(cases: Sequence[T], count: int) -> Sequence[T]:
-    """Return so many of the cases, evenly spread, or all if HIDDENSCOPE_THOROUGH is set.
+    """Return this many of the cases, evenly spread, or all if HIDDENSCOPE_THOROUGH is set.
 
     The first and the last are among them; if it is a single case, the last.
     """

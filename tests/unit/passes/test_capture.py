@@ -3,14 +3,11 @@ batch, and nothing more is run.
 """
 
 import copy
-import gzip
-import json
 import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import pandas
@@ -18,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 import hiddenscope as hs
 from hiddenscope.errors import (
@@ -31,35 +28,31 @@ from hiddenscope.errors import (
 from hiddenscope.model.batching import states_disagreement
 from hiddenscope.passes.inputs import compose
 from hiddenscope.states import Pair, States
-from hiddenscope.testing import build, tiny_model, tiny_tokenizer
-from tests.places import TESTS
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+from tests.configs import configured
+from tests.slices import with_slow
 
 Tiny = Callable[..., hs.Model]
 
-ONE_STACK = [
-    "llama",
-    "gpt2",
-    "bert",
-    "albert",
-    "roberta",
-    "gpt_neox",
-    "mamba",
-    "opt",
-    "mixtral",
-    "gemma3_text",
-]
-ONE_STACK += [
-    "qwen3",
-    "bloom",
-    "gptj",
-    "falcon",
-    "distilbert",
-    "fnet",
-    "longformer",
-    "xlm",
-    "squeezebert",
-    "xlnet",
-]
+ONE_STACK = with_slow(
+    ["llama", "gpt2", "bert", "gpt_neox", "mamba", "gemma3_text"],
+    [
+        "albert",
+        "roberta",
+        "opt",
+        "mixtral",
+        "qwen3",
+        "bloom",
+        "gptj",
+        "falcon",
+        "distilbert",
+        "fnet",
+        "longformer",
+        "xlm",
+        "squeezebert",
+        "xlnet",
+    ],
+)
 NO_FINAL = {
     "bert",
     "albert",
@@ -72,13 +65,10 @@ NO_FINAL = {
     "xlnet",
 }
 # Padding changes what a text gives in these.
-PAD_UNSAFE = [
-    "ConvBertForMaskedLM",
-    "FNetForMaskedLM",
-    "MobileBertForMaskedLM",
-    "NystromformerForMaskedLM",
-]
-PAD_UNSAFE += ["YosoForMaskedLM", "CpmAntForCausalLM"]
+PAD_UNSAFE = with_slow(
+    ["FNetForMaskedLM", "CpmAntForCausalLM"],
+    ["ConvBertForMaskedLM", "MobileBertForMaskedLM", "YosoForMaskedLM"],
+)
 TEXT = [7, 99, 23, 64, 31, 8, 120, 45, 77]
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 # Fixtures here are functions without a state, so that a test may be run again with
@@ -88,17 +78,6 @@ LAWFUL = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-
-
-@cache
-def conformance_row(name: str) -> dict[str, Any]:
-    with gzip.open(TESTS / "conformance" / "tiny_configs.json.gz") as file:
-        return next(row for row in json.load(file) if row["model_class"] == name)
-
-
-def with_config(name: str, **changes: Any) -> nn.Module:
-    row = conformance_row(name)
-    return build({**row, "config": {**row["config"], **changes}})
 
 
 def texts_of(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
@@ -163,15 +142,6 @@ def test_each_state_of_two_stacks_is_hugging_faces_own(tiny: Tiny, family: str) 
     assert pair.decoder.tokens.ids.tolist() == [5, 9, 11, 60]
 
 
-def test_without_targets_a_decoder_gets_its_start_token_alone(tiny: Tiny) -> None:
-    pair = tiny("bart").capture([TEXT, TEXT[:3]])
-    assert isinstance(pair, Pair)
-    assert pair.decoder.tokens.ids.tolist() == [1, 1]
-    assert pair.encoder.tokens.lengths.tolist() == [9, 3]
-    given = tiny("bart").capture([TEXT], targets=[[1]])
-    assert all(map(same, parts(given), parts(tiny("bart").capture([TEXT]))))
-
-
 def test_targets_that_are_texts_follow_the_start_token(tiny: Tiny) -> None:
     model = tiny("bart")
     decoder = model.capture(["the cat"], targets=["a dog"]).decoder  # type: ignore[union-attr]
@@ -201,16 +171,9 @@ def test_streams_of_another_width_than_final_are_those_of_hugging_face() -> None
 
 @pytest.mark.parametrize(
     "family",
-    [
-        "llama",
-        "gpt2",
-        "bert",
-        "roberta",
-        "mixtral",
-        "gemma3_text",
-        "longformer",
-        "xlnet",
-    ],
+    with_slow(
+        ["llama", "bert", "mixtral"], ["gpt2", "roberta", "gemma3_text", "xlnet"]
+    ),
 )
 @LAWFUL
 @given(
@@ -260,7 +223,7 @@ def test_a_pair_in_a_batch_equals_the_pair_alone(
 )
 @pytest.mark.parametrize("name", PAD_UNSAFE)
 def test_a_model_that_padding_disturbs_is_run_text_by_text(name: str) -> None:
-    model = hs.load((build(conformance_row(name)), None))
+    model = hs.load((configured(name), None))
     assert (
         model.batching.padding_safe is False
         and "times the rounding tolerance" in model.batching.reason
@@ -277,7 +240,7 @@ def test_a_model_that_padding_disturbs_is_run_text_by_text(name: str) -> None:
 
 
 def test_a_text_that_is_too_short_for_the_model_is_named() -> None:
-    model = hs.load((with_config("CanineModel"), None))
+    model = hs.load((configured("CanineModel"), None))
     assert model.capture([[5, 6, 7, 8]]).tokens.count == 1  # type: ignore[union-attr]
     with pytest.raises(
         TextError, match="Text 1: it has 3 tokens and CanineModel takes no fewer than 4"
@@ -289,9 +252,9 @@ def test_the_best_tokens_are_the_same_in_a_batch() -> None:
     """Doge keeps the best tokens of a long text; equal words have equal scores, and
     padding decides between them.
     """
-    model = hs.load((with_config("DogeForCausalLM", keep_window_size=8), None))
+    model = hs.load((configured("DogeForCausalLM", keep_window_size=8), None))
     # No text is that long.
-    assert hs.load((with_config("DogeForCausalLM"), None)).batching.padding_safe
+    assert hs.load((configured("DogeForCausalLM"), None)).batching.padding_safe
     texts = [[20 + k % 5 for k in range(length)] for length in (12, 20, 40)]
     states = model.capture(texts, "layer.*")
     for number, text in enumerate(texts):
@@ -305,7 +268,7 @@ def test_sparse_attention_is_what_it_was_however_short_a_text_came_before() -> N
     """BigBird turns to full attention for good when it meets a short text."""
     sizes = {"block_size": 4, "num_random_blocks": 1}
     module, (long, middle, short) = (
-        with_config("BigBirdForMaskedLM", **sizes),
+        configured("BigBirdForMaskedLM", **sizes),
         texts_of([61, 40, 3]),
     )
     model = hs.load((module, None))
@@ -314,7 +277,7 @@ def test_sparse_attention_is_what_it_was_however_short_a_text_came_before() -> N
         not model.batching.padding_safe and module.bert.attention_type == "block_sparse"
     )  # type: ignore[union-attr]
     for number, text in enumerate([short, long, middle]):
-        entries = report(with_config("BigBirdForMaskedLM", **sizes), text).hidden_states
+        entries = report(configured("BigBirdForMaskedLM", **sizes), text).hidden_states
         assert all(
             torch.equal(states.of(number)[f"layer.{k}"], entries[k][0, : len(text)])
             for k in range(4)
@@ -332,7 +295,7 @@ def test_texts_on_both_sides_of_a_turn_of_positions_are_kept_apart() -> None:
     rope["original_max_position_embeddings"] = 16
     model = hs.load(
         (
-            with_config(
+            configured(
                 "Phi3ForCausalLM",
                 rope_parameters=rope,
                 original_max_position_embeddings=16,
@@ -380,16 +343,6 @@ def test_a_plan_holds_each_text_once_within_its_budget(
             assert max(own) <= switch or min(own) > switch
 
 
-def test_padding_never_reaches_a_pooled_text(tiny: Tiny) -> None:
-    model, texts = tiny("bert"), texts_of([30, 2, 11])
-    states = model.capture(texts, batch_tokens=10_000)
-    for how in ("mean", "max", "last"):
-        pooled = states.pool(how, "layer.3")  # type: ignore[union-attr, arg-type]
-        for number, text in enumerate(texts):
-            alone = model.capture([text]).pool(how, "layer.3")[0]  # type: ignore[union-attr, arg-type]
-            torch.testing.assert_close(pooled[number], alone, rtol=1e-4, atol=1e-5)
-
-
 def test_strings_are_captured_with_their_tokens_and_spans(tiny: Tiny) -> None:
     states = tiny("llama").capture(["the rest is here", "on"])
     assert states.tokens.texts == ("the rest is here", "on")
@@ -401,33 +354,17 @@ def test_strings_are_captured_with_their_tokens_and_spans(tiny: Tiny) -> None:
     )
 
 
-@pytest.mark.parametrize("truncate", [True, False])
-def test_truncation_changes_nothing_for_texts_that_fit(
-    tiny: Tiny, truncate: bool
-) -> None:
-    text = "the cat sat on the mat"
-    assert same(
-        tiny("gpt2").capture(text, truncate=truncate), tiny("gpt2").capture([text])
-    )  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_a_dtype_that_is_asked_for_is_what_the_states_were_turned_into(
-    tiny: Tiny, dtype: torch.dtype
+    tiny: Tiny,
 ) -> None:
-    plain, turned = (
-        tiny("gpt2").capture([TEXT, TEXT[:4]], dtype=given) for given in (None, dtype)
+    dtype = torch.float16
+    plain, turned, named = (
+        tiny("gpt2").capture([TEXT, TEXT[:4]], dtype=given)
+        for given in (None, dtype, "float16")
     )
+    assert same(turned, named)
     assert plain.values.dtype == torch.float32 and turned.values.dtype == dtype  # type: ignore[union-attr]
     assert torch.equal(turned.values, plain.values.to(dtype))  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("budget", [0, -5])
-def test_a_budget_of_nothing_is_refused(tiny: Tiny, budget: int) -> None:
-    with pytest.raises(
-        PassError, match=f"batch_tokens must be at least 1, got {budget}"
-    ):
-        tiny("gpt2").capture([TEXT], batch_tokens=budget)
 
 
 @contextmanager
@@ -444,7 +381,7 @@ def counted(module: nn.Module, paths: Sequence[str]) -> Iterator[Counter[str]]:
         handle.remove()
 
 
-@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("grad", with_slow([False], [True]))
 def test_nothing_is_run_beyond_the_deepest_site(tiny: Tiny, grad: bool) -> None:
     model = tiny("llama")
     blocks = [f"model.layers.{k}.input_layernorm" for k in range(3)]
@@ -515,9 +452,7 @@ def test_parts_of_blocks_add_up(tiny: Tiny, family: str) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "family", ["llama", "gpt2", "bert", "gemma3_text", "t5", "xlnet"]
-)
+@pytest.mark.parametrize("family", with_slow(["llama", "t5"], ["bert", "xlnet"]))
 def test_logits_are_the_models_own(tiny: Tiny, family: str) -> None:
     model, two = tiny(family), family == "t5"
     aims = {"decoder_input_ids": torch.tensor([[3, 4, 5]])} if two else {}
@@ -548,19 +483,7 @@ def test_logits_are_the_models_own(tiny: Tiny, family: str) -> None:
     )
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
-def test_hidden_states_that_the_configuration_asks_for_change_nothing(
-    family: str,
-) -> None:
-    module = tiny_model(family)
-    module.config.output_hidden_states = True  # type: ignore[union-attr]
-    model = hs.load((module, None))
-    recorded = hs.record(model, [TEXT], logits=True)
-    assert torch.equal(recorded.logits, report(tiny_model(family), TEXT).logits[0])  # type: ignore[arg-type]
-    assert not any(part._forward_hooks for part in module.modules())
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "bloom", "t5"])
+@pytest.mark.parametrize("family", with_slow(["llama", "t5"], ["bert", "bloom"]))
 def test_live_tensors_carry_gradients_and_are_the_states(
     tiny: Tiny, family: str
 ) -> None:
@@ -595,8 +518,7 @@ def test_gradients_flow_where_every_weight_is_frozen_and_in_inference_mode() -> 
     )
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("bare", [True, False], ids=["module", "model"])
+@pytest.mark.parametrize(("side", "bare"), [("left", True), ("right", False)])
 def test_recording_a_loop_leaves_padding_out_on_either_side(
     tiny: Tiny, side: str, bare: bool
 ) -> None:
@@ -628,10 +550,9 @@ def test_recording_a_loop_leaves_padding_out_on_either_side(
         )
 
 
-@pytest.mark.parametrize("bare", [True, False], ids=["module", "model"])
-def test_recording_embeddings_that_are_no_tokens(tiny: Tiny, bare: bool) -> None:
+def test_recording_embeddings_that_are_no_tokens(tiny: Tiny) -> None:
     model = tiny("gpt2")
-    with hs.recording(model.module if bare else model) as rec, torch.no_grad():
+    with hs.recording(model) as rec, torch.no_grad():
         model.module(
             inputs_embeds=model.module.get_input_embeddings()(torch.tensor([TEXT]))
         )  # type: ignore
@@ -639,15 +560,9 @@ def test_recording_embeddings_that_are_no_tokens(tiny: Tiny, bare: bool) -> None
     assert rec.states.tokens.ids.tolist() == [-1] * len(TEXT)
 
 
-@pytest.mark.parametrize("bare", [False, True])
-def test_recorded_states_count_from_the_end_of_the_model(
-    tiny: Tiny, bare: bool
-) -> None:
+def test_recorded_states_count_from_the_end_of_the_model(tiny: Tiny) -> None:
     model = tiny("llama")
-    with (
-        hs.recording(model.module if bare else model, "layer.0-2") as rec,
-        torch.no_grad(),
-    ):
+    with hs.recording(model.module, "layer.0-2") as rec, torch.no_grad():
         model.module(torch.tensor([[5, 6, 7]]))
     assert torch.equal(rec.states["layer.-2"], rec.states["layer.2"])
     # Neither of them is the deepest that was kept.
@@ -769,7 +684,7 @@ def test_another_thread_that_calls_the_module_is_not_disturbed_and_disturbs_noth
 
     def ours() -> None:
         try:
-            for _ in range(40):
+            for _ in range(20):
                 assert same(model.capture([TEXT]), right)  # type: ignore[arg-type]
                 with hs.recording(model) as rec, torch.no_grad():
                     model.module(torch.tensor([TEXT]))
@@ -801,15 +716,14 @@ def test_a_window_is_as_long_as_the_positions_go() -> None:
     for name, window in [
         ("RobertaForMaskedLM", 127),
         ("ProphetNetForCausalLM", 126),
-        ("MptForCausalLM", 128),
     ]:
-        model = hs.load((build(conformance_row(name)), None))
+        model = hs.load((configured(name), None))
         assert model.text_encoder.window == window
         assert model.capture(texts_of([window]), "layer.1").values.shape[1] == window  # type: ignore[union-attr]
 
 
 def test_a_decoder_may_have_a_window_of_its_own() -> None:
-    model = hs.load((build(conformance_row("LEDForConditionalGeneration")), None))
+    model = hs.load((configured("LEDForConditionalGeneration"), None))
     text, window = texts_of([200])[0], model.text_encoder.target_window or 0
     assert 0 < window < (model.text_encoder.window or 0)
     assert len(
@@ -833,14 +747,6 @@ def test_ids_may_be_given_in_many_shapes(tiny: Tiny) -> None:
     assert same(model.capture(range(5, 9)), model.capture([[5, 6, 7, 8]]))  # type: ignore[arg-type]
 
 
-def test_a_tensor_of_states_is_nobody_elses(tiny: Tiny) -> None:
-    model = tiny("llama")
-    first = model.capture([TEXT])
-    kept: Tensor = first.values.clone()  # type: ignore[union-attr]
-    model.capture([TEXT[::-1]])
-    assert torch.equal(first.values, kept)  # type: ignore[union-attr]
-
-
 def test_a_final_of_another_width_is_left_out_by_default_and_said_so() -> None:
     model = hs.load((tiny_model("deepseek_v4"), None))
     states = model.capture([[5, 6, 7]])
@@ -854,21 +760,8 @@ def test_a_final_of_another_width_is_left_out_by_default_and_said_so() -> None:
     assert model.capture([[5, 6, 7]], "final").width < states.width
 
 
-def test_prophetnet_whose_logits_change_in_a_padded_batch_is_run_text_by_text() -> None:
-    model = hs.load(
-        (build(conformance_row("ProphetNetForConditionalGeneration")), None)
-    )
-    texts, targets = texts_of([9, 4]), [[5, 6, 7], [8]]
-    assert (
-        not model.batching.padding_safe
-        and "rounding tolerance" in model.batching.reason
-    )
-    with pytest.raises(PassError, match="different lengths"):
-        hs.record(model, texts, (), targets=targets, logits=True)
-
-
 def test_the_padding_id_inside_a_target_is_a_token_like_any_other() -> None:
-    module = build(conformance_row("T5GemmaForConditionalGeneration"))
+    module = configured("T5GemmaForConditionalGeneration")
     model = hs.load((module, None))
     text, target = TEXT, [60, model.pad, 61, 62]
     with torch.no_grad():
@@ -904,18 +797,7 @@ def test_a_model_is_not_copied_and_the_error_says_what_to_do(tiny: Tiny) -> None
             copied(tiny("gpt2"))  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float8_e4m3fn", "float8_e8m0fnu", "float4_e2m1fn_x2", "int8", "nothing"]
-)
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8", "nothing"])
 def test_a_dtype_that_cannot_hold_states_is_refused(tiny: Tiny, dtype: str) -> None:
     with pytest.raises(LoadError, match=f"Cannot use dtype '{dtype}'"):
         tiny("gpt2").capture([TEXT], "layer.1", dtype=dtype)
-
-
-def test_a_dtype_may_be_named(tiny: Tiny) -> None:
-    assert (
-        tiny("gpt2").capture([TEXT], "layer.1", dtype="float16").values.dtype
-        == torch.float16
-    )  # type: ignore
-    with pytest.raises(LoadError, match="dtype 'int8'"):
-        tiny("gpt2").capture([TEXT], dtype="int8")

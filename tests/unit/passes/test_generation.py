@@ -2,8 +2,6 @@
 the text that generate writes.
 """
 
-import gzip
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -19,16 +17,11 @@ from hiddenscope.model.batching import states_disagreement
 from hiddenscope.model.generation import attention_windows
 from hiddenscope.states import Pair
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
-from tests.places import TESTS
+from tests.configs import configured
+from tests.slices import with_slow
 
 Tiny = Callable[..., hs.Model]
 PROMPT = [7, 99, 23, 64, 31]
-
-
-def with_config(name: str, **changes: Any) -> nn.Module:
-    with gzip.open(TESTS / "conformance" / "tiny_configs.json.gz") as file:
-        row = next(row for row in json.load(file) if row["model_class"] == name)
-    return build({**row, "config": {**row["config"], **changes}})
 
 
 def written(
@@ -43,18 +36,10 @@ def written(
 
 @pytest.mark.parametrize(
     "family",
-    [
-        "llama",
-        "gpt2",
-        "gpt_neox",
-        "opt",
-        "mamba",
-        "mixtral",
-        "gemma3_text",
-        "bloom",
-        "falcon",
-        "hrm_text",
-    ],
+    with_slow(
+        ["llama", "mamba", "gemma3_text"],
+        ["gpt2", "gpt_neox", "opt", "mixtral", "bloom", "falcon", "hrm_text"],
+    ),
 )
 def test_each_tokens_state_is_what_a_full_pass_gives(tiny: Tiny, family: str) -> None:
     model = tiny(family)
@@ -234,7 +219,7 @@ def test_one_prompt_at_a_time() -> None:
 
 
 def test_a_window_shorter_than_the_text_is_tried_by_itself() -> None:
-    module = with_config("MistralForCausalLM", sliding_window=8)
+    module = configured("MistralForCausalLM", sliding_window=8)
     model = hs.load((module, None))
     assert 8 in attention_windows(model)
     states = model.capture_generation(PROMPT[:6], max_new_tokens=8, min_new_tokens=9)
@@ -243,7 +228,7 @@ def test_a_window_shorter_than_the_text_is_tried_by_itself() -> None:
 
 
 def test_moshi_whose_cache_loses_tokens_is_refused_beyond_its_window() -> None:
-    module = with_config("MoshiForCausalLM")
+    module = configured("MoshiForCausalLM")
     model = hs.load((module, None))
     window = max(attention_windows(model))
     prompt = [7 + k % 50 for k in range(window)]
@@ -260,15 +245,15 @@ def test_windows_of_single_layers_and_of_attention_that_keeps_so_many_tokens_are
     None
 ):
     assert {16, 1024} <= attention_windows(
-        hs.load((with_config("NeoMMEForMaskedLM"), None))
+        hs.load((configured("NeoMMEForMaskedLM"), None))
     )
     assert 8 in attention_windows(
-        hs.load((with_config("DogeForCausalLM", keep_window_size=8), None))
+        hs.load((configured("DogeForCausalLM", keep_window_size=8), None))
     )
 
 
 def test_a_part_of_a_configuration_that_names_no_depth_has_no_layers() -> None:
-    model = hs.load((with_config("MptForCausalLM"), None))
+    model = hs.load((configured("MptForCausalLM"), None))
     states = model.capture_generation([PROMPT], max_new_tokens=6, min_new_tokens=7)
     assert states_disagreement(model.capture([states.tokens.ids.tolist()]), states) < 8  # type: ignore[arg-type]
 
@@ -294,7 +279,7 @@ def test_the_trial_is_longer_than_a_window_and_than_two_where_the_text_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, tried = (
-        hs.load((with_config("DogeForCausalLM", keep_window_size=20), None)),
+        hs.load((configured("DogeForCausalLM", keep_window_size=20), None)),
         list[int](),
     )
     monkeypatch.setattr(

@@ -136,8 +136,7 @@ def test_memory_of_several_widths_is_used_again(merging: hs.Model) -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda model, states: hs.project(model, TEXTS, sites=SITES),
-        lambda model, states: hs.project(states, ["a", "b", "a", "b"]),
+        lambda model, states: hs.project(states, ["a", "b", "a", "b"], method="pca"),
         lambda model, states: hs.probe(states, ["a", "b", "a", "b"]),
         lambda model, states: hs.compare(states, states),
         lambda model, states: hs.compare(model, TEXTS[0], TEXTS[1], sites=SITES),

@@ -2,8 +2,6 @@
 blocks skipped or not.
 """
 
-import gzip
-import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,30 +14,32 @@ import hiddenscope as hs
 from hiddenscope.errors import Error, NotFinite, SiteError, StatesError
 from hiddenscope.modules import hooks
 from hiddenscope.passes import try_skipping
-from hiddenscope.testing import build, tiny_model
-from tests.places import TESTS
+from hiddenscope.testing import tiny_model
+from tests.configs import configured
+from tests.slices import with_slow
 
 Tiny = Callable[..., hs.Model]
 Hanging = Callable[[nn.Module], dict[str, Any]]
 
 TEXTS = [[7, 99, 23, 64, 31], [8, 45, 77]]
 TARGETS = [[5, 9, 11], [4]]
-SKIPS = [
-    "llama",
-    "gpt2",
-    "gemma3_text",
-    "gptj",
-    "bloom",
-    "falcon",
-    "mamba",
-    "bert",
-    "albert",
-    "fnet",
-    "xlnet",
-    "bart",
-]
-SKIPS += ["funnel", "hrm_text"]  # their stack is the last of several lists of blocks
-RUNS_ALL = ["t5", "cpmant", "squeezebert"]
+# The stack of the last two is the last of several lists of blocks.
+SKIPS = with_slow(
+    ["llama", "gpt2", "bert", "xlnet"],
+    [
+        "gemma3_text",
+        "gptj",
+        "bloom",
+        "falcon",
+        "mamba",
+        "albert",
+        "fnet",
+        "bart",
+        "funnel",
+        "hrm_text",
+    ],
+)
+RUNS_ALL = with_slow(["cpmant"], ["t5", "squeezebert"])
 # Four layers of two kinds, so that each kind has one that makes the keys and values and
 # one that takes them.
 FOUR: dict[str, dict[str, Any]] = {
@@ -53,12 +53,6 @@ FOUR: dict[str, dict[str, Any]] = {
         "per_layer_config": {1: {"head_dim": 512}, 3: {"head_dim": 512}},
     },
 }
-
-
-def conformance_model(name: str, **changes: Any) -> hs.Model:
-    with gzip.open(TESTS / "conformance" / "tiny_configs.json.gz") as file:
-        row = next(row for row in json.load(file) if row["model_class"] == name)
-    return hs.load((build({**row, "config": {**row["config"], **changes}}), None))
 
 
 def of(states: hs.States | hs.Pair, site: hs.Site) -> Tensor:
@@ -124,34 +118,28 @@ def test_where_skipping_would_be_wrong_every_block_is_run_and_it_is_said(
     assert try_skipping(model, model.anatomy.sites[0].stack).refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOUR)
 def test_shared_keys_and_values(name: str) -> None:
-    assert check_every_layer(conformance_model(name)) == set(), (
+    assert check_every_layer(hs.load((configured(name), None))) == set(), (
         "nothing is shared in it"
     )
     kinds = ["sliding_attention", "full_attention"] * 2
-    notes = check_every_layer(
-        conformance_model(name, num_kv_shared_layers=2, layer_types=kinds, **FOUR[name])
-    )
+    changes = {"num_kv_shared_layers": 2, "layer_types": kinds, **FOUR[name]}
+    notes = check_every_layer(hs.load((configured(name, **changes), None)))
     assert notes and all("Every block was run" in note for note in notes)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_rwkv_whose_cache_a_skipped_block_would_not_fill() -> None:
-    model = conformance_model("RwkvForCausalLM")
+    model = hs.load((configured("RwkvForCausalLM"), None))
     notes = check_every_layer(model)
     assert notes and all("Every block was run" in note for note in notes)
 
 
-def test_experts_group_padding_too(tiny: Tiny) -> None:
-    model = tiny("mixtral")
-    check_every_layer(model)
-    assert not try_skipping(model).refused
-
-
-# On a CPU without bfloat16.
-@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), [("eager", torch.float32), ("sdpa", torch.bfloat16)]
+)
 def test_in_another_dtype_and_kernel(kernel: str, dtype: torch.dtype) -> None:
     module = tiny_model("llama").to(dtype)
     module.set_attn_implementation(kernel)  # type: ignore[operator]
@@ -228,26 +216,26 @@ def test_parts_of_a_shared_block(tiny: Tiny) -> None:
     assert torch.equal(of(again.states, hs.Site(3, "mid")), of(full, hs.Site(3, "mid")))
 
 
-BAD: dict[str, tuple[Any, Any, Any, type[Error], str]] = {
-    "below": ("layer.2", torch.ones(8, 64), "layer.1", SiteError, "entered at layer.2"),
-    "inside": ("layer.2.mid", torch.ones(8, 64), None, SiteError, "inside a block"),
-    "many": ("layer.*", torch.ones(8, 64), None, SiteError, "4 sites"),
-    "none": ("layer.7", torch.ones(8, 64), None, SiteError, "layer.7"),
-    "rows": ("layer.2", torch.ones(7, 64), None, StatesError, "8 tokens"),
-    "width": ("layer.2", torch.ones(8, 65), None, StatesError, "64 wide"),
-    "one row": ("layer.2", torch.ones(64), None, StatesError, "a row for each token"),
-    "nan": ("layer.2", torch.full((8, 64), torch.nan), None, NotFinite, "NaN"),
-}
+BAD: list[tuple[Any, Any, Any, type[Error], str]] = [
+    ("layer.2", torch.ones(8, 64), "layer.1", SiteError, "entered at layer.2"),
+    ("layer.2.mid", torch.ones(8, 64), None, SiteError, "inside a block"),
+    ("layer.*", torch.ones(8, 64), None, SiteError, "4 sites"),
+    ("layer.7", torch.ones(8, 64), None, SiteError, "layer.7"),
+    ("layer.2", torch.ones(7, 64), None, StatesError, "8 tokens"),
+    ("layer.2", torch.ones(8, 65), None, StatesError, "64 wide"),
+    ("layer.2", torch.ones(64), None, StatesError, "a row for each token"),
+    ("layer.2", torch.full((8, 64), torch.nan), None, NotFinite, "NaN"),
+]
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_done_is_said(tiny: Tiny, case: str, hanging: Hanging) -> None:
-    model, (site, values, sites, kind, words) = tiny("llama"), BAD[case]
+def test_what_cannot_be_done_is_said(tiny: Tiny, hanging: Hanging) -> None:
+    model = tiny("llama")
     before = hanging(model.module)
-    with pytest.raises(kind) as caught:
-        hs.resume(model, TEXTS, site, values, sites)
-    assert words in str(caught.value)
-    assert hanging(model.module) == before
+    for site, values, sites, kind, words in BAD:
+        with pytest.raises(kind) as caught:
+            hs.resume(model, TEXTS, site, values, sites)
+        assert words in str(caught.value)
+        assert hanging(model.module) == before
 
 
 @pytest.mark.parametrize(
@@ -306,19 +294,6 @@ def test_a_pass_in_another_thread_skips_nothing() -> None:
     assert torch.equal(seen[0], linear(torch.ones(1, 2)))
 
 
-def test_the_form_of_an_output_keeps_nothing_of_it() -> None:
-    state = torch.ones(2, 2)
-    emptied = hooks.form(
-        (state, {"bias": torch.ones(1), "state": state}, [object(), None])
-    )
-    assert (
-        emptied[0].numel() == 0
-        and emptied[2] == [None, None]
-        and emptied[1]["bias"] is None
-    )
-    assert hooks.form(None) is None
-
-
 def test_a_final_of_another_width_can_be_entered_at() -> None:
     model = hs.load((tiny_model("deepseek_v4"), None))
     full = hs.record(model, [[5, 6, 7]], "final", logits=True)
@@ -327,8 +302,7 @@ def test_a_final_of_another_width_can_be_entered_at() -> None:
     assert torch.equal(resumed.logits, full.logits)
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("family", ["gpt2", "cpmant"])
+@pytest.mark.parametrize(("family", "frozen"), [("gpt2", True), ("cpmant", False)])
 def test_gradients_flow_back_to_where_the_pass_was_entered(
     family: str, frozen: bool
 ) -> None:

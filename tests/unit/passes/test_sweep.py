@@ -2,8 +2,6 @@
 loop of single passes.
 """
 
-import gzip
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import hiddenscope as hs
-from hiddenscope.errors import TextError
 from hiddenscope.modules import hooks
 from hiddenscope.passes.clean_run import CleanRun, run_clean
 from hiddenscope.passes.sweep import (
@@ -22,9 +19,9 @@ from hiddenscope.passes.sweep import (
     shortcuts_of,
     sweep,
 )
-from hiddenscope.testing import build, tiny_model
-from tests.places import TESTS
-from tests.slices import sliced
+from hiddenscope.testing import tiny_model
+from tests.configs import configured
+from tests.slices import with_slow
 
 Tiny = Callable[..., hs.Model]
 Hanging = Callable[[nn.Module], dict[str, Any]]
@@ -32,6 +29,8 @@ Hanging = Callable[[nn.Module], dict[str, Any]]
 TEXTS = [[7, 99, 23, 64, 31, 50], [8, 45, 77, 64, 31, 51]]
 TARGETS = [[5, 9, 11, 20], [5, 9, 12, 20]]
 ALL = (True, True)
+SLOW = pytest.mark.slow
+FAST = ["llama", "gpt2", "bart", "bert", "cpmant"]
 SAVED: dict[str, tuple[bool, bool]] = {  # joins in depth, reuses keys and values
     "llama": ALL,
     "gpt2": ALL,
@@ -75,7 +74,7 @@ def changeable(model: hs.Model) -> list[hs.Site]:
     ]
 
 
-@pytest.mark.parametrize("family", sliced(list(SAVED), 8))
+@pytest.mark.parametrize("family", with_slow(FAST, sorted(set(SAVED) - set(FAST))))
 def test_it_is_the_loop_of_single_passes(
     tiny: Tiny, family: str, hanging: Hanging
 ) -> None:
@@ -100,15 +99,13 @@ def test_it_is_the_loop_of_single_passes(
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "name", ["FSMTForConditionalGeneration", "ProphetNetForCausalLM"]
+    "name", with_slow(["ProphetNetForCausalLM"], ["FSMTForConditionalGeneration"])
 )
 def test_a_cache_that_a_whole_text_may_not_keep(name: str) -> None:
     """With its cache on, FSMT has no causal mask, and ProphetNet stops at a text of
     more than one token.
     """
-    with gzip.open(TESTS / "conformance" / "tiny_configs.json.gz") as file:
-        row = next(row for row in json.load(file) if row["model_class"] == name)
-    model = hs.load((build(row), None))
+    model = hs.load((configured(name), None))
     chosen = [hs.Site(1, "", "decoder" if model.encoder_decoder else None)]
     base, other, at = prepared(model, chosen)
     plain = hs.record(model, base.inputs, chosen, logits=True)
@@ -125,17 +122,6 @@ def test_a_cache_that_a_whole_text_may_not_keep(name: str) -> None:
     later = [k for k, (one,) in enumerate(variants) if one.tokens[0] > 1]
     swept = sweep(model, base, [variants[k] for k in later], at)
     torch.testing.assert_close(swept.values, expected[later], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_decoder_without_a_text_is_refused(tiny: Tiny) -> None:
-    module = tiny_model("t5")
-    module.config.decoder_start_token_id = (
-        module.generation_config.decoder_start_token_id
-    ) = None  # type: ignore
-    model = hs.load((module, None))
-    with pytest.raises(TextError, match="decoder_start_token_id"):
-        run_clean(model, TEXTS, [])
 
 
 def own_loop(
@@ -256,19 +242,6 @@ def test_only_what_a_variant_needs_is_run(tiny: Tiny) -> None:
     assert (swept.passes, swept.tokens) == (1, 6)
 
 
-def test_parts_of_a_shared_block_are_counted(tiny: Tiny) -> None:
-    model, site = tiny("albert"), hs.Site(3, "attn")
-    base, other, at = prepared(model, [site])
-    variants = every(base, other, [site])
-    expected = torch.stack(
-        [run_unbatched(model, base, variant, at) for variant in variants]
-    )
-    torch.testing.assert_close(
-        sweep(model, base, variants, at).values, expected, rtol=1e-5, atol=1e-5
-    )
-    assert not torch.allclose(expected, base.logits[at].expand_as(expected), atol=1e-3)
-
-
 def test_the_encoder_is_run_once(tiny: Tiny) -> None:
     model = tiny("bart")
     sites = [site for site in changeable(model) if site.stack == "decoder"]
@@ -294,6 +267,7 @@ def test_an_encoder_that_is_run_again_is_counted(tiny: Tiny) -> None:
     assert again.tokens == len(variants) * (len(TEXTS[0]) + len(TARGETS[0]))
 
 
+@pytest.mark.slow
 def test_an_encoder_whose_output_cannot_be_passed_in() -> None:
     module: Any = tiny_model("bart")
 
@@ -372,9 +346,9 @@ def test_a_window_of_attention_that_forgets_tokens_is_not_reused() -> None:
     torch.testing.assert_close(swept.values, expected, rtol=1e-5, atol=1e-5)
 
 
-# On a CPU without bfloat16.
 @pytest.mark.parametrize(
-    ("kernel", "dtype"), [("eager", torch.float32), ("sdpa", torch.bfloat16)], ids=str
+    ("kernel", "dtype"),
+    [("eager", torch.float32), pytest.param("sdpa", torch.bfloat16, marks=SLOW)],
 )
 def test_in_another_dtype_and_kernel(kernel: str, dtype: torch.dtype) -> None:
     module = tiny_model("llama").to(dtype)

@@ -30,6 +30,7 @@ def test_windows_hold_the_tokens_of_the_whole_text(window: int, overlap: int) ->
     assert cut == content
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_no_token_of_a_long_text_is_lost_by_a_real_tokenizer(smollm2: hs.Model) -> None:
     """Some versions of tokenizers drop what does not fit in the first window."""
