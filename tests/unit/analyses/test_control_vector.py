@@ -15,6 +15,7 @@ from torch import nn
 import hiddenscope as hs
 from hiddenscope.errors import Error, FileError, NotFinite
 from hiddenscope.testing import tiny_model
+from tests.unit.analyses.refused import check_refused
 
 IDS = [5, 6, 7, 8]
 
@@ -117,50 +118,39 @@ def test_a_vector_of_repeng_is_read(model: hs.Model, tmp_path: Path) -> None:
     assert float(loaded.vectors["layer.4"][0]) == 3.0
 
 
-REFUSED = {
-    "layer.1": "nothing below layer.2",
-    "layer.0": "nothing below layer.2",
-    "final": "outputs of a decoder's blocks",
-    "layer.2.mlp": "outputs of a decoder's blocks",
-}
-
-
-@pytest.mark.parametrize("site", REFUSED)
-def test_sites_without_a_place_are_refused(site: str, tmp_path: Path) -> None:
-    direction = hs.Direction.of({site: [1.0, 2.0]})
-    with pytest.raises(Error, match=REFUSED[site]):
-        direction.save(tmp_path / "d.gguf")
-    assert os.listdir(tmp_path) == []
-
-
-def test_bad_directions_and_files(tmp_path: Path) -> None:
+def test_bad_directions(tmp_path: Path) -> None:
+    of, vector = hs.Direction.of, [1.0, 2.0]
     path = tmp_path / "d.gguf"
-    with pytest.raises(Error, match="one vector for whatever site"):
-        hs.Direction.of([1.0, 2.0]).save(path)
-    with pytest.raises(FileError, match="saved as .gguf"):
-        hs.Direction.of([1.0, 2.0], sites="layer.3").save(tmp_path / "d.bin")
-    with pytest.raises(Error, match="spare_first"):
-        hs.Direction.of([1.0], sites="layer.3", spare_first=True).save(path)
-    with pytest.raises(FileError, match="no such file"):
-        hs.Direction.load(path)
-    ones = np.ones(4, np.float32)
-    bad = [
-        ({"direction.0": ones}, "controlvector", "called 'direction.0'"),
-        ({"other": ones}, "controlvector", "called 'other'"),
-        ({"direction.1": ones}, "llama", "a GGUF file of 'llama'"),
-        ({"direction.1": np.ones((2, 2), np.float32)}, "controlvector", "float32"),
-        ({"direction.1": ones.astype(np.float16)}, "controlvector", "float16"),
-    ]
-    for tensors, arch, message in bad:
+    below, parts = "nothing below layer.2", "outputs of a decoder's blocks"
+    for direction, words in (
+        (of({"layer.1": vector}), below),
+        (of({"layer.0": vector}), below),
+        (of({"final": vector}), parts),
+        (of({"layer.2.mlp": vector}), parts),
+        (of(vector), "one vector for whatever site"),
+        (of(vector, sites="layer.3", spare_first=True), "spare_first"),
+    ):
+        check_refused(Error, words, direction.save, path)
+    words = "saved as .gguf"
+    save = of(vector, sites="layer.3").save
+    check_refused(FileError, words, save, tmp_path / "d.bin")
+    assert os.listdir(tmp_path) == []
+    check_refused(FileError, "no such file", hs.Direction.load, path)
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    path, ones = tmp_path / "d.gguf", np.ones(4, np.float32)
+    square, short = np.ones((2, 2), np.float32), ones.astype(np.float16)
+    for name, tensor, arch, kind, words in (
+        ("direction.0", ones, "controlvector", FileError, "called 'direction.0'"),
+        ("other", ones, "controlvector", FileError, "called 'other'"),
+        ("direction.1", ones, "llama", FileError, "a GGUF file of 'llama'"),
+        ("direction.1", square, "controlvector", FileError, "float32"),
+        ("direction.1", short, "controlvector", FileError, "float16"),
+        ("direction.1", ones * np.nan, "controlvector", NotFinite, "NaN"),
+    ):
         path.unlink(missing_ok=True)
-        write_gguf(path, tensors, arch)
-        with pytest.raises(FileError, match=message):
-            hs.Direction.load(path)
-    path.unlink()
-    write_gguf(path, {"direction.1": ones * np.nan}, "controlvector")
-    with pytest.raises(NotFinite, match="NaN"):
-        hs.Direction.load(path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:60])
-    with pytest.raises(FileError, match="damaged"):
-        hs.Direction.load(path)
+        write_gguf(path, {name: tensor}, arch)
+        check_refused(kind, words, hs.Direction.load, path)
+    path.write_bytes(path.read_bytes()[:60])
+    check_refused(FileError, "damaged", hs.Direction.load, path)
