@@ -1,9 +1,10 @@
-"""Compare: exact zeros for what is the same, held against xarray's arithmetic, an own
-CKA, and a real model.
+"""Compare: exact zeros for what is the same, held against xarray's arithmetic and an
+own CKA.
 """
 
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 import hiddenscope as hs
-from fuzz import folders
+from hiddenscope.measures import linear_cka
 from hiddenscope.passes import Batching
 from hiddenscope.sites import Site
-from hiddenscope.testing import build, tiny_model, tiny_tokenizer
+from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid, Lines
 
@@ -24,14 +25,12 @@ MEASURES = ["l2", "relative", "cosine", "mean", "deviation"]
 Tiny = Callable[..., hs.Model]
 
 
-def other(family: str = "gpt2", seed: int = 1, **tokenizer: bool) -> hs.Model:
-    return hs.load((tiny_model(family, seed=seed), tiny_tokenizer(**tokenizer)))
+def other(family: str = "gpt2", seed: int = 1) -> hs.Model:
+    return hs.load((tiny_model(family, seed=seed), tiny_tokenizer()))
 
 
-def states(
-    values: torch.Tensor, ids: list[int] | None = None, model: str = "toy"
-) -> hs.States:
-    ids = ids or list(range(values.shape[1]))
+def states(values: torch.Tensor, model: str = "toy") -> hs.States:
+    ids = list(range(values.shape[1]))
     tokens = hs.Tokens(
         None, [0] * len(ids), range(len(ids)), ids, [f"t{k}" for k in ids]
     )
@@ -52,17 +51,10 @@ def cka(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     return hsic(k, m) / (hsic(k, k) * hsic(m, m)) ** 0.5
 
 
-def cka_by_features(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """The same by products of channels, for many tokens."""
-    x, y = x - x.mean(0), y - y.mean(0)
-    return float(
-        np.square(x.T @ y).sum() / np.linalg.norm(x.T @ x) / np.linalg.norm(y.T @ y)
-    )
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "mamba", "t5", "fnet"])
+@pytest.mark.parametrize("family", ["llama", "mamba", "t5", "fnet"])
 def test_a_text_and_itself_are_the_same(tiny: Tiny, family: str) -> None:
     result = hs.compare(tiny(family), ONE, ONE)
+    assert result.facts["run"] == ("apart" if family == "fnet" else "together")
     for name in ("l2", "relative", "mean", "deviation"):
         cells = result.data[name].values
         assert (cells[np.isfinite(cells)] == 0).all()
@@ -71,12 +63,13 @@ def test_a_text_and_itself_are_the_same(tiny: Tiny, family: str) -> None:
     assert all(facts["first_difference"] is None for facts in result.facts["stacks"])
     assert views_of(result)
     assert "have equal states everywhere" in sections_of(result)[0].prose
+    assert "tested" not in result.summary()
 
 
-@pytest.mark.parametrize(("a", "b"), [(ONE, TWO), (ONE, LONGER)])
-def test_what_is_symmetric_is_symmetric(tiny: Tiny, a: str, b: str) -> None:
+def test_what_is_symmetric_is_symmetric(tiny: Tiny) -> None:
     model = tiny("llama")
-    there, back = hs.compare(model, a, b).data, hs.compare(model, b, a).data
+    there = hs.compare(model, ONE, LONGER).data
+    back = hs.compare(model, LONGER, ONE).data
     for name in ("l2", "relative", "cosine", "deviation"):
         np.testing.assert_allclose(there[name], back[name], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(there["mean"], -back["mean"], rtol=1e-4, atol=1e-6)
@@ -118,7 +111,7 @@ def test_the_measures_are_those_of_xarray(tiny: Tiny) -> None:
     assert "mean of the two norms" in data["relative"].attrs["units"]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "mamba", "gemma3_text"])
+@pytest.mark.parametrize("family", ["gpt2", "mamba"])
 def test_a_common_beginning_is_exactly_zero_however_long_the_rest(
     tiny: Tiny, family: str
 ) -> None:
@@ -215,15 +208,12 @@ def test_both_stacks_of_an_encoder_decoder(tiny: Tiny) -> None:
 def test_a_model_that_is_not_to_be_batched_is_run_apart_and_says_its_floor() -> None:
     model = other("llama", seed=0)
     together = hs.compare(model, ONE, LONGER)
-    assert (
-        together.facts["run"] == "together" and "rounding_floor" not in together.facts
-    )
+    assert together.facts["run"] == "together"
+    assert "rounding_floor" not in together.facts
     model.batching = Batching(False, 1e4, "texts in a padded batch came out otherwise")
     apart = hs.compare(model, ONE, LONGER)
-    assert (
-        apart.facts["run"] == "apart"
-        and "texts in a padded batch came out otherwise" in apart.summary()
-    )
+    assert apart.facts["run"] == "apart"
+    assert "texts in a padded batch came out otherwise" in apart.summary()
     assert 0 <= apart.facts["rounding_floor"]["relative"] < 1e-4
     np.testing.assert_allclose(apart.data["l2"], together.data["l2"], atol=1e-4)
     model.batching = Batching(True, 0.1, "", rope_switch=20)
@@ -231,70 +221,42 @@ def test_a_model_that_is_not_to_be_batched_is_run_apart_and_says_its_floor() -> 
     assert hs.compare(model, ONE, TWO).facts["run"] == "together"
 
 
-def test_a_text_is_itself_in_a_model_that_rounds_the_rows_of_a_batch_otherwise() -> (
-    None
-):
-    row = next(
-        row for row in folders.rows() if row["model_class"] == "GraniteSWAForCausalLM"
-    )
-    model = hs.load((build(row), None))
-    same = hs.compare(model, [[5, 6, 7, 8, 9, 10]], [[5, 6, 7, 8, 9, 10]])
-    assert same.facts["stacks"][0]["first_difference"] is None
-    model.trials._outcomes = {
-        key: value
-        for key, value in model.trials._outcomes.items()
-        if key[0] != "equal rows"
-    }  # type: ignore[index]
-    # Which models do depends on the processor.
-    model.trials.once("equal rows", lambda: False)
-    other = hs.compare(model, [[5, 6, 7]], [[5, 8, 7]])
-    assert (
-        other.facts["run"] == "together"
-        and other.facts["rounding_floor"]["relative"] < 1e-4
-    )
-    assert "not rounded alike" in other.summary()
+def test_texts_of_a_batch_that_are_not_rounded_alike_have_a_floor() -> None:
+    """Which models round them otherwise depends on the processor."""
+    model = other("llama")
+    model.trials.once("equal rows", lambda: False, form=bool)
+    found = hs.compare(model, ONE, TWO)
+    assert found.facts["run"] == "together"
+    assert found.facts["rounding_floor"]["relative"] < 1e-4
+    assert "not rounded alike" in found.summary()
 
 
 def test_targets_are_the_decoders_texts(tiny: Tiny) -> None:
     model = tiny("t5")
     a, b = model.capture(ONE, targets="The dog"), model.capture(TWO, targets="The dog")
     result = hs.compare(model, ONE, TWO, targets="The dog")
-    np.testing.assert_allclose(
-        result.data["l2"], hs.compare(a, b).data["l2"], atol=1e-4
-    )
-    assert (
-        result.data.attrs["targets"]
-        == result.data.attrs["other_targets"]
-        == ["The dog"]
-    )
-    own = hs.compare(
-        model, ONE, model.encode(ONE, targets="The house"), targets="The dog"
-    )
-    stack, l2 = own.data["stack"].values, own.data["l2"].values
-    assert (
-        l2[:, stack == "encoder"][np.isfinite(l2[:, stack == "encoder"])] == 0
-    ).all(), "the encoder reads the same"
-    decoder = l2[[site.startswith("decoder") for site in own.data["site"].values]][
-        :, stack == "decoder"
-    ]
-    shared = (
-        own.data["id"].values[stack == "decoder"]
-        == own.data["other_id"].values[stack == "decoder"]
-    )
-    before = int(np.argmin(shared))
-    assert before > 1
-    assert (decoder[:, :before] == 0).all(), (
-        "and so does the decoder, up to where its texts part"
-    )
-    assert (decoder[:, before] > 0).all()
+    expected = hs.compare(a, b).data["l2"]
+    np.testing.assert_allclose(result.data["l2"], expected, atol=1e-4)
+    for name in ("targets", "other_targets"):
+        assert result.data.attrs[name] == ["The dog"]
+    encoded = model.encode(ONE, targets="The house")
+    own = hs.compare(model, ONE, encoded, targets="The dog")
     assert own.data.attrs["other_targets"] == ["The house"]
+    decoding = own.data["stack"].values == "decoder"
+    data = own.data.isel(token=decoding)
+    l2 = own.data["l2"].values[:, ~decoding]
+    assert (l2[np.isfinite(l2)] == 0).all(), "the encoder reads the same"
+    before = int(np.argmin(data["id"].values == data["other_id"].values))
+    assert before > 1
+    rows = [str(site).startswith("decoder") for site in data["site"].values]
+    l2 = data["l2"].values[rows]
+    assert (l2[:, :before] == 0).all(), "so does the decoder until its texts part"
+    assert (l2[:, before] > 0).all()
     both = hs.compare(
         model.capture(ONE, targets="The dog"), model.capture(ONE, targets="The house")
     )
-    assert (
-        both.facts["stacks"][1]["first_difference"]
-        == own.facts["stacks"][1]["first_difference"]
-    )
+    first = [found.facts["stacks"][1]["first_difference"] for found in (both, own)]
+    assert first[0] == first[1]
 
 
 def test_texts_are_encoded_once_and_what_was_encoded_is_taken_as_it_is(
@@ -319,22 +281,17 @@ def test_texts_are_encoded_once_and_what_was_encoded_is_taken_as_it_is(
     assert again.data.attrs["other_targets"] == ["The dog"]
 
 
-@pytest.mark.parametrize("truncate", [False, True])
-def test_a_text_beyond_the_window_is_cut_when_asked(tiny: Tiny, truncate: bool) -> None:
+def test_a_text_beyond_the_window_is_cut_when_asked(tiny: Tiny) -> None:
     model = tiny("gpt2")
     window = model.text_encoder.window
     assert window
     long, short = [5] * (window + 3), [5] * 4 + [6]
-    if not truncate:
-        with pytest.raises(hs.errors.TextError, match="truncate=True"):
-            hs.compare(model, [long], [short])
-        return
-    result = hs.compare(model, [long], [short], truncate=truncate)
+    with pytest.raises(hs.errors.TextError, match="truncate=True"):
+        hs.compare(model, [long], [short])
+    result = hs.compare(model, [long], [short], truncate=True)
     assert (result.data["position"].values >= 0).sum() == window
     assert (result.data["l2"].values[:, :4] == 0).all()
-    words = hs.compare(
-        model, "The cat sat. " * window, "The cat sat.", truncate=truncate
-    )
+    words = hs.compare(model, "The cat sat. " * window, "The cat sat.", truncate=True)
     assert (words.data["position"].values >= 0).sum() == window
     assert words.data.attrs["other_texts"] == ["The cat sat."]
 
@@ -366,7 +323,7 @@ class Blocks:
         self.alive -= rows
 
 
-@pytest.mark.parametrize("rows", [1, 4, 1000])
+@pytest.mark.parametrize("rows", [4, 1000])
 def test_what_is_read_in_blocks_is_compared_as_states_are(
     tiny: Tiny, rows: int
 ) -> None:
@@ -383,16 +340,14 @@ def test_what_is_read_in_blocks_is_compared_as_states_are(
         result = hs.compare(left, right)
         for name in MEASURES:
             np.testing.assert_array_equal(result.data[name], expected[name])
-        assert (
-            result.data["string"].values.tolist() == expected["string"].values.tolist()
-        )
+        np.testing.assert_array_equal(result.data["string"], expected["string"])
         assert "cka" in result.data, "nobody says that both come from one model"
         for side in (left, right):
             if isinstance(side, Blocks):
+                # A text, and a block a site.
                 block = min(rows, len(a.tokens))
-                assert (
-                    side.most <= a.tokens.lengths.max() + (len(a.sites) + 2) * block
-                ), "a text, and a block a site"
+                text = a.tokens.lengths.max()
+                assert side.most <= text + (len(a.sites) + 2) * block
     some = hs.compare(Blocks(a, rows), Blocks(b, rows), sites="layer.1,final")
     assert some.data["site"].values.tolist() == ["layer.1", "final"]
     short = Blocks(a, rows)
@@ -403,28 +358,22 @@ def test_what_is_read_in_blocks_is_compared_as_states_are(
 
 def test_of_many_tokens_a_sample_decides_how_alike_sites_are() -> None:
     torch.manual_seed(2)
-    x = torch.randn(2, 5000, 4)
-    y = x @ torch.randn(4, 7) + torch.randn(2, 5000, 7)
+    x = torch.randn(2, 2000, 4)
+    y = x @ torch.randn(4, 7) + torch.randn(2, 2000, 7)
 
-    def cut(values: torch.Tensor, lengths: list[int]) -> hs.States:
-        text = np.repeat(np.arange(len(lengths)), lengths)
-        positions = np.concatenate([np.arange(n) for n in lengths])
-        tokens = hs.Tokens(
-            None, text, positions, range(5000), [f"t{k}" for k in range(5000)]
-        )
-        return hs.States(
-            (Site(0), Site(1)), values, tokens, hs.Source(f"{values.shape[2]} wide")
-        )
+    def cut(values: torch.Tensor, length: int) -> hs.States:
+        """Cut all rows into texts of one length."""
+        rows = np.arange(2000)
+        tokens = hs.Tokens(None, rows // length, rows % length, rows, rows.astype(str))
+        source = hs.Source(f"{values.shape[2]} wide")
+        return hs.States((Site(0), Site(1)), values, tokens, source)
 
-    whole = hs.compare(cut(x, [5000]), cut(y, [5000]))
-    pieces = hs.compare(cut(x, [10] * 500), cut(y, [10] * 500))
+    whole = hs.compare(cut(x, 2000), cut(y, 2000))
+    pieces = hs.compare(cut(x, 10), cut(y, 10))
     assert whole.facts["cka"]["sampled_tokens"] == 1000
-    assert whole.facts["cka"]["tokens"] == 5000
+    assert whole.facts["cka"]["tokens"] == 2000
     np.testing.assert_array_equal(whole.data["cka"], pieces.data["cka"])
-    every = [
-        [cka_by_features(a, b) for b in y.double().numpy()] for a in x.double().numpy()
-    ]
-    np.testing.assert_allclose(whole.data["cka"], every, atol=0.05)
+    np.testing.assert_allclose(whole.data["cka"], linear_cka(x, y)[0], atol=0.05)
 
 
 def test_equal_states_have_no_likeness() -> None:
@@ -435,10 +384,6 @@ def test_equal_states_have_no_likeness() -> None:
     assert "most_alike" not in result.facts["cka"]
     (section,) = sections_of(result)
     assert "all states of a site are equal" in section.prose
-
-
-def test_fnet_really_is_run_apart(tiny: Tiny) -> None:
-    assert "rounding_floor" in hs.compare(tiny("fnet"), ONE, LONGER).facts
 
 
 def test_one_text_in_two_models(tiny: Tiny) -> None:
@@ -492,12 +437,10 @@ def test_models_of_two_widths_are_compared_by_cka() -> None:
     expected = [[cka(a, b) for b in y.double().numpy()] for a in x.double().numpy()]
     assert result.data["cka"].dims == ("site", "source_site")
     np.testing.assert_allclose(result.data["cka"], expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        result.data["cka_chance"], linear_cka(x, y)[1], rtol=1e-5
+    )
     few = hs.compare(states(x[:, :5]), states(y[:, :5], model="wider"))
-    expected = [
-        [cka(a, b) for b in y[:, :5].double().numpy()]
-        for a in x[:, :5].double().numpy()
-    ]
-    np.testing.assert_allclose(few.data["cka"], expected, rtol=1e-5)
     assert few.facts["cka"]["few_tokens"] and not result.facts["cka"]["few_tokens"]
     assert result.facts["cka"]["most_alike"]["site"] == "layer.2"
     assert result.facts["cka"]["most_alike"]["source_site"] == "layer.1"
@@ -508,54 +451,31 @@ def test_models_of_two_widths_are_compared_by_cka() -> None:
     assert "linear CKA over 80 tokens" in sections_of(result)[0].prose
 
 
-def test_cka_does_not_move_under_rotation_and_scaling_and_chance_is_the_mean_over_pairings() -> (
-    None
-):
-    torch.manual_seed(1)
-    x = torch.randn(2, 30, 8, dtype=torch.float64) + 3
-    turned = 7 * x @ torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64))[0] + 5
-    plain, moved = (
-        hs.compare(states(x), states(side, model="b")).data for side in (x, turned)
-    )
-    np.testing.assert_allclose(np.diag(plain["cka"]), 1, rtol=1e-6)
-    np.testing.assert_allclose(moved["cka"], plain["cka"], rtol=1e-5)
-    pairings = [
-        cka(x[0].numpy(), x[1][torch.randperm(30)].numpy()) for _ in range(2000)
-    ]
-    assert plain["cka_chance"].values[0, 1] == pytest.approx(
-        np.mean(pairings), rel=0.03
-    )
-
-
 def test_facts_are_read_off_the_differences() -> None:
-    heights = [1.0, 2.0, 9.0, 4.0]
-    a = torch.zeros(4, 2, 3) + 1
+    a = torch.ones(4, 2, 3)
     b = a.clone()
-    b[:, 1, 0] += torch.tensor(heights)
+    b[:, 1, 0] += torch.tensor([1.0, 2.0, 9.0, 4.0])
     (facts,) = hs.compare(states(a), states(b)).facts["stacks"]
     assert (facts["tokens_equal"], facts["tokens_compared"]) == (1, 2)
-    jump = {
+    assert facts["largest_jump"] == {
         "from": {"site": "layer.1", "median": 2.0},
         "to": {"site": "layer.2", "median": 9.0},
     }
-    assert facts["largest_jump"] == jump
     assert "end" not in facts
-    sites = (Site(0), Site(1), Site(2), Site(None))
-    ends = hs.compare(
-        *(hs.States(sites, side, states(a).tokens, hs.Source("toy")) for side in (a, b))
-    )
-    end = ends.facts["stacks"][0]["end"]
-    assert {one["site"]: one["median"] for one in end.values()} == {
-        "layer.1": 2.0,
-        "layer.2": 9.0,
-        "final": 4.0,
-    }
+
+    def normed() -> hs.Result:
+        """Compare the same, with the last site as the final norm."""
+        sites = (Site(0), Site(1), Site(2), Site(None))
+        tokens, source = states(a).tokens, hs.Source("toy")
+        return hs.compare(*(hs.States(sites, x, tokens, source) for x in (a, b)))
+
+    end = normed().facts["stacks"][0]["end"]
+    medians = {one["site"]: one["median"] for one in end.values()}
+    assert medians == {"layer.1": 2.0, "layer.2": 9.0, "final": 4.0}
     b[1, 1, 0] = 1 + 6
-    ends = hs.compare(
-        *(hs.States(sites, side, states(a).tokens, hs.Source("toy")) for side in (a, b))
-    )
-    assert ends.facts["stacks"][0]["end"]["share_of_drop_by_final_norm"] == 1
-    assert "the final norm causes the drop" in sections_of(ends)[1].prose
+    result = normed()
+    assert result.facts["stacks"][0]["end"]["share_of_drop_by_final_norm"] == 1
+    assert "the final norm causes the drop" in sections_of(result)[1].prose
 
 
 def test_narrow_states_are_widened_once() -> None:
@@ -574,66 +494,27 @@ def test_narrow_states_are_widened_once() -> None:
 
 def test_what_cannot_be_compared_is_said(tiny: Tiny) -> None:
     model, bare = tiny("gpt2"), hs.load((tiny_model("gpt2"), None))
-    text = hs.errors.TextError
-    for asked, error, match in [
-        (lambda: hs.compare(model, ONE), text, "no second text and no other model"),
-        (
-            lambda: hs.compare(model, ONE, TWO, other=model),
-            text,
-            "a second text and another model",
-        ),
-        (lambda: hs.compare(model, ONE, ""), text, "it is empty"),
-        (
-            lambda: hs.compare(model, [ONE, TWO], [ONE]),
-            text,
-            "2 on one side and 1 on the other",
-        ),
-        (lambda: hs.compare(bare, ONE, TWO), text, "without a tokenizer"),
-        (
-            lambda: hs.compare(model, ONE, TWO, sites="layer.9"),
-            hs.errors.SiteError,
-            "layer.9",
-        ),
-        (
-            lambda: hs.compare(model, ONE, other=tiny("t5")),
-            hs.errors.StatesError,
-            "an encoder and a decoder",
-        ),
-        (
-            lambda: hs.compare(model, ONE, TWO, targets=ONE),
-            hs.errors.PassError,
-            "has one stack",
-        ),
-        (
-            lambda: hs.compare(model.capture(ONE), model.capture(ONE), targets=ONE),
-            hs.errors.StatesError,
-            "nothing else",
-        ),
-        (
-            lambda: hs.compare(model.capture(ONE), TWO),
-            hs.errors.StatesError,
-            "compared with states",
-        ),
-        (
-            lambda: hs.compare(model, model.capture(ONE), TWO),
-            hs.errors.StatesError,
-            "need no model",
-        ),
-        (
-            lambda: hs.compare(model.capture(ONE), model.capture([ONE, TWO])),
-            hs.errors.StatesError,
-            "1 texts .* 2 of",
-        ),
-        (
-            lambda: hs.compare(
-                states(torch.ones(1, 2, 3)), states(torch.ones(1, 2, 4))
-            ),
-            text,
-            "it takes 3",
-        ),
-    ]:
+    captured, both = model.capture(ONE), model.capture([ONE, TWO])
+    wide, narrow = (states(torch.ones(1, 2, width)) for width in (3, 4))
+    errors: Any = hs.errors
+    cases: list[tuple[Any, dict[str, Any], Any, str]] = [
+        ((model, ONE), {}, errors.TextError, "no second text and no other model"),
+        ((model, ONE, TWO), {"other": model}, errors.TextError, "a second text and an"),
+        ((model, ONE, ""), {}, errors.TextError, "it is empty"),
+        ((model, [ONE, TWO], [ONE]), {}, errors.TextError, "2 on one side and 1 on"),
+        ((bare, ONE, TWO), {}, errors.TextError, "without a tokenizer"),
+        ((wide, narrow), {}, errors.TextError, "it takes 3"),
+        ((model, ONE, TWO), {"sites": "layer.9"}, errors.SiteError, "layer.9"),
+        ((model, ONE, TWO), {"targets": ONE}, errors.PassError, "has one stack"),
+        ((model, ONE), {"other": tiny("t5")}, errors.StatesError, "an encoder and a d"),
+        ((captured, captured), {"targets": ONE}, errors.StatesError, "nothing else"),
+        ((captured, TWO), {}, errors.StatesError, "compared with states"),
+        ((model, captured, TWO), {}, errors.StatesError, "need no model"),
+        ((captured, both), {}, errors.StatesError, "1 texts .* 2 of"),
+    ]
+    for arguments, options, error, match in cases:
         with pytest.raises(error, match=match):
-            asked()
+            hs.compare(*arguments, **options)
     assert hs.compare(bare, [5, 6, 7], [5, 6, 8]).data["l2"].shape == (5, 3)
 
 
@@ -643,62 +524,16 @@ def test_the_views_and_files_of_a_comparison(tiny: Tiny, tmp_path: object) -> No
     assert isinstance(grid, Grid)
     assert isinstance(length, Lines)
     assert isinstance(share, Lines)
-    assert [measure.scale for measure in grid.measures] == [
-        "log",
-        "linear",
-        "linear",
-        "linear",
-        "log",
-    ]
+    scales = " ".join(measure.scale for measure in grid.measures)
+    assert scales == "log linear linear linear log"
     assert (length.scale, share.scale) == ("log", "linear")
     for suffix in (".json", ".nc"):
         result.save(f"{tmp_path}/compared{suffix}")
         assert hs.Result.load(f"{tmp_path}/compared{suffix}").equals(result)
 
 
-def test_noise_makes_no_finding_without_saying_that_it_was_not_tested() -> None:
-    """Where a difference is called the largest, of states without any structure, that
-    is a draw.
-    """
+def test_sites_of_noise_are_as_alike_as_chance_makes_them() -> None:
     for seed in range(5):
         a, b = torch.randn(2, 4, 60, 16, generator=torch.Generator().manual_seed(seed))
-        summary = hs.compare(states(a), states(b)).summary()
-        assert "largest" in summary
-        assert "were not tested" in summary
-        alike = hs.compare(states(a), states(b, model="other"))
-        cka, chance = (
-            float(alike.facts["cka"][name]) for name in ("median", "median_by_chance")
-        )
-        assert cka < 2 * chance, (
-            "and sites that have nothing in common are as alike as chance makes them"
-        )
-    same = hs.compare(states(a), states(a)).summary()
-    assert "have equal states everywhere" in same and "tested" not in same
-
-
-@pytest.mark.real
-def test_two_capitals_in_smollm2(smollm2: hs.Model) -> None:
-    result = hs.compare(
-        smollm2, "The capital of France is Paris.", "The capital of Germany is Berlin."
-    )
-    data, (facts,) = result.data, result.facts["stacks"]
-    assert (data["l2"].values[:, :3] == 0).all(), "the same three tokens, bit for bit"
-    assert (data["l2"].values[1:, 3:] > 0).all()
-    first = {
-        "token": [" France", " Germany"],
-        "text": 0,
-        "position": [3, 3],
-        "site": "layer.0",
-    }
-    assert facts["first_difference"] == first
-    median = data["l2_median"].to_series()
-    assert (
-        median["layer.4"] < median["layer.16"] < median["layer.24"] < median["layer.30"]
-    ), "a rise"
-    assert median["layer.24"] > 1.5 * median["layer.23"], "a late jump"
-    assert facts["largest_jump"]["to"]["site"] == "layer.30"
-    assert median["layer.30"] > 1.3 * median["layer.29"], (
-        "raw, the last block takes them farther apart"
-    )
-    assert median["final"] < 0.15 * median["layer.29"], "and hidden_states shows a drop"
-    assert facts["end"]["share_of_drop_by_final_norm"] == 1
+        found = hs.compare(states(a), states(b, model="other")).facts["cka"]
+        assert found["median"] < 2 * found["median_by_chance"]

@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from typer.testing import CliRunner
 
 import hiddenscope as hs
 from calibrate.visibility import Texts, depth_trial, texts_trial
 from hiddenscope.analyses.visibility.decay import estimate
+from hiddenscope.analyses.visibility.jackknife import jackknife
 from hiddenscope.analyses.visibility.laws import fit_law
 from hiddenscope.analyses.visibility.random_weights import RandomModel
 from hiddenscope.analyses.visibility.sampling import DistanceWindow, draw_targets
-from hiddenscope.analyses.visibility.tallies import BATCHES, Tallies
+from hiddenscope.analyses.visibility.tallies import Tallies
 from hiddenscope.cli.main import app
 from hiddenscope.passes.jacobian import tape
 from hiddenscope.testing import tiny_model, tiny_tokenizer
@@ -44,47 +46,53 @@ def full_maps(model: hs.Model, texts: list[list[int]]) -> list[Any]:
     return maps
 
 
-def shares_below(maps: list[Any], places: range) -> Any:
-    """The mean share [distance] of the site below, over all targets of full maps."""
-    rows = []
-    for influence in maps:
-        for site in range(1, len(influence)):
-            for place in places:
-                seen = influence[site, place, site - 1]
-                back = [seen[place - distance] for distance in range(FARTHEST + 1)]
-                rows.append(np.array(back) / seen.sum())
-    return np.mean(rows, axis=0)
-
-
-def test_with_every_state_drawn_the_averages_are_those_of_the_whole_maps(
-    tiny: Tiny,
-) -> None:
-    model, texts = tiny("gpt2"), random_texts(3)
+def test_with_every_state_drawn_the_averages_are_those_of_the_whole_maps() -> None:
+    """A model of six layers: every target of the upper half sees three sites."""
+    model, texts = hs.load((tiny_model("gpt2", layers=6), None)), random_texts(2)
     result = hs.visibility(model, texts, sites="layer.*", sampling=ALL)
-    maps = full_maps(model, texts)
-    expected = shares_below(maps, range(FARTHEST + 1, 12))
-    np.testing.assert_allclose(result.data["decay_below"], expected, rtol=1e-4)
-    tops, firsts, columns = [], [], []
-    for influence in maps:
+    below, firsts, reach, columns, depths = [], [], [], [], []
+    for influence in full_maps(model, texts):
         for place in range(FARTHEST + 1, 12):
             top = influence[-1, place, :-1]
-            tops.append(top.sum(-1) / top.sum())
+            reach.append(top.sum(-1) / top.sum())
             firsts.append(top[0, place - FARTHEST] / top[0].sum())
             for site in range(1, len(influence)):
                 seen = influence[site, place, :site]
-                columns.append((seen[:, place] / seen.sum(-1)).mean())
-    np.testing.assert_allclose(
-        result.data["reach"].to_numpy()[:-1], np.mean(tops, axis=0), rtol=1e-4
-    )
-    assert float(result.data["decay_first"][-1]) == pytest.approx(
-        np.mean(firsts), rel=1e-4
-    )
-    found = result.facts["aligned"]
+                shares = seen / seen.sum(-1, keepdims=True)
+                below.append(shares[-1, place - FARTHEST : place + 1][::-1])
+                columns.append(shares[:, place].mean())
+                if site >= 3:
+                    nearest = seen.sum(-1)[::-1][:3]
+                    depths.append(nearest / nearest.sum())
+    data, found = result.data, result.facts["aligned"]
+    means = [np.mean(rows, axis=0) for rows in (below, reach, depths)]
+    np.testing.assert_allclose(data["decay_below"], means[0], rtol=1e-4)
+    np.testing.assert_allclose(data["reach"][:-1], means[1], rtol=1e-4)
+    np.testing.assert_allclose(data["decay_depth"][:3], means[2], rtol=1e-4)
+    assert np.isnan(data["decay_depth"][3:]).all()
+    assert float(data["decay_first"][-1]) == pytest.approx(np.mean(firsts), rel=1e-4)
     assert found["own_column"]["value"] == pytest.approx(np.mean(columns), rel=1e-4)
-    assert found["targets"] == 3 * 3 * 5
+    assert found["targets"] == 2 * 6 * 5
     assert found["farthest"] == FARTHEST
+    law = found["laws"][2]
+    assert law["source"] == "depth"
+    assert law["exponent"]["value"] == pytest.approx(fit_law(means[2]).exponent)
 
 
+def test_the_interval_of_a_mean_is_students() -> None:
+    numbers = np.random.default_rng(0).normal(size=12)
+    sums = {"targets": np.ones((12, 1)), "sum": numbers}
+
+    def statistics(part: Any) -> Any:
+        return {"mean": part["sum"] / part["targets"].sum()}
+
+    estimates, count = jackknife(sums, statistics)
+    low, high = stats.t.interval(0.95, 11, numbers.mean(), stats.sem(numbers))
+    assert estimates["mean"] == pytest.approx((numbers.mean(), low, high))
+    assert count == 12
+
+
+@pytest.mark.slow
 def test_drawn_states_estimate_the_whole_maps_without_bias(tiny: Tiny) -> None:
     """The mean over 24 draws is the full average up to chance, and intervals hold."""
     model, texts = tiny("gpt2"), random_texts(6)
@@ -154,6 +162,7 @@ def test_each_law_is_told_from_the_other() -> None:
     assert np.isnan(fit_law(np.array([0.5, 0.0, 0.1])).exponent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", ["power", "none"])
 def test_intervals_hold_planted_truths(
     law: Any, monkeypatch: pytest.MonkeyPatch
@@ -168,6 +177,7 @@ def test_intervals_hold_planted_truths(
     assert np.mean([record["wrong"] for record in records]) <= 0.05 + 0.085
 
 
+@pytest.mark.slow
 def test_the_interval_of_the_law_by_depth_holds_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -198,24 +208,17 @@ def test_groups_of_the_data_are_kept_together(tiny: Tiny) -> None:
     assert "3 groups" in result.summary()
 
 
-def test_memory_does_not_grow_with_the_number_of_texts() -> None:
-    sizes = []
-    for texts in (BATCHES, 10 * BATCHES):
-        tallies = Tallies(min(BATCHES, texts), 4, DistanceWindow.of(20, causal=True))
-        sizes.append(sum(array.nbytes for array in tallies.sums.values()))
-    assert sizes[0] == sizes[1]
-    # Batches of three and of four texts count as somewhat fewer equal ones.
-    assert BATCHES - 2 < estimate_batches(200) <= BATCHES
-
-
-def estimate_batches(texts: int) -> float:
-    model = hs.load((tiny_model("gpt2"), None))
+def test_texts_are_dealt_to_a_few_batches_however_many_they_are(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hiddenscope.analyses.visibility.aligned.BATCHES", 4)
     few = hs.Sampling(per_text=1)
-    result = hs.visibility(
-        model, random_texts(texts, 8), sites="layer.0,layer.1", sampling=few
-    )
-    batches: float = result.facts["aligned"]["batches"]
-    return batches
+    texts = random_texts(10, 8)
+    result = hs.visibility(tiny("gpt2"), texts, sites="layer.0-1", sampling=few)
+    found = result.facts["aligned"]
+    assert (found["groups"], found["targets"]) == (10, 10)
+    # Batches of three and of two texts count as somewhat fewer equal ones.
+    assert found["batches"] == round(10**2 / (9 + 9 + 4 + 4), 1)
 
 
 def test_random_weights_show_no_law_and_nothing_of_the_module_changes(
@@ -226,8 +229,8 @@ def test_random_weights_show_no_law_and_nothing_of_the_module_changes(
     hooks, state = hanging(module), torch.random.get_rng_state()
     result = hs.visibility(
         hs.load((module, None)),
-        random_texts(8),
-        sampling=hs.Sampling(per_text=6, baseline="random"),
+        random_texts(6),
+        sampling=hs.Sampling(per_text=4, baseline="random"),
     )
     assert torch.equal(torch.random.get_rng_state(), state)
     assert hanging(module) == hooks
@@ -256,26 +259,6 @@ def test_random_weights_are_run_in_the_places_of_the_model(tiny: Tiny) -> None:
         assert not torch.equal(of_copy.values(site), of_model.values(site))
 
 
-def test_shares_by_depth_are_those_of_the_whole_maps() -> None:
-    """A model of six layers: every target of the upper half sees three sites."""
-    model = hs.load((tiny_model("gpt2", layers=6), None))
-    texts = random_texts(2)
-    result = hs.visibility(model, texts, sites="layer.*", sampling=ALL)
-    rows = []
-    for influence in full_maps(model, texts):
-        for site in range(3, 7):
-            for place in range(FARTHEST + 1, 12):
-                of_sites = influence[site, place].sum(-1)
-                nearest = of_sites[[site - 1, site - 2, site - 3]]
-                rows.append(nearest / nearest.sum())
-    shares = result.data["decay_depth"].to_numpy()
-    np.testing.assert_allclose(shares[:3], np.mean(rows, axis=0), rtol=1e-4)
-    assert np.isnan(shares[3:]).all()
-    law = result.facts["aligned"]["laws"][2]
-    assert law["source"] == "depth"
-    assert law["exponent"]["value"] == pytest.approx(fit_law(shares[:3]).exponent)
-
-
 def test_a_law_is_called_absent_only_where_the_texts_say_so(tiny: Tiny) -> None:
     """The sentence about random weights follows the interval of their exponent."""
     result = hs.visibility(
@@ -287,13 +270,9 @@ def test_a_law_is_called_absent_only_where_the_texts_say_so(tiny: Tiny) -> None:
     words = {"above": "falls too", "below": "grows", "undecided": "not found to fall"}
     for decays, expected in words.items():
         random["decays"] = decays
-        about_random = []
-        for sentence in findings(result):
-            if sentence.startswith("With random weights, the influence of the site"):
-                about_random.append(sentence)
-        assert len(about_random) == 1
-        for side, phrase in words.items():
-            assert (phrase in about_random[0]) == (side == decays), expected
+        start = "With random weights, the influence of the site"
+        (sentence,) = (one for one in findings(result) if one.startswith(start))
+        assert [phrase for phrase in words.values() if phrase in sentence] == [expected]
 
 
 @pytest.mark.parametrize(("family", "pictures"), [("llama", 6), ("bert", 5)])
