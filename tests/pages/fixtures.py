@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage
+from playwright.sync_api import Browser, BrowserContext, Page
 
 from hiddenscope.views import View
 from hiddenscope.views.page import document
-from tests.pages.looking import PATIENCE, Contexts, Opener, Shown
+from tests.pages.looking import PATIENCE, Contexts, Opener, Shown, opened
 
 
 @pytest.fixture(scope="session")
@@ -37,66 +37,64 @@ def contexts(chromium: Browser) -> Iterator[Contexts]:
 
 @pytest.fixture
 def show(contexts: Contexts, tmp_path: Path) -> Iterator[Opener]:
-    """Open views as a page on disk. Afterwards: nothing was asked of any network, and
-    nothing went wrong.
+    """Open views, or the text of a page, as a page on disk. Afterwards: nothing was
+    asked of any network, and nothing went wrong.
     """
     wrong: list[str] = []
-    pages = []
+    pages: list[Page] = []
 
-    def opened(
-        views: Sequence[View],
+    def at(
+        views: Sequence[View] | str,
         *,
         fragment: str = "",
         prose: Sequence[str] = (),
+        title: str = "Views",
+        before: str = "",
         **options: Any,
     ) -> Shown:
         path = tmp_path / "page.html"
-        path.write_text(document(views, options.pop("title", "Views"), prose), "utf-8")
-        size = {
-            "width": options.pop("width", 1100),
-            "height": options.pop("height", 900),
-        }
+        text = views if isinstance(views, str) else document(views, title, prose)
+        path.write_text(text, "utf-8")
+        width, height = options.pop("width", 1100), options.pop("height", 900)
+        size = {"width": width, "height": height}
         context = contexts(viewport=size, offline=True, **options)
         page = context.new_page()
         pages.append(page)
-        page.on("request", lambda request: _check(request.url, path, wrong))
-        page.on("websocket", lambda socket: wrong.append(f"a socket to {socket.url}"))
-        page.on(
-            "console",
-            lambda message: wrong.append(message.text) if _complains(message) else None,
-        )
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("dialog", lambda dialog: wrong.append(dialog.message))
-        # Of the context, so that it also holds for what the page opens.
-        context.route(
-            "**/*",
-            lambda route: (
-                route.continue_() if _own(route.request.url, path) else route.abort()
-            ),
-        )
-        page.goto(path.as_uri() + fragment)
-        page.wait_for_selector("html[data-ready=true]", state="attached")
-        shown = Shown(page, path)
-        shown.settle()
-        return shown
+        _listen(page, path, wrong)
+        if before:
+            page.add_init_script(before)
+        return opened(page, path, fragment)
 
-    yield opened
+    yield at
     for page in pages:
         page.context.unroute_all()
         page.close()
     assert wrong == []
 
 
-def _complains(message: ConsoleMessage) -> bool:
-    # That was the test itself, looking at pixels.
-    reading = message.text.startswith("Canvas2D: Multiple readback")
-    return message.type in ("error", "warning") and not reading
+def _listen(page: Page, path: Path, wrong: list[str]) -> None:
+    """Keep everything that a page does and should not."""
 
+    def is_own(url: str) -> bool:
+        return url.split("#")[0] == path.as_uri() or url.startswith(("data:", "blob:"))
 
-def _own(url: str, path: Path) -> bool:
-    return url.split("#")[0] == path.as_uri() or url.startswith(("data:", "blob:"))
+    def on_request(url: str) -> None:
+        if not is_own(url):
+            wrong.append(f"a request for {url[:200]}")
 
+    def on_message(kind: str, text: str) -> None:
+        # That was the test itself, looking at pixels.
+        reading = text.startswith("Canvas2D: Multiple readback")
+        if kind in ("error", "warning") and not reading:
+            wrong.append(text)
 
-def _check(url: str, path: Path, wrong: list[str]) -> None:
-    if not _own(url, path):
-        wrong.append(f"a request for {url[:200]}")
+    page.on("request", lambda request: on_request(request.url))
+    page.on("websocket", lambda socket: wrong.append(f"a socket to {socket.url}"))
+    page.on("console", lambda message: on_message(message.type, message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("dialog", lambda dialog: wrong.append(dialog.message))
+    # Of the context, so that it also holds for what the page opens.
+    page.context.route(
+        "**/*",
+        lambda route: route.continue_() if is_own(route.request.url) else route.abort(),
+    )

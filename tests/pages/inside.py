@@ -10,6 +10,7 @@ import xarray
 
 from hiddenscope.results import FINDINGS, TABLES, Result
 from hiddenscope.results.dataset import text_array
+from hiddenscope.views import Patterns, views_of
 from hiddenscope.views.kinds.registry import KINDS, Kind
 
 SENTENCE = ("The", " capital", " of", " France", " is", " Paris", ".", " The")
@@ -42,6 +43,13 @@ def known_kinds(*words: str) -> Iterator[None]:
     finally:
         for word in added:
             del KINDS[word], FINDINGS[word], TABLES[word]
+
+
+def heads_of(result: Result) -> Patterns:
+    """Return the view of all heads."""
+    view = views_of(result)[0]
+    assert isinstance(view, Patterns)
+    return view
 
 
 def patterns(
@@ -135,16 +143,9 @@ def attention(
             found = []
             for row, head in np.argwhere(p[place] < 0.05):
                 value = float(score[place, row, head])
+                chances = {"null": 0.05, "p": 0.001, "p_half": 0.001}
                 site = f"{names[row]}.head.{head}"
-                found.append(
-                    {
-                        "site": site,
-                        "score": value,
-                        "null": 0.05,
-                        "p": 0.001,
-                        "p_half": 0.001,
-                    }
-                )
+                found.append({"site": site, "score": value, **chances})
             facts[f"{name}_heads"] = sorted(found, key=lambda one: -one["score"])
     return Result("attention", xarray.Dataset(variables, coords), facts, SOURCE)
 

@@ -1,8 +1,11 @@
 """A page as somebody looks at it, and works it with mouse and keys."""
 
+import csv
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 from playwright.sync_api import BrowserContext, Download, Locator, Page
 
@@ -48,6 +51,9 @@ CONTRAST = """() => {
   return wrong;
 }"""
 
+PAINTED = (
+    "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+)
 PATIENCE = 300_000  # milliseconds: a busy machine paints a page in minutes
 SCREENSHOTS = ROOT / "out" / "screenshots"
 
@@ -67,10 +73,7 @@ class Shown:
 
     def settle(self) -> None:
         """Wait until what was asked for is painted."""
-        self.page.evaluate(
-            "() => new Promise((done) => requestAnimationFrame(() =>"
-            " requestAnimationFrame(done)))"
-        )
+        self.page.evaluate(PAINTED)
 
     def point(self, x: float, y: float, place: int = 0) -> None:
         """Move the mouse to a place on the view's canvas."""
@@ -121,6 +124,30 @@ class Shown:
         assert download.suggested_filename.endswith(f".{name.lower()}")
         return Path(download.path()).read_bytes()
 
+    def rows(self, place: int = 0) -> list[dict[str, str]]:
+        """Return the numbers that a view hands out."""
+        text = self.save("CSV", place).decode("utf-8-sig")
+        return list(csv.DictReader(io.StringIO(text)))
+
+    def svg(self, place: int = 0) -> ElementTree.Element:
+        """Return the drawing that a view hands out."""
+        return ElementTree.fromstring(self.save("SVG", place))
+
+    def drawing(self, tag: str, place: int = 0) -> list[ElementTree.Element]:
+        """Return the elements of this tag in the drawing."""
+        return list(self.svg(place).iter(f"{{http://www.w3.org/2000/svg}}{tag}"))
+
+    def written(self, place: int = 0) -> list[str]:
+        """Return every text of the drawing."""
+        return [node.text or "" for node in self.drawing("text", place)]
+
+    @property
+    def is_wide(self) -> bool:
+        """Tell whether anything hangs out at the side."""
+        return bool(
+            self.page.evaluate("document.documentElement.scrollWidth > innerWidth")
+        )
+
     def keep(self, name: str) -> None:
         """Keep a screenshot for people."""
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
@@ -129,6 +156,15 @@ class Shown:
     @property
     def fragment(self) -> str:
         return str(self.page.evaluate("location.hash"))
+
+
+def opened(page: Page, path: Path, fragment: str = "") -> Shown:
+    """Open a page from disk, and wait until it is painted."""
+    page.goto(path.as_uri() + fragment)
+    page.wait_for_selector("html[data-ready=true]", state="attached")
+    shown = Shown(page, path)
+    shown.settle()
+    return shown
 
 
 Contexts = Callable[..., BrowserContext]
