@@ -1,28 +1,11 @@
-"""Frames and worker processes: what is sent arrives, and nothing is left behind."""
+"""Frames: what is sent arrives whole, or not at all."""
 
 import io
 import os
 
-import psutil
 import pytest
 
-from hiddenscope.workers import WorkerProcess, pack_frame, read_frame
-
-ECHO = """
-import os
-from hiddenscope.workers import parent_channel
-channel = parent_channel()
-print("a line that a library prints")
-while (frame := channel.receive()) is not None:
-    channel.send({**frame.header, "pid": os.getpid()}, frame.body)
-"""
-PARENT = """
-import subprocess, time
-from hiddenscope.workers import parent_channel
-channel = parent_channel()
-channel.send({"child": subprocess.Popen(["sleep", "600"]).pid})
-time.sleep(600)
-"""
+from hiddenscope.workers import Channel, pack_frame, read_frame
 
 
 def test_every_cut_of_a_frame_reads_as_the_end_of_the_stream() -> None:
@@ -39,28 +22,17 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_read() -> None:
         read_frame(io.BytesIO(frame), max_body=4)
 
 
-def test_a_worker_answers_and_ends_when_its_pipe_is_closed() -> None:
-    worker = WorkerProcess(["-c", ECHO])
-    worker.send({"number": 1}, b"body")
-    frame = worker.receive()
-    assert frame == ({"number": 1, "pid": worker.pid}, b"body")
-    worker.channel.close_outgoing()
-    assert worker.receive() is None
-    assert worker.wait(60) == 0
-    worker.close()
-
-
-@pytest.mark.skipif(not hasattr(os, "killpg"), reason="there are no process groups")
-def test_killing_a_worker_ends_what_it_has_started() -> None:
-    worker = WorkerProcess(["-c", PARENT])
-    frame = worker.receive()
-    assert frame is not None
-    child = psutil.Process(frame.header["child"])
-    worker.kill()
-    assert worker.wait(60) == -9
-    assert worker.receive() is None
-    # The exit code has been collected: another process may have the id by now.
-    worker.kill()
-    worker.close()
-    _, alive = psutil.wait_procs([child], timeout=60)
-    assert not alive
+def test_a_channel_ends_when_the_other_side_has_ended() -> None:
+    theirs, ours = os.pipe()
+    incoming = io.BytesIO(pack_frame({"answer": 1}, b"body"))
+    channel = Channel(incoming, os.fdopen(ours, "wb"), max_body=4)
+    channel.send({"number": 1}, b"body")
+    with os.fdopen(theirs, "rb") as other:
+        assert read_frame(other) == ({"number": 1}, b"body")
+        assert channel.receive() == ({"answer": 1}, b"body")
+        assert channel.receive() is None
+    with pytest.raises(BrokenPipeError):
+        channel.send({"number": 2})
+    channel.close()
+    channel.close_outgoing()
+    assert incoming.closed
