@@ -1,10 +1,190 @@
-"""Tiny models with something planted, for the tests that must find it."""
+"""Noise, and truths planted in tiny models: what analyses must not claim, and must find."""
 
 from typing import Any
 
+import numpy as np
 import torch
+import xarray
 
-from hiddenscope.testing import tiny_model
+import hiddenscope as hs
+from hiddenscope.analyses.graft.findings import graft_facts
+from hiddenscope.sites import Site
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "and",
+    "his",
+    "dog",
+    "there",
+    "is",
+    "no",
+    "end",
+    "to",
+    "it",
+    "hat",
+    "day",
+]
+
+
+def random_texts(generator: np.random.Generator, count: int) -> list[str]:
+    return [
+        " ".join(generator.choice(WORDS, generator.integers(4, 9)))
+        for _ in range(count)
+    ]
+
+
+def random_model(seed: int, family: str = "llama") -> hs.Model:
+    return hs.load((tiny_model(family, seed=seed), tiny_tokenizer()))
+
+
+def random_states(
+    generator: np.random.Generator, texts: int, sites: int = 3, width: int = 6
+) -> hs.States:
+    values = torch.from_numpy(generator.standard_normal((sites, texts, width))).float()
+    names = [f"text {number}" for number in range(texts)]
+    tokens = hs.Tokens(names, range(texts), [0] * texts, range(texts), ["t"] * texts)
+    return hs.States(tuple(map(Site, range(sites))), values, tokens, hs.Source("toy"))
+
+
+def flips(generator: np.random.Generator, count: int) -> list[str]:
+    """Labels that mean nothing, some of each."""
+    labels = np.array(["a", "b"])[generator.integers(0, 2, count)]
+    labels[:4] = ["a", "b", "a", "b"]
+    return list(map(str, generator.permutation(labels)))
+
+
+def random_graft(generator: np.random.Generator, right: Any = None) -> hs.Result:
+    """What `hs.graft` makes of answers that are right by chance, whichever blocks are
+    the donor's.
+    """
+    windows = [(Site(k),) for k in range(1, 13)]
+    right = generator.random((12, 10)) < 0.6 if right is None else right
+    facts = graft_facts(
+        windows,
+        right,
+        {"model": right[0], "donor": right[1]},
+        depth=12,
+        groups=np.arange(right.shape[1]),
+    )
+    base = {
+        "donor": "other",
+        "prompts": right.shape[1],
+        "grafted": "blocks",
+        "layers": 1,
+        "notes": [],
+    }
+    share = right.mean(1).astype(np.float32)
+    columns = dict.fromkeys(
+        ("accuracy", "accuracy_low", "accuracy_high", "probability"), ("site", share)
+    )
+    data = xarray.Dataset(columns, {"site": [str(window[0]) for window in windows]})
+    return hs.Result("graft", data, {**base, **facts}, {"model": "toy"})
+
+
+def compare_noise(generator: np.random.Generator) -> hs.Result:
+    return hs.compare(random_model(1), *random_texts(generator, 2))
+
+
+def steer_noise(generator: np.random.Generator) -> hs.Result:
+    model, texts = random_model(2), random_texts(generator, 5)
+    direction = hs.Direction.between(model, texts[:2], texts[2:4], sites="layer.1-2")
+    given: dict[str, Any] = {
+        "strengths": (-1.0, 1.0),
+        "answers": ["a", "e"],
+        "quality": texts[:2],
+        "new_tokens": 0,
+    }
+    return hs.steer(model, texts[4], direction, **given)
+
+
+def patch_noise(generator: np.random.Generator) -> hs.Result:
+    word, other = generator.choice(WORDS, 2, replace=False)
+    return hs.patch(
+        random_model(3),
+        hs.Contrast(f"the cat and {word} sat", f"the cat and {other} sat", "a", "e"),
+    )
+
+
+def drift_noise(generator: np.random.Generator, factor: float = 1.0) -> hs.Result:
+    """A model against itself with another attention kernel, which rounds differently;
+    or with a weight that is off.
+    """
+    seed = int(generator.integers(9))
+    other: Any = tiny_model("llama", seed=seed)
+    other.set_attn_implementation("eager")
+    with torch.no_grad():
+        other.model.layers[1].mlp.up_proj.weight[0, 0].mul_(factor)
+    return hs.drift(
+        random_model(seed), (other, tiny_tokenizer()), random_texts(generator, 3)
+    )
+
+
+def massive() -> hs.Result:
+    values = torch.ones(2, 6, 8) * torch.linspace(0.5, 1.5, 8)
+    values[1, 3, 2] = 5_000
+    tokens = hs.Tokens(["a text"], [0] * 6, range(6), range(6), list("abcdef"))
+    return hs.profile(hs.States((Site(0), Site(1)), values, tokens, hs.Source("toy")))
+
+
+def with_idle_block(block: int) -> hs.Model:
+    """A model with a block, counted from 1, that adds next to nothing."""
+    module: Any = tiny_model("llama")
+    idle = module.model.layers[block - 1]
+    with torch.no_grad():
+        for weight in (idle.self_attn.o_proj.weight, idle.mlp.down_proj.weight):
+            weight.mul_(1e-4)
+    return hs.load((module, tiny_tokenizer()))
+
+
+def apart(offset: float = 4.0) -> tuple[hs.States, list[str]]:
+    generator = np.random.default_rng(0)
+    labels = ["a", "b"] * 20
+    states = random_states(generator, 40)
+    values = states.values.clone()
+    values[1] += offset * torch.tensor([[float(label == "a")] for label in labels])
+    return hs.States(states.sites, values, states.tokens, states.source), labels
+
+
+def steered_far() -> hs.Result:
+    model = random_model(0)
+    token = model.encode("a").ids[0][-1]
+    weight = model.module.get_output_embeddings().weight[token].detach()  # type: ignore[operator, union-attr]
+    direction = hs.Direction.of(weight / weight.norm() * 0.3, sites="layer.3")
+    texts = random_texts(np.random.default_rng(0), 3)
+    return hs.steer(
+        model,
+        texts[0],
+        direction,
+        strengths=(1.0,),
+        answers=["a"],
+        quality=texts,
+        new_tokens=0,
+    )
+
+
+def clouds() -> hs.Result:
+    generator = np.random.default_rng(0)
+    return hs.cluster(
+        np.repeat(np.eye(3, 8) * 5, 20, axis=0)
+        + 0.2 * generator.standard_normal((60, 8))
+    )
+
+
+def planted_head() -> hs.Result:
+    """A head whose values all point to the answer writes it."""
+    module: Any = tiny_model("llama")
+    word = module.lm_head.weight[11] - module.lm_head.weight[12]
+    attention = module.model.layers[1].self_attn
+    with torch.no_grad():
+        # Its values are such that the sum of them is above zero at the last token.
+        attention.o_proj.weight[:, 32:48] += 3 * word[:, None]
+    return hs.contributions((module, None), [5, 6, 7, 8], 11, 12)
 
 
 def previous_token_model() -> Any:

@@ -20,6 +20,24 @@ from torch import nn
 
 import hiddenscope as hs
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from tests.planted import (
+    apart,
+    clouds,
+    compare_noise,
+    drift_noise,
+    flips,
+    massive,
+    patch_noise,
+    planted_head,
+    previous_token_model,
+    random_graft,
+    random_model,
+    random_states,
+    random_texts,
+    steer_noise,
+    steered_far,
+    with_idle_block,
+)
 
 IDS = [[5, 6, 7, 8, 9]]
 TEXT, OTHER = (
@@ -103,11 +121,15 @@ class Entry:
     `ask` puts the smallest question to a tiny llama: a `Model`, or a module with its
     tokenizer. `results` make every kind of result that it can give, on tiny models of
     several families. `request` is what the workbench is sent, if it offers the analysis.
+    `noise` makes a result of something that means nothing, and `planted` one of a truth
+    that is known, with what must be said of it.
     """
 
     ask: Callable[[Any], Any]
     results: tuple[Callable[[], hs.Result], ...] = ()
     request: dict[str, Any] | None = field(default=None, hash=False)
+    noise: Callable[[np.random.Generator], hs.Result] | None = None
+    planted: tuple[Callable[[], hs.Result], str] | None = None
 
 
 ENTRIES: dict[str, Entry] = {
@@ -119,6 +141,11 @@ ENTRIES: dict[str, Entry] = {
             lambda: hs.anatomy(tiny("t5")),
         ),
         request={},
+        noise=lambda generator: hs.anatomy(random_model(int(generator.integers(99)))),
+        planted=(
+            lambda: hs.anatomy(random_model(0)),
+            "Each of the 4 entries of hidden_states equals a named state bit for bit",
+        ),
     ),
     "profile": Entry(
         ask=lambda model: hs.profile(model, IDS),
@@ -128,6 +155,11 @@ ENTRIES: dict[str, Entry] = {
             lambda: hs.profile(tiny("t5"), [TEXT, OTHER]),
         ),
         request={"texts": "The rest is here."},
+        noise=lambda generator: hs.profile(random_model(1), random_texts(generator, 4)),
+        planted=(
+            massive,
+            "Massive activations: 1 value in channel 2 at layer\\.1, 0 of them at a first token",
+        ),
     ),
     "compare": Entry(
         ask=lambda model: hs.compare(model, [5, 6, 7], [5, 9, 7]),
@@ -138,6 +170,11 @@ ENTRIES: dict[str, Entry] = {
             lambda: hs.compare(tiny("t5"), TEXT, OTHER, targets=TEXT),
         ),
         request={"a": "The rest is here.", "b": "The rest is there."},
+        noise=compare_noise,
+        planted=(
+            lambda: hs.compare(random_model(1), "the cat sat", "the cat sat"),
+            "have equal states everywhere\\.",
+        ),
     ),
     "drift": Entry(
         ask=lambda model: hs.drift(model, faulty(model), IDS),
@@ -148,6 +185,11 @@ ENTRIES: dict[str, Entry] = {
             lambda: hs.drift(tiny("llama"), tiny("llama", 1).capture(TEXT), TEXT),
         ),
         request={"candidate": {"name": "other"}, "texts": ["The rest is here."]},
+        noise=drift_noise,
+        planted=(
+            lambda: drift_noise(np.random.default_rng(0), 1.5),
+            "The module at fault is `model\\.layers\\.1\\.mlp\\.up_proj`",
+        ),
     ),
     "series": Entry(
         ask=lambda model: hs.series(
@@ -178,6 +220,15 @@ ENTRIES: dict[str, Entry] = {
             ),
             lambda: hs.series([tiny("llama"), tiny("llama", 1)], "lens", TEXT),
         ),
+        noise=lambda generator: hs.series(
+            [random_model(seed) for seed in generator.integers(1000, size=2).tolist()],
+            "profile",
+            "the cat sat",
+        ),
+        planted=(
+            lambda: hs.series([random_model(0), random_model(0)], "profile", "the cat"),
+            "have the same weights \\(sha256:\\w+…\\)\\.",
+        ),
     ),
     "project": Entry(
         ask=lambda model: hs.project(model, LABELLED, method="pca"),
@@ -190,6 +241,13 @@ ENTRIES: dict[str, Entry] = {
             ),
         ),
         request={"data": "cities-incomplete", "method": "pca", "sites": "layer.1"},
+        noise=lambda generator: hs.project(
+            random_states(generator, 24), flips(generator, 24), method="pca"
+        ),
+        planted=(
+            lambda: hs.project(*apart(), method="pca"),
+            "The classes are apart at layer\\.1 by the silhouette \\(p at most 0\\.05",
+        ),
     ),
     "lens": Entry(
         ask=lambda model: hs.lens(model, IDS),
@@ -203,6 +261,13 @@ ENTRIES: dict[str, Entry] = {
             ),
         ),
         request={"texts": "The rest is here.", "k": 2},
+        noise=lambda generator: hs.lens(
+            random_model(1), random_texts(generator, 2), target="next"
+        ),
+        planted=(
+            lambda: hs.lens(with_idle_block(3), "the cat sat"),
+            "the top token from layer\\.[0-2] on",
+        ),
     ),
     "contributions": Entry(
         ask=lambda model: hs.contributions(model, [5, 6, 7], [11, 12]),
@@ -219,6 +284,13 @@ ENTRIES: dict[str, Entry] = {
             "other": "t",
             "neurons": 3,
         },
+        noise=lambda generator: hs.contributions(
+            random_model(1), random_texts(generator, 1)[0], 11, 12
+        ),
+        planted=(
+            planted_head,
+            "layer\\.2\\.attn\\.head\\.2 adds most to the logit of .*",
+        ),
     ),
     "visibility": Entry(
         ask=lambda model: hs.visibility(model, [[5, 6, 7]]),
@@ -240,6 +312,13 @@ ENTRIES: dict[str, Entry] = {
             lambda: hs.visibility(tiny("t5"), tiny("t5").encode(TEXT, targets=OTHER)),
         ),
         request={"texts": "The rest is here.", "sites": "layer.*"},
+        noise=lambda generator: hs.visibility(
+            random_model(1), random_texts(generator, 1)[0]
+        ),
+        planted=(
+            lambda: hs.visibility(with_idle_block(2), "the cat sat"),
+            "from \\d+% at .* to 100% at layer\\.2",
+        ),
     ),
     "attention": Entry(
         ask=lambda model: hs.attention(model, IDS, draws=6),
@@ -253,6 +332,15 @@ ENTRIES: dict[str, Entry] = {
             ),
         ),
         request={"text": "The rest is here.", "layers": "1-2", "draws": 6},
+        noise=lambda generator: hs.attention(
+            random_model(int(generator.integers(99))), random_texts(generator, 1)[0]
+        ),
+        planted=(
+            lambda: hs.attention(
+                (previous_token_model(), tiny_tokenizer()), "the cat sat"
+            ),
+            "1 of 12 gives the previous token more than half of the weight \\(p at most 0\\.05\\): layer\\.1\\.attn\\.head\\.2",
+        ),
     ),
     "probe": Entry(
         ask=lambda model: hs.probe(model, LABELLED),
@@ -266,6 +354,13 @@ ENTRIES: dict[str, Entry] = {
             lambda: hs.probe(hs.each_token(tiny("llama")), (CLASSES[0], "position")),
         ),
         request={"data": "cities-incomplete", "sites": "layer.1", "truncate": True},
+        noise=lambda generator: hs.probe(
+            random_states(generator, 24), flips(generator, 24)
+        ),
+        planted=(
+            lambda: hs.probe(*apart()),
+            "^Better than guessing the largest class \\(50%\\): .*layer\\.1",
+        ),
     ),
     "patch": Entry(
         ask=lambda model: hs.patch(model, CONTRAST, method="both"),
@@ -285,6 +380,13 @@ ENTRIES: dict[str, Entry] = {
                 "other": "t",
             }
         },
+        noise=patch_noise,
+        planted=(
+            lambda: hs.patch(
+                random_model(3), hs.Contrast("the mat sat", "the hat sat", "a", "e")
+            ),
+            "the token that differs, restores at least half of the logit difference at layer\\.0",
+        ),
     ),
     "graft": Entry(
         ask=lambda model: hs.graft(model, (faulty(model), None), [([5, 6, 7], 11)]),
@@ -297,6 +399,14 @@ ENTRIES: dict[str, Entry] = {
             ),
         ),
         request={"donor": {"name": "other"}, "data": "upload"},
+        noise=random_graft,
+        planted=(
+            lambda: random_graft(
+                np.random.default_rng(0),
+                np.repeat(np.arange(12) < 8, 10).reshape(12, 10),
+            ),
+            "they differ by \\+100 percentage points \\(sign-flip test over 10 prompts: p = 0\\.002\\)",
+        ),
     ),
     "steer": Entry(
         ask=steered,
@@ -319,6 +429,8 @@ ENTRIES: dict[str, Entry] = {
             "direction": {"toward": ["a b"], "away": ["c d"], "sites": "layer.1"},
             "new_tokens": 2,
         },
+        noise=steer_noise,
+        planted=(steered_far, "moves “a” most: from a probability of"),
     ),
     "embed": Entry(
         ask=lambda model: hs.embed(model, TEXTS),
@@ -338,6 +450,13 @@ ENTRIES: dict[str, Entry] = {
             "k": 1,
             "texts": ["The rest.", "Another."],
         },
+        noise=lambda generator: hs.search(
+            generator.standard_normal((30, 6)), generator.standard_normal((2, 6))
+        ),
+        planted=(
+            lambda: hs.search(np.eye(4), np.eye(4)[2:3], 1),
+            "Nearest to “query 0” is text 2, with cosine 1\\.00",
+        ),
     ),
     "cluster": Entry(
         ask=lambda model: hs.cluster(model, TEXTS * 3),
@@ -346,6 +465,10 @@ ENTRIES: dict[str, Entry] = {
             lambda: hs.cluster(tiny("llama"), CLASSES[0]),
         ),
         request={"texts": ["a", "b", "c", "d e", "f g", "h i"], "smallest": 2},
+        noise=lambda generator: hs.cluster(
+            generator.standard_normal((40, 6)), smallest=3
+        ),
+        planted=(clouds, "Cluster 0 has 20 texts; (9\\d|100)% of it comes back"),
     ),
     "extract": Entry(ask=extracted),
 }
