@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGE := .venv/.package
 STAMP := .venv/.installed
+CHECKS := .venv/.checks
 EVERYTHING := .venv/.everything
 EXPERIMENTS := two_sentences visibility cities hooks port corpus steering lenses
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
@@ -19,7 +20,7 @@ OF_ROOM = $(or $(shell find $(1) -name __pycache__ -prune -o \( -type d -name '$
 help:            ## Say what can be made.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
-setup: $(STAMP)  ## Install in .venv what `make test` and `make check` need.
+setup: $(CHECKS) ## Install in .venv what `make test` and `make check` need.
 
 setup-all: $(EVERYTHING) ## Install in .venv what `make test-all`, the docs and the labs need as well.
 
@@ -32,11 +33,16 @@ $(PACKAGE): pyproject.toml constraints.txt
 	@touch $@
 
 $(STAMP): $(PACKAGE)
-	@echo 'Installing what tests and checks need (pytest, Playwright, mypy and others) in .venv: a minute, once.'
-	@$(AGAIN) $(PIP) -e '.[test,check]'
+	@echo 'Installing what the tests need (pytest, Playwright, PEFT and others) in .venv: a minute, once.'
+	@$(AGAIN) $(PIP) -e '.[test]'
 	@touch $@
 
-$(EVERYTHING): $(STAMP)
+$(CHECKS): $(STAMP)
+	@echo 'Installing ruff and mypy in .venv.'
+	@$(AGAIN) $(PIP) -e '.[check]'
+	@touch $@
+
+$(EVERYTHING): $(CHECKS)
 	@echo 'Installing what the slow tests, the docs and the labs need (Ray, JupyterLab, Sphinx and others) in .venv: a few minutes, once.'
 	@$(AGAIN) $(PIP) -e '.[dev]'
 	@touch $@
@@ -65,7 +71,7 @@ test-all: $(EVERYTHING) browser ## Run every test there is (half an hour). ROOM=
 test-part: $(EVERYTHING) browser ## Run a part of the slow tests. PART=2/6 make test-part   runs the second of six.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadfile -m '' --part $(or $(PART),1/6) tests
 
-check: $(STAMP) scripts ## Check format, lint and types.
+check: $(CHECKS) scripts ## Check format, lint and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -82,7 +88,7 @@ node_modules/.package-lock.json: package.json package-lock.json
 figures:         ## Print how dense the package is to read, as docs/architecture.md explains.
 	@$(PYTHON) docs/figures.py
 
-format: $(STAMP) ## Format, and mend what lint can mend.
+format: $(CHECKS) ## Format, and mend what lint can mend.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
