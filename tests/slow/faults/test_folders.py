@@ -23,20 +23,7 @@ CONFIGS = TESTS / "conformance" / "tiny_configs.json.gz"
 
 
 def save(family: str, folder: Path) -> None:
-    module: Any
-    if family == "longformer":
-        config = transformers.LongformerConfig(
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            vocab_size=128,
-        )
-        module = transformers.LongformerModel(config)
-    elif family == "llama":
-        module = tiny_llama()
-    else:
-        module = tiny_model(family)
+    module: Any = tiny_llama() if family == "llama" else tiny_model(family)
     module.save_pretrained(folder)
 
 

@@ -57,20 +57,18 @@ def test_compare_switches_the_adapter_off(
     assert json.loads(output)["facts"] == json.loads(json.dumps(expected))
 
 
-def test_what_is_wrong_with_an_adapter_is_one_sentence(saved_llama: Path) -> None:
-    words = ["lens", TEXT, "--model", str(saved_llama), "--adapter", "./nowhere"]
-    done = runner.invoke(cli.app, words)
-    assert done.exit_code == 2
-    assert "No folder nowhere: it does not exist." in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_adapters_have_no_use_beside_states(tmp_path: Path, lora: Path) -> None:
-    states = hs.load((tiny_llama(), None)).capture([[5, 6, 7]])
+def test_what_is_wrong_with_an_adapter_is_one_sentence(
+    saved_llama: Path, tmp_path: Path, lora: Path
+) -> None:
     path = tmp_path / "states.safetensors"
-    states.save(path)
-    done = runner.invoke(
-        cli.app, ["profile", "--states", str(path), "--adapter", str(lora)]
-    )
-    assert done.exit_code == 2
-    assert "Cannot use --adapter with --states" in done.stderr
+    hs.load((tiny_llama(), None)).capture([[5, 6, 7]]).save(path)
+    nowhere = ["lens", TEXT, "--model", saved_llama, "--adapter", "./nowhere"]
+    useless = ["profile", "--states", path, "--adapter", lora]
+    for words, said in (
+        (nowhere, "No folder nowhere: it does not exist."),
+        (useless, "Cannot use --adapter with --states"),
+    ):
+        done = runner.invoke(cli.app, list(map(str, words)))
+        assert done.exit_code == 2
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr

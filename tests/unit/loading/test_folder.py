@@ -50,22 +50,16 @@ def test_a_folder_loads_as_it_was_saved_and_asks_nobody(
     assert_weights_of_the_llama(loaded)
 
 
-def test_a_dtype_and_a_kernel_may_be_chosen(saved_llama: Path) -> None:
-    for given, want in (("bf16", torch.bfloat16), (torch.float16, torch.float16)):
-        loaded = open_source(
-            str(saved_llama), dtype=given, device="cpu", attention="eager"
-        )
-        assert {value.dtype for value in loaded.module.parameters()} == {want}
-        assert loaded.module.config._attn_implementation == "eager"
-        assert loaded.notes == ()
-
-
-def test_a_relative_path_of_a_zoo_name_is_a_folder(
+def test_a_dtype_and_a_kernel_may_be_chosen_and_a_relative_path_is_a_folder(
     llama: Path, monkeypatch: pytest.MonkeyPatch, no_network: list[object]
 ) -> None:
     llama.rename(llama.parent / "smollm2")
     monkeypatch.chdir(llama.parent)
-    assert open_source("./smollm2").name == "smollm2"
+    loaded = open_source("./smollm2", dtype="bf16", device="cpu", attention="eager")
+    assert loaded.name == "smollm2"
+    assert {value.dtype for value in loaded.module.parameters()} == {torch.bfloat16}
+    assert loaded.module.config._attn_implementation == "eager"
+    assert loaded.notes == ()
     assert no_network == []
 
 
@@ -102,37 +96,29 @@ def test_an_architecture_is_followed_if_it_is_one_of_the_config(llama: Path) -> 
         open_source(llama)
 
 
-@pytest.fixture
-def shards(tmp_path: Path) -> Path:
-    tiny_llama().save_pretrained(tmp_path / "shards", max_shard_size="5KB")
-    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
-    return tmp_path / "shards"
-
-
-def test_a_sharded_checkpoint_loads_unless_a_shard_is_missing(shards: Path) -> None:
-    loaded = open_source(shards)
+def test_a_sharded_checkpoint_loads_unless_a_shard_is_missing_or_the_index_lies(
+    tmp_path: Path,
+) -> None:
+    tiny_llama().save_pretrained(tmp_path, max_shard_size="5KB")
+    loaded = open_source(tmp_path)
     assert_weights_of_the_llama(loaded)
     assert any("No tokenizer" in note for note in loaded.notes)
     assert loaded.tokenizer is None
-    sorted(shards.glob("*.safetensors"))[0].unlink()
-    with pytest.raises(Damaged, match="is missing"):
-        open_source(shards)
-
-
-def test_an_index_that_lies_is_refused(shards: Path) -> None:
-    index = shards / "model.safetensors.index.json"
+    index = tmp_path / "model.safetensors.index.json"
     weight_map = json.loads(index.read_text())["weight_map"]
     for name in ("../other.safetensors", "pytorch_model.bin", "/etc/passwd"):
         change(index, weight_map={**weight_map, "lm_head.weight": name})
         with pytest.raises(Unsafe, match="sends the loader to"):
-            open_source(shards)
+            open_source(tmp_path)
     shard = weight_map["model.embed_tokens.weight"]
-    change(index, weight_map={**weight_map, "phantom": shard})
-    with pytest.raises(Damaged, match="which the index promises"):
-        open_source(shards)
-    change(index, weight_map={})
-    with pytest.raises(Damaged, match="no weight_map"):
-        open_source(shards)
+    for lie, reason in (
+        ({**weight_map, "phantom": shard}, "which the index promises"),
+        ({**weight_map, "phantom": "other.safetensors"}, "is missing"),
+        ({}, "no weight_map"),
+    ):
+        change(index, weight_map=lie)
+        with pytest.raises(Damaged, match=reason):
+            open_source(tmp_path)
 
 
 def test_missing_weights_are_never_random(llama: Path, saved_bert: Path) -> None:
@@ -177,6 +163,13 @@ def test_a_pickle_is_refused_and_beside_safetensors_it_is_not_read(
         weights = weights.rename(llama / name)
         with pytest.raises(Unsafe, match=rf"{name}.*save_pretrained"):
             open_source(llama)
+    (llama / ".metadata").write_bytes(b"\x80")
+    with pytest.raises(Unsafe, match="distributed"):
+        open_source(llama)
+    weights.rename(llama / "model.safetensors")
+    (llama / "adapter_config.json").write_text("{}")
+    with pytest.raises(LoadError, match="a whole model and an adapter"):
+        open_source(llama)
 
 
 @pytest.mark.parametrize("where", ["config.json", "tokenizer_config.json"])
@@ -235,20 +228,13 @@ def test_a_config_with_tricks_is_refused(
 
 
 KERNEL = "someone/kernel"
-KERNELS = {
-    "a string": KERNEL,
-    "a dict": {"": KERNEL},
-    "a dict of parts": {"": "sdpa", "text_config": KERNEL},
-    "nested": {"": {"": KERNEL}},
-    "a list": [KERNEL],
-    "with a function": f"{KERNEL}:attention",
-    "with a revision": f"{KERNEL}@main",
-    "paged": f"paged|{KERNEL}",
-    "another prefix": f"sdpa|{KERNEL}",
-    "no slash": "kernel",
-    "a number": 5,
-}
-# Under which a config may name them.
+# In every form in which a config may name one.
+KERNELS = [
+    *(KERNEL, f"{KERNEL}:attention", f"{KERNEL}@main", f"paged|{KERNEL}"),
+    *(f"sdpa|{KERNEL}", "kernel", 5, [KERNEL], {"": KERNEL}, {"": {"": KERNEL}}),
+    {"": "sdpa", "text_config": KERNEL},
+    "flash_attention_2",
+]
 KERNEL_KEYS = [
     "attn_implementation",
     "_attn_implementation",
@@ -258,16 +244,36 @@ KERNEL_KEYS = [
 ]
 
 
-def test_a_kernel_is_refused_in_whatever_form_it_is_named(llama: Path) -> None:
-    """tests/slow/process shows that none is fetched, where a library would do that."""
+def test_a_kernel_is_never_fetched_in_whatever_form_it_is_named(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the library is installed that would fetch it, and no flash attention."""
+    find = importlib.util.find_spec
+    present = {"kernels": find("transformers"), "flash_attn": None}
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *a: present[name] if name in present else find(name, *a),
+    )
+    monkeypatch.setattr(
+        "hiddenscope.loading.checkpoint._from_pretrained",
+        lambda *_: pytest.fail("read"),
+    )
     sound = (llama / "config.json").read_text()
-    entries = [{"attn_implementation": value} for value in KERNELS.values()]
-    entries += [{key: KERNEL} for key in KERNEL_KEYS]
-    for entry in (*entries, {"sub_config": entries[0]}):
+    entries = [{key: value} for key in KERNEL_KEYS for value in KERNELS]
+    entries += [{"sub_config": entry} for entry in entries[:5]]
+    for entry in entries:
         change(llama / "config.json", **entry)
         with pytest.raises(Unsafe, match="its config names the kernel"):
             open_source(llama)
         (llama / "config.json").write_text(sound)
+    for attention in KERNELS:
+        if isinstance(attention, str):
+            with pytest.raises(Unsafe, match="downloaded and run"):
+                open_source(llama, attention=attention)
+
+
+def test_a_kernel_of_transformers_may_be_named(llama: Path) -> None:
     for own, wanted in (("eager", "eager"), ({"": "eager"}, "eager"), (None, "sdpa")):
         change(llama / "config.json", attn_implementation=own)
         assert open_source(llama).module.config._attn_implementation == wanted
@@ -278,17 +284,6 @@ def test_a_config_that_is_no_json_is_damaged(llama: Path) -> None:
         (llama / "config.json").write_bytes(text)
         with pytest.raises(Damaged, match=r"config\.json"):
             open_source(llama)
-
-
-def test_a_model_with_an_adapter_and_a_distributed_checkpoint_are_refused(
-    llama: Path,
-) -> None:
-    (llama / ".metadata").write_bytes(b"\x80")
-    with pytest.raises(Unsafe, match="distributed"):
-        open_source(llama)
-    (llama / "adapter_config.json").write_text("{}")
-    with pytest.raises(LoadError, match="a whole model and an adapter"):
-        open_source(llama)
 
 
 def test_a_tokenizer_of_bytes_needs_no_vocabulary_and_a_damaged_one_is_said(
@@ -341,21 +336,3 @@ def test_a_safetensors_file_that_lies_is_damaged(llama: Path) -> None:
         path.write_bytes(other)
         with pytest.raises(Damaged, match="model.safetensors.*file not fully covered"):
             open_source(llama)
-
-
-def test_auto_spreads_over_devices_or_says_what_to_install(
-    saved_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *a: None if name == "accelerate" else find(name, *a),
-    )
-    with pytest.raises(LoadError, match="pip install accelerate"):
-        open_source(saved_llama, device="auto")
-    monkeypatch.undo()
-    loaded = open_source(saved_llama, device="auto")
-    assert not loaded.module.training
-    devices = {value.device.type for value in loaded.module.parameters()}
-    assert devices <= {"cpu", "cuda"}

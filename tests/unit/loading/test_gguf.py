@@ -76,12 +76,19 @@ def test_the_neighbours_of_a_gguf_are_not_read(
     tmp_path: Path,
     own_cache: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Another model's config, tokenizer and weights lie beside it."""
     neighbour = {"tokenizer_class": "ByT5Tokenizer", "chat_template": "neighbour"}
     (llama / "tokenizer_config.json").write_text(json.dumps(neighbour))
     shutil.copy(saved_gguf, llama / "tiny.gguf")
-    first = open_source(llama / "tiny.gguf")
+    progress.show(True)
+    try:
+        first = open_source(llama / "tiny.gguf")
+    finally:
+        progress.show(None)
+    shown = capfd.readouterr().err
+    assert "Converting" in shown and "de-quantizing" not in shown
     monkeypatch.setenv("HIDDENSCOPE_CACHE", str(tmp_path / "another"))
     alone = open_source(saved_gguf)
     assert first.module.config.vocab_size == len(PIECES)
@@ -104,18 +111,6 @@ def test_a_cache_that_cannot_be_written_is_said(
         for source in (saved_gguf, "smollm2"):
             with pytest.raises(FileError, match="set HIDDENSCOPE_CACHE to a folder"):
                 open_source(source)
-
-
-def test_conversion_shows_its_progress(
-    saved_gguf: Path, own_cache: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    progress.show(True)
-    try:
-        open_source(saved_gguf)
-    finally:
-        progress.show(None)
-    shown = capfd.readouterr().err
-    assert "Converting" in shown and "de-quantizing" not in shown
 
 
 def test_the_header_is_read_as_the_library_reads_it(saved_gguf: Path) -> None:
@@ -176,28 +171,29 @@ ABSURD = {
 }
 
 
-@pytest.mark.parametrize("name", ABSURD)
 def test_an_absurd_header_is_damaged_before_anybody_allocates(
-    name: str, tmp_path: Path, own_cache: Path
+    tmp_path: Path, own_cache: Path
 ) -> None:
-    (tmp_path / "absurd.gguf").write_bytes(ABSURD[name] + bytes(60))
-    with pytest.raises(Damaged, match=r"absurd\.gguf"):
-        open_source(tmp_path / "absurd.gguf")
-    assert not own_cache.exists()
+    path = tmp_path / "absurd.gguf"
+    for name, start in ABSURD.items():
+        path.write_bytes(start + bytes(60))
+        with pytest.raises(Damaged, match=r"absurd\.gguf"):
+            open_source(path)
+        assert not own_cache.exists(), name
 
 
-@pytest.mark.parametrize("library", ["gguf", "accelerate"])
 def test_what_is_missing_is_said(
-    saved_gguf: Path, monkeypatch: pytest.MonkeyPatch, library: str
+    saved_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *a: None if name == library else find(name, *a),
-    )
-    with pytest.raises(LoadError, match=f"pip install {library}"):
-        read_header(saved_gguf)
+    for library in ("gguf", "accelerate"):
+        monkeypatch.setattr(
+            importlib.util,
+            "find_spec",
+            lambda name, *a, absent=library: None if name == absent else find(name, *a),
+        )
+        with pytest.raises(LoadError, match=f"pip install {library}"):
+            read_header(saved_gguf)
 
 
 def test_an_architecture_nobody_knows_leaves_no_cache(
@@ -211,5 +207,4 @@ def test_an_architecture_nobody_knows_leaves_no_cache(
     writer.close()
     with pytest.raises(LoadError, match=r"odd\.gguf"):
         open_source(tmp_path / "odd.gguf")
-    assert [file for file in own_cache.rglob("*") if file.is_file()] == []
     assert list((own_cache / "gguf").iterdir()) == []

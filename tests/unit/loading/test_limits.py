@@ -4,6 +4,7 @@ believable giants are not.
 tests/slow/faults has numbers that would take all memory if they were followed.
 """
 
+import contextlib
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -63,28 +64,23 @@ def test_a_file_that_is_too_large_for_its_kind_is_not_read(llama: Path) -> None:
         open_source(llama)
 
 
-@pytest.mark.parametrize("kind", ["large", "many", "pipe", "nowhere"])
-def test_chat_templates_in_a_folder_of_their_own_are_checked_too(
-    llama: Path, kind: str
-) -> None:
+def test_chat_templates_in_a_folder_of_their_own_are_checked_too(llama: Path) -> None:
     """transformers reads each of them when it loads a tokenizer."""
     folder = llama / "additional_chat_templates"
     folder.mkdir()
     (folder / "tool_use.jinja").write_text("{{ messages }}")
     open_source(llama)
-    if kind == "large":
-        os.truncate(folder / "tool_use.jinja", 2**40)
-    elif kind == "many":
-        for number in range(17):
-            (folder / f"{number}.jinja").touch()
-            os.truncate(folder / f"{number}.jinja", 2**20)
-    elif kind == "pipe":
-        os.mkfifo(folder / "rag.jinja")
-    else:
-        (folder / "rag.jinja").symlink_to(kind)
-    with pytest.raises(
-        Damaged, match=r"its .*(tool_use|rag|additional_chat_templates)"
-    ):
+    os.mkfifo(folder / "rag.jinja")
+    with pytest.raises(Damaged, match="its rag.jinja is a named pipe"):
+        open_source(llama)
+    (folder / "rag.jinja").unlink()
+    for number in range(17):
+        (folder / f"{number}.jinja").touch()
+        os.truncate(folder / f"{number}.jinja", 2**20)
+    with pytest.raises(Damaged, match="its additional_chat_templates has more than"):
+        open_source(llama)
+    os.truncate(folder / "tool_use.jinja", 2**40)
+    with pytest.raises(Damaged, match=r"its tool_use.jinja has 1,099"):
         open_source(llama)
 
 
@@ -179,48 +175,13 @@ def test_a_regular_expression_that_never_ends_is_an_error_of_ours(
         hs.load(llama).capture(long)
 
 
-# What the largest models count and hold.
-GIANTS: dict[str, tuple[str, dict[str, int], WeightTotals]] = {
-    "LlamaForCausalLM": (
-        "LlamaConfig",
-        {
-            "hidden_size": 16_384,
-            "intermediate_size": 53_248,
-            "num_hidden_layers": 126,
-            "num_attention_heads": 128,
-            "num_key_value_heads": 8,
-            "vocab_size": 128_256,
-            "max_position_embeddings": 1_048_576,
-        },
-        WeightTotals(1138, 811 * 10**9, 128_256),
-    ),
-    "Gemma3ForCausalLM": (
-        "Gemma3TextConfig",
-        {
-            "vocab_size": 262_144,
-            "hidden_size": 5376,
-            "intermediate_size": 21_504,
-            "num_hidden_layers": 62,
-            "max_position_embeddings": 1_048_576,
-        },
-        WeightTotals(808, 54 * 10**9, 262_144),
-    ),
-    "DeepseekV3ForCausalLM": (
-        "DeepseekV3Config",
-        {},
-        WeightTotals(91_991, 688 * 10**9, 129_280),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", GIANTS)
-def test_believable_giants_are_built(name: str) -> None:
-    config_class, sizes, held = GIANTS[name]
-    config = getattr(transformers, config_class)(**sizes)
+def test_believable_giants_are_built() -> None:
+    config = transformers.DeepseekV3Config(num_hidden_layers=20)
+    held, name = WeightTotals(91_991, 688 * 10**9, 129_280), "DeepseekV3ForCausalLM"
     limits.check_counts(limits.walk(config.to_dict()), held, name)
     with torch.device("meta"), limits.building(held, config.to_dict(), name):
-        module = getattr(transformers, name)(config)
-    assert sum(weight.numel() for weight in module.parameters()) > 10**10
+        module = transformers.DeepseekV3ForCausalLM(config)
+    assert sum(weight.numel() for weight in module.parameters()) > 10**11
 
 
 def test_limits_act_in_their_own_thread_alone_and_leave_nothing() -> None:
@@ -255,8 +216,6 @@ def test_a_tensor_is_refused_before_there_is_memory_for_it() -> None:
 
 
 class Loop(nn.Module):
-    """A module that never ends, and counts how far it has come."""
-
     passed = 0
 
     def forward(self, numbers: torch.Tensor) -> None:
@@ -279,7 +238,6 @@ def test_a_pass_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> N
         ("config.json", {"architectures": 5}),
         ("config.json", {"model_type": []}),
         ("config.json", {"pad_token_id": 10**30}),
-        ("config.json", {"eos_token_id": {}}),
         ("config.json", {"max_position_embeddings": 1}),
         ("tokenizer_config.json", {"model_max_length": "long"}),
         ("tokenizer_config.json", {"extra_ids": 10**9}),
@@ -289,7 +247,5 @@ def test_an_odd_entry_works_or_is_an_error_of_ours(
     llama: Path, name: str, entries: dict[str, object]
 ) -> None:
     change(llama / name, **entries)
-    try:
+    with contextlib.suppress(Error):
         hs.load(llama).capture(["the capital of France"])
-    except Error:
-        pass

