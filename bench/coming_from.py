@@ -190,7 +190,7 @@ def _over_largest(theirs: Array, ours: Array) -> float:
 
     An effect is a difference of logits over that of the clean and the corrupted run. A
     model that hardly tells the prompts apart divides by little, and rounding grows with
-    the effects. In the small model of tests/labs/test_coming_from.py the divisor is a
+    the effects. In the small model of tests/slow/labs/test_coming_from.py the divisor is a
     hundredth of the largest logit: effects go up to 23.5, and those of hiddenscope and
     TransformerLens are 1.6e-3 and 2.0e-3 away from float64, and 4.3e-4 from each other.
     """
