@@ -11,14 +11,9 @@ import torch
 import hiddenscope as hs
 from calibrate import draws
 from calibrate.probe import trials
-from hiddenscope.catalog import ANALYSES
 from hiddenscope.errors import NotFinite
 from hiddenscope.testing import nan_weight, tiny_model, tiny_tokenizer
-from tests.every import CASES, RUNS, placed
-
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="there is no CUDA here"
-)
+from tests.registry import CASES, ENTRIES, placed
 
 # What chance or a sign decides, and what therefore need not agree in every digit.
 UNLIKE = {
@@ -156,18 +151,13 @@ def test_an_edit_with_the_recorded_values_changes_nothing(model):
 @cache
 def on_cpu(word, place):
     with placed("cpu", torch.float32):
-        return RUNS[word][place]()
-
-
-def test_every_analysis_is_among_the_runs():
-    """So that none is left out on a GPU."""
-    assert set(RUNS) == {analysis.word for analysis in ANALYSES if analysis.result}
+        return ENTRIES[word].results[place]()
 
 
 @pytest.mark.parametrize(("word", "place"), CASES)
 def test_an_analysis_gives_what_it_gives_on_a_cpu(word, place):
     with placed("cuda", torch.float32):
-        here = RUNS[word][place]()
+        here = ENTRIES[word].results[place]()
     there = on_cpu(word, place)
     assert set(here.data.variables) == set(there.data.variables)
     for name, expected in there.data.data_vars.items():
@@ -182,7 +172,7 @@ def test_an_analysis_gives_what_it_gives_on_a_cpu(word, place):
 @pytest.mark.parametrize(("word", "place"), CASES)
 def test_an_analysis_runs_in_bfloat16(word, place):
     with placed("cuda", torch.bfloat16):
-        result = RUNS[word][place]()
+        result = ENTRIES[word].results[place]()
     assert result.data.sizes == on_cpu(word, place).data.sizes
     assert result.summary()
 

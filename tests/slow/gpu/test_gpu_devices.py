@@ -7,10 +7,6 @@ import torch
 import hiddenscope as hs
 from hiddenscope.testing import tiny_model
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="there is no CUDA here"
-)
-
 TEXT = [5, 6, 7, 8, 9, 10, 11]
 TEXTS = [TEXT, [12, 13, 14]]
 LONGER = [[*range(5, 20)], [*range(30, 43)]]

@@ -7,10 +7,6 @@ import hiddenscope as hs
 from hiddenscope.errors import SiteError
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="there is no CUDA here"
-)
-
 TEXTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13, 14]]
 INSIDE = "*.attn,*.attn.q,*.attn.k,*.attn.v,*.attn.z,*.attn.head.*"
 FAMILIES = ["llama", "gpt2", "bloom", "gemma3_text", "falcon", "mixtral"]
