@@ -2,59 +2,33 @@
 for an instant.
 """
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
+from transformers.modeling_outputs import CausalLMOutput
 
 import hiddenscope as hs
 from fuzz.questions import asked_model
 from tests.registry import IDS, faulty
 from tests.slices import THOROUGH
+from tests.unit.analyses.planted import plain_llama
 from tests.untouched import (
     assert_interrupts_leave_nothing,
     assert_never_changed,
     assert_others_get_their_numbers,
 )
 
+PLAIN: Any = plain_llama()
 Pair = tuple[hs.Model, nn.Module]
 
 
-class _Port(nn.Module):
+class _Port(PLAIN.PlainLlama):  # type: ignore[misc]
     """The same model under other names, with a forward of its own."""
 
-    def __init__(self, module: Any) -> None:
-        super().__init__()
-        inner = copy.deepcopy(module)
-        self.config = inner.config
-        self.embed, self.rotary, self.head = (
-            inner.model.embed_tokens,
-            inner.model.rotary_emb,
-            inner.lm_head,
-        )
-        self.blocks, self.norm = inner.model.layers, inner.model.norm
-
     def forward(self, input_ids: Tensor) -> Any:
-        x = self.embed(input_ids)
-        tables = self.rotary(x, torch.arange(x.shape[1])[None])
-        hidden = torch.full((x.shape[1], x.shape[1]), -1e9, dtype=x.dtype).triu(1)[
-            None, None
-        ]
-        for block in self.blocks:
-            made = block(x, attention_mask=hidden, position_embeddings=tables)
-            x = made if isinstance(made, Tensor) else made[0]
-        return _Output(self.head(self.norm(x)))
-
-
-class _Output(dict[str, Tensor]):
-    """Logits, as a mapping and as an attribute."""
-
-    def __init__(self, logits: Tensor) -> None:
-        super().__init__(logits=logits)
-        self.logits = logits
+        return CausalLMOutput(logits=super().forward(input_ids))
 
 
 def _eager(model: hs.Model) -> nn.Module:

@@ -17,11 +17,12 @@ from faults.planted.attention import Mistake, attend_plainly
 from faults.planted.fault import replace_forward
 from hiddenscope.analyses.drift.calls import ModuleCall, record_calls, tensors_in
 from hiddenscope.analyses.drift.hints import argument_hints, explain_fault
+from hiddenscope.analyses.drift.noise import Noise, gap
+from hiddenscope.analyses.drift.observe import real_rows
 from hiddenscope.analyses.drift.suspect import Suspect
-from tests.slices import sliced
+from tests.unit.analyses.planted import HINTS, families_for, hints_of
 
 CPU = torch.device("cpu")
-ROUNDING = 2e-5
 
 
 @cache
@@ -42,12 +43,7 @@ def batch_of(family: str) -> tuple[dict[str, Tensor], Tensor, Tensor]:
 @cache
 def calls_of(family: str) -> dict[str, ModuleCall]:
     """The first call of every module of a family's tiny model."""
-    return first_calls(subject(family).module, batch_of(family)[0])
-
-
-def first_calls(
-    module: nn.Module, arguments: dict[str, Tensor]
-) -> dict[str, ModuleCall]:
+    module, arguments = subject(family).module, batch_of(family)[0]
     outermost = record_calls(
         dict(module.named_modules()), lambda: module(**arguments, use_cache=False)
     )
@@ -57,71 +53,61 @@ def first_calls(
     return calls
 
 
-def distance(mask: Tensor) -> Any:
-    """How far two tensors are apart at real tokens: the worst row, relative to the row
-    or to a typical one.
-    """
+def suspect_between(
+    reference: nn.Module,
+    candidate: nn.Module,
+    call: ModuleCall,
+    mask: Tensor,
+    **fields: Any,
+) -> Suspect:
+    """Return a module beside the reference's, as the search hands it on."""
 
-    def measure(expected: Tensor, other: Tensor) -> float:
-        rows, others = (
-            tensor.cpu().double().clamp(-1e9, 1e9) for tensor in (expected, other)
-        )
-        if rows.shape[:2] == mask.shape:
-            rows, others = rows[mask], others[mask]
-        elif len(rows) == mask.numel():
-            rows, others = rows[mask.flatten()], others[mask.flatten()]
-        norms = rows.norm(dim=-1)
-        floor = 1e-3 * norms.square().mean().sqrt() + 1e-30
-        return float(
-            ((others - rows).norm(dim=-1) / norms.clamp_min(floor))
-            .nan_to_num(torch.inf)
-            .max()
-        )
+    def distance(expected: Tensor, other: Tensor) -> float:
+        return gap(real_rows(expected, [mask]), real_rows(other, [mask])).worst
 
-    return measure
+    values = {
+        "path": call.path,
+        "reference": reference,
+        "candidate": candidate,
+        "call": call,
+        "output": next(tensors_in(call.repeat(candidate, CPU))),
+        "device": CPU,
+        "role": "module",
+        "same_make": True,
+        "padded": not bool(mask.all()),
+        "mask": mask,
+        "blocks": {},
+        "model": reference,
+        "distance": distance,
+        "rounding": Noise.assumed(torch.float32).envelope,
+    }
+    return Suspect(**{**values, **fields})
 
 
 def suspect_of(family: str, path: str, candidate: nn.Module, **fields: Any) -> Suspect:
-    """The module at a path of a candidate beside the reference's, on the reference's
-    input.
-    """
-    return suspect_beside(
-        subject(family).module, calls_of(family)[path], family, candidate, **fields
-    )
-
-
-def suspect_beside(
-    reference: nn.Module,
-    call: ModuleCall,
-    family: str,
-    candidate: nn.Module,
-    device: Any = CPU,
-    other: Any = CPU,
-    **fields: Any,
-) -> Suspect:
-    """A suspect on two devices, with its first output, as the search makes it."""
-    path = call.path
+    """Return the module at a path of a candidate, on the reference's input."""
+    reference = subject(family).module
     _, first, last = batch_of(family)
-    mask = (
-        last
-        if "decoder" in path and "encoder" not in path.partition("decoder")[0]
-        else first
-    )
-    part = candidate.get_submodule(path)
-    output = next(tensors_in(call.repeat(part, other))).to(device)
+    in_decoder = "decoder" in path and "encoder" not in path.partition("decoder")[0]
     parts = ModelParts(reference)
-    blocks = {
-        f"{block.stack}layer.{block.number + 1}": parts.modules[block.path]
-        for block in parts.blocks
-    }
-    is_block = any(block.path == path for block in parts.blocks)
-    values = {
-        "path": path, "reference": reference.get_submodule(path), "candidate": part, "call": call,
-        "output": output, "device": device, "role": "block" if is_block else "module", "same_make": True,
-        "padded": not bool(mask.all()), "mask": mask, "blocks": blocks, "model": reference,
-        "distance": distance(mask), "rounding": ROUNDING,
-    }  # fmt: skip
-    return Suspect(**{**values, **fields})
+    blocks = {block.site: parts.modules[block.path] for block in parts.blocks}
+    if parts.modules[path] in blocks.values():
+        fields["role"] = "block"
+    return suspect_between(
+        reference.get_submodule(path),
+        candidate.get_submodule(path),
+        calls_of(family)[path],
+        last if in_decoder else first,
+        **{"blocks": blocks, "model": reference, **fields},
+    )
+
+
+def leaf_suspect(reference: nn.Module, candidate: nn.Module, **fields: Any) -> Suspect:
+    """Return a suspect of two modules by themselves, on random states of width 16."""
+    state = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0))
+    calls = record_calls({"part": reference}, lambda: reference(state))
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    return suspect_between(reference, candidate, calls[0], mask, **fields)
 
 
 def faults_of(suspect: Suspect) -> set[str]:
@@ -132,141 +118,54 @@ def faults_of(suspect: Suspect) -> set[str]:
     return {hint["fault"] for hint in hints}
 
 
-def planted(family: str, kind: str, seed: int = 0) -> Planted:
-    return {**KINDS, **UNNAMED}[kind].plant(subject(family).module, rng=seed)
+def planted(family: str, kind: str) -> Planted:
+    return {**KINDS, **UNNAMED}[kind].plant(subject(family).module)
 
 
-WEIGHTS = {
-    "changed_weight", "constant_weight", "exchanged_weight", "permuted_weight", "rounded_weight", "scaled_weight",
-    "transposed_weight", "zeroed_weight", "other_shape",
-}  # fmt: skip
-CHANGED, NOTHING = {"changed_weight"}, set[str]()
-SKIPPED, TWICE, EPS = {"not_applied"}, {"applied_twice"}, {"attribute", "norm_eps"}
-# What is said of every kind of planted fault, and nothing else may be.
-SAID: dict[str, set[str]] = {
-    "weight_transposed": {"transposed_weight"}, "weight_permuted": {"permuted_weight"}, "noise": CHANGED,
-    "heads_permuted": {"permuted_weight"}, "rope_pairs_unconverted": {"permuted_weight"}, "rows": {"permuted_weight"},
-    "bias_missing": {"missing_bias"}, "norm_bias_missing": {"missing_bias", "zeroed_weight"},
-    "norm_weight_missing": {"constant_weight", "norm_weight_missing"}, "stale_weight": CHANGED,
-    "earlier_checkpoint": CHANGED, "shard_missing": CHANGED, "weight_int8": CHANGED, "weight_bf16": {"rounded_weight"},
-    "layers_swapped": {"exchanged_weight", "swapped_layer"}, "queries_keys_swapped": {"exchanged_weight"},
-    "keys_values_swapped": {"exchanged_weight"}, "gate_up_swapped": {"exchanged_weight"},
-    "norms_swapped": {"exchanged_weight"}, "qkv_reordered": {"permuted_weight"}, "experts_swapped": {"permuted_weight"},
-    "attention_scale": {"attention_scale"}, "kv_heads_tiled": {"kv_heads"}, "mask_off_by_one": {"mask_looks_ahead"},
-    "mask_strict": {"mask_off_by_one"}, "causal_mask_missing": {"mask_missing"}, "window_ignored": {"window_ignored"},
-    "causal_mask_added": {"causal_mask_added"}, "softmax_bf16": NOTHING, "window_off_by_one": {"window_short"},
-    "heads_flattened": {"heads_flattened"}, "position_bias_missing": {"position_bias_missing"},
-    "attention_softcap_missing": {"softcap_missing"}, "rope_interleaved": {"rope_pairs"},
-    "rope_keys_missing": {"rope_keys_missing"}, "rope_reversed": {"rope_direction"},
-    "rope_position_off_by_one": {"query_off_by_one"}, "activation": {"activation"}, "norm_eps": EPS,
-    "norm_mean": {"norm_kind"}, "norm_skipped": SKIPPED, "norm_twice": TWICE, "final_norm_missing": SKIPPED,
-    "final_norm_twice": TWICE, "final_norm_eps": EPS, "bias_twice": {"bias_twice"}, "layer_skipped": {"layer_skipped"},
-    "layer_doubled": {"layer_doubled"}, "residual_scaled": {"residual_scale"}, "block_bf16": NOTHING,
-    "linear_bf16": NOTHING, "dropout_on": NOTHING, "wrong_half_activated": {"exchanged_parts"},
-    "parallel_residual": {"attribute"}, "router_top_k": {"attribute"}, "router_normalisation": NOTHING,
-    "rope_base": {"rope_base"}, "rope_scaling": {"rope_scaling"}, "rope_attention_factor": {"attribute", "scale"},
-    "rope_bf16": NOTHING, "embedding_scale_missing": {"constant_weight", "scale"}, "embedding_scale_added": {"scale"},
-    "token_ids_shifted": NOTHING, "mask_hides_token": NOTHING, "logit_scale": {"scale"},
-    "relative_buckets": {"attribute"}, "token_type": CHANGED, "order": NOTHING, "factor": {"scale"},
-    "channel": NOTHING, "clip": NOTHING, "expert_halves_swapped": {"permuted_weight"},
-    "position_off_by_one": NOTHING, "padding_side": NOTHING, "rope_positions_shifted": NOTHING,
-    "logit_softcap_missing": NOTHING,
-}  # fmt: skip
-MOST = ("llama", "gpt2", "t5", "bert", "gemma2", "mixtral", "gpt_neox", "opt")
-
-
-def pairs() -> list[tuple[str, str]]:
-    """Every kind in the first two families that have a place for it."""
-    chosen = []
-    for kind, fault in {**KINDS, **UNNAMED}.items():
-        # Gemma 2's attention with another rotation has no cap either, which is two
-        # mistakes at once.
-        most = [
-            family
-            for family in MOST
-            if family != "gemma2" or not kind.startswith("rope_")
-        ]
-        families = [family for family in most if fault.applies(subject(family).module)]
-        chosen += [(family, kind) for family in families[:2]]
-    return chosen
-
-
-@pytest.mark.parametrize(("family", "kind"), sliced(pairs(), 70))
-def test_every_kind_of_fault_is_called_by_its_name_and_by_no_other(
-    family: str, kind: str
-) -> None:
+@pytest.mark.parametrize("kind", HINTS)
+def test_every_kind_of_fault_is_called_by_its_name_and_by_no_other(kind: str) -> None:
+    family = families_for(kind)[0]
     fault = planted(family, kind)
     blocks = [block.path for block in ModelParts(fault.module).blocks]
     if any(block.startswith(f"{fault.path}.".lstrip(".")) for block in blocks):
         # Of a module that runs the blocks, drift compares the blocks' arguments.
-        assert SAID[kind] == NOTHING
+        assert hints_of(family, kind) <= {"block_argument"}
         return
     suspect = suspect_of(family, fault.path, fault.module)
-    # Of a bias that is missing, GPT-2's Conv1D keeps zeros.
-    assert faults_of(suspect) - {"zeroed_weight"} == SAID[kind] - {"zeroed_weight"}, (
-        explain_fault(suspect)
-    )
+    assert faults_of(suspect) == hints_of(family, kind), explain_fault(suspect)
 
 
-NORM, ATTENTION, MLP = (
-    "model.layers.1.input_layernorm",
-    "model.layers.1.self_attn",
-    "model.layers.1.mlp",
-)
+NORM = "model.layers.1.input_layernorm"
+SCALES = {
+    "llama": "model.layers.1.self_attn",
+    "gpt2": "transformer.h.1.attn",
+    "t5": "encoder.block.1.layer.0.SelfAttention",
+    "gemma2": "model.layers.1.self_attn",
+}
 
 
-def edited(family: str, path: str, forward: Any) -> Suspect:
-    """A suspect whose forward is another: `forward(original, self, ...)`."""
+def attending(family: str, scale: float) -> nn.Module:
+    """Return a candidate that attends with another scale of its scores."""
     candidate = copy.deepcopy(subject(family).module)
-    replace_forward(candidate.get_submodule(path), forward)
-    return suspect_of(family, path, candidate)
+    attend_plainly(candidate.get_submodule(SCALES[family]), Mistake(scale=scale))
+    return candidate
 
 
-def attending(family: str, path: str, **mistake: Any) -> Suspect:
-    """A suspect that attends with a mistake."""
-    candidate = copy.deepcopy(subject(family).module)
-    attend_plainly(candidate.get_submodule(path), Mistake(**mistake))
-    return suspect_of(family, path, candidate)
+def rms(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
 
 
-def rms(x: Tensor, eps: float = 1e-6) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-
-
-def size(x: Tensor) -> Tensor:
-    return x.square().mean(-1, keepdim=True).sqrt()
-
-
-NORMS: list[tuple[str, str, Any]] = [
-    ("gemma2", "norm_weight_less_one", lambda original, self, x: rms(x) * self.weight),
-    (
-        "llama",
-        "norm_weight_plus_one",
-        lambda original, self, x: rms(x) * (1 + self.weight),
-    ),
-    ("llama", "norm_weight_twice", lambda original, self, x: original(x) * self.weight),
-    ("llama", "norm_weight_missing", lambda original, self, x: rms(x)),
-    (
-        "llama",
-        "norm_kind",
-        lambda original, self, x: original(x - x.mean(-1, keepdim=True)),
-    ),
-    (
-        "llama",
-        "norm_root_eps",
-        lambda original, self, x: (
-            self.weight * x / (size(x) + self.variance_epsilon**0.5)
-        ),
-    ),
-    ("llama", "norm_eps", lambda original, self, x: self.weight * rms(x, 1e-3)),
-]
-
-
-@pytest.mark.parametrize(
-    ("family", "fault", "forward"), NORMS, ids=[row[1] for row in NORMS]
-)
-def test_a_norm_of_another_make(family: str, fault: str, forward: Any) -> None:
-    assert faults_of(edited(family, NORM, forward)) == {fault}
+def test_a_norm_of_another_make() -> None:
+    """Others are in the table of planted faults and among the mistakes of ports."""
+    for family, fault, forward in (
+        ("gemma2", "less_one", lambda _, self, x: rms(x) * self.weight),
+        ("llama", "plus_one", lambda _, self, x: rms(x) * (1 + self.weight)),
+        ("llama", "twice", lambda original, self, x: original(x) * self.weight),
+    ):
+        candidate = copy.deepcopy(subject(family).module)
+        replace_forward(candidate.get_submodule(NORM), forward)
+        suspect = suspect_of(family, NORM, candidate)
+        assert faults_of(suspect) == {f"norm_weight_{fault}"}
 
 
 def test_an_eps_beside_the_root_is_told_from_one_under_it() -> None:
@@ -277,60 +176,32 @@ def test_an_eps_beside_the_root_is_told_from_one_under_it() -> None:
 
     def beside(original: Any, self: Any, x: Tensor) -> Tensor:
         centred = x - x.mean(-1, keepdim=True)
-        out: Tensor = centred / (size(centred) + self.eps) * self.weight + self.bias
+        root = centred.square().mean(-1, keepdim=True).sqrt()
+        out: Tensor = centred / (root + self.eps) * self.weight + self.bias
         return out
 
     replace_forward(candidate, beside)
     assert faults_of(leaf_suspect(reference, candidate)) == {"norm_eps_outside"}
 
 
-def leaf_suspect(reference: nn.Module, candidate: nn.Module, **fields: Any) -> Suspect:
-    """A suspect of two modules by themselves, on random states of width 16."""
-    state = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0))
-    calls = record_calls({"part": reference}, lambda: reference(state))
-    mask = torch.ones(2, 9, dtype=torch.bool)
-    with torch.no_grad():
-        output = candidate(state)
-    values = {
-        "path": "part", "reference": reference, "candidate": candidate, "call": calls[0], "output": output, "device": CPU,
-        "role": "module", "same_make": True, "padded": False, "mask": mask, "blocks": {},
-        "model": reference, "distance": distance(mask), "rounding": ROUNDING,
-    }  # fmt: skip
-    return Suspect(**{**values, **fields})
-
-
-SCALES = {
-    "llama": ATTENTION, "gpt2": "transformer.h.1.attn", "bert": "bert.encoder.layer.1.attention.self",
-    "t5": "encoder.block.1.layer.0.SelfAttention", "gemma2": ATTENTION, "gpt_neox": "gpt_neox.layers.1.attention",
-    "opt": "model.decoder.layers.1.self_attn", "bart": "model.encoder.layers.1.self_attn",
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("family", SCALES)
 def test_another_scale_of_the_scores(family: str) -> None:
     """Wherever a family keeps its scale, and whether its projections are fused."""
-    for factor, words in ((2**0.5, "1.4142"), (0.99, "0.9"), (1.001, "1.00")):
-        (hint,), _ = explain_fault(attending(family, SCALES[family], scale=factor))
-        assert (
-            hint["fault"] == "attention_scale"
-            and f"with scores {words}" in hint["evidence"]
-        )
     for factor, words in (
-        (4.0, "as without a scale of 1/sqrt(d)."),
-        (0.25, "as with one more scale of 1/sqrt(d)."),
+        (1.001, "1.00"),
+        (2**0.5, "1.4142"),
+        (4.0, "4 times the reference's, as without a scale of 1/sqrt(d)."),
+        (0.25, "0.25 times the reference's, as with one more scale of 1/sqrt(d)."),
     ):
-        (hint,), _ = explain_fault(attending(family, SCALES[family], scale=factor))
-        assert hint["evidence"].endswith(
-            f"with scores {factor:g} times the reference's, {words}"
-        )
+        suspect = suspect_of(family, SCALES[family], attending(family, factor))
+        (hint,), _ = explain_fault(suspect)
+        assert hint["fault"] == "attention_scale"
+        assert f"with scores {words}" in hint["evidence"]
 
 
 def test_a_scale_in_a_block_is_seen_from_outside() -> None:
-    candidate = copy.deepcopy(subject("llama").module)
-    attend_plainly(candidate.get_submodule(ATTENTION), Mistake(scale=4.0))
-    assert faults_of(suspect_of("llama", "model.layers.1", candidate)) == {
-        "attention_scale"
-    }
+    suspect = suspect_of("llama", "model.layers.1", attending("llama", 4.0))
+    assert faults_of(suspect) == {"attention_scale"}
 
 
 def test_parameters_of_other_names_are_not_missing() -> None:
@@ -339,39 +210,28 @@ def test_parameters_of_other_names_are_not_missing() -> None:
     """
 
     class Product(nn.Module):
-        def __init__(self, linear: nn.Linear, *, biased: bool) -> None:
+        def __init__(self, weight: Tensor, bias: Tensor) -> None:
             super().__init__()
-            self.w, self.b = (
-                nn.Parameter(linear.weight.detach().T * 1.1),
-                linear.bias if biased else None,
-            )
+            self.w, self.b = nn.Parameter(weight.T), nn.Parameter(bias)
 
         def forward(self, x: Tensor) -> Tensor:
-            made = x @ self.w
-            return made if self.b is None else made + self.b
+            return x @ self.w + self.b
 
     reference = nn.Linear(16, 16)
+    weight, bias = reference.weight.detach(), reference.bias.detach()
     for same_make in (True, False):
-        suspect = leaf_suspect(
-            reference, Product(reference, biased=True), same_make=same_make
-        )
+        product = Product(1.1 * weight, bias)
+        suspect = leaf_suspect(reference, product, same_make=same_make)
         assert faults_of(suspect) == set()
-    unbiased = Product(reference, biased=False)
-    unbiased.w.data /= 1.1
-    assert faults_of(leaf_suspect(reference, unbiased, same_make=False)) == {
-        "missing_bias"
-    }
+    unbiased = leaf_suspect(reference, Product(weight, 0 * bias), same_make=False)
+    assert faults_of(unbiased) == {"missing_bias"}
 
 
-@pytest.mark.parametrize(
-    "kind", ["weight_permuted", "weight_transposed", "weight_bf16", "stale_weight"]
-)
-def test_weights_of_another_make_are_not_compared(kind: str) -> None:
-    fault = planted("llama", kind)
-    assert (
-        faults_of(suspect_of("llama", fault.path, fault.module, same_make=False))
-        == set()
-    )
+def test_weights_of_another_make_are_not_compared() -> None:
+    for kind in ("weight_permuted", "weight_transposed", "weight_bf16"):
+        fault = planted("llama", kind)
+        suspect = suspect_of("llama", fault.path, fault.module, same_make=False)
+        assert faults_of(suspect) == set(), kind
 
 
 def test_weights_that_do_not_account_for_the_error_are_not_blamed() -> None:
@@ -380,18 +240,15 @@ def test_weights_that_do_not_account_for_the_error_are_not_blamed() -> None:
     """
     reference = nn.Linear(16, 16)
     candidate, order = copy.deepcopy(reference), torch.randperm(16)
-    candidate.weight.data, candidate.bias.data = (
-        reference.weight[order],
-        reference.bias[order],
-    )
-    replace_forward(
-        candidate, lambda original, self, x: 1.5 * original(x)[..., order.argsort()]
-    )
+    candidate.weight.data = reference.weight[order]
+    candidate.bias.data = reference.bias[order]
+    back = order.argsort()
+    replace_forward(candidate, lambda original, self, x: 1.5 * original(x)[..., back])
     assert faults_of(leaf_suspect(reference, candidate)) == {"scale"}
 
 
 def test_padding_is_spoken_of_only_where_there_is_some() -> None:
-    path = SCALES["bert"]
+    path = "bert.encoder.layer.1.attention.self"
     candidate = copy.deepcopy(subject("bert").module)
 
     def unmasked(original: Any, self: Any, x: Tensor, **arguments: Any) -> Any:
@@ -403,28 +260,22 @@ def test_padding_is_spoken_of_only_where_there_is_some() -> None:
     assert faults_of(replace(suspect, padded=False)) == set()
 
 
-SOUND = [
-    "attention_plain",
-    "linear_split",
-    "norm_by_hand",
-    "activation_by_hand",
-    "all_by_hand",
-    "qkv_fused",
-]
+SOUND = ("attention_plain", "all_by_hand", "qkv_fused")
 
 
-@pytest.mark.parametrize("change", SOUND)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "t5", "gemma2"])
-def test_nothing_is_said_of_what_is_sound(family: str, change: str) -> None:
+def test_nothing_is_said_of_what_is_sound(family: str) -> None:
     """Rounding alone looks like nothing, in any part of the second block."""
-    harmless = HARMLESS[change]
-    if not harmless.applies(subject(family).module):
-        pytest.skip("no place for it")
-    candidate = harmless.make(subject(family).module)
-    block = ModelParts(candidate).blocks[1].path
-    for path, call in calls_of(family).items():
-        if (path == block or path.startswith(f"{block}.")) and call.outputs:
-            assert faults_of(suspect_of(family, path, candidate)) == set(), path
+    module = subject(family).module
+    block = ModelParts(module).blocks[1].path
+    for change in SOUND:
+        if not HARMLESS[change].applies(module):
+            continue
+        candidate = HARMLESS[change].make(module)
+        for path, call in calls_of(family).items():
+            if (path == block or path.startswith(f"{block}.")) and call.outputs:
+                suspect = suspect_of(family, path, candidate)
+                assert faults_of(suspect) == set(), (change, path)
 
 
 class Elsewhere(Tensor):
@@ -463,20 +314,11 @@ def test_weights_on_another_device_are_moved_before_they_are_compared() -> None:
 
 
 def test_arguments_of_the_blocks_are_compared_on_one_device() -> None:
-    ids = torch.arange(6)[None]
-    theirs = {
-        "ids": (ids + 2).as_subclass(Elsewhere),
-        "mask": None,
-        "table": torch.ones(3),
-        "same": ids,
-    }
-    sentences = [
-        hint["evidence"]
-        for hint in argument_hints(
-            {"ids": ids, "mask": ids, "table": torch.eye(3)[0], "same": ids}, theirs
-        )
-    ]
-    assert sentences == [
+    ids, table = torch.arange(6)[None], torch.eye(3)[0]
+    ours = {"ids": ids, "mask": ids, "table": table, "same": ids}
+    others = (ids + 2).as_subclass(Elsewhere)
+    theirs = {"ids": others, "mask": None, "table": torch.ones(3), "same": ids}
+    assert [hint["evidence"] for hint in argument_hints(ours, theirs)] == [
         "`ids`, which the blocks are given, is the reference's plus 2.",
         "The blocks are given `mask` in the reference and not in the candidate.",
         "`table`, which the blocks are given, differs in 2 of 3 elements.",
@@ -497,77 +339,22 @@ class Failing(nn.Linear):
         return super().forward(state)
 
 
-def test_what_could_not_be_tried_is_said_once_and_a_refusal_is_an_answer() -> None:
-    broken = Failing(RuntimeError("the device is on fire"))
+def hints_beside(reference: Failing) -> tuple[list[str], list[str]]:
+    """Return the hints and notes on twice the output of a module."""
     candidate = nn.Linear(16, 16)
-    candidate.weight.data, candidate.bias.data = broken.weight * 2, broken.bias * 2
-    hints, notes = explain_fault(leaf_suspect(broken, candidate))
-    assert [hint["fault"] for hint in hints] == ["scale"]
+    candidate.weight.data = 2 * reference.weight.data
+    candidate.bias.data = 2 * reference.bias.data
+    hints, notes = explain_fault(leaf_suspect(reference, candidate))
+    return [hint["fault"] for hint in hints], notes
+
+
+def test_what_could_not_be_tried_is_said_once_and_a_refusal_is_an_answer() -> None:
+    hints, notes = hints_beside(Failing(RuntimeError("the device is on fire")))
+    assert hints == ["scale"]
     assert all(note.endswith("RuntimeError: the device is on fire") for note in notes)
     assert len(notes) == len(set(notes)) and "Hints on weights of `part`" in notes[0]
     for refusal in (
         TypeError("unexpected keyword"),
         RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
     ):
-        refusing = Failing(refusal)
-        candidate.weight.data, candidate.bias.data = (
-            refusing.weight * 2,
-            refusing.bias * 2,
-        )
-        assert faults_of(leaf_suspect(refusing, candidate)) == {"scale"}
-
-
-def test_nothing_of_the_users_is_changed() -> None:
-    module: Any = subject("llama").module
-    before = {
-        name: (tensor, tensor.clone())
-        for name, tensor in module.state_dict(keep_vars=True).items()
-    }
-    values = {path: dict(vars(part)) for path, part in module.named_modules()}
-    kernel = module.config._attn_implementation
-    explain_fault(attending("llama", "model.layers.1.self_attn", scale=3.0))
-    explain_fault(
-        suspect_of("llama", "model.layers.1", planted("llama", "clip").module)
-    )
-    assert module.config._attn_implementation == kernel
-    assert all(
-        dict(vars(part)) == values[path] for path, part in module.named_modules()
-    )
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        assert tensor is before[name][0] and torch.equal(tensor, before[name][1])
-
-
-ON_DEVICES = (
-    "weight_permuted", "bias_missing", "layers_swapped", "attention_scale", "kv_heads_tiled", "mask_off_by_one",
-    "causal_mask_missing", "rope_interleaved", "rope_reversed", "activation", "norm_mean", "norm_twice", "norm_eps",
-    "layer_doubled", "residual_scaled", "wrong_half_activated", "rope_base", "embedding_scale_added",
-)  # fmt: skip
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here")
-@pytest.mark.parametrize(
-    "devices", [("cuda", "cuda"), ("cuda", "cpu"), ("cpu", "cuda")], ids=str
-)
-@pytest.mark.parametrize("kind", ON_DEVICES)
-def test_a_fault_is_known_on_any_two_devices(
-    kind: str, devices: tuple[str, str]
-) -> None:
-    fault = planted("llama", kind)
-    device, other = map(torch.device, devices)
-    reference, arguments = copy.deepcopy(subject("llama").module), batch_of("llama")[0]
-    for dtype, rounding in ((torch.float32, ROUNDING), (torch.bfloat16, 0.05)):
-        reference.to(device, dtype)
-        candidate = copy.deepcopy(fault.module).to(other, dtype)
-        calls = first_calls(
-            reference, {name: tensor.to(device) for name, tensor in arguments.items()}
-        )
-        call = calls[fault.path]
-        suspect = suspect_beside(
-            reference, call, "llama", candidate, device, other, rounding=rounding
-        )
-        faults = faults_of(suspect)
-        if dtype == torch.float32:
-            assert faults == SAID[kind]
-        # In bfloat16 only a fault that is large beside the rounding can be recognised.
-        assert faults <= SAID[kind]
-        assert faults or suspect.error < 8 * rounding or kind == "norm_eps"
+        assert hints_beside(Failing(refusal)) == (["scale"], [])
