@@ -1,9 +1,8 @@
-"""Search: exactly the nearest, held against brute force in numpy and against
-scikit-learn, ties and all.
-"""
+"""Search: exactly the nearest, held against brute force in numpy, ties and all."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +15,10 @@ from hiddenscope.errors import NotFinite, SiteError, StatesError, TextError
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.vectors import collection, nearest
-from hiddenscope.vectors.nearest import Nearest
-from hiddenscope.views import Lines, sections_of
-from hiddenscope.views.kinds.search import views
+from hiddenscope.vectors.nearest import NEARNESSES, Nearest, Nearness
+from hiddenscope.views import Lines, sections_of, views_of
 
+Tiny = Callable[..., hs.Model]
 TEXTS = [
     "The cat sat on the mat.",
     "A dog",
@@ -41,31 +40,24 @@ def brute(
     else:
         scores = np.stack([(rows * query).sum(1) for query in queries])
         if nearness == "cosine":
-            lengths = [
-                np.sqrt((rows * rows).sum(1)) * np.sqrt((query * query).sum())
-                for query in queries
-            ]
-            scores = scores / np.stack(lengths)
+            lengths = np.sqrt((rows * rows).sum(1))
+            scores /= np.sqrt((queries * queries).sum(1))[:, None] * lengths
         order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return order, np.take_along_axis(scores, order, 1)
 
 
-class Mapped:
-    """States of one site in a memory-mapped file, read a few rows at a time, one token
-    a text.
-    """
+def check(rows: np.ndarray, queries: np.ndarray, k: int) -> None:
+    """Hold a search against brute force, by every nearness."""
+    for nearness in NEARNESSES:
+        order, scores = brute(rows, queries, k, nearness)
+        found = hs.search(rows, queries, k, nearness=nearness).data  # type: ignore[arg-type]
+        assert found["number"].values.tolist() == order.tolist(), nearness
+        np.testing.assert_allclose(found["score"], scores, rtol=1e-12, atol=1e-12)
 
-    def __init__(self, path: Path, rows: np.ndarray, block: int) -> None:
-        np.save(path, rows)
-        self.path, self.block, self.sites, count = path, block, (Site(3),), len(rows)
-        self.tokens = hs.Tokens(
-            None, range(count), [0] * count, [1] * count, ["t"] * count
-        )
 
-    def blocks(self, site: str | Site) -> Iterator[torch.Tensor]:
-        mapped = np.load(self.path, mmap_mode="r")
-        for start in range(0, len(mapped), self.block):
-            yield torch.from_numpy(mapped[start : start + self.block].copy())
+def numbers(found: hs.Result) -> list[list[int]]:
+    listed: list[list[int]] = found.data["number"].values.tolist()
+    return listed
 
 
 @pytest.fixture(scope="module")
@@ -79,44 +71,24 @@ def rows() -> np.ndarray:
     return made.astype(np.float32)
 
 
-@pytest.mark.parametrize("nearness", ["cosine", "dot", "l2"])
 @pytest.mark.parametrize("k", [1, 7, 600])
 def test_the_nearest_are_those_of_brute_force(
-    rows: np.ndarray, nearness: str, k: int, monkeypatch: pytest.MonkeyPatch
+    rows: np.ndarray, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queries = np.concatenate(
-        [rows[:3], np.random.default_rng(1).standard_normal((4, 24)).astype(np.float32)]
-    )
-    order, scores = brute(rows, queries, k, nearness)
+    others = np.random.default_rng(1).standard_normal((4, 24)).astype(np.float32)
     for block in (333, 4096):
         monkeypatch.setattr(collection, "MOST_ROWS", block)
-        found = hs.search(rows, queries, k, nearness=nearness).data
-        assert found["number"].values.tolist() == order.tolist()
-        np.testing.assert_allclose(
-            found["score"].values, scores, rtol=1e-12, atol=1e-12
-        )
+        check(rows, np.concatenate([rows[:3], others]), k)
 
 
-@pytest.mark.parametrize(
-    ("nearness", "metric"), [("cosine", "cosine"), ("l2", "euclidean")]
-)
-def test_scikit_learn_finds_the_same(nearness: str, metric: str) -> None:
-    from sklearn.neighbors import NearestNeighbors
-
-    generator = np.random.default_rng(5)
-    rows, queries = (
-        generator.standard_normal((2000, 16)),
-        generator.standard_normal((9, 16)),
-    )
-    theirs = (
-        NearestNeighbors(n_neighbors=8, metric=metric, algorithm="brute")
-        .fit(rows)
-        .kneighbors(queries)
-    )
-    ours = hs.search(rows, queries, 8, nearness=nearness).data
-    assert ours["number"].values.tolist() == theirs[1].tolist()
-    distances = 1 - ours["score"] if nearness == "cosine" else ours["score"]
-    np.testing.assert_allclose(distances, theirs[0], rtol=1e-6, atol=1e-9)
+def test_queries_that_every_row_points_away_from() -> None:
+    """The worst of the nearest then has a cosine below zero, or just at zero, which is
+    the lowest bar there is.
+    """
+    generator = np.random.default_rng(4)
+    rows = np.abs(generator.standard_normal((4000, 16))).astype(np.float32)
+    rows[:, 15] = 0
+    check(rows, np.stack([-rows[0], np.eye(16, dtype=np.float32)[15], rows[1]]), 9)
 
 
 def test_what_float32_cannot_tell_apart_is_told_apart() -> None:
@@ -127,39 +99,19 @@ def test_what_float32_cannot_tell_apart_is_told_apart() -> None:
     # Products in float32 are equal.
     assert len(np.unique(base.astype(np.float32) @ query.astype(np.float32))) < 50
     expected = np.argsort(-base[:, 1], kind="stable")[:10]
-    assert (
-        hs.search(base, query, 10, nearness="dot").data["number"].values[0].tolist()
-        == expected.tolist()
-    )
+    assert numbers(hs.search(base, query, 10, nearness="dot")) == [expected.tolist()]
 
 
-@pytest.mark.parametrize("nearness", ["cosine", "dot", "l2"])
-def test_queries_that_every_row_points_away_from(nearness: str) -> None:
-    """The worst of the nearest then has a cosine below zero, or just at zero, which is
-    the lowest bar there is.
-    """
-    generator = np.random.default_rng(4)
-    rows = np.abs(generator.standard_normal((4000, 16))).astype(np.float32)
-    rows[:, 15] = 0
-    queries = np.stack([-rows[0], np.eye(16, dtype=np.float32)[15], rows[1]])
-    order, scores = brute(rows, queries, 9, nearness)
-    found = hs.search(rows, queries, 9, nearness=nearness).data  # type: ignore[arg-type]
-    assert found["number"].values.tolist() == order.tolist()
-    np.testing.assert_allclose(found["score"].values, scores, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("nearness", ["cosine", "dot", "l2"])
+@pytest.mark.parametrize("nearness", NEARNESSES)
 def test_products_that_are_too_coarse_are_not_used(
-    rows: np.ndarray, nearness: nearest.Nearness, monkeypatch: pytest.MonkeyPatch
+    rows: np.ndarray, nearness: Nearness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     matmul = torch.Tensor.__matmul__
 
     def coarse(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return (
-            matmul(a.bfloat16(), b.bfloat16()).float()
-            if a.dtype == torch.float32
-            else matmul(a, b)
-        )
+        if a.dtype != torch.float32:
+            return matmul(a, b)
+        return matmul(a.bfloat16(), b.bfloat16()).float()
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", coarse)
     found = Nearest(torch.from_numpy(rows[:5]), 4, nearness)
@@ -168,20 +120,20 @@ def test_products_that_are_too_coarse_are_not_used(
     assert found._by_torch is False
 
 
-@pytest.mark.parametrize("nearness", ["cosine", "dot", "l2"])
+@pytest.mark.parametrize("nearness", NEARNESSES)
 def test_a_query_finds_alone_what_it_finds_among_others(
-    rows: np.ndarray, nearness: nearest.Nearness, monkeypatch: pytest.MonkeyPatch
+    rows: np.ndarray, nearness: Nearness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nearest, "PIECE", 4 * 24 * 100)
     wide = torch.from_numpy(rows).repeat_interleave(2, dim=1)
     queries = torch.from_numpy(rows[20:27])
     # Rows that do not follow one another, rows that are widened.
-    for block in (
-        wide[:, ::2],
-        wide[:, ::2].bfloat16(),
-    ):
+    for block in (wide[:, ::2], wide[:, ::2].bfloat16()):
         together = Nearest(queries, 8, nearness)
-        together.see(block)
+        # An empty block is nothing to see.
+        for part in (block[:0], block, block[:0]):
+            together.see(part)
+        assert together.seen == len(rows)
         for number in range(len(queries)):
             alone = Nearest(queries[number : number + 1], 8, nearness)
             alone.see(block)
@@ -194,13 +146,12 @@ def test_equal_rows_come_in_their_order_wherever_they_stand(
 ) -> None:
     monkeypatch.setattr(collection, "MOST_ROWS", 7)
     monkeypatch.setattr(nearest, "PAIRS", 5)
-    same = np.repeat(
-        np.random.default_rng(0).standard_normal((1, 31)).astype(np.float32), 50, axis=0
-    )
-    for nearness in ("cosine", "dot", "l2"):
-        found = hs.search(same, same[0] * 2, 20, nearness=nearness).data  # type: ignore[arg-type]
-        assert found["number"].values.tolist() == [list(range(20))]
-        assert len(set(found["score"].values.ravel().tolist())) == 1
+    row = np.random.default_rng(0).standard_normal((1, 31)).astype(np.float32)
+    same = np.repeat(row, 50, axis=0)
+    for nearness in NEARNESSES:
+        found = hs.search(same, same[0] * 2, 20, nearness=nearness)  # type: ignore[arg-type]
+        assert numbers(found) == [list(range(20))]
+        assert len(set(found.data["score"].values.ravel().tolist())) == 1
 
 
 def test_more_than_there_are_gives_all_and_permuted_rows_permute_the_answer(
@@ -209,281 +160,165 @@ def test_more_than_there_are_gives_all_and_permuted_rows_permute_the_answer(
     some = rows[1:10]
     assert hs.search(some, some[0], 100).data.sizes["rank"] == 9
     order = np.random.default_rng(2).permutation(9)
-    here, there = (
-        hs.search(some, some[:2], 9).data,
-        hs.search(some[order], some[:2], 9).data,
-    )
-    assert order[there["number"].values].tolist() == here["number"].values.tolist()
-    np.testing.assert_array_equal(here["score"], there["score"])
+    here, there = (hs.search(given, some[:2], 9) for given in (some, some[order]))
+    assert order[numbers(there)].tolist() == numbers(here)
+    np.testing.assert_array_equal(here.data["score"], there.data["score"])
 
 
-@pytest.mark.parametrize("block", [1, 64, 10_000])
-def test_a_source_that_need_not_fit_in_memory(
-    rows: np.ndarray, block: int, tmp_path: Path
-) -> None:
-    rows = rows[:500]
+class Mapped:
+    """States of one site in a memory-mapped file, read a few rows at a time, one token
+    a text.
+    """
+
+    def __init__(self, path: Path, block: int) -> None:
+        self.rows, self.block = np.load(path, mmap_mode="r"), block
+        self.sites, count = (Site(3),), len(self.rows)
+        positions, ids, strings = [0] * count, [1] * count, ["t"] * count
+        self.tokens = hs.Tokens(None, range(count), positions, ids, strings)
+
+    def blocks(self, site: str | Site) -> Iterator[torch.Tensor]:
+        for start in range(0, len(self.rows), self.block):
+            yield torch.from_numpy(self.rows[start : start + self.block].copy())
+
+
+def test_a_source_that_need_not_fit_in_memory(rows: np.ndarray, tmp_path: Path) -> None:
+    rows, path = rows[:500], tmp_path / "rows.npy"
     order, _ = brute(rows, rows[:4], 6, "cosine")
-    mapped = Mapped(tmp_path / "rows.npy", rows, block)
-    for source in (
-        mapped,
-        np.load(mapped.path, mmap_mode="r"),
-        torch.from_numpy(rows),
-        rows.astype(">f4"),
-    ):
-        assert (
-            hs.search(source, rows[:4], 6).data["number"].values.tolist()
-            == order.tolist()
-        )
+    np.save(path, rows)
+    mapped = [Mapped(path, block) for block in (1, 64, 10_000)]
+    others = (np.load(path, mmap_mode="r"), torch.from_numpy(rows), rows.astype(">f4"))
+    for source in (*mapped, *others):
+        assert numbers(hs.search(source, rows[:4], 6)) == order.tolist()
 
 
-def test_a_model_and_its_states_find_the_same(tiny: Callable[..., hs.Model]) -> None:
-    model = tiny("llama")
+def test_a_model_and_its_states_find_the_same(tiny: Tiny) -> None:
+    model, queries = tiny("llama"), ["A dog", "The end."]
     states = model.capture(TEXTS)
-    found = hs.search(model, ["A dog", "The end."], 3, texts=TEXTS)
-    assert found.data["string"].values[:, 0].tolist() == ["A dog", "The end."]
+    found = hs.search(model, queries, 3, texts=TEXTS)
+    assert found.data["string"].values[:, 0].tolist() == queries
     # The same text, within rounding.
-    assert set(found.data["number"].values[0, :2].tolist()) == {
-        1,
-        4,
-    }
+    assert set(numbers(found)[0][:2]) == {1, 4}
     np.testing.assert_allclose(found.data["score"].values[:, 0], 1, atol=1e-6)
     assert (found.facts["searched"], found.facts["unit"]) == (6, "text")
-    assert (found.facts["site"], found.facts["token"], found.facts["nearness"]) == (
-        "final",
-        "mean",
-        "cosine",
-    )
-    again = hs.search(states, (model, ["A dog", "The end."]), 3)
-    assert again.data["number"].values.tolist() == found.data["number"].values.tolist()
+    asked = [found.facts[name] for name in ("site", "token", "nearness")]
+    assert asked == ["final", "mean", "cosine"]
+    again = hs.search(states, (model, queries), 3)
+    assert numbers(again) == numbers(found)
     assert again.source == found.source
     array = hs.search(hs.embed(model, TEXTS), (model, "A dog"), 2, texts=TEXTS)
-    assert set(array.data["number"].values[0].tolist()) == {1, 4}
-    last = hs.search(
-        states, states.pool("last", "layer.1")[2], 1, site="layer.1", pool="last"
-    ).data
-    assert last["number"].values.tolist() == [[2]]
+    assert set(numbers(array)[0]) == {1, 4}
+    row = states.pool("last", "layer.1")[2]
+    assert numbers(hs.search(states, row, 1, site="layer.1", pool="last")) == [[2]]
+    with pytest.raises(StatesError, match="other weights"):
+        hs.search(states, (tiny("gpt2"), "A dog"))
 
 
-def test_every_token_may_be_searched(tiny: Callable[..., hs.Model]) -> None:
+def test_every_token_may_be_searched(tiny: Tiny) -> None:
     model = tiny("llama")
     states = model.capture(TEXTS)
+    row = states["layer.2"][5]
     for source, texts in ((states, None), (model, TEXTS)):
-        found = hs.search(
-            hs.each_token(source), states["layer.2"][5], 2, site="layer.2", texts=texts
-        ).data
-        assert found["number"].values[0, 0] == 5
-        assert found["position"].values[0, 0] == 5
-        assert found["string"].values[0, 0] == states.tokens.strings[5]
-        assert found["text"].values[0, 0] == 0
+        each = hs.each_token(source)
+        found = hs.search(each, row, 2, site="layer.2", texts=texts)
+        first = found.data.isel(query=0, rank=0)
+        assert (first["number"], first["position"], first["text"]) == (5, 5, 0)
+        assert first["string"] == states.tokens.strings[5]
 
 
-def test_an_encoder_decoder_is_searched_in_its_encoder(
-    tiny: Callable[..., hs.Model],
-) -> None:
+def test_an_encoder_decoder_is_searched_in_its_encoder(tiny: Tiny) -> None:
     model = tiny("t5")
-    assert set(
-        hs.search(model, "A dog", 2, texts=TEXTS).data["number"].values[0].tolist()
-    ) == {1, 4}
-    pair = model.capture(TEXTS)
-    assert set(
-        hs.search(pair, (model, "A dog"), 2).data["number"].values[0].tolist()
-    ) == {1, 4}
-    assert (
-        hs.search(pair, (model, "A dog"), 1, site="decoder.final").facts["site"]
-        == "decoder.final"
-    )
+    assert set(numbers(hs.search(model, "A dog", 2, texts=TEXTS))[0]) == {1, 4}
+    pair, query = model.capture(TEXTS), (model, "A dog")
+    assert set(numbers(hs.search(pair, query, 2))[0]) == {1, 4}
+    found = hs.search(pair, query, 1, site="decoder.final")
+    assert found.facts["site"] == "decoder.final"
 
 
 ONE = np.eye(4)
 ZERO = np.array([[1.0, 0], [0, 0]])
+HOLED = np.array([[1.0, 2], [np.nan, 0]])
+NEITHER = "neither texts nor vectors"
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "said"),
-    [
-        (
-            lambda m, s: hs.search(ONE, ONE[0], 0),
-            StatesError,
-            "k must be an integer >= 1, got 0",
-        ),
-        (
-            lambda m, s: hs.search(ONE, ONE[0], 2.5),
-            StatesError,
-            "k must be an integer >= 1, got 2.5",
-        ),
-        (
-            lambda m, s: hs.search(ONE, ONE[0], True),
-            StatesError,
-            "k must be an integer >= 1, got True",
-        ),
-        (
-            lambda m, s: hs.search(ONE, [1.0, 2.0]),
-            StatesError,
-            "the query is 2 wide, and the rows are 4 wide",
-        ),
-        (lambda m, s: hs.search(ZERO, [1.0, 0]), StatesError, "row 1 is zero"),
-        (
-            lambda m, s: hs.search(ONE, [0.0] * 4),
-            StatesError,
-            "query 0 is a vector of zeros",
-        ),
-        (lambda m, s: hs.search(ONE, [np.nan] * 4), NotFinite, "query 0 has a NaN"),
-        (
-            lambda m, s: hs.search(np.array([[1.0, 2], [np.nan, 0]]), [1.0, 0]),
-            NotFinite,
-            "row 1 has a NaN",
-        ),
-        (
-            lambda m, s: hs.search(ONE, "a text"),
-            StatesError,
-            "no model was given to embed it",
-        ),
-        (
-            lambda m, s: hs.search(ONE, (m, "a text"), nearness="l2"),
-            StatesError,
-            "may have been scaled",
-        ),
-        (lambda m, s: hs.search(ONE, []), StatesError, "neither texts nor vectors"),
-        (lambda m, s: hs.search(ONE, {}), StatesError, "neither texts nor vectors"),
-        (
-            lambda m, s: hs.search(ONE, ["a", 5]),
-            StatesError,
-            "neither texts nor vectors",
-        ),
-        (
-            lambda m, s: hs.search(ONE, ONE[0], texts=["a"]),
-            TextError,
-            "4 vectors and 1 texts",
-        ),
-        (lambda m, s: hs.search(ONE[0], ONE[0]), StatesError, r"float64 \[4\]"),
-        (
-            lambda m, s: hs.search(np.zeros((0, 4)), ONE[0]),
-            StatesError,
-            r"float64 \[0, 4\]",
-        ),
-        (lambda m, s: hs.search([[1.0, 2.0]], [1.0, 2.0]), StatesError, "got list"),
-        (lambda m, s: hs.search(ONE.astype(int), ONE[0]), StatesError, "int64"),
-        (
-            lambda m, s: hs.search(ONE, ONE[0], nearness="angle"),
-            StatesError,
-            "No nearness 'angle'",
-        ),
-        (lambda m, s: hs.search(m, "A dog"), TextError, "no texts were given"),
-        (lambda m, s: hs.search(m, "A dog", texts=[]), TextError, "the list is empty"),
-        (
-            lambda m, s: hs.search(m, "A dog", texts=["", "a"]),
-            TextError,
-            "Text 0: it is empty",
-        ),
-        (lambda m, s: hs.search(m, " ", texts=TEXTS), TextError, "white space"),
-        (
-            lambda m, s: hs.search(s, (m, "A dog"), texts=TEXTS),
-            TextError,
-            "the states have their own texts",
-        ),
-        (
-            lambda m, s: hs.search(hs.each_token(s), (m, "A dog")),
-            StatesError,
-            "a text has several",
-        ),
-        (
-            lambda m, s: hs.search(s, (m, "A dog"), site="layer.*"),
-            StatesError,
-            "names 4 sites",
-        ),
-        (lambda m, s: hs.search(s, (m, "A dog"), site="layer.9"), SiteError, "layer.9"),
-    ],
-)
-def test_what_cannot_be_searched_is_said(
-    tiny: Callable[..., hs.Model],
-    call: Callable[..., object],
-    error: type[Exception],
-    said: str,
-) -> None:
+def search(*given: Any, **options: Any) -> Callable[..., Any]:
+    return lambda model, states: hs.search(*given, **options)
+
+
+def of_model(query: str, **options: Any) -> Callable[..., Any]:
+    return lambda model, states: hs.search(model, query, **options)
+
+
+def of_states(**options: Any) -> Callable[..., Any]:
+    return lambda model, states: hs.search(states, (model, "A dog"), **options)
+
+
+REFUSED: list[tuple[Callable[..., Any], type[Exception], str]] = [
+    (search(ONE, ONE[0], 0), StatesError, "k must be an integer >= 1, got 0"),
+    (search(ONE, ONE[0], 2.5), StatesError, "k must be an integer >= 1, got 2.5"),
+    (search(ONE, ONE[0], True), StatesError, "k must be an integer >= 1, got True"),
+    (search(ONE, [1.0, 2.0]), StatesError, "query is 2 wide, and the rows are 4 wide"),
+    (search(ZERO, [1.0, 0]), StatesError, "row 1 is zero"),
+    (search(ONE, [0.0] * 4), StatesError, "query 0 is a vector of zeros"),
+    (search(ONE, [np.nan] * 4), NotFinite, "query 0 has a NaN"),
+    (search(HOLED, [1.0, 0]), NotFinite, "row 1 has a NaN"),
+    (search(ONE, "a text"), StatesError, "no model was given to embed it"),
+    (search(ONE, []), StatesError, NEITHER),
+    (search(ONE, {}), StatesError, NEITHER),
+    (search(ONE, ["a", 5]), StatesError, NEITHER),
+    (search(ONE, ONE[0], texts=["a"]), TextError, "4 vectors and 1 texts"),
+    (search(ONE[0], ONE[0]), StatesError, r"float64 \[4\]"),
+    (search(np.zeros((0, 4)), ONE[0]), StatesError, r"float64 \[0, 4\]"),
+    (search([[1.0, 2.0]], [1.0, 2.0]), StatesError, "got list"),
+    (search(ONE.astype(int), ONE[0]), StatesError, "int64"),
+    (search(ONE, ONE[0], nearness="angle"), StatesError, "No nearness 'angle'"),
+    (of_model("A dog"), TextError, "no texts were given"),
+    (of_model("A dog", texts=[]), TextError, "the list is empty"),
+    (of_model("A dog", texts=["", "a"]), TextError, "Text 0: it is empty"),
+    (of_model(" ", texts=TEXTS), TextError, "white space"),
+    (of_states(texts=TEXTS), TextError, "the states have their own texts"),
+    (of_states(site="layer.*"), StatesError, "names 4 sites"),
+    (of_states(site="layer.9"), SiteError, "layer.9"),
+    (
+        lambda m, s: hs.search(ONE, (m, "a text"), nearness="l2"),
+        StatesError,
+        "may have been scaled",
+    ),
+    (
+        lambda m, s: hs.search(hs.each_token(s), (m, "A dog")),
+        StatesError,
+        "a text has several",
+    ),
+]
+
+
+def test_what_cannot_be_searched_is_said(tiny: Tiny) -> None:
     model = tiny("llama")
-    with pytest.raises(error, match=said):
-        call(model, model.capture(TEXTS))
-
-
-def test_a_query_of_another_model_is_refused(tiny: Callable[..., hs.Model]) -> None:
-    with pytest.raises(StatesError, match="other weights"):
-        hs.search(tiny("llama").capture(TEXTS), (tiny("gpt2"), "A dog"))
+    states = model.capture(TEXTS)
+    for call, error, said in REFUSED:
+        with pytest.raises(error, match=said):
+            call(model, states)
 
 
 @pytest.mark.parametrize("queries", [1, 6])
-def test_it_is_shown_and_kept(
-    tiny: Callable[..., hs.Model], queries: int, tmp_path: Path
-) -> None:
+def test_it_is_shown_and_kept(tiny: Tiny, queries: int, tmp_path: Path) -> None:
     found = hs.search(tiny("llama"), TEXTS[:queries], 3, texts=TEXTS)
-    for suffix in ("html", "csv"):
-        found.save(tmp_path / f"found.{suffix}")
-    assert (tmp_path / "found.html").stat().st_size > 10_000
-    assert [type(view).__name__ for view in views(found)] == ["Grid", "Lines"]
-    assert next(views(found)).title.startswith("Nearest to")
+    views = views_of(found)
+    assert [type(view).__name__ for view in views] == ["Grid", "Lines"]
+    assert views[0].title.startswith("Nearest to")
     section, falling = sections_of(found)
     assert len(section.tables) == queries and not section.views, "the lists come first"
     assert falling.folded and all(isinstance(view, Lines) for view in falling.views)
     for number, table in enumerate(section.tables):
         here = found.data.isel(query=number)
         assert table.columns == ("rank", "cosine", "text")
-        assert [row[2] for row in table.rows] == here["string"].values.tolist(), (
-            "texts in full"
-        )
+        texts = [row[2] for row in table.rows]
+        assert texts == here["string"].values.tolist(), "texts in full"
         assert [row[1] for row in table.rows] == here["score"].values.tolist()
-    assert (tmp_path / "found.html").read_text("utf-8").count(
-        '<figure class="listing">'
-    ) == queries
+    found.save(tmp_path / "found.html")
+    page = (tmp_path / "found.html").read_text("utf-8")
+    assert page.count('<figure class="listing">') == queries
     found.save(tmp_path / "found.json")
     assert hs.Result.load(tmp_path / "found.json").equals(found)
-    hs.search(ONE, ONE[:queries], 2).save(tmp_path / "numbers.png")
-    found = hs.search(
-        hs.each_token(tiny("llama").capture(TEXTS)), np.ones((queries, 64)), 3
-    )
-    found.save(tmp_path / "tokens.png")
-
-
-@pytest.mark.real
-def test_a_sentence_encoder_finds_what_is_meant(minilm: hs.Model) -> None:
-    texts = [
-        "Simmer the sauce for twenty minutes.",
-        "The probe entered orbit around Saturn.",
-        "The bank raised rates.",
-    ]
-    found = hs.search(minilm, ["cooking", "space travel", "money"], 1, texts=texts)
-    assert found.data["number"].values.ravel().tolist() == [0, 1, 2]
-
-
-@pytest.mark.real
-def test_the_command_prints_what_is_nearest(minilm: hs.Model, tmp_path: Path) -> None:
-    texts = tmp_path / "texts.txt"
-    texts.write_text(
-        "Simmer the \x1b[31msauce.\nThe probe entered orbit.\nThe bank raised rates.\n"
-    )
-    said = CliRunner().invoke(
-        cli.app, ["search", str(texts), "outer space", "-k", "3", "--model", "minilm"]
-    )
-    assert said.exit_code == 0, said.output
-    assert said.output.index("The probe entered orbit.") < said.output.index("sauce")
-    assert "\x1b" not in said.output
-    vectors = tmp_path / "vectors.npy"
-    made = CliRunner().invoke(
-        cli.app, ["embed", f"@{texts}", "--out", str(vectors), "--model", "minilm"]
-    )
-    assert made.exit_code == 0, made.output
-    options = ["--texts", str(texts), "--json", "-k", "1", "--model", "minilm"]
-    found = CliRunner().invoke(
-        cli.app, ["search", str(vectors), "outer space", *options]
-    )
-    assert "The probe entered orbit." in found.output
-
-
-def test_an_empty_block_is_nothing_to_see(rows: np.ndarray) -> None:
-    found, plain = (Nearest(torch.from_numpy(rows[:1]), 3) for _ in range(2))
-    for block in (rows[:0], rows, rows[:0]):
-        found.see(torch.from_numpy(block))
-    plain.see(torch.from_numpy(rows))
-    assert found.seen == len(rows)
-    assert (found.numbers == plain.numbers).all()
 
 
 def test_the_command_reads_queries_with_the_model_of_the_states(tmp_path: Path) -> None:
@@ -493,13 +328,26 @@ def test_the_command_reads_queries_with_the_model_of_the_states(tmp_path: Path) 
     model = hs.load((tiny_model("bert"), tiny_tokenizer()))
     hs.extract(model, ["a cat", "the hat"], to=tmp_path / "states", sites="layer.1")
     words = ["search", "--states", str(tmp_path / "states"), "a query"]
-    done = CliRunner().invoke(cli.app, words)
-    assert (
-        done.exit_code == 2
-        and "Name the folder of that model: --model PATH" in done.stderr
-    )
-    done = CliRunner().invoke(cli.app, [*words, "--model", "smollm2"])
-    assert (
-        done.exit_code == 2
-        and "its states are of BertForMaskedLM, and not of smollm2" in done.stderr
-    )
+    other = "its states are of BertForMaskedLM, and not of smollm2"
+    for options, said in (
+        ([], "Name the folder of that model: --model PATH"),
+        (["--model", "smollm2"], other),
+    ):
+        done = CliRunner().invoke(cli.app, [*words, *options])
+        assert done.exit_code == 2 and said in done.stderr
+
+
+def test_the_command_prints_what_is_nearest(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hs, "load", lambda *given, **options: tiny("llama"))
+    texts, vectors = tmp_path / "texts.txt", tmp_path / "vectors.npy"
+    texts.write_text("Where is \x1b[31mit?\nA dog\n")
+    said = CliRunner().invoke(cli.app, ["search", str(texts), "A dog", "-k", "2"])
+    assert said.exit_code == 0, said.output
+    assert said.output.index("A dog") < said.output.index("Where is")
+    assert "\x1b" not in said.output
+    np.save(vectors, hs.embed(tiny("llama"), ["Where is it?", "A dog"]))
+    words = ["search", str(vectors), "A dog", "--texts", str(texts), "--json"]
+    found = CliRunner().invoke(cli.app, [*words, "-k", "1"])
+    assert '"A dog"' in found.output and "Where is" not in found.output
