@@ -1,28 +1,31 @@
-"""Compare: exact zeros for what is the same, held against xarray's arithmetic and an
-own CKA.
-"""
+"""Compare: exact zeros for what is the same, and numpy's arithmetic for the rest."""
 
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 import hiddenscope as hs
+from hiddenscope.errors import PassError, SiteError, StatesError, TextError
 from hiddenscope.measures import linear_cka
 from hiddenscope.passes import Batching
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid, Lines
+from tests.unit.analyses.blocks import Blocks
 
 ONE, TWO = "The cat sat on the mat.", "The cat sat in the hat."
 LONGER = "The cat and the dog sat in the garden of the house."
 MEASURES = ["l2", "relative", "cosine", "mean", "deviation"]
 Tiny = Callable[..., hs.Model]
+
+
+@pytest.fixture(scope="module")
+def bare() -> hs.Model:
+    return hs.load((tiny_model("gpt2"), None))
 
 
 def other(family: str = "gpt2", seed: int = 1) -> hs.Model:
@@ -37,18 +40,6 @@ def states(values: torch.Tensor, model: str = "toy") -> hs.States:
     return hs.States(
         tuple(Site(k) for k in range(len(values))), values, tokens, hs.Source(model)
     )
-
-
-def cka(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """From its definition: HSIC with linear kernels, centred by the matrix H."""
-    n = len(x)
-    h = np.eye(n) - np.ones((n, n)) / n
-
-    def hsic(k: NDArray[np.float64], m: NDArray[np.float64]) -> float:
-        return float(np.trace(k @ h @ m @ h))
-
-    k, m = x @ x.T, y @ y.T
-    return hsic(k, m) / (hsic(k, k) * hsic(m, m)) ** 0.5
 
 
 @pytest.mark.parametrize("family", ["llama", "mamba", "t5", "fnet"])
@@ -66,48 +57,27 @@ def test_a_text_and_itself_are_the_same(tiny: Tiny, family: str) -> None:
     assert "tested" not in result.summary()
 
 
-def test_what_is_symmetric_is_symmetric(tiny: Tiny) -> None:
-    model = tiny("llama")
-    there = hs.compare(model, ONE, LONGER).data
-    back = hs.compare(model, LONGER, ONE).data
-    for name in ("l2", "relative", "cosine", "deviation"):
-        np.testing.assert_allclose(there[name], back[name], rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(there["mean"], -back["mean"], rtol=1e-4, atol=1e-6)
-    assert there["string"].values.tolist() == back["other_string"].values.tolist()
-
-
-def test_the_measures_are_those_of_xarray(tiny: Tiny) -> None:
+def test_the_measures_are_those_of_numpy(tiny: Tiny) -> None:
     model = tiny("gpt2")
-    both = hs.record(model, [ONE, TWO]).states
-    assert isinstance(both, hs.States)
-    x, y = (
-        both.of(k)
-        .to_xarray()
-        .astype("float64")
-        .drop_vars(["text", "id", "string", "position"])
-        for k in (0, 1)
-    )
+    both: Any = hs.record(model, [ONE, TWO]).states
+    x, y = (both.of(k).to_numpy().astype(np.float64) for k in (0, 1))
     data = hs.compare(model, ONE, TWO).data
-    assert x.sizes == y.sizes, "texts of one length"
-    d, norms = y - x, [(side**2).sum("width") ** 0.5 for side in (x, y)]
+    l2 = np.linalg.norm(y - x, axis=-1)
+    norms = [np.linalg.norm(side, axis=-1) for side in (x, y)]
+    relative = l2 / ((norms[0] + norms[1]) / 2)
     expected = {
-        "l2": (d**2).sum("width") ** 0.5,
-        "relative": (d**2).sum("width") ** 0.5 / ((norms[0] + norms[1]) / 2),
-        "cosine": (x * y).sum("width") / (norms[0] * norms[1]),
-        "mean": d.mean("width"),
-        "deviation": d.std("width"),
+        "l2": l2,
+        "relative": relative,
+        "cosine": (x * y).sum(-1) / (norms[0] * norms[1]),
+        "mean": (y - x).mean(-1),
+        "deviation": (y - x).std(-1),
+        "l2_median": np.median(l2[:, (l2 > 0).any(0)], 1),
+        "relative_largest": relative.max(1),
     }
-    for name in MEASURES:
-        assert data[name].dims == ("site", "token")
+    for name, values in expected.items():
         assert data[name].dtype == np.float32
-        np.testing.assert_allclose(data[name], expected[name], rtol=1e-5, atol=1e-7)
-    differ = (expected["l2"] > 0).any("site").values
-    np.testing.assert_allclose(
-        data["l2_median"], np.median(expected["l2"].values[:, differ], 1), rtol=1e-5
-    )
-    np.testing.assert_allclose(
-        data["relative_largest"], expected["relative"].values.max(1), rtol=1e-5
-    )
+        np.testing.assert_allclose(data[name], values, rtol=1e-5, atol=1e-7)
+    assert data["l2"].dims == ("site", "token")
     assert "mean of the two norms" in data["relative"].attrs["units"]
 
 
@@ -121,25 +91,18 @@ def test_a_common_beginning_is_exactly_zero_however_long_the_rest(
     l2 = result.data["l2"].values
     assert (l2[:, :shared] == 0).all()
     assert np.isnan(l2[:, shared:]).all()
-    assert (result.facts["tokens_compared"], result.facts["gaps"]) == (
-        shared,
-        l2.shape[1] - shared,
-    )
+    assert result.facts["tokens_compared"] == shared
+    assert result.facts["gaps"] == l2.shape[1] - shared
     assert result.facts["stacks"][0]["first_difference"]["token"][0] is None
     assert "a gap against" in result.summary()
 
 
-def test_insertions_are_gaps_and_the_last_of_what_is_replaced_stands_together() -> None:
-    result = hs.compare(
-        hs.load((tiny_model("gpt2"), None)), [[5, 6, 7, 8]], [[5, 9, 10, 7, 11, 8]]
-    )
-    columns = [
-        *zip(
-            result.data["position"].values.tolist(),
-            result.data["other_position"].values.tolist(),
-            strict=True,
-        )
-    ]
+def test_insertions_are_gaps_and_the_last_of_what_is_replaced_stands_together(
+    bare: hs.Model,
+) -> None:
+    result = hs.compare(bare, [[5, 6, 7, 8]], [[5, 9, 10, 7, 11, 8]])
+    rows = [result.data[name].values for name in ("position", "other_position")]
+    columns = list(zip(*rows, strict=True))
     assert columns == [(0, 0), (-1, 1), (1, 2), (2, 3), (-1, 4), (3, 5)]
     gaps = np.isnan(result.data["l2"].values)
     assert (gaps == [[False, True, False, False, True, False]]).all()
@@ -155,18 +118,12 @@ def test_lists_are_compared_pair_by_pair(tiny: Tiny) -> None:
     result = hs.compare(model, [ONE, LONGER], [TWO, ONE])
     parts = [hs.compare(model, ONE, TWO), hs.compare(model, LONGER, ONE)]
     for name in MEASURES:
-        np.testing.assert_array_equal(
-            result.data[name],
-            np.concatenate([part.data[name] for part in parts], axis=1),
-        )
+        apart = np.concatenate([part.data[name] for part in parts], axis=1)
+        np.testing.assert_array_equal(result.data[name], apart)
     assert result.facts["texts"] == 2
     assert result.data.attrs["other_texts"] == [TWO, ONE]
-    assert (
-        hs.compare(model, [ONE, LONGER], [ONE, ONE]).facts["stacks"][0][
-            "first_difference"
-        ]["text"]
-        == 1
-    )
+    (facts,) = hs.compare(model, [ONE, LONGER], [ONE, ONE]).facts["stacks"]
+    assert facts["first_difference"]["text"] == 1
     mixed = hs.compare(model, ONE, model.tokenizer(TWO).input_ids)
     np.testing.assert_array_equal(mixed.data["l2"], parts[0].data["l2"])
 
@@ -174,34 +131,22 @@ def test_lists_are_compared_pair_by_pair(tiny: Tiny) -> None:
 def test_states_need_no_model(tiny: Tiny) -> None:
     model = tiny("gpt2")
     a, b = model.capture(ONE), model.capture(TWO)
-    assert isinstance(a, hs.States)
-    assert isinstance(b, hs.States)
-    np.testing.assert_allclose(
-        hs.compare(a, b).data["l2"], hs.compare(model, ONE, TWO).data["l2"], atol=1e-4
-    )
-    assert hs.compare(a, b, sites="layer.1,final").data["site"].values.tolist() == [
-        "layer.1",
-        "final",
-    ]
-    pair = tiny("t5").capture(ONE)
-    assert set(hs.compare(pair, pair).data["stack"].values) == {"encoder", "decoder"}
-    assert "cka" not in hs.compare(a, b).data
+    result, expected = hs.compare(a, b), hs.compare(model, ONE, TWO)
+    np.testing.assert_allclose(result.data["l2"], expected.data["l2"], atol=1e-4)
+    assert "cka" not in result.data
+    some = hs.compare(a, b, sites="layer.1,final")
+    assert some.data["site"].values.tolist() == ["layer.1", "final"]
 
 
 def test_both_stacks_of_an_encoder_decoder(tiny: Tiny) -> None:
     result = hs.compare(tiny("t5"), ONE, TWO)
-    stack = result.data["stack"].values
-    inside = np.array(
-        [[site.startswith(one) for one in stack] for site in result.data["site"].values]
-    )
+    sites, stacks = (result.data[name].values for name in ("site", "stack"))
+    inside = [[site.startswith(stack) for stack in stacks] for site in sites]
     assert (np.isfinite(result.data["l2"].values) == inside).all()
     encoder, decoder = result.facts["stacks"]
     assert (encoder["stack"], decoder["stack"]) == ("encoder", "decoder")
     # The same token, which sees other texts.
-    assert decoder["first_difference"]["token"] == [
-        "<pad>",
-        "<pad>",
-    ]
+    assert decoder["first_difference"]["token"] == ["<pad>", "<pad>"]
     assert len(sections_of(result)) == 2
 
 
@@ -219,10 +164,7 @@ def test_a_model_that_is_not_to_be_batched_is_run_apart_and_says_its_floor() -> 
     model.batching = Batching(True, 0.1, "", rope_switch=20)
     assert "positions are scaled" in hs.compare(model, ONE, LONGER).summary()
     assert hs.compare(model, ONE, TWO).facts["run"] == "together"
-
-
-def test_texts_of_a_batch_that_are_not_rounded_alike_have_a_floor() -> None:
-    """Which models round them otherwise depends on the processor."""
+    # Which models do not round the texts of a batch alike depends on the processor.
     model = other("llama")
     model.trials.once("equal rows", lambda: False, form=bool)
     found = hs.compare(model, ONE, TWO)
@@ -286,7 +228,7 @@ def test_a_text_beyond_the_window_is_cut_when_asked(tiny: Tiny) -> None:
     window = model.text_encoder.window
     assert window
     long, short = [5] * (window + 3), [5] * 4 + [6]
-    with pytest.raises(hs.errors.TextError, match="truncate=True"):
+    with pytest.raises(TextError, match="truncate=True"):
         hs.compare(model, [long], [short])
     result = hs.compare(model, [long], [short], truncate=True)
     assert (result.data["position"].values >= 0).sum() == window
@@ -294,33 +236,6 @@ def test_a_text_beyond_the_window_is_cut_when_asked(tiny: Tiny) -> None:
     words = hs.compare(model, "The cat sat. " * window, "The cat sat.", truncate=True)
     assert (words.data["position"].values >= 0).sum() == window
     assert words.data.attrs["other_texts"] == ["The cat sat."]
-
-
-class Blocks:
-    """States that can be read in blocks and no other way; it counts how many rows are
-    alive at once.
-    """
-
-    def __init__(self, states: hs.States, rows: int) -> None:
-        self.sites, self.tokens, self._states, self._rows = (
-            states.sites,
-            states.tokens,
-            states,
-            rows,
-        )
-        self.alive = self.most = 0
-
-    def blocks(self, site: str | Site) -> Iterator[torch.Tensor]:
-        for block in self._states.blocks(site, self._rows):
-            fresh = block.clone()
-            self.alive += len(fresh)
-            self.most = max(self.most, self.alive)
-            weakref.finalize(fresh, self._gone, len(fresh))
-            yield fresh
-            del fresh
-
-    def _gone(self, rows: int) -> None:
-        self.alive -= rows
 
 
 @pytest.mark.parametrize("rows", [4, 1000])
@@ -332,11 +247,7 @@ def test_what_is_read_in_blocks_is_compared_as_states_are(
     a, b = model.capture(texts), model.capture(texts[::-1])
     assert isinstance(a, hs.States) and isinstance(b, hs.States)
     expected = hs.compare(a, b).data
-    for left, right in [
-        (Blocks(a, rows), Blocks(b, rows)),
-        (a, Blocks(b, rows)),
-        (Blocks(a, rows), b),
-    ]:
+    for left, right in ((Blocks(a, rows), Blocks(b, rows)), (a, Blocks(b, rows))):
         result = hs.compare(left, right)
         for name in MEASURES:
             np.testing.assert_array_equal(result.data[name], expected[name])
@@ -351,8 +262,8 @@ def test_what_is_read_in_blocks_is_compared_as_states_are(
     some = hs.compare(Blocks(a, rows), Blocks(b, rows), sites="layer.1,final")
     assert some.data["site"].values.tolist() == ["layer.1", "final"]
     short = Blocks(a, rows)
-    short._states = a.select(tokens=slice(-1))
-    with pytest.raises(hs.errors.StatesError, match="fewer rows"):
+    short.states = a.select(tokens=slice(-1))
+    with pytest.raises(StatesError, match="fewer rows"):
         hs.compare(short, b)
 
 
@@ -405,27 +316,21 @@ def test_two_tokenizers_meet_where_their_tokens_end() -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = Tokenizer(
-        models.WordLevel(
-            {word: k for k, word in enumerate(["[UNK]", *ONE.split()])},
-            unk_token="[UNK]",
-        )
-    )
+    names = ["[UNK]", *ONE.split()]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    whole = PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="[UNK]", pad_token="[UNK]"
-    )  # type: ignore[no-untyped-call]
+    options = {"unk_token": "[UNK]", "pad_token": "[UNK]"}
+    whole: Any = PreTrainedTokenizerFast(tokenizer_object=words, **options)
     pieces, a = other("gpt2"), hs.load((tiny_model("gpt2"), whole))
     result = hs.compare(a, ONE, other=pieces)
-    spans = [
-        hs.record(model, ONE, "layer.0").states.tokens.spans for model in (a, pieces)
-    ]  # type: ignore[union-attr]
+    spans = [model.capture(ONE, "layer.0").tokens.spans for model in (a, pieces)]
     rows = [result.data[name].values for name in ("position", "other_position")]
     both = (rows[0] >= 0) & (rows[1] >= 0)
     assert both.sum() == len(ONE.split())
     assert (spans[0][rows[0][both], 1] == spans[1][rows[1][both], 1]).all()
     assert (np.isnan(result.data["l2"].values).any(0) == ~both).all()
-    with pytest.raises(hs.errors.StatesError, match="one id means"):
+    with pytest.raises(StatesError, match="one id means"):
         hs.compare(a.capture(ONE), pieces.capture(LONGER))
 
 
@@ -434,12 +339,9 @@ def test_models_of_two_widths_are_compared_by_cka() -> None:
     x, y = torch.randn(3, 80, 6), torch.randn(2, 80, 9)
     y[1, :, :6] = x[2]
     result = hs.compare(states(x), states(y, model="wider"))
-    expected = [[cka(a, b) for b in y.double().numpy()] for a in x.double().numpy()]
-    assert result.data["cka"].dims == ("site", "source_site")
-    np.testing.assert_allclose(result.data["cka"], expected, rtol=1e-5)
-    np.testing.assert_allclose(
-        result.data["cka_chance"], linear_cka(x, y)[1], rtol=1e-5
-    )
+    for name, expected in zip(("cka", "cka_chance"), linear_cka(x, y), strict=True):
+        assert result.data[name].dims == ("site", "source_site")
+        np.testing.assert_allclose(result.data[name], expected, rtol=1e-5)
     few = hs.compare(states(x[:, :5]), states(y[:, :5], model="wider"))
     assert few.facts["cka"]["few_tokens"] and not result.facts["cka"]["few_tokens"]
     assert result.facts["cka"]["most_alike"]["site"] == "layer.2"
@@ -492,25 +394,25 @@ def test_narrow_states_are_widened_once() -> None:
     assert np.isnan(zeros["cosine"].values).all()
 
 
-def test_what_cannot_be_compared_is_said(tiny: Tiny) -> None:
-    model, bare = tiny("gpt2"), hs.load((tiny_model("gpt2"), None))
+def test_what_cannot_be_compared_is_said(tiny: Tiny, bare: hs.Model) -> None:
+    model = tiny("gpt2")
+    texts = (model, ONE, TWO)
     captured, both = model.capture(ONE), model.capture([ONE, TWO])
     wide, narrow = (states(torch.ones(1, 2, width)) for width in (3, 4))
-    errors: Any = hs.errors
     cases: list[tuple[Any, dict[str, Any], Any, str]] = [
-        ((model, ONE), {}, errors.TextError, "no second text and no other model"),
-        ((model, ONE, TWO), {"other": model}, errors.TextError, "a second text and an"),
-        ((model, ONE, ""), {}, errors.TextError, "it is empty"),
-        ((model, [ONE, TWO], [ONE]), {}, errors.TextError, "2 on one side and 1 on"),
-        ((bare, ONE, TWO), {}, errors.TextError, "without a tokenizer"),
-        ((wide, narrow), {}, errors.TextError, "it takes 3"),
-        ((model, ONE, TWO), {"sites": "layer.9"}, errors.SiteError, "layer.9"),
-        ((model, ONE, TWO), {"targets": ONE}, errors.PassError, "has one stack"),
-        ((model, ONE), {"other": tiny("t5")}, errors.StatesError, "an encoder and a d"),
-        ((captured, captured), {"targets": ONE}, errors.StatesError, "nothing else"),
-        ((captured, TWO), {}, errors.StatesError, "compared with states"),
-        ((model, captured, TWO), {}, errors.StatesError, "need no model"),
-        ((captured, both), {}, errors.StatesError, "1 texts .* 2 of"),
+        ((model, ONE), {}, TextError, "no second text and no other model"),
+        (texts, {"other": model}, TextError, "a second text and another model"),
+        ((model, ONE, ""), {}, TextError, "it is empty"),
+        ((model, [ONE, TWO], [ONE]), {}, TextError, "2 on one side and 1 on the other"),
+        ((bare, ONE, TWO), {}, TextError, "without a tokenizer"),
+        ((wide, narrow), {}, TextError, "it takes 3"),
+        (texts, {"sites": "layer.9"}, SiteError, "layer.9"),
+        (texts, {"targets": ONE}, PassError, "has one stack"),
+        ((model, ONE), {"other": tiny("t5")}, StatesError, "an encoder and a decoder"),
+        ((captured, captured), {"targets": ONE}, StatesError, "nothing else"),
+        ((captured, TWO), {}, StatesError, "compared with states"),
+        ((model, captured, TWO), {}, StatesError, "need no model"),
+        ((captured, both), {}, StatesError, "1 texts .* 2 of"),
     ]
     for arguments, options, error, match in cases:
         with pytest.raises(error, match=match):
@@ -530,10 +432,3 @@ def test_the_views_and_files_of_a_comparison(tiny: Tiny, tmp_path: object) -> No
     for suffix in (".json", ".nc"):
         result.save(f"{tmp_path}/compared{suffix}")
         assert hs.Result.load(f"{tmp_path}/compared{suffix}").equals(result)
-
-
-def test_sites_of_noise_are_as_alike_as_chance_makes_them() -> None:
-    for seed in range(5):
-        a, b = torch.randn(2, 4, 60, 16, generator=torch.Generator().manual_seed(seed))
-        found = hs.compare(states(a), states(b, model="other")).facts["cka"]
-        assert found["median"] < 2 * found["median_by_chance"]
