@@ -323,20 +323,6 @@ def test_gradients_do_not_hinder() -> None:
     assert values.grad is not None
 
 
-@settings(deadline=None, max_examples=25)
-@given(st.lists(st.text(st.characters()), max_size=8))
-def test_any_string_comes_back(
-    tmp_path_factory: pytest.TempPathFactory, strings: list[str]
-) -> None:
-    path = tmp_path_factory.mktemp("states") / "x.safetensors"
-    count = len(strings)
-    zeros = np.zeros(count, dtype=np.int64)
-    tokens = Tokens(tuple(strings), np.arange(count), zeros, zeros, tuple(strings))
-    states = States((Site(0),), torch.zeros(1, count, 1), tokens, Source("toy"))
-    states.save(path)
-    assert States.load(path).tokens.equals(tokens)
-
-
 def test_views_are_saved_alone_and_shared_memory_twice(tmp_path: Path) -> None:
     states, path = make_states([300, 2]), tmp_path / "x.safetensors"
     states.of(1).save(path)

@@ -97,10 +97,20 @@ def test_each_format_gives_back_the_store(
 ) -> None:
     # Blocks end inside texts and units.
     monkeypatch.setattr("hiddenscope.store.row_blocks.BLOCK_ROWS", 7)
-    for dtype in ("float32", "float16", "bfloat16"):
-        store = hs.open(tiny_store(tmp_path / dtype, dtype=dtype).path)
+    for number, options in enumerate(
+        (
+            {},
+            {"dtype": "float16"},
+            {"dtype": "bfloat16"},
+            {"pool": "mean"},
+            {"every": 2, "units": ["000000", "000002"]},
+        )
+    ):
+        store = hs.open(tiny_store(tmp_path / str(number), **options).path)
         before = set(os.listdir(tmp_path))
-        exported, tokens = export(store, name), store.tokens
+        dtype, pool = store.plan.dtype, store.plan.pool
+        sites = "final" if pool else "layer.*,final"
+        exported, tokens = export(store, name, sites=sites), store.tokens
         assert set(os.listdir(tmp_path)) == before | {exported.path.name}
         columns = {
             "text_index": store.texts[tokens.text],
@@ -110,41 +120,28 @@ def test_each_format_gives_back_the_store(
             "end": tokens.spans[:, 1],
         }
         for column, values in columns.items():
-            assert exported.column(column) == values.tolist(), column
-        assert exported.column("token") == list(tokens.strings)
-        assert set(exported.column("context")) == set(tokens.texts or ())
-        for site in map(str, store.sites):
+            if column in ("text_index", "position") or not pool:
+                assert exported.column(column) == values.tolist(), column
+        if pool:
+            texts = [tokens.texts[text] for text in tokens.text]
+            assert exported.column("text") == texts
+        else:
+            assert exported.column("token") == list(tokens.strings)
+            assert set(exported.column("context")) == set(tokens.texts)
+        provenance = exported.provenance
+        for site in provenance["sites"]:
             vectors = exported.vectors(site)
             assert vectors.dtype == (np.float16 if dtype == "float16" else np.float32)
             # float32 holds every number of all three exactly.
             np.testing.assert_array_equal(vectors.astype(np.float32), store[site][:])
+        named = ["final"] if pool else list(map(str, store.sites))
+        assert provenance["sites"] == named
         source = json.loads(json.dumps(store.source.to_json()))
-        assert exported.provenance["source"] == source
-        assert exported.provenance["plan"] == store.plan.digest
-        assert exported.provenance["dtype"] == dtype
-        assert exported.provenance["versions"]["hiddenscope"]
-
-
-@EACH_FORMAT
-def test_pooled_rows_every_second_token_and_some_units(
-    name: str, tmp_path: Path, export: Export
-) -> None:
-    store = hs.open(tiny_store(tmp_path / "pooled", pool="mean").path)
-    exported = export(store, name, sites="final")
-    assert store.tokens.texts is not None
-    texts = [store.tokens.texts[text] for text in store.tokens.text]
-    assert exported.column("text") == texts
-    assert exported.column("position") == store.tokens.positions.tolist()
-    np.testing.assert_array_equal(exported.vectors("final"), store["final"][:])
-    assert exported.provenance["pool"] == "mean"
-    assert exported.provenance["sites"] == ["final"]
-    writer = tiny_store(tmp_path / "some", every=2, units=["000000", "000002"])
-    store = hs.open(writer.path)
-    exported = export(store, name)
-    assert exported.column("position") == store.tokens.positions.tolist()
-    assert exported.column("id") == store.tokens.ids.tolist()
-    assert exported.provenance["complete"] is False
-    np.testing.assert_array_equal(exported.vectors("layer.1"), store["layer.1"][:])
+        assert provenance["source"] == source
+        assert provenance["plan"] == store.plan.digest
+        assert (provenance["dtype"], provenance["pool"]) == (dtype, pool)
+        assert provenance["complete"] == store.complete
+        assert provenance["versions"]["hiddenscope"]
 
 
 @EACH_FORMAT

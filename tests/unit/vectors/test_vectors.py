@@ -78,34 +78,41 @@ def expected(states: hs.States, token: str | int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", ["llama", "bert", "gpt2"])
-def test_a_models_vectors_are_its_pooled_states_bit_for_bit(
-    tiny: Tiny, family: str
+def test_vectors_are_the_pooled_states_bit_for_bit(
+    tiny: Tiny, family: str, tmp_path: Path
 ) -> None:
+    """Of a model, of states, and of a source whose texts cross the borders of blocks."""
     model = tiny(family)
     states = model.capture(TEXTS)
-    for how in ("mean", "max", "last"):
-        found = vectors(model, TEXTS, pool=how)
-        assert torch.equal(found.values, states.pool(how))
-        assert found.values.dtype == torch.float32
-        assert found.sites == states.sites
-        assert found.texts == tuple(TEXTS)
-        assert found.tokens is None
-        assert found.source == states.source
-        assert torch.equal(found["layer.1"], states.pool(how, "layer.1"))
+    sources = [(model, TEXTS), (states, None), (Bare(states), None)]
+    if family == "llama":
+        for rows in (1, 2, 7, 1000):
+            (tmp_path / str(rows)).mkdir()
+            sources.append((Mapped(states, tmp_path / str(rows), rows), None))
+    for pool in ("mean", "max", "first", "last", 0, 1, -1, -2, np.int64(1), None):
+        if pool in ("mean", "max"):
+            wanted = states.pool(pool)
+        else:
+            wanted = states.values if pool is None else expected(states, pool)
+        for source, texts in sources:
+            found = vectors(source, texts, pool=pool)
+            assert torch.equal(found.values, wanted)
+            assert found.values.dtype == torch.float32
+            assert found.sites == states.sites
+            assert found.texts == tuple(TEXTS)
+            assert found.source == ({} if type(source) is Bare else states.source)
+            assert torch.equal(found["layer.1"], wanted[1])
+            streamed = list(blocks(source, texts, site="layer.2", pool=pool))
+            assert torch.equal(torch.cat(streamed), wanted[2])
+            assert all(len(block) for block in streamed)
+            if pool is None:
+                assert found.tokens is not None
+                assert found.tokens.equals(states.tokens)
+            else:
+                assert found.tokens is None
     # In an encoder the last token is a separator.
     pool = "mean" if family == "bert" else "last"
     assert default_pool(model) == default_pool(states) == pool
-
-
-def test_one_token_stands_for_each_text(tiny: Tiny, tmp_path: Path) -> None:
-    model = tiny("llama")
-    states = model.capture(TEXTS)
-    mapped = Mapped(states, tmp_path, 4)
-    for token in ("first", "last", 0, 1, -1, -2, np.int64(1)):
-        reference = expected(states, token)
-        for source in (states, mapped):
-            assert torch.equal(vectors(source, pool=token).values, reference)
-        assert torch.equal(vectors(model, TEXTS, pool=token).values, reference)
 
 
 def test_cls_is_checked(tiny: Tiny) -> None:
@@ -118,35 +125,6 @@ def test_cls_is_checked(tiny: Tiny) -> None:
             vectors(source, texts, pool="cls")
     with pytest.raises(StatesError, match="text 1 does not begin with that token"):
         vectors(bert, [states.tokens.ids[:4].tolist(), [9, 8, 7]], pool="cls")
-
-
-def test_each_token_is_a_row(tiny: Tiny, tmp_path: Path) -> None:
-    model = tiny("llama")
-    states = model.capture(TEXTS)
-    for found in (
-        vectors(model, TEXTS, pool=None),
-        vectors(Mapped(states, tmp_path, 5), pool=None),
-    ):
-        assert torch.equal(found.values, states.values)
-        assert found.tokens is not None
-        assert found.tokens.equals(states.tokens)
-    streamed = list(blocks(model, TEXTS, site="final", pool=None))
-    assert torch.equal(torch.cat(streamed), states["final"])
-
-
-def test_texts_are_pooled_across_the_borders_of_blocks(
-    tiny: Tiny, tmp_path: Path
-) -> None:
-    states = tiny("llama").capture(TEXTS)
-    for rows in (1, 2, 7, 1000):
-        mapped = Mapped(states, tmp_path, rows)
-        for token in ("mean", "max", "last", 1):
-            whole = vectors(states, pool=token)
-            assert torch.equal(vectors(mapped, pool=token).values, whole.values)
-            streamed = list(blocks(mapped, site="layer.2", pool=token))
-            assert torch.equal(torch.cat(streamed), whole["layer.2"])
-            assert all(len(block) for block in streamed)
-    assert vectors(Bare(states), pool="mean").source == {}
 
 
 def test_only_some_texts_are_held_at_a_time(
