@@ -2,16 +2,12 @@
 is unlearned.
 """
 
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 import hiddenscope as hs
 from hiddenscope import texts
-from hiddenscope.errors import TextError
 
 pytestmark = pytest.mark.real
 
@@ -32,12 +28,6 @@ def test_the_capital_moves_from_the_country_to_the_last_token(
     assert facts["agreement"]["correlation"] > 0.9
     assert facts["notes"] == []
     assert facts["check"]["sweep"] == pytest.approx(facts["check"]["alone"], abs=1e-4)
-    with pytest.raises(TextError, match="tokens: ' K"):
-        hs.patch(smollm2, replace(contrast, answer=" Königsberg"))
-    spaceless = hs.patch(
-        smollm2, replace(contrast, answer="Paris"), method="attribution"
-    )
-    assert "' Paris' is another token" in spaceless.facts["notes"][0]
 
 
 def test_paris_comes_up_only_near_the_top(smollm2: hs.Model) -> None:
@@ -72,73 +62,42 @@ def test_a_donor_that_cannot_read_the_country(smollm2: hs.Model) -> None:
     assert "not significant" in result.summary(), "two prompts show nothing"
 
 
-ELSEWHERE = [
-    "The capital of the state of Texas is",
-    "The Eiffel Tower stands in the city of",
-    "The Bruins play their home games in",
-    "The Yankees are a baseball team from",
-    "The University of Oxford is in the city of",
-    "The largest city of Bavaria is",
-    "Heathrow is the largest airport of",
-    "The largest city on Lake Michigan is",
-    "The British Museum is in",
-    "The Colosseum stands in the city of",
-]
-
-
-def about(city: str) -> list[str]:
-    read = texts.read("cities-incomplete")
-    labelled = zip(read.texts, read.labels or (), strict=True)
-    return [text for text, label in labelled if label == city]
-
-
-def ablated(
-    model: hs.Model, prompts: list[str], direction: hs.Direction, new_tokens: int
-) -> Any:
-    """Ablate a direction at its one site, and return what is measured there."""
-    data = hs.steer(
-        model,
-        prompts,
-        direction,
-        strengths="ablate",
-        answers=[" Montreal", " Toronto"],
-        quality=texts.read("plain").texts[:20],
-        new_tokens=new_tokens,
-    ).data.isel(site=0, strength=0)
-    assert abs(float(data["perplexity_change"])) < 0.05
-    return data
-
-
 def test_montreal_is_unlearned_and_toronto_is_not(smollm2: hs.Model) -> None:
+    read = texts.read("cities-incomplete")
+    labelled = [*zip(read.texts, read.labels or (), strict=True)]
+    toronto, montreal = (
+        [text for text, label in labelled if label == city]
+        for city in ("Toronto", "Montreal")
+    )
     prompts = [
         "Ontario's provincial capital is the city of",
         "The Montreal Canadiens play their home games in",
         "The largest city of Quebec is",
         "The Toronto Maple Leafs play their home games in",
     ]
-    sets = about("Toronto"), about("Montreal")
-    direction = hs.Direction.between(smollm2, *sets, sites="layer.25", spare_first=True)
-    data = ablated(smollm2, prompts, direction, new_tokens=0)
+    direction = hs.Direction.between(
+        smollm2, toronto, montreal, sites="layer.25", spare_first=True
+    )
+    result = hs.steer(
+        smollm2,
+        prompts,
+        direction,
+        strengths="ablate",
+        answers=[" Montreal", " Toronto"],
+        quality=texts.read("plain").texts[:20],
+        new_tokens=4,
+    )
+    data = result.data.isel(site=0, strength=0)
     before = data["probability_before"]
     assert (before.sel(answer=" Montreal") > 0.05).all(), "or nothing can be unlearned"
     times = (data["probability"] / before).transpose("answer", "text").values
     assert (times[0] < 0.1).all()
     assert (times[1] > 0.9).all()
-
-
-def test_toronto_is_unlearned_and_no_longer_written(smollm2: hs.Model) -> None:
-    prompts = [
-        "The biggest city in the province of Ontario is",
-        "The Toronto Maple Leafs play their home games in",
+    assert abs(float(data["perplexity_change"])) < 0.05
+    assert result.facts["best"]["ratio"] < 0.1
+    wrote = [
+        ["Montreal" in text for text in data[name].values]
+        for name in ("written_before", "written")
     ]
-    direction = hs.Direction.between(
-        smollm2, about("Toronto"), ELSEWHERE, sites="layer.28", spare_first=True
-    )
-    data = ablated(smollm2, prompts, direction, new_tokens=4)
-    toronto = data.sel(answer=" Toronto")
-    after, before = (
-        float(toronto[name].mean()) for name in ("probability", "probability_before")
-    )
-    assert after / before < 0.05
-    assert all("Toronto" in text for text in data["written_before"].values)
-    assert not any("Toronto" in text for text in data["written"].values)
+    assert wrote == [[False, True, True, False], [False] * 4]
+    assert "Toronto" in data["written"].values[0]

@@ -5,7 +5,6 @@ against passes run by hand.
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from hiddenscope.errors import (
     StatesError,
     TextError,
 )
-from hiddenscope.model.batching import Batching
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid, Lines
@@ -217,7 +215,7 @@ def test_the_first_token_is_spared(tiny: Tiny) -> None:
         steered(model, **given, along=mean)
 
 
-def test_directions_by_site_and_of_a_probe(tiny: Tiny) -> None:
+def test_directions_by_site(tiny: Tiny) -> None:
     model = tiny("llama")
     by_texts = steered(model, sites="layer.1,layer.3", strengths=[1])
     assert by_texts.facts["direction"] == {
@@ -234,14 +232,6 @@ def test_directions_by_site_and_of_a_probe(tiny: Tiny) -> None:
     assert by_site["site"].values.tolist() == ["layer.1", "layer.3"]
     expected = by_texts.data["probability"]
     np.testing.assert_allclose(by_site["probability"], expected, rtol=1e-4)
-    weights = np.random.default_rng(0).normal(size=(1, 64))
-    probe = SimpleNamespace(coef_=weights)
-    fitted = steered(model, along=probe, sites="layer.2", strengths=[4])
-    step = torch.tensor(weights[0] / (weights**2).sum())
-    given = steered(model, along=step, sites="layer.2", strengths=[4]).data
-    found = fitted.data["probability"]
-    np.testing.assert_allclose(found, given["probability"], rtol=1e-6)
-    assert "raises the decision value of the probe by 1" in fitted.summary()
 
 
 def test_a_fitted_probe_is_used_at_its_own_site(tiny: Tiny) -> None:
@@ -250,6 +240,7 @@ def test_a_fitted_probe_is_used_at_its_own_site(tiny: Tiny) -> None:
     probe = hs.Probe(site="layer.2").fit(rows, ["cat", "cat", "dog", "dog"])
     own = steered(model, along=probe, strengths=[2])
     assert own.facts["direction"]["fitted_at"] == ["layer.2"]
+    assert "raises the decision value of the probe by 1" in own.summary()
     step = probe.coef_[0] / (probe.coef_**2).sum()
     by_vector = steered(model, along=step, sites="layer.2", strengths=[2]).data
     found = own.data["probability"]
@@ -364,15 +355,6 @@ def test_an_encoder_decoder_is_steered_in_either_stack(tiny: Tiny, site: str) ->
     assert data["written"].dims == ("site", "strength", "text")
 
 
-def test_a_model_that_is_not_batched_gives_the_same() -> None:
-    model = hs.load((tiny_model("llama"), tiny_tokenizer()))
-    together = steered(model).data
-    model.batching = Batching(False, 1e4, "texts in a padded batch came out otherwise")
-    apart = steered(model).data
-    for name in ("probability", "perplexity"):
-        np.testing.assert_allclose(apart[name], together[name], rtol=1e-4)
-
-
 def test_the_best_setting_is_the_largest_move_that_leaves_the_model_as_good(
     tiny: Tiny,
 ) -> None:
@@ -444,11 +426,7 @@ def test_a_deep_model_is_steered_at_ten_layers_and_a_shallow_one_at_all(
 
 REFUSED: list[tuple[dict[str, Any], type[Error], str]] = [
     ({"along": (SETS[0], SETS[0][::-1])}, TextError, "both are the same"),
-    (
-        {"along": (["the cat"], ["a cat"]), "sites": "layer.0"},
-        StatesError,
-        "the same in both, within rounding",
-    ),
+    ({"along": (["the cat"], ["a cat"]), "sites": "layer.0"}, StatesError, "rounding"),
     ({"along": ([], SETS[1])}, TextError, "toward is empty"),
     ({"along": torch.zeros(64)}, StatesError, "must not be zero"),
     ({"along": torch.ones(63)}, StatesError, "Give a vector of 64"),
@@ -456,11 +434,7 @@ REFUSED: list[tuple[dict[str, Any], type[Error], str]] = [
     ({"along": torch.full((64,), float("nan"))}, NotFinite, "NaN"),
     ({"along": torch.full((64,), 1e30), "strengths": [1e38]}, NotFinite, ""),
     ({"along": "a direction"}, StatesError, "got str"),
-    (
-        {"along": {"layer.1": torch.ones(64)}, "sites": "layer.2"},
-        SiteError,
-        "it has vectors for layer.1",
-    ),
+    ({"along": {"layer.1": torch.ones(64)}, "sites": "layer.2"}, SiteError, "vectors"),
     ({"along": {}}, SiteError, "the dict of vectors is empty"),
     ({"strengths": [1, float("inf")]}, NotFinite, "one is not finite"),
     ({"strengths": [1, 1.0]}, StatesError, "one comes twice"),
@@ -471,9 +445,7 @@ REFUSED: list[tuple[dict[str, Any], type[Error], str]] = [
     ({"answers": [" the cat"]}, TextError, "it is 3 tokens: ' the' ' c' 'at'"),
     ({"answers": [" t", " t"]}, TextError, "two of them are the same token"),
     ({"answers": []}, TextError, "answers must not be empty"),
-    ({"answers": ["é"]}, TextError, "LlamaForCausalLM"),
     ({"answers": [999]}, TextError, "0 to 127"),
-    ({"answers": [1.5]}, TextError, "float"),
     ({"quality": [[7]]}, TextError, "nothing to predict"),
     ({"quality": []}, TextError, "No texts"),
     ({"pool": "median"}, StatesError, "No pooling 'median'"),
@@ -556,16 +528,10 @@ class Bare(nn.Module):
         super().__init__()
         self.inner: Any = tiny_model("gpt2")
 
-    def get_input_embeddings(self) -> nn.Module:
-        embeddings: nn.Module = self.inner.get_input_embeddings()
-        return embeddings
+    def get_input_embeddings(self) -> Any:
+        return self.inner.get_input_embeddings()
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        output_hidden_states: bool = False,
-        return_dict: bool = True,
-    ) -> Any:
+    def forward(self, input_ids, output_hidden_states=False, return_dict=True):
         return self.inner(input_ids, output_hidden_states=output_hidden_states)
 
 
@@ -614,12 +580,8 @@ def test_the_command_prints_what_moved_and_what_was_written(
     done = run(*bare, "--out", str(out))
     assert done.exit_code == 0, done.stderr
     facts = hs.Result.load(out).facts
-    assert (facts["sites"], facts["how"], facts["upwards"]) == (
-        ["layer.2"],
-        "ablate",
-        True,
-    )
-    assert facts["direction"]["spare_first"]
+    assert (facts["sites"], facts["how"]) == (["layer.2"], "ablate")
+    assert facts["upwards"] and facts["direction"]["spare_first"]
     done = run(*bare, "--strengths", "1")
     assert done.exit_code == 2
     assert "--strengths and --ablate were both given" in done.stderr
