@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import transformers
 import hiddenscope as hs
 from fuzz import folders
 from fuzz.sandbox import Case, sandboxed
+from hiddenscope.errors import Error
 from hiddenscope.loading import limits
 from hiddenscope.loading.limits import WeightTotals
 from hiddenscope.testing import tiny_model
-from tests.folders import change, tiny_llama
+from tests.folders import change, tiny_llama, tiny_tokenizer
 from tests.places import TESTS
 
 CONFIGS = TESTS / "conformance" / "tiny_configs.json.gz"
@@ -72,6 +74,24 @@ def test_every_known_class_is_built_within_limits() -> None:
             build(config)
         tried += 1
     assert tried > 12
+
+
+def test_an_odd_entry_works_or_is_an_error_of_ours(tmp_path: Path) -> None:
+    odd: list[tuple[str, dict[str, object]]] = [
+        ("config.json", {"architectures": 5}),
+        ("config.json", {"model_type": []}),
+        ("config.json", {"pad_token_id": 10**30}),
+        ("config.json", {"max_position_embeddings": 1}),
+        ("tokenizer_config.json", {"model_max_length": "long"}),
+        ("tokenizer_config.json", {"extra_ids": 10**9}),
+    ]
+    for number, (name, entries) in enumerate(odd):
+        folder = tmp_path / str(number)
+        save("llama", folder)
+        tiny_tokenizer().save_pretrained(folder)
+        change(folder / name, **entries)
+        with suppress(Error):
+            hs.load(folder).capture(["the capital of France"])
 
 
 def test_a_slice_of_the_fuzzed_folders_and_files(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ believable giants are not.
 tests/slow/faults has numbers that would take all memory if they were followed.
 """
 
-import contextlib
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -230,22 +229,3 @@ def test_a_pass_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(TooLarge, match="too many operations"), SizeLimit(module, "x"):
         module(numbers)
     assert module.passed == 500 + size_limit.OPERATIONS_PER_MODULE
-
-
-@pytest.mark.parametrize(
-    ("name", "entries"),
-    [
-        ("config.json", {"architectures": 5}),
-        ("config.json", {"model_type": []}),
-        ("config.json", {"pad_token_id": 10**30}),
-        ("config.json", {"max_position_embeddings": 1}),
-        ("tokenizer_config.json", {"model_max_length": "long"}),
-        ("tokenizer_config.json", {"extra_ids": 10**9}),
-    ],
-)
-def test_an_odd_entry_works_or_is_an_error_of_ours(
-    llama: Path, name: str, entries: dict[str, object]
-) -> None:
-    change(llama / name, **entries)
-    with contextlib.suppress(Error):
-        hs.load(llama).capture(["the capital of France"])

@@ -46,12 +46,6 @@ def test_pip_fetches_from_the_users_index(tmp_path: Path, index: Path) -> None:
     assert download((WHEEL,), tmp_path / "to") == [tmp_path / "to" / NAME]
 
 
-def test_an_index_that_has_it_not_is_said(tmp_path: Path, index: Path) -> None:
-    (tmp_path / "to").mkdir()
-    with pytest.raises(Unreachable, match="pip could not download it"):
-        download((WHEEL,), tmp_path / "to")
-
-
 TRAPS = ("pip.py", "runpy.py", "threading.py", "pip/__init__.py", "pip/__main__.py")
 
 
@@ -66,7 +60,9 @@ def test_code_in_the_current_folder_does_not_run(
     for path in ("", "."):
         Path("to").mkdir()
         monkeypatch.setenv("PYTHONPATH", path)
-        with pytest.raises(Unreachable, match="No matching distribution"):
+        with pytest.raises(
+            Unreachable, match="could not download it .*No matching dist"
+        ):
             download((WHEEL,), Path("to"))
         shutil.rmtree("to")
     assert not trap.exists()
