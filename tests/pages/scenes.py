@@ -49,24 +49,11 @@ def words() -> Grid:
     """The lens: words in the cells."""
     random = np.random.default_rng(1)
     shape = (14, 7)
-    vocabulary = np.array(
-        [
-            " the",
-            " a",
-            " city",
-            " Paris",
-            " France",
-            "\n",
-            " of",
-            "<b>",
-            " unbelievable",
-            " London",
-        ]
-    )
-    strings = random.choice(vocabulary, (*shape, 3)).astype(object)
-    probability = np.sort(
-        random.dirichlet(np.ones(6), shape).astype(np.float32), axis=-1
-    )[..., ::-1][..., :3]
+    vocabulary = [" the", " a", " city", " Paris", " France", "\n", " of", "<b>"]
+    vocabulary += [" unbelievable", " London"]
+    strings = random.choice(np.array(vocabulary), (*shape, 3)).astype(object)
+    chances = random.dirichlet(np.ones(6), shape).astype(np.float32)
+    probability = np.sort(chances, axis=-1)[..., ::-1][..., :3]
     measures = (
         Measure("probability", probability[..., 0], limits=(0, 1)),
         Measure("entropy", random.uniform(0, 8, shape), unit="nats", scale="log"),
@@ -121,37 +108,16 @@ def comparison() -> Grid:
     return Grid("France against Germany", sites(12), first, measures, second=second)
 
 
-def tall_comparison() -> Grid:
-    """Two texts in a model of thirty layers."""
-    values = np.abs(np.random.default_rng(3).normal(size=(32, 7)))
-    return Grid(
-        "France against Germany",
-        sites(30),
-        FRANCE,
-        (Measure("distance", values),),
-        second=GERMANY,
-    )
-
-
 def panels(count: int = 3, points: int = 50) -> Panels:
     random = np.random.default_rng(5)
     label = np.arange(points) % 2
-    apart = (
-        np.linspace(0, 4, count)[:, None, None]
-        * np.where(label, 1.0, -1.0)[None, :, None]
-        * np.array([0.5, 0.3])
-    )
-    places = (
-        np.cumsum(random.normal(size=(count, points, 2)) * 0.4, axis=0)
-        + apart
-        + random.normal(size=(1, points, 2))
-    )
-    names = [f"layer.{k}" for k in range(count)]
-    names[-1] = "final"
-    messages = ["All states are equal here." if k == 0 else "" for k in range(count)]
-    captions = [
-        f"silhouette {0.02 * k:.2f}, p {0.5 / (k + 1):.3f}" for k in range(count)
-    ]
+    side = np.where(label, 1.0, -1.0)[None, :, None] * np.array([0.5, 0.3])
+    places = np.cumsum(random.normal(size=(count, points, 2)) * 0.4, axis=0)
+    places += np.linspace(0, 4, count)[:, None, None] * side
+    places += random.normal(size=(1, points, 2))
+    names = [*(f"layer.{k}" for k in range(count - 1)), "final"]
+    messages = ["All states are equal here.", *[""] * (count - 1)]
+    captions = [f"silhouette {k / 50:.2f}, p {0.5 / (k + 1):.3f}" for k in range(count)]
     return Panels(
         "Toronto and Montreal",
         tuple(names),
@@ -166,21 +132,10 @@ def panels(count: int = 3, points: int = 50) -> Panels:
 def lines() -> Lines:
     x = sites(30)
     rise = 1 / (1 + np.exp(-(np.arange(32) - 16) / 4))
-    accuracy = Series(
-        "accuracy",
-        0.5 + 0.45 * rise,
-        0.44 + 0.45 * rise,
-        0.55 + 0.44 * rise,
-        "95% interval",
-    )
-    chance = Series(
-        "shuffled labels",
-        np.full(32, 0.5),
-        np.full(32, 0.42),
-        np.full(32, 0.58),
-        "null",
-        style="dash",
-    )
+    score = 0.5 + 0.45 * rise, 0.44 + 0.45 * rise, 0.55 + 0.44 * rise
+    accuracy = Series("accuracy", *score, "95% interval")
+    null = (np.full(32, level) for level in (0.5, 0.42, 0.58))
+    chance = Series("shuffled labels", *null, "null", style="dash")
     gap = 0.3 * rise
     gap[10:12] = np.nan
     bars = Series("selectivity", gap, style="bar")
@@ -188,19 +143,8 @@ def lines() -> Lines:
 
 
 def long() -> Grid:
-    text = (
-        "It",
-        " was",
-        " the",
-        " best",
-        " of",
-        " times",
-        ",",
-        "\n",
-        " unbelievably",
-        " so",
-    ) * 52
-    return norms(38, text[:512])
+    text = ("It", " was", " the", " best", " of", " times", ",", "\n", " so", " long")
+    return norms(38, (text * 52)[:512])
 
 
 def hostile() -> list[View]:
@@ -216,22 +160,9 @@ def hostile() -> list[View]:
         note=evil,
     )
     points = np.random.default_rng(6).normal(size=(2, len(HOSTILE), 2))
-    scatter = Panels(
-        evil,
-        ("layer.0", evil),
-        points,
-        HOSTILE,
-        HOSTILE,
-        (evil, evil),
-        ("", evil),
-        (evil, evil),
-        evil,
-    )
-    series = tuple(
-        Series(name, [1.0, 2.0], [0.5, 1.0], [2.0, 3.0], name) for name in HOSTILE
-    )
-    return [
-        grid,
-        scatter,
-        Lines(evil, (evil, "final"), series, evil, evil, evil, note=evil),
-    ]
+    around = (evil, evil), ("", evil), (evil, evil), evil
+    scatter = Panels(evil, ("layer.0", evil), points, HOSTILE, HOSTILE, *around)
+    numbers = [1.0, 2.0], [0.5, 1.0], [2.0, 3.0]
+    series = tuple(Series(name, *numbers, name) for name in HOSTILE)
+    names = evil, evil, evil
+    return [grid, scatter, Lines(evil, (evil, "final"), series, *names, note=evil)]

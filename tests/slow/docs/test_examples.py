@@ -12,10 +12,6 @@ from tests.slices import sliced
 PAGES = sorted((ROOT / "docs" / "experiments").glob("*.md"))
 
 
-def script_of(page: Path) -> Path:
-    return ROOT / "examples" / f"{page.stem.replace('-', '_')}.py"
-
-
 @pytest.mark.real
 @pytest.mark.parametrize("page", sliced(PAGES, 3), ids=lambda page: page.stem)
 def test_an_experiment_runs_with_one_command(
@@ -24,7 +20,7 @@ def test_an_experiment_runs_with_one_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    script = script_of(page)
+    script = ROOT / "examples" / f"{page.stem.replace('-', '_')}.py"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(script), "--quick", "--out", "out"])
     # Python puts a script's folder on the path: experiments share a reader of texts.
@@ -32,11 +28,3 @@ def test_an_experiment_runs_with_one_command(
     runpy.run_path(str(script), run_name="__main__")
     assert capsys.readouterr().out.strip()
     assert list((tmp_path / "out").rglob("*.png"))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_says_what_was_expected_seen_and_not_shown(page: Path) -> None:
-    text = page.read_text("utf-8")
-    assert f"python examples/{script_of(page).name}" in text
-    for heading in ("Expected", "Seen", "What it does not show"):
-        assert f"## {heading}" in text

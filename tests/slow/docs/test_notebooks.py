@@ -1,36 +1,14 @@
 """The notebooks of the docs run from top to bottom, in a kernel, as a reader runs them."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from docs.site.notebooks import notebook_text
-from tests.places import ROOT
+from tests.slow.docs.running import NOTEBOOKS
 
-FOLDER = ROOT / "docs" / "notebooks"
-PAGES = sorted(FOLDER.glob("*.md"))
+PAGES = sorted(NOTEBOOKS.glob("*.md"))
 # Kernels start slowly on a busy machine.
 SECONDS = 600
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_notebook_is_made_of_its_page(page: Path) -> None:
-    stored = page.with_suffix(".ipynb").read_text("utf-8")
-    assert stored == notebook_text(page), "run `make docs`"
-
-
-def test_notebooks_hold_no_outputs() -> None:
-    assert len(PAGES) == 3
-    for page in PAGES:
-        text = page.with_suffix(".ipynb").read_text("utf-8")
-        cells = [cell for cell in json.loads(text)["cells"] if "outputs" in cell]
-        assert len(cells) >= 4
-        for cell in cells:
-            assert cell["outputs"] == []
-            assert cell["execution_count"] is None
-        # Neighbours of the page do not come with the notebook.
-        assert "](" not in text
 
 
 @pytest.mark.real

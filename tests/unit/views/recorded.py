@@ -16,11 +16,13 @@ from zipfile import ZipFile
 import numpy as np
 
 import hiddenscope as hs
+from hiddenscope.catalog import ANALYSES
 from hiddenscope.results import FINDINGS, TABLES
 from hiddenscope.views import sections_of, views_of
 
 RESULTS = Path(__file__).with_name("results.zip")
 TOLD = Path(__file__).with_name("told.json")
+KINDS = sorted({analysis.word for analysis in ANALYSES if analysis.result} | {"embed"})
 NEAR = {"texts": 9, "of": 24, "example": ["a cat", "a cat."]}
 SETTING = {
     "answer": " on",

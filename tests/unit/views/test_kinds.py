@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from hiddenscope.catalog import ANALYSES
 from hiddenscope.results import FINDINGS
 from hiddenscope.views import Grid, Lines, Panels, sections_of, views_of
 from hiddenscope.views.page import inline
 from hiddenscope.views.render import page
-from tests.unit.views.recorded import TOLD, all_told, names, recorded
-
-KINDS = sorted({analysis.word for analysis in ANALYSES if analysis.result} | {"embed"})
+from tests.unit.views.recorded import KINDS, TOLD, all_told, names, recorded
 
 
 @cache

@@ -13,8 +13,7 @@ from matplotlib.text import Text
 from hiddenscope.results import Width
 from hiddenscope.views import Grid, Lines, Measure, Panels, Series, View
 from hiddenscope.views.figures.pages import figure
-from tests.every import CASES, result_of
-from tests.slices import sliced
+from tests.unit.views.recorded import KINDS, names, recorded
 
 WIDTHS: dict[Width, float | None] = {"": None, "column": 3.3, "page": 6.9}
 LONG = (
@@ -22,28 +21,14 @@ LONG = (
     " that were given"
 )
 WORDS = " ".join(f"word{k}" for k in range(30))
+ENDS = ("layer.0", "final")
+VALUES = [[0.0, 1.0], [2.0, 3.0]]
+BANDED = Series(LONG, [1.0, 2.0], [0.0, 1.0], [2.0, 3.0], WORDS)
+UNIT = "relative units"
 VIEWS: list[View] = [
-    Grid(
-        "T",
-        ("layer.0", "layer.1"),
-        ("a", "b"),
-        (Measure(LONG, [[0.0, 1.0], [2.0, 3.0]], unit="relative units"),),
-    ),
-    Lines(
-        "T",
-        ("layer.0", "final"),
-        (
-            Series(LONG, [1.0, 2.0], [0.0, 1.0], [2.0, 3.0], WORDS),
-            Series("b", [1.0, 1.0]),
-        ),
-    ),
-    Lines(
-        LONG,
-        ("layer.0", "final"),
-        (Series(LONG, [1.0, 2.0]),),
-        y_name=LONG,
-        unit="relative units",
-    ),
+    Grid("T", ENDS, ("a", "b"), (Measure(LONG, VALUES, unit=UNIT),)),
+    Lines("T", ENDS, (BANDED, Series("b", [1.0, 1.0]))),
+    Lines(LONG, ENDS, (Series(LONG, [1.0, 2.0]),), y_name=LONG, unit=UNIT),
     Panels(
         "T",
         ("decoder.layer.10.cross",),
@@ -68,10 +53,7 @@ def labels(drawn: Figure) -> Iterator[Text]:
     }
     for axes in drawn.axes:
         # Ticks beyond the ends of an axis are not drawn.
-        for axis in (
-            axes.xaxis,
-            axes.yaxis,
-        ):
+        for axis in (axes.xaxis, axes.yaxis):
             shown = {id(tick) for tick in axis._update_ticks()}  # type: ignore[attr-defined]
             left_out |= {
                 id(tick.label1)
@@ -111,12 +93,19 @@ def check(drawn: Figure, inches: float | None) -> None:
         assert text.get_fontsize() >= 8
 
 
-@pytest.mark.parametrize(("word", "place"), sliced(CASES, 11))
-def test_no_label_of_any_analysis_is_cut(word: str, place: int) -> None:
-    result = result_of(word, place)
-    widths: tuple[Width, ...] = ("column",) if place else ("column", "page")
-    for view, width in product(result.views, widths):
-        check(result.figure(view, width=width), WIDTHS[width])
+@pytest.mark.parametrize("word", KINDS)
+def test_no_label_of_any_analysis_is_cut(word: str) -> None:
+    result = recorded(f"{word}-0")
+    for view in result.views:
+        check(result.figure(view, width="column"), WIDTHS["column"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names())
+def test_no_label_is_cut_at_any_width(name: str) -> None:
+    result = recorded(name)
+    for view, (width, inches) in product(result.views, WIDTHS.items()):
+        check(result.figure(view, width=width), inches)
 
 
 @pytest.mark.parametrize("inches", WIDTHS.values())

@@ -1,0 +1,155 @@
+"""Check the numbers that the experiments print, where the truth is known."""
+
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.places import ROOT
+
+EXAMPLES = ROOT / "examples"
+TEXTS, LAYERS, TRIALS = 24, 15, 2_000
+RUNS = 1_000
+
+Draw = Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _examples_on_the_path() -> Iterator[None]:
+    sys.path.insert(0, str(EXAMPLES))
+    yield
+    sys.path.remove(str(EXAMPLES))
+
+
+# --- The mean over texts
+
+
+def held(numbers: np.ndarray, truth: float, comparisons: int = 1) -> np.ndarray:
+    """Tell which intervals hold the true mean; texts are the first axis."""
+    from over_texts import mean_over_texts
+
+    mean = mean_over_texts(numbers, comparisons)
+    return (mean.low <= truth) & (truth <= mean.high)
+
+
+def test_the_interval_holds_the_mean_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(0)
+    noise = generator.normal(size=(TEXTS, TRIALS))
+    # Three standard errors of a share of 0.95 over 2,000 trials are 0.015.
+    for planted in (0.0, 0.3):
+        assert 0.935 <= held(planted + noise, planted).mean() <= 0.965
+    # Skewed numbers such as KL; gamma with shape 4: its skewness is 1.
+    skewed = np.random.default_rng(1).gamma(4.0, size=(TEXTS, TRIALS))
+    assert 0.92 <= held(skewed, 4.0).mean() <= 0.965
+
+
+def test_all_layers_are_held_together_and_a_planted_difference_is_seen() -> None:
+    generator = np.random.default_rng(2)
+    # Neighbouring layers are alike, as in a model: half of the noise is the text's own.
+    shared = generator.normal(size=(TEXTS, 1, TRIALS))
+    noise = shared + generator.normal(size=(TEXTS, LAYERS, TRIALS))
+    assert held(noise, 0.0, LAYERS).all(0).mean() >= 0.935
+    # Twelve standard errors of the mean over 24 texts are 2.4 standard deviations.
+    planted = 2.4 + np.random.default_rng(3).normal(size=(TEXTS, TRIALS))
+    assert held(planted, 0.0, LAYERS).mean() < 0.01
+
+
+# --- Intervals over groups
+
+
+def noise(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Draw differences whose mean is zero, one for each of 24 texts."""
+    return rng.normal(size=24), np.arange(24)
+
+
+def skewed(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Draw log ratios with a long tail: a few prompts move much more than others."""
+    return rng.gamma(2.0, size=24) - 2.0, np.arange(24)
+
+
+def grouped(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Draw successes whose probability belongs to a topic; on average it is a half."""
+    topics = np.repeat(np.arange(12), 6)
+    chance = rng.beta(1.5, 1.5, size=12)
+    return (rng.random(len(topics)) < chance[topics]).astype(float), topics
+
+
+def coverage(draw: Draw, truth: float, *, by_text: bool = False) -> float:
+    """Return the share of intervals that hold the true mean."""
+    from intervals import mean_interval
+
+    rng = np.random.default_rng(0)
+    count = 0
+    for _ in range(RUNS):
+        values, groups = draw(rng)
+        mean = mean_interval(values, None if by_text else groups)
+        count += mean.low <= truth <= mean.high
+    return count / RUNS
+
+
+@pytest.mark.parametrize(
+    ("draw", "truth"), [(noise, 0.0), (skewed, 0.0), (grouped, 0.5)]
+)
+def test_intervals_hold_the_truth(draw: Draw, truth: float) -> None:
+    assert 0.92 < coverage(draw, truth) < 0.98
+
+
+def test_planted_effects_are_seen_and_texts_of_a_topic_belong_together() -> None:
+    shifted = coverage(lambda rng: (rng.normal(1.0, size=24), np.arange(24)), 0.0)
+    assert shifted < 0.05
+    assert coverage(grouped, 0.5, by_text=True) < 0.9
+
+
+# --- Labels of neighbours
+
+
+@pytest.fixture(scope="module")
+def corpus() -> dict[str, Any]:
+    """Read the script without running it."""
+    names = runpy.run_path(str(EXAMPLES / "corpus.py"))
+    # Fewer shuffles: 60 runs in a few seconds.
+    names["label_agreement"].__globals__["SHUFFLES"] = 199
+    return names
+
+
+def neighbourhoods(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Draw 60 queries and 10 neighbours of each, some of which are everybody's."""
+    hubs = generator.zipf(1.5, 300).astype(float)
+    numbers = generator.choice(300, 60, replace=False)
+    rows = []
+    for number in numbers:
+        weight = hubs.copy()
+        weight[number] = 0
+        share = weight / weight.sum()
+        rows.append(generator.choice(300, 10, replace=False, p=share))
+    return np.array(rows), numbers
+
+
+def test_labels_are_seen_where_they_agree_and_only_there(
+    corpus: dict[str, Any],
+) -> None:
+    generator = np.random.default_rng(7)
+    outside = 0
+    for _ in range(60):
+        neighbours, numbers = neighbourhoods(generator)
+        labels = generator.permutation(np.repeat(["a", "b"], 150))
+        share, (low, high) = corpus["label_agreement"](neighbours, numbers, labels)
+        outside += not low <= share <= high
+    # 5% of 60 runs is 3; more than 8 happens by chance in less than one of 200.
+    assert outside <= 8
+    neighbours, numbers = neighbourhoods(np.random.default_rng(8))
+    labels = np.repeat(["a", "b"], 150)
+    # Six in ten neighbours get a text with the label of the query's text.
+    for row, number in zip(neighbours, numbers, strict=True):
+        row[:6] = generator.choice(np.flatnonzero(labels == labels[number]), 6)
+    share, (low, high) = corpus["label_agreement"](neighbours, numbers, labels)
+    assert share > high > low
+
+
+def test_the_text_of_a_query_is_not_its_neighbour(corpus: dict[str, Any]) -> None:
+    nearest = np.array([[3, *range(10, 20)], [*range(10, 21)]])
+    others = corpus["without_source"](nearest, np.array([3, 99]))
+    assert others.tolist() == [list(range(10, 20)), list(range(10, 20))]

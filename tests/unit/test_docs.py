@@ -1,0 +1,70 @@
+"""What the docs link to is there, and pages of one kind are laid out alike."""
+
+import json
+import re
+
+from docs.site.notebooks import notebook_text
+from docs.site.structure import name_groups, sections
+from hiddenscope.catalog import ANALYSES, PUBLIC
+from hiddenscope.loading import zoo
+from tests.places import ROOT
+from tests.slow.docs.running import DOCS, EXAMPLE, NOTEBOOKS, PAGES
+
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
+# What a page of a question says, in this order.
+SECTIONS = ["How to read it", "Formula", "Cost", "Pitfalls", "Reference"]
+# Pages that are laid out otherwise.
+OTHERWISE = {"visibility"}
+
+
+def test_links_lead_somewhere() -> None:
+    missing = []
+    for page in PAGES:
+        for link in LINK.findall(page.read_text("utf-8")):
+            if not (page.parent / link).exists():
+                missing.append(f"{page.relative_to(ROOT)}: {link}")
+    assert missing == []
+
+
+def test_pages_of_one_kind_are_laid_out_alike() -> None:
+    for word in {analysis.word for analysis in ANALYSES} - OTHERWISE:
+        text = (DOCS / f"{word}.md").read_text("utf-8")
+        found = [heading for heading in HEADING.findall(text) if heading in SECTIONS]
+        assert found == SECTIONS, word
+        opening = text.partition("\n## ")[0]
+        assert "](pictures/" in opening and EXAMPLE.search(opening), word
+        assert "$$" in text.partition("## Formula")[2].partition("\n## ")[0], word
+    for page in (DOCS / "experiments").glob("*.md"):
+        text = page.read_text("utf-8")
+        assert f"python examples/{page.stem.replace('-', '_')}.py" in text
+        for heading in ("Expected", "Seen", "What it does not show"):
+            assert f"## {heading}" in text, page.name
+
+
+def test_everything_is_in_the_docs_once() -> None:
+    """Models of the zoo in their table, pages in a section, names in the reference."""
+    models = (DOCS / "models.md").read_text("utf-8")
+    for row in zoo.listing():
+        assert re.search(rf"`{row.name}` .*\| {row.licence} \|", models), row.name
+    listed = [DOCS / "index.md"]
+    for section in sections():
+        listed += [section.page.path, *(page.path for page in section.pages)]
+    expected = [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]
+    assert sorted(listed) == sorted(expected), "see docs/site/structure.toml"
+    names = [name for group in name_groups() for name in group.names]
+    assert sorted(names) == sorted([*PUBLIC, "errors"])
+
+
+def test_notebooks_are_made_of_their_pages_and_hold_no_outputs() -> None:
+    pages = sorted(NOTEBOOKS.glob("*.md"))
+    assert len(pages) == 3
+    for page in pages:
+        stored = page.with_suffix(".ipynb").read_text("utf-8")
+        assert stored == notebook_text(page), "run `make docs`"
+        cells = [cell for cell in json.loads(stored)["cells"] if "outputs" in cell]
+        assert len(cells) >= 4
+        for cell in cells:
+            assert cell["outputs"] == [] and cell["execution_count"] is None
+        # Neighbours of the page do not come with the notebook.
+        assert "](" not in stored
