@@ -4,26 +4,23 @@ influence shows no law.
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from typer.testing import CliRunner
 
 import hiddenscope as hs
-from calibrate.visibility import Texts, depth_trial, texts_trial
+from calibrate.visibility import PlantedLaw, Texts, depth_trial, texts_trial
 from hiddenscope.analyses.visibility.decay import estimate
 from hiddenscope.analyses.visibility.jackknife import jackknife
 from hiddenscope.analyses.visibility.laws import fit_law
 from hiddenscope.analyses.visibility.random_weights import RandomModel
 from hiddenscope.analyses.visibility.sampling import DistanceWindow, draw_targets
 from hiddenscope.analyses.visibility.tallies import Tallies
-from hiddenscope.cli.main import app
 from hiddenscope.passes.jacobian import tape
-from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.testing import tiny_model
 from hiddenscope.views import views_of
 from hiddenscope.views.kinds.visibility import findings
 from hiddenscope.views.values import Lines
@@ -98,25 +95,20 @@ def test_drawn_states_estimate_the_whole_maps_without_bias(tiny: Tiny) -> None:
     model, texts = tiny("gpt2"), random_texts(6)
     full = hs.visibility(model, texts, sites="layer.*", sampling=ALL).data
     few = hs.Sampling(per_text=3)
-    names = ("decay_below", "own_below", "mean_distance")
-    for name in names:
-        assert np.isfinite(full[name].to_numpy()[1:]).all()
-    drawn: dict[str, list[Any]] = {name: [] for name in names}
+    drawn: dict[str, list[Any]] = {"decay_below": [], "own_below": []}
     held = []
     for seed in range(24):
         data = hs.visibility(
             model, texts, sites="layer.*", sampling=few, seed=seed
         ).data
-        for name in names:
-            drawn[name].append(data[name].to_numpy()[1:])
-        truth = full["decay_below"]
-        inside = (data["decay_below_low"] <= truth) & (
-            truth <= data["decay_below_high"]
-        )
+        for name, found in drawn.items():
+            found.append(data[name].to_numpy()[1:])
+        low, high = data["decay_below_low"], data["decay_below_high"]
+        inside = (low <= full["decay_below"]) & (full["decay_below"] <= high)
         held.append(float(inside.mean()))
-    for name in ("decay_below", "own_below"):
-        error = np.std(drawn[name], axis=0, ddof=1) / 24**0.5
-        off = np.mean(drawn[name], axis=0) - full[name].to_numpy()[1:]
+    for name, found in drawn.items():
+        error = np.std(found, axis=0, ddof=1) / 24**0.5
+        off = np.mean(found, axis=0) - full[name].to_numpy()[1:]
         assert (np.abs(off) <= 4 * error).all(), name
     assert np.mean(held) >= 0.9
 
@@ -145,10 +137,9 @@ def test_uniform_influence_shows_no_decay_and_no_locality() -> None:
             influence[: target.row, : target.token + 1] = 1 / (target.token + 1)
             tallies.add(batch, target, influence)
     estimates, _ = estimate(tallies)
-    assert float(estimates["exponent_below"].value) == pytest.approx(0, abs=1e-9)
-    assert float(estimates["exponent_first"].value) == pytest.approx(0, abs=1e-9)
+    for name in ("exponent_below", "exponent_first", "locality_trend"):
+        assert float(estimates[name].value) == pytest.approx(0, abs=1e-9)
     np.testing.assert_allclose(estimates["mean_distance"].value[1:], 17 / 2)
-    assert float(estimates["locality_trend"].value) == pytest.approx(0, abs=1e-9)
 
 
 def test_each_law_is_told_from_the_other() -> None:
@@ -163,47 +154,34 @@ def test_each_law_is_told_from_the_other() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", ["power", "none"])
-def test_intervals_hold_planted_truths(
-    law: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_intervals_hold_planted_truths(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick slice of `make calibrate`: 60 samples of 20 texts."""
     monkeypatch.setattr("calibrate.visibility.ALL_TEXTS", 4_000)
-    records = [texts_trial(seed, Texts(20, 1, law)) for seed in range(500, 560)]
-    for name in ("distance", "exponent", "own", "trend"):
-        held = np.mean([record[name] for record in records])
-        # Three standard errors of a share of 60.
-        assert held >= 0.95 - 3 * (0.95 * 0.05 / 60) ** 0.5, name
-    assert np.mean([record["wrong"] for record in records]) <= 0.05 + 0.085
-
-
-@pytest.mark.slow
-def test_the_interval_of_the_law_by_depth_holds_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("calibrate.visibility.ALL_TEXTS", 4_000)
+    # Three standard errors of a share of 60.
+    least = 0.95 - 3 * (0.95 * 0.05 / 60) ** 0.5
+    laws: tuple[PlantedLaw, ...] = ("power", "none")
+    for law in laws:
+        records = [texts_trial(seed, Texts(20, 1, law)) for seed in range(500, 560)]
+        for name in ("distance", "exponent", "own", "trend"):
+            assert np.mean([record[name] for record in records]) >= least, name
+        assert np.mean([record["wrong"] for record in records]) <= 0.05 + 0.085
     held = [depth_trial(seed, Texts(20, 1, "power")) for seed in range(500, 560)]
-    assert np.mean(held) >= 0.95 - 3 * (0.95 * 0.05 / 60) ** 0.5
+    assert np.mean(held) >= least
 
 
-def test_copies_of_a_text_are_one_group_and_make_no_interval_narrower(
+def test_texts_of_a_group_are_kept_together_and_copies_are_one_group(
     tiny: Tiny,
 ) -> None:
+    """Copies of a text make no interval narrower."""
     model, texts = tiny("gpt2"), random_texts(4)
     once = hs.visibility(model, texts, sampling=ALL)
     twice = hs.visibility(model, texts * 2, sampling=ALL)
     assert twice.facts["aligned"]["groups"] == 4
-    for end in ("", "_low", "_high"):
-        np.testing.assert_allclose(
-            twice.data[f"decay_below{end}"], once.data[f"decay_below{end}"], rtol=1e-5
-        )
-
-
-def test_groups_of_the_data_are_kept_together(tiny: Tiny) -> None:
+    for name in ("decay_below", "decay_below_low", "decay_below_high"):
+        np.testing.assert_allclose(twice.data[name], once.data[name], rtol=1e-5)
     words = [f"the cats sat on the mat and the dog number {k} ran" for k in range(6)]
     rows = [{"text": text, "topic": k // 2} for k, text in enumerate(words)]
-    data = hs.read(rows, text="text", group="topic")
-    result = hs.visibility(tiny("llama"), data)
+    result = hs.visibility(model, hs.read(rows, text="text", group="topic"))
     assert result.facts["aligned"]["groups"] == 3
     assert "3 groups" in result.summary()
 
@@ -236,14 +214,19 @@ def test_random_weights_show_no_law_and_nothing_of_the_module_changes(
     assert hanging(module) == hooks
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor, before[name])
-    below, first, depth = result.facts["aligned"]["random"]
+    sources = result.facts["aligned"]["random"]
+    assert [one["source"] for one in sources] == ["below", "first", "depth"]
     # The model's own weights are random here, so there is nothing to tell apart.
-    assert abs(below["exponent"]["value"]) < 0.2
-    assert below["source"] == "below"
-    assert first["source"] == "first"
-    assert depth["source"] == "depth"
+    assert abs(sources[0]["exponent"]["value"]) < 0.2
     assert "random weights" in result.summary()
     assert "random_decay_below" in result.data
+    # What is said of them follows the interval of their exponent.
+    words = {"above": "falls too", "below": "grows", "undecided": "not found to fall"}
+    for decays, expected in words.items():
+        sources[0]["decays"] = decays
+        start = "With random weights, the influence of the site"
+        (sentence,) = (one for one in findings(result) if one.startswith(start))
+        assert [phrase for phrase in words.values() if phrase in sentence] == [expected]
 
 
 def test_random_weights_are_run_in_the_places_of_the_model(tiny: Tiny) -> None:
@@ -259,22 +242,6 @@ def test_random_weights_are_run_in_the_places_of_the_model(tiny: Tiny) -> None:
         assert not torch.equal(of_copy.values(site), of_model.values(site))
 
 
-def test_a_law_is_called_absent_only_where_the_texts_say_so(tiny: Tiny) -> None:
-    """The sentence about random weights follows the interval of their exponent."""
-    result = hs.visibility(
-        tiny("llama"),
-        random_texts(4),
-        sampling=hs.Sampling(per_text=3, baseline="random"),
-    )
-    random = result.facts["aligned"]["random"][0]
-    words = {"above": "falls too", "below": "grows", "undecided": "not found to fall"}
-    for decays, expected in words.items():
-        random["decays"] = decays
-        start = "With random weights, the influence of the site"
-        (sentence,) = (one for one in findings(result) if one.startswith(start))
-        assert [phrase for phrase in words.values() if phrase in sentence] == [expected]
-
-
 @pytest.mark.parametrize(("family", "pictures"), [("llama", 6), ("bert", 5)])
 def test_the_pictures_show_every_average_with_its_interval(
     tiny: Tiny, family: str, pictures: int
@@ -286,12 +253,12 @@ def test_the_pictures_show_every_average_with_its_interval(
     for view in views:
         assert isinstance(view, Lines)
         for series in view.series:
-            assert series.low is not None
-            assert series.high is not None
+            assert series.low is not None and series.high is not None
             known = np.isfinite(series.low)
             assert known.any()
-            assert (series.low[known] <= series.y[known]).all()
-            assert (series.y[known] <= series.high[known]).all()
+            middle = series.y[known]
+            assert (series.low[known] <= middle).all()
+            assert (middle <= series.high[known]).all()
 
 
 def test_a_frobenius_norm_can_be_averaged_too(tiny: Tiny) -> None:
@@ -323,20 +290,3 @@ def test_what_cannot_be_aligned_is_said(tiny: Tiny) -> None:
         hs.Sampling(per_text=0)
     with pytest.raises(errors.ArgumentError, match="hs.Sampling"):
         hs.visibility(gpt2, texts, probes=8)  # type: ignore[call-arg]
-
-
-def test_the_command_draws_states_and_compares_with_random_weights(
-    tmp_path: Path,
-) -> None:
-    tiny_model("llama").save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    words = [f"the cats sat on the mat and the dog number {k} ran" for k in range(3)]
-    (tmp_path / "texts.txt").write_text("\n".join(words), encoding="utf-8")
-    options = ["--model", str(tmp_path / "model"), "--quiet", "--per-text", "3"]
-    done = CliRunner().invoke(
-        app,
-        ["visibility", f"@{tmp_path / 'texts.txt'}", *options, "--baseline", "random"],
-    )
-    assert done.exit_code == 0, done.output
-    assert "9 states were drawn" in " ".join(done.output.split())
-    assert "random weights" in done.output
