@@ -21,7 +21,6 @@ from tests.untouched import (
 )
 
 PLAIN: Any = plain_llama()
-Pair = tuple[hs.Model, nn.Module]
 
 
 class _Port(PLAIN.PlainLlama):  # type: ignore[misc]
@@ -51,58 +50,46 @@ CANDIDATES: dict[str, Callable[[hs.Model], nn.Module]] = {
 }
 
 
-def _question(
-    case: str, model: hs.Model, candidate: nn.Module
-) -> Callable[[], hs.Result]:
+def asked(case: str) -> tuple[Callable[[], hs.Result], list[nn.Module], hs.Model]:
+    """Return a question, the modules that it is about, and the reference."""
+    model = asked_model()
+    candidate = CANDIDATES[case](model)
+    side: Any = candidate
     if case.startswith("states"):
-        states = hs.load((candidate, None)).capture(IDS)
-        return lambda: hs.drift(model, states, IDS)
-    return lambda: hs.drift(
-        model, candidate, IDS, low_memory=case.startswith("low memory")
-    )
+        side = hs.load((candidate, None)).capture(IDS)
+    low = case.startswith("low memory")
+    modules = [model.module, candidate]
+    return lambda: hs.drift(model, side, IDS, low_memory=low), modules, model
 
 
 def thirds(number: int) -> list[str]:
     """Return every third candidate, or all: each law below has another third."""
-    if THOROUGH:
-        return list(CANDIDATES)
-    return list(CANDIDATES)[number::3]
+    return list(CANDIDATES) if THOROUGH else list(CANDIDATES)[number::3]
 
 
-@pytest.fixture
-def pair(request: pytest.FixtureRequest) -> tuple[Callable[[], hs.Result], Pair]:
-    """A question, and the model and the module that it is about."""
-    model = asked_model()
-    candidate = CANDIDATES[request.param](model)
-    return _question(request.param, model, candidate), (model, candidate)
-
-
-Asked = tuple[Callable[[], hs.Result], Pair]
-
-
-@pytest.mark.parametrize("pair", thirds(2), indirect=True)
-def test_nothing_is_changed_for_an_instant(pair: Asked) -> None:
-    ask, (model, candidate) = pair
+@pytest.mark.parametrize("case", thirds(2))
+def test_nothing_is_changed_for_an_instant(case: str) -> None:
+    ask, modules, _ = asked(case)
     ask()
-    assert_never_changed(ask, [model.module, candidate])
+    assert_never_changed(ask, modules)
 
 
-@pytest.mark.parametrize("pair", thirds(1), indirect=True)
-def test_another_thread_gets_its_own_numbers(pair: Asked) -> None:
-    ask, (model, candidate) = pair
+@pytest.mark.parametrize("case", thirds(1))
+def test_another_thread_gets_its_own_numbers(case: str) -> None:
+    ask, modules, _ = asked(case)
     ask()
-    assert_others_get_their_numbers(ask, [model.module, candidate])
+    assert_others_get_their_numbers(ask, modules)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("pair", thirds(0), indirect=True)
-def test_an_interrupt_leaves_both_models_as_they_were(pair: Asked) -> None:
-    ask, (model, candidate) = pair
-    assert_interrupts_leave_nothing(ask, [model.module, candidate], model)
+@pytest.mark.parametrize("case", thirds(0))
+def test_an_interrupt_leaves_both_models_as_they_were(case: str) -> None:
+    ask, modules, model = asked(case)
+    assert_interrupts_leave_nothing(ask, modules, model)
 
 
 def test_the_port_is_paired_by_its_blocks() -> None:
     """Otherwise the cases above would compare whole passes only."""
-    model = asked_model()
-    facts = hs.drift(model, _Port(faulty(model)).eval(), IDS).facts
+    ask, _, _ = asked("port")
+    facts = ask().facts
     assert (facts["pairing"]["by"], facts["first_site"]) == ("blocks", "layer.2")

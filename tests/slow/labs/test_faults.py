@@ -6,17 +6,13 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-import pytest
-import torch
-
 from faults import oracle
 from faults.__main__ import END, MARK, _written
 from faults.models import FAMILIES, subject
-from faults.pairs import SOUND, Spec, device_specs, specs
+from faults.pairs import SOUND, Spec, specs
 from faults.planted import HARMLESS, KINDS, UNNAMED
 from faults.report import (
     BARS,
-    device_rows,
     fault_rows,
     harmless_rows,
     met,
@@ -25,11 +21,7 @@ from faults.report import (
     port_rows,
     shares,
 )
-from faults.small import Measured, Trial
-from faults.small_report import tables
 from faults.trial import Outcome
-from hiddenscope.errors import ModuleError
-from hiddenscope.testing import tiny_model
 from tests.unit.analyses.planted import HINTS
 
 
@@ -53,21 +45,6 @@ def test_a_false_declaration_is_found() -> None:
     ):
         assert words in oracle.objection(of, declared)
     assert oracle.moved(of, untouched.module) == 0
-
-
-def test_a_fault_is_planted_in_a_copy_and_follows_from_its_seed() -> None:
-    module = tiny_model("llama")
-    before = copy.deepcopy(module)
-    one, two, other = (
-        KINDS["earlier_checkpoint"].plant(module, rng=seed) for seed in (3, 3, 4)
-    )
-    assert all(map(torch.equal, module.parameters(), before.parameters()))
-    assert all(map(torch.equal, one.module.parameters(), two.module.parameters()))
-    assert (one.path, one.detail) == (two.path, two.detail)
-    assert (one.path, one.detail) != (other.path, other.detail)
-    words = "Cannot plant norm_eps in block 9 of LlamaForCausalLM"
-    with pytest.raises(ModuleError, match=words):
-        KINDS["norm_eps"].plant(module, layer=9)
 
 
 def assert_read_as_written(outcomes: list[Any]) -> None:
@@ -130,36 +107,3 @@ def test_a_miss_is_counted_and_named() -> None:
     written = _written(f"before\n{MARK}old{END}after\n", everything)
     assert written.startswith(f"before\n{MARK}") and written.endswith(f"{END}after\n")
     assert "old" not in written and _written(written, everything) == written
-
-
-def test_another_device_has_pairs_and_a_table_of_its_own() -> None:
-    pairs = device_specs("cuda")
-    assert {spec.device for spec in pairs} == {"cuda", "cpu-cuda"}
-    assert {spec.group for spec in pairs} == {"named", "unnamed", "harmless", "port"}
-    assert {spec.reference[2] for spec in pairs if spec.device == "cpu-cuda"} == {"cpu"}
-    assert {spec.candidate_device for spec in pairs} == {"cuda"}
-    spec = Spec("llama", "named", "norm_eps", device="cuda")
-    fault = Outcome(spec, 10.0, error="RuntimeError: no")
-    assert device_rows([fault]) == [["cuda", 1, 1, 0, 0, 0, 0, 1]]
-    assert "## Other devices\n\n| reference" in page([fault])
-
-
-def test_small_faults_are_counted() -> None:
-    planted = Measured(
-        Trial("llama", "weight x1.02", "bfloat16"),
-        tokens=1000,
-        detail="a.b",
-        effect=0.02,
-        part="layer.1.attn",
-        pattern="scale",
-        size=0.02,
-        beyond=5.0,
-        module="a.b",
-        module_beyond=9.0,
-        smallest=1e-3,
-    )
-    trial = Trial("gemma3_text", "norm_by_hand", "bfloat16", sound=True)
-    sound = replace(planted, trial=trial, tokens=200, beyond=0.4, module_beyond=0.0)
-    assert_read_as_written([planted, sound])
-    text = "\n".join(tables([planted, sound]))
-    assert "1 pairs, 0 false alarms" in text and "| weight x1.02 |" in text

@@ -204,6 +204,38 @@ def test_a_scale_in_a_block_is_seen_from_outside() -> None:
     assert faults_of(suspect) == {"attention_scale"}
 
 
+def interleaved(table: Tensor) -> Tensor:
+    return table[..., : table.shape[-1] // 2].repeat_interleave(2, -1)
+
+
+def test_rotary_tables_that_are_wrong_for_one_block() -> None:
+    for fault, change in (
+        ("rope_interleaved", lambda cos, sin: (interleaved(cos), interleaved(sin))),
+        ("position_off_by_one", lambda cos, sin: (cos.roll(-1, -2), sin.roll(-1, -2))),
+        ("rope_missing", lambda cos, sin: (cos**0, 0 * sin)),
+    ):
+
+        def forward(
+            original: Any, self: Any, *, change: Any = change, **given: Any
+        ) -> Any:
+            tables = change(*given.pop("position_embeddings"))
+            return original(position_embeddings=tables, **given)
+
+        candidate = copy.deepcopy(subject("llama").module)
+        replace_forward(candidate.get_submodule(SCALES["llama"]), forward)
+        assert faults_of(suspect_of("llama", SCALES["llama"], candidate)) == {fault}
+
+
+def test_rows_of_zeros_are_counted() -> None:
+    reference = nn.Linear(16, 16)
+    candidate, third = copy.deepcopy(reference), torch.tensor([2])
+    replace_forward(
+        candidate, lambda original, self, x: original(x).index_fill(1, third, 0.0)
+    )
+    (hint,), _ = explain_fault(leaf_suspect(reference, candidate))
+    assert hint["fault"] == "zero_rows" and hint["evidence"].startswith("2 rows")
+
+
 def test_parameters_of_other_names_are_not_missing() -> None:
     """A linear that calls its bias `b` has one; one that has none is found by what it
     gives.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hiddenscope as hs
-from hiddenscope.analyses.drift.dtypes import Digits, digits_of_embeddings, with_digits
+from hiddenscope.analyses.drift.dtypes import with_digits
 from hiddenscope.errors import (
     Error,
     ModuleError,
@@ -358,10 +358,6 @@ def test_a_fault_is_not_paired_away(plant: Callable[[Any], None], first: str) ->
         assert facts["first_site"] == max(first, start)
 
 
-def failing(ids: Tensor) -> Any:
-    raise KeyError("gate")
-
-
 def failing_late(ids: Tensor) -> Any:
     yield torch.zeros(1, ids.shape[1], 64)
     raise KeyError("gate")
@@ -395,24 +391,19 @@ def test_an_odd_candidate_is_refused_with_a_reason() -> None:
     narrow.blocks[1].norm2.gain = nn.Parameter(torch.ones(63))
     needing = give(port(), needing_more)
     cases: list[tuple[Any, type[Exception], str]] = [
-        (failing, PassError, "it raised KeyError: 'gate'"),
         (failing_late, PassError, "it raised KeyError: 'gate'"),
         (lambda: None, PassError, "it raised TypeError"),
-        (lambda ids: None, StatesError, "gave no floating-point tensor"),
         (lambda ids: ["a", "b"], StatesError, "gave no floating-point tensor"),
-        (lambda ids: [ids] * 4, StatesError, "gave no floating-point tensor"),
         (
             lambda ids: torch.zeros(1, 1).expand(10**7, 10**7),
             StatesError,
             "gave no floating-point tensor",
         ),
-        (lambda ids: ids.float(), StatesError, "Nothing to compare"),
         (of_nans, NotFinite, "has a NaN at layer.0"),
         (endless, PassError, "more than 2,000 things"),
         (nested, PassError, "RecursionError"),
         (on_meta, PassError, "meta device"),
         (nn.Linear, ModuleError, "Cannot compare the candidate"),
-        (5, ModuleError, "got int"),
         ("/no/such/path", UnknownModel, "no such folder or file"),
         (
             narrow,
@@ -516,17 +507,6 @@ def test_a_function_that_ran_in_bfloat16_or_was_saved_in_it_is_no_drift() -> Non
     facts = facts_of(lambda ids: states_of(saved, ids))
     assert not facts["drifted"], facts["first_site"]
     assert [note for note in facts["notes"] if "saved in bfloat16" in note]
-
-
-def test_embeddings_show_in_which_digits_weights_were_saved() -> None:
-    module: Any = llama().module
-    embeddings = module.model.embed_tokens.weight.detach()
-    assert digits_of_embeddings(embeddings, module) == Digits()
-    saved = digits_of_embeddings(embeddings.bfloat16().float(), module)
-    assert saved == Digits(reference=torch.bfloat16)
-    assert "was saved in bfloat16" in saved.notes[0]
-    rounded = with_digits(module, saved.reference)
-    assert digits_of_embeddings(embeddings.bfloat16().float(), rounded) == Digits()
 
 
 def reporting(self: Any, ids: Tensor) -> Any:
