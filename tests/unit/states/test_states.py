@@ -275,6 +275,9 @@ def test_blocks_meet_the_protocol() -> None:
     blocks = list(states.blocks("layer.1", rows=3))
     assert [len(block) for block in blocks] == [3, 3, 1]
     assert torch.equal(torch.cat(blocks), states["layer.1"])
+    assert len(list(states.blocks("layer.1", rows=1))) == 7
+    with pytest.raises(StatesError, match="rows must be at least 1"):
+        states.blocks("layer.1", rows=0)
     with pytest.raises(SiteError):
         states.blocks("layer.8")
 
