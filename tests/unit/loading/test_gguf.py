@@ -126,13 +126,11 @@ def test_every_cut_is_found_and_random_damage_ends_no_otherwise(
     saved_gguf: Path, tmp_path: Path
 ) -> None:
     content, path = saved_gguf.read_bytes(), tmp_path / "spoilt.gguf"
-    for length in [*range(0, 200, 5), *range(200, len(content), 9973)]:
+    lengths = [*range(0, 200, 5), *range(200, len(content), 9973)]
+    for length in (*lengths, len(content) - 64, len(content) - 4):
         path.write_bytes(content[:length])
         with pytest.raises(Damaged, match=r"spoilt\.gguf"):
             read_header(path)
-    path.write_bytes(content[:-64])
-    with pytest.raises(Damaged, match=r"spoilt\.gguf"):
-        read_header(path)
     draw = np.random.default_rng(0)
     for _ in range(60):
         spoilt = bytearray(content)
@@ -163,6 +161,13 @@ ABSURD = {
     "shape": TENSOR + TEXT + struct.pack("<IQQIQ", 2, 2**62, 2**62, 0, 0),
     "type": TENSOR + TEXT + struct.pack("<IQIQ", 1, 4, 9999, 0),
     "offset": TENSOR + TEXT + struct.pack("<IQIQ", 1, 4, 0, 2**62),
+    "overlap": START
+    + struct.pack("<QQ", 2, 0)
+    + TEXT
+    + struct.pack("<IQIQ", 1, 4, 0, 0)
+    + struct.pack("<Q", 1)
+    + b"k"
+    + struct.pack("<IQIQ", 1, 4, 0, 0),
     "twice": START + struct.pack("<QQ", 0, 2) + (TEXT + struct.pack("<IB", 0, 1)) * 2,
     "alignment": KEY
     + struct.pack("<Q", 17)
