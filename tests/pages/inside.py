@@ -2,16 +2,15 @@
 random numbers: patterns whose rows sum to 1, parts that sum to the logit.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import xarray
 
-from hiddenscope.results import FINDINGS, TABLES, Result
+from hiddenscope.results import Result
 from hiddenscope.results.dataset import text_array
 from hiddenscope.views import Patterns, views_of
-from hiddenscope.views.kinds.registry import KINDS, Kind
 
 SENTENCE = ("The", " capital", " of", " France", " is", " Paris", ".", " The")
 EVIL = (
@@ -28,21 +27,9 @@ SOURCE = {"model": "smollm2", "dtype": "float32", "device": "cpu"}
 RELATIONS = ("previous", "first", "same", "induction")
 
 
-@contextmanager
-def known_kinds(*words: str) -> Iterator[None]:
-    """Show results of these kinds as `views/kinds` describes them, whether or not their
-    analyses are in the catalog yet.
-    """
-    added = [word for word in words if word not in KINDS]
-    for word in added:
-        kind = KINDS[word] = Kind.of(word)
-        assert kind.findings and kind.tables
-        FINDINGS[word], TABLES[word] = kind.findings, kind.tables
-    try:
-        yield
-    finally:
-        for word in added:
-            del KINDS[word], FINDINGS[word], TABLES[word]
+def known_kinds(*_: str) -> AbstractContextManager[None]:
+    """Show results of these kinds, as the catalog knows them all."""
+    return nullcontext()
 
 
 def heads_of(result: Result) -> Patterns:
@@ -151,79 +138,28 @@ def attention(
 
 
 def contributions(
-    layers: int = 6,
-    heads: int = 4,
-    steps: Sequence[str] = (" Paris",),
-    *,
-    biases: bool = False,
-    cross: bool = False,
-    other: str | None = None,
-    seed: int = 0,
+    layers: int = 6, heads: int = 4, steps: Sequence[str] = (" Paris",)
 ) -> Result:
     """Return a result of `hs.contributions`: the parts sum to the logit."""
-    random = np.random.default_rng(seed)
-    count, neurons = len(steps), 5
+    random = np.random.default_rng(0)
+    count = len(steps)
+    whole = random.normal(0, 0.5, (count, layers, heads))
     parts: dict = {
-        "attn_head": (
-            ("step", "layer", "head"),
-            random.normal(0, 0.5, (count, layers, heads)),
-        ),
+        "attn_head": (("step", "layer", "head"), whole),
         "mlp": (("step", "layer"), random.normal(0.3, 1, (count, layers))),
         "embedding": ("step", random.normal(0, 0.2, count)),
-        "attn_bias": (
-            ("step", "layer"),
-            biases * random.normal(0, 0.2, (count, layers)),
-        ),
-        "norm_bias": ("step", biases * random.normal(0, 0.2, count)),
-        "head_bias": ("step", biases * random.normal(0, 0.2, count)),
     }
-    if cross:
-        parts["cross_head"] = (
-            parts["attn_head"][0],
-            random.normal(0, 0.5, (count, layers, heads)),
-        )
-        parts["cross_bias"] = ("step", "layer"), np.zeros((count, layers))
-    total = np.zeros(count)
-    for _, values in parts.values():
-        total += values.reshape(count, -1).sum(1)
-    ranked = ("step", "rank")
-    variables = parts | {
-        "neuron": (ranked, random.normal(0, 0.3, (count, neurons))),
-        "logit": ("step", total - 1e-6),
-        "total": ("step", total),
-        "error": ("step", np.full(count, 1e-6)),
-    }
+    total = sum(values.reshape(count, -1).sum(1) for _, values in parts.values())
+    parts |= {"logit": ("step", total - 1e-6), "error": ("step", np.full(count, 1e-6))}
     coords = {
         "layer": np.arange(1, layers + 1),
         "head": np.arange(heads),
         "step_string": ("step", text_array(list(steps))),
-        "neuron_layer": (ranked, random.integers(1, layers + 1, (count, neurons))),
-        "neuron_index": (ranked, random.integers(0, 1536, (count, neurons))),
-        "token_string": ("token", text_array(list(SENTENCE))),
     }
-    strongest = []
-    for step in range(count):
-        values = parts["attn_head"][1][step]
-        for place in np.argsort(-np.abs(values).ravel())[:5]:
-            row, head = divmod(int(place), heads)
-            amount = float(values[row, head])
-            strongest.append(
-                {
-                    "site": f"layer.{row + 1}.attn.head.{head}",
-                    "contribution": amount,
-                    "share": amount / float(total[step]),
-                    "step": step,
-                }
-            )
-    facts = {
-        "answer": "".join(steps),
-        "other": other,
-        "logit": float(total[0] - 1e-6),
-        "total": float(total[0]),
-        "error": 1e-6,
-        "strongest": strongest,
-        "softcap": None,
-        "notes": [],
-    }
-    data = xarray.Dataset(variables, coords)
-    return Result("contributions", data, facts, SOURCE)
+    facts: dict = {"answer": "".join(steps), "strongest": []}
+    for step, row in np.ndindex(count, layers):
+        amount = float(whole[step, row, 0])
+        site, share = f"layer.{row + 1}.attn.head.0", amount / float(total[step])
+        found = {"site": site, "contribution": amount, "share": share, "step": step}
+        facts["strongest"].append(found)
+    return Result("contributions", xarray.Dataset(parts, coords), facts, SOURCE)

@@ -23,7 +23,7 @@ from playwright.sync_api import Browser, Frame, Page
 
 import hiddenscope as hs
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from tests.pages.looking import PATIENCE
+from tests.pages.looking import PAINTED, PATIENCE
 
 CELL = """\
 import hiddenscope as hs
@@ -33,23 +33,11 @@ SECONDS = PATIENCE // 1000
 
 
 def notebook(source: str) -> str:
-    cell = {
-        "cell_type": "code",
-        "id": "one",
-        "source": source,
-        "metadata": {},
-        "outputs": [],
-        "execution_count": None,
-    }
+    cell = {"cell_type": "code", "id": "one", "source": source, "metadata": {}}
+    cell |= {"outputs": [], "execution_count": None}
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return json.dumps(
-        {
-            "cells": [cell],
-            "metadata": {"kernelspec": kernel},
-            "nbformat": 4,
-            "nbformat_minor": 5,
-        }
-    )
+    whole = {"cells": [cell], "metadata": {"kernelspec": kernel}}
+    return json.dumps(whole | {"nbformat": 4, "nbformat_minor": 5})
 
 
 def free_port() -> int:
@@ -72,37 +60,22 @@ def lab(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "first.ipynb").write_text(notebook(CELL), "utf-8")
     port, token = free_port(), secrets.token_hex(16)
-    own = {
-        f"JUPYTER_{name}_DIR": str(tmp_path / name.lower())
-        for name in ("CONFIG", "DATA", "RUNTIME")
-    }
-    own |= {
-        "JUPYTERLAB_SETTINGS_DIR": str(tmp_path / "settings"),
-        "JUPYTERLAB_WORKSPACES_DIR": str(tmp_path / "spaces"),
-    }
-    own |= {
-        "IPYTHONDIR": str(tmp_path / "ipython"),
-        "JUPYTER_TOKEN": token,
-        "OMP_NUM_THREADS": "1",
-    }
+    folders = {f"JUPYTER_{name}_DIR": name for name in ("CONFIG", "DATA", "RUNTIME")}
+    folders |= {"JUPYTERLAB_SETTINGS_DIR": "settings", "IPYTHONDIR": "ipython"}
+    folders["JUPYTERLAB_WORKSPACES_DIR"] = "spaces"
+    own = {name: str(tmp_path / folder) for name, folder in folders.items()}
+    own |= {"JUPYTER_TOKEN": token, "OMP_NUM_THREADS": "1"}
     given = [
         "--no-browser",
+        "--allow-root",
         "--ServerApp.ip=127.0.0.1",
         f"--ServerApp.port={port}",
         "--ServerApp.port_retries=0",
-    ]
-    given += [
-        "--allow-root",
+        f"--ServerApp.root_dir={tmp_path / 'work'}",
         "--LabApp.news_url=None",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     ]
-    command = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
-        *given,
-        f"--ServerApp.root_dir={tmp_path / 'work'}",
-    ]
+    command = [sys.executable, "-m", "jupyterlab", *given]
     with (tmp_path / "log").open("w") as log:
         server = subprocess.Popen(command, env=os.environ | own, stdout=log, stderr=log)
         try:
@@ -141,18 +114,13 @@ def check_alive(page: Page, frame: Frame) -> None:
     """The grid is shown, says what the pointer is at, and hands out its numbers."""
     grid = frame.locator('section[data-view="0"]')
     grid.locator("canvas.front").hover(position={"x": 200, "y": 60})
-    frame.evaluate(
-        "() => new Promise((done) => requestAnimationFrame(() =>"
-        " requestAnimationFrame(done)))"
-    )
+    frame.evaluate(PAINTED)
     said = grid.locator(".readout").inner_text()
     assert "norm" in said and "layer." in said
     with page.expect_download() as waiting:
         grid.get_by_role("button", name="CSV", exact=True).click()
-    assert (
-        waiting.value.suggested_filename.endswith(".csv")
-        and Path(waiting.value.path()).stat().st_size > 100
-    )
+    assert waiting.value.suggested_filename.endswith(".csv")
+    assert Path(waiting.value.path()).stat().st_size > 100
 
 
 def test_a_result_shows_hovers_and_downloads_in_jupyterlab(
@@ -201,14 +169,11 @@ INERT = """<!doctype html><div id="output"></div><script>
 document.getElementById("output").innerHTML = OUTPUT;</script>"""
 SHADOW = """<!doctype html><div id="output"></div><script>
 document.getElementById("output").attachShadow({ mode: "open" }).innerHTML = OUTPUT;</script>"""
+RIGHTS = (
+    "allow-scripts allow-same-origin allow-forms allow-pointer-lock allow-downloads"
+)
 HOSTS = {
-    "vscode": (
-        VSCODE,
-        (
-            "allow-scripts allow-same-origin allow-forms allow-pointer-lock"
-            " allow-downloads"
-        ),
-    ),
+    "vscode": (VSCODE, RIGHTS),
     "marimo": (INERT, ""),
     "marimo-shadow": (SHADOW, ""),
 }

@@ -14,7 +14,6 @@ from tests.places import ROOT
 from tests.slow.browser.views.test_grid import shade
 
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
-TELEPHONE = {"width": 390, "height": 844}
 
 
 def token(shown: Shown, place: int, kind: str) -> str:
@@ -186,34 +185,14 @@ def test_bars_are_read_out_and_saved_as_cells_are(show: Opener) -> None:
     assert "head.3" in shown.readout()
 
 
-@pytest.mark.parametrize("kind", ["attention", "contributions"])
-def test_a_page_fits_a_telephone_in_the_dark(
-    kind: str, contexts: Contexts, tmp_path: Path
-) -> None:
-    made = {"attention": attention(30, 9), "contributions": contributions(30, 9)}
-    made[kind].save(tmp_path / "page.html")
-    telephone = contexts(
-        viewport=TELEPHONE,
-        offline=True,
-        has_touch=True,
-        is_mobile=True,
-        reduced_motion="reduce",
-        color_scheme="dark",
-    ).new_page()
-    shown = opened(telephone, tmp_path / "page.html")
-    assert telephone.evaluate(WIDER, TELEPHONE["width"]) == []
-    assert telephone.evaluate(CONTRAST) == []
-    if kind == "attention":
-        telephone.locator(".readtoken").nth(2).tap()
-        assert "“␣of” token 2 reads" in shown.readout()
-    telephone.close()
-
-
 def test_nothing_hangs_out_at_any_width(show: Opener) -> None:
     views = [heads_of(attention(32, 32)), views_of(contributions(32, 32))[0]]
     for width in (390, 1280, 1920):
-        shown = show(views, width=width)
+        shown = show(views, width=width, color_scheme="dark", has_touch=True)
         assert shown.page.evaluate(WIDER, width) == []
+        assert shown.page.evaluate(CONTRAST) == []
+        shown.view().locator(".readtoken").nth(2).tap()
+        assert "“␣of” token 2 reads" in shown.readout()
         shown.keep(f"heads-{width}")
 
 
