@@ -87,13 +87,13 @@ def test_cka_of_equal_states_is_not_a_number() -> None:
 
 def test_two_nn_finds_the_dimension_of_a_cube_and_of_a_gaussian() -> None:
     generator = torch.Generator().manual_seed(3)
-    for dimension in (1, 2, 5):
+    for dimension in (2, 5):
         cube = torch.rand(2000, dimension, generator=generator, dtype=torch.float64)
         for points in (cube, drawn(2000, dimension)):
             # A turn into more dimensions adds none.
-            within = 3 * points @ turn(40)[:dimension] + 10
-            assert two_nn(within) == pytest.approx(dimension, rel=0.12)
-            assert two_nn(within) == pytest.approx(two_nn(points), rel=1e-6)
+            found = two_nn(3 * points @ turn(20)[:dimension] + 10)
+            assert found == pytest.approx(dimension, rel=0.12)
+            assert found == pytest.approx(two_nn(points), rel=1e-6)
 
 
 def test_two_nn_is_what_its_definition_says() -> None:
@@ -139,26 +139,19 @@ def test_the_effective_rank_of_an_even_spread_is_its_dimension_and_of_a_line_one
 @pytest.mark.parametrize("count", [2, 8, 9, 200])
 def test_running_statistics_are_the_same_however_states_are_split(count: int) -> None:
     rows = drawn(count, 8) * 3 + 1000
-    shares = np.linalg.eigvalsh(np.cov(rows.numpy(), rowvar=False, bias=True)).clip(
-        min=0
-    )
-    expected = float(
-        np.exp(-sum(p * np.log(p) for p in shares / shares.sum() if p > 1e-12))
-    )
+    spectrum = np.linalg.eigvalsh(np.cov(rows.numpy(), rowvar=False, bias=True))
+    shares = spectrum.clip(min=0) / spectrum.clip(min=0).sum()
+    shares = shares[shares > 1e-12]
+    rank = float(np.exp(-(shares * np.log(shares)).sum()))
     unit = rows / rows.norm(dim=1, keepdim=True)
     cosines = (unit @ unit.T)[~torch.eye(count, dtype=torch.bool)].mean().item()
-    whole, pieces = statistics_of(rows), statistics_of(*rows.split(3))
+    whole, none = statistics_of(rows), RunningStatistics()
     halves = statistics_of(rows[: count // 2]) + statistics_of(rows[count // 2 :])
-    for seen in (
-        whole,
-        pieces,
-        halves,
-        whole + RunningStatistics(),
-        RunningStatistics() + whole,
-    ):
+    pieces = statistics_of(*rows.split(3))
+    for seen in (whole, pieces, halves, whole + none, none + whole):
         assert seen.count == count
         np.testing.assert_allclose(seen.mean, rows.mean(0), rtol=1e-12)
-        assert effective_rank(seen.variances) == pytest.approx(expected, rel=1e-6)
+        assert effective_rank(seen.variances) == pytest.approx(rank, rel=1e-6)
         assert seen.anisotropy == pytest.approx(cosines, rel=1e-9)
 
 
