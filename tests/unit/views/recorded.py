@@ -19,9 +19,12 @@ import hiddenscope as hs
 from hiddenscope.catalog import ANALYSES
 from hiddenscope.results import FINDINGS, TABLES
 from hiddenscope.views import sections_of, views_of
+from hiddenscope.views.render import page
 
 RESULTS = Path(__file__).with_name("results.zip")
 TOLD = Path(__file__).with_name("told.json")
+# The markup of these is recorded too: they have lists, bars, folds and terms.
+PAGES = ("contributions-0", "drift-3", "profile-0", "search-0")
 KINDS = sorted({analysis.word for analysis in ANALYSES if analysis.result} | {"embed"})
 NEAR = {"texts": 9, "of": 24, "example": ["a cat", "a cat."]}
 SETTING = {
@@ -297,6 +300,9 @@ def all_told(name: str) -> dict[str, Any]:
     """Return the portrait of a result, and what its variants say that it does not."""
     told = portrait(recorded(name))
     said = set(sentences(told))
+    if name in PAGES:
+        _, _, body = page(recorded(name)).partition("<main>")
+        told["page"] = body.partition("<noscript>")[0].splitlines()
     told["variants"] = []
     for variant in variants(name):
         new = dict.fromkeys(sentences(portrait(variant)))
