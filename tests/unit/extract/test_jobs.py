@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from resource import RLIMIT_FSIZE, getrlimit, setrlimit
 from typing import Any
@@ -245,11 +246,14 @@ class Threaded:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Threaded]:
     """The workers of the jobs of a test: the first soon dies. They share a model."""
     workers, loaded = [], []
-    loading, own = threading.Lock(), recipe.ModelRecipe.model
+    numbers, own = count(), recipe.ModelRecipe.model
+    loading = threading.Lock()
 
     def start(log: Any) -> Threaded:
-        workers.append(Threaded(None if workers else 5))
-        return workers[-1]
+        # The first says that it is ready and has run a batch, and no more.
+        worker = Threaded(2 if next(numbers) == 0 else None)
+        workers.append(worker)
+        return worker
 
     def load_once(*given: Any) -> hs.Model:
         with loading:
@@ -377,8 +381,8 @@ def test_units_share_their_memory_and_their_texts_are_read_once(
     planned = ExtractJob.plan(gpt2, given, tmp_path, engine=SMALL)
     allocate, read = buffers._in_huge_pages, writer.read_sequences
     commit, hand_over = planned.writer.commit, Pipeline._hand_over
-    sizes, seen, held = [], [], []
-    most = Counter()
+    sizes, seen, held, most = [], [], [], Counter()
+    release = threading.Event()
 
     def allocating(size: int) -> torch.Tensor:
         sizes.append(size)
@@ -391,10 +395,13 @@ def test_units_share_their_memory_and_their_texts_are_read_once(
     def holding(pipeline: Pipeline, unit: str, computed: Any) -> None:
         held.append(unit)
         most["held"] = max(most["held"], len(held))
+        if len(held) == 3:
+            release.set()
         hand_over(pipeline, unit, computed)
 
     # A slow disk: time enough for a fourth unit, if nothing kept the pass back.
     def slow(unit: str, values: Any) -> bool:
+        release.wait(60)
         time.sleep(0.05)
         held.remove(unit)
         return commit(unit, values)

@@ -261,6 +261,7 @@ def test_rows_that_are_not_there_are_an_error(whole_store: Whole) -> None:
         for blocks in (lambda k: store.blocks("final", k), array.blocks):
             with pytest.raises(Error):
                 list(blocks(number))
+    assert len(list(array.blocks(1))) == len(list(store.blocks("final", 1))) == 32
     taken = store.rows("final", [3, -1, 3]).float().numpy()
     assert np.array_equal(taken, wanted[[3, -1, 3]])
     # A mask, read as numbers, would be rows 0 and 1.
