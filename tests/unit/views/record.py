@@ -59,6 +59,30 @@ MORE: dict[str, Callable[[], hs.Result]] = {
     "project-plain": lambda: hs.project(
         tiny("llama").capture(CLASSES[0]), method="pca"
     ),
+    "project-equal": lambda: hs.project(
+        tiny("llama"),
+        ([f"{text} the" for text in CLASSES[0]], CLASSES[1]),
+        method="pca",
+    ),
+    "series-many": lambda: hs.series(
+        [tiny("llama", seed) for seed in range(9)], "lens", "the cat"
+    ),
+    "steer-site": lambda: hs.steer(
+        tiny("llama"),
+        [[5, 6, 7], [8, 9]],
+        hs.Direction.between(tiny("llama"), [[5, 6]], [[7, 8]], sites="layer.2"),
+        strengths=[-40.0, 0.0, 40.0],
+        answers=[3, 4],
+        quality=[[9, 8, 7, 6]],
+        new_tokens=0,
+    ),
+    "visibility-texts": lambda: hs.visibility(
+        tiny("llama"),
+        ["the cat", "the mat"],
+        sites="layer.1,layer.2",
+        sampling=hs.Sampling(align="position"),
+    ),
+    "patch-groups": lambda: hs.patch(tiny("llama"), CONTRASTS),
     "series-depths": lambda: hs.series(
         [hs.Member(tiny("llama"), at=1), hs.Member(_shallow(), at=10)],
         "profile",

@@ -142,6 +142,10 @@ def test_figures_show_all_heads_and_the_large_one(
         drawn = np.nan_to_num(picture.get_array().filled(np.nan))
         pattern = result.data["pattern"][layer, head]
         np.testing.assert_allclose(drawn, pattern, atol=1e-6)
+    left, right, low, high = pictures[3].get_extent()
+    # The fourth picture is the first of the second layer: one is missing below.
+    assert (left + right, low + high) == (1, 3), "each in the middle of its place"
+    assert pictures[3].get_clim() == (0, pytest.approx(pattern.max()))
     if inches:
         assert figure.get_size_inches()[0] == pytest.approx(inches, abs=0.02)
     titles = {text.get_text() for text in figure.texts}
