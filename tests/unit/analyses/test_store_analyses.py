@@ -218,7 +218,7 @@ def scaled(model: hs.Model, factor: float) -> hs.Model:
     return hs.load((module, model.tokenizer))
 
 
-def test_drift(model: hs.Model, written: Path, tmp_path: Path) -> None:
+def test_drift(model: hs.Model, tmp_path: Path) -> None:
     few = ["old river runs", "the city", "old river runs", "a house by the river"]
     states = captured(model, few)
     store = stored(states, tmp_path / "store", units=2)
@@ -230,9 +230,6 @@ def test_drift(model: hs.Model, written: Path, tmp_path: Path) -> None:
     assert not found.facts["drifted"]
     found = hs.drift(model, tmp_path / "other", None)
     assert found.facts["first_site"] == "layer.2"
-    words = ["drift", str(tmp_path / "store"), "--model", str(written / "model")]
-    done = CliRunner().invoke(cli.app, words)
-    assert done.exit_code == 0, done.output
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +255,15 @@ def test_drift_runs_over_the_windows_of_a_store(
     said = "computed in windows of long texts. Leave the texts out"
     with pytest.raises(StatesError, match=said):
         hs.drift(model, windowed, cut)
+
+
+def test_drift_reads_a_store_on_the_command_line(
+    written: Path, windowed: hs.Store
+) -> None:
+    words = ["drift", str(windowed.path), "--model", str(written / "model")]
+    done = CliRunner().invoke(cli.app, words)
+    assert done.exit_code == 0, done.output
+    assert "No drift: in one dtype and with one attention kernel" in done.output
 
 
 def test_drift_refuses_a_store_that_has_not_every_token(
