@@ -303,7 +303,7 @@ def test_a_changed_question_is_computed(
     checkpoints: list[Path], tmp_path: Path
 ) -> None:
     for number, texts in enumerate((TEXTS, [*TEXTS, "More."]), 1):
-        hs.series(checkpoints[:2], "profile", texts, to=tmp_path)
+        hs.series(checkpoints[:2], "lens", texts, to=tmp_path)
         assert len(list(tmp_path.glob("*.nc"))) == 2 * number
     texts, labels = LABELLED
     asked: list[tuple[str, Any, dict[str, Any], str]] = [
@@ -327,24 +327,24 @@ def test_a_changed_model_is_computed(checkpoints: list[Path], tmp_path: Path) ->
     folder, to = tmp_path / "model", tmp_path / "kept"
     module: Any = hs.load(checkpoints[0]).module
     members = [save(module, folder), checkpoints[1]]
-    before = hs.series(members, "profile", TEXTS, to=to)
+    before = hs.series(members, "lens", TEXTS, to=to)
     with torch.no_grad():
         module.model.layers[0].mlp.up_proj.weight[0, 0] += 1
     save(module, folder)
-    after = hs.series(members, "profile", TEXTS, to=to)
-    assert after.equals(hs.series(members, "profile", TEXTS))
+    after = hs.series(members, "lens", TEXTS, to=to)
+    assert after.equals(hs.series(members, "lens", TEXTS))
     assert not after.equals(before)
 
 
 def test_a_damaged_result_is_computed_again(
     checkpoints: list[Path], tmp_path: Path
 ) -> None:
-    whole = hs.series(checkpoints[:2], "profile", TEXTS, to=tmp_path)
+    whole = hs.series(checkpoints[:2], "lens", TEXTS, to=tmp_path)
     for path in [*tmp_path.glob("step0*.nc"), *tmp_path.glob("step4*.json")]:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
-    assert hs.series(checkpoints[:2], "profile", TEXTS, to=tmp_path).equals(whole)
+    assert hs.series(checkpoints[:2], "lens", TEXTS, to=tmp_path).equals(whole)
 
 
 def test_a_member_that_cannot_be_loaded_is_named(
@@ -358,7 +358,7 @@ def test_a_member_that_cannot_be_loaded_is_named(
         broken.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan
     folder = save(broken, tmp_path / "broken")
     with pytest.raises(ArithmeticError, match="Member 3 of 3, broken") as raised:
-        hs.series([*checkpoints[:2], folder], "profile", TEXTS, to=to)
+        hs.series([*checkpoints[:2], folder], "lens", TEXTS, to=to)
     assert f"The results of the members before it are in {to}" in str(raised.value)
     assert len(list(to.glob("*.member.json"))) == 2
 

@@ -58,6 +58,9 @@ def test_a_series_is_asked_kept_and_resumed(
     assert hs.Result.load(out).equals(expected)
     assert ask(*words).stdout == done.stdout
     assert {path: path.stat().st_mtime_ns for path in to.iterdir()} == files
+
+
+def test_json_holds_the_whole_result(models: list[str], texts: str) -> None:
     printed = ask(*models, "--texts", texts, "--json", "--quiet")
     assert json.loads(printed.stdout)["kind"] == "series"
 
