@@ -86,7 +86,7 @@ def test_vectors_are_the_pooled_states_bit_for_bit(
     states = model.capture(TEXTS)
     sources = [(model, TEXTS), (states, None), (Bare(states), None)]
     if family == "llama":
-        for rows in (1, 2, 7, 1000):
+        for rows in (1, 7):
             (tmp_path / str(rows)).mkdir()
             sources.append((Mapped(states, tmp_path / str(rows), rows), None))
     for pool in ("mean", "max", "first", "last", 0, 1, -1, -2, np.int64(1), None):
