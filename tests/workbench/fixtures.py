@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext
 
 import hiddenscope as hs
 from hiddenscope.testing import tiny_model, tiny_tokenizer
@@ -14,6 +13,9 @@ from tests.workbench.models import save_word_model
 from tests.workbench.pages import Opener, Workbench
 from tests.workbench.serving import SECONDS, TOKEN, Bench, running
 from tests.workbench.texts import TEXTS
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 @pytest.fixture(scope="session")
@@ -81,66 +83,12 @@ def tiny_name(bench: Bench) -> str:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which a person runs code, with the file that was uploaded."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.csv").write_text(
-        "text,label\nThe rest is,a\nThe best is,b\nThe test is,a\n"
-    )
-    return tmp_path
-
-
-class Contexts:
-    """Contexts of the browser that are used again, emptied: each costs more than a page."""
-
-    def __init__(self, browser: Browser) -> None:
-        self.browser = browser
-        self.free: dict[str, list[BrowserContext]] = {}
-
-    def take(self, **options: Any) -> tuple[str, BrowserContext]:
-        """Return a context that nobody else uses, and the key under which to give it back."""
-        key = repr(sorted(options.items()))
-        waiting = self.free.setdefault(key, [])
-        if waiting:
-            return key, waiting.pop()
-        return key, self.browser.new_context(**options)
-
-    def give_back(self, key: str, context: BrowserContext) -> None:
-        """Keep a context for later, or close it if a test may have left something there."""
-        pages = context.pages
-        own = [page for page in pages if page.url.startswith("http://127.0.0.1:")]
-        if not own or own != pages:
-            # What its page stored can no longer be reached.
-            context.close()
-            return
-        for page in pages:
-            page.evaluate("localStorage.clear()")
-            page.close()
-        context.clear_cookies()
-        context.clear_permissions()
-        context.unroute_all()
-        self.free[key].append(context)
-
-    def close(self) -> None:
-        for waiting in self.free.values():
-            for context in waiting:
-                context.close()
-
-
-@pytest.fixture(scope="session")
-def contexts(chromium: Browser) -> Iterator[Contexts]:
-    pool = Contexts(chromium)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture
-def look(contexts: Contexts, bench: Bench) -> Iterator[Opener]:
+def look(chromium: "Browser", bench: Bench) -> Iterator[Opener]:
     """Open the workbench in a browser. Afterwards: nothing else was asked for, and
     nothing went wrong.
     """
     wrong: list[str] = []
-    taken = []
+    contexts = []
 
     def opened(
         fragment: str = "",
@@ -153,8 +101,8 @@ def look(contexts: Contexts, bench: Bench) -> Iterator[Opener]:
             "width": options.pop("width", 1440),
             "height": options.pop("height", 1000),
         }
-        key, context = contexts.take(viewport=size, **options)
-        taken.append((key, context))
+        context = chromium.new_context(viewport=size, **options)
+        contexts.append(context)
         context.set_default_timeout(1000 * SECONDS)
         own = f"http://{at.netloc}/"
         page = context.new_page()
@@ -162,6 +110,10 @@ def look(contexts: Contexts, bench: Bench) -> Iterator[Opener]:
         def note(words: str) -> None:
             if not any(one in words for one in expected):
                 wrong.append(words)
+
+        def listen(message: Any) -> None:
+            if message.type in ("error", "warning"):
+                note(message.text)
 
         def route(route: Any) -> None:
             if route.request.url.startswith((own, "data:", "blob:")):
@@ -171,12 +123,7 @@ def look(contexts: Contexts, bench: Bench) -> Iterator[Opener]:
                 route.abort()
 
         context.route("**/*", route)
-        page.on(
-            "console",
-            lambda message: (
-                note(message.text) if message.type in ("error", "warning") else None
-            ),
-        )
+        page.on("console", listen)
         page.on("pageerror", lambda error: note(str(error)))
         page.on("dialog", lambda dialog: note(dialog.message))
         if fragment:
@@ -192,6 +139,6 @@ def look(contexts: Contexts, bench: Bench) -> Iterator[Opener]:
         return shown
 
     yield opened
-    for key, context in taken:
-        contexts.give_back(key, context)
+    for context in contexts:
+        context.close()
     assert wrong == []

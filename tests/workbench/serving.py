@@ -5,6 +5,7 @@ is its own.
 import http.client
 import json
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -12,12 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 import hiddenscope as hs
 import hiddenscope.app as app
+from hiddenscope.views import View, unpack
 
 if sys.platform == "linux":
     import resource
@@ -42,7 +44,7 @@ class Answer:
 
 @dataclass
 class Bench:
-    """A workbench that runs in a thread of the test."""
+    """A workbench that runs in a thread of the test, or somewhere else."""
 
     settings: app.Settings
     guard: Any
@@ -72,34 +74,35 @@ class Bench:
             )
             for name, value in {"Host": self.netloc, **(headers or {})}.items():
                 connection.putheader(name, value)
-            if body is not None and "Transfer-Encoding" not in (headers or {}):
+            if body is not None:
                 connection.putheader("Content-Length", str(len(body)))
             connection.endheaders(body)
             response = connection.getresponse()
             return Answer(
                 response.status,
-                {k.lower(): v for k, v in response.getheaders()},
+                {name.lower(): value for name, value in response.getheaders()},
                 response.read(),
             )
         finally:
             connection.close()
 
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+    def ask(self, method: str, path: str, body: Any = None) -> Answer:
         """A request of a program that has the token."""
-        content = (
-            body
-            if isinstance(body, bytes) or body is None
-            else json.dumps(body).encode()
-        )
-        own = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-        return self.raw(method, path, own | headers, content)
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        bearer = f"Bearer {self.settings.token}"
+        own = {"Authorization": bearer, "Content-Type": "application/json"}
+        return self.raw(method, path, own, body)
 
-    def submit(self, analysis: str, model: str, **arguments: Any) -> Answer:
-        request = {
-            "analysis": analysis,
-            "model": {"name": model},
-            "arguments": arguments,
-        }
+    def submit(
+        self, analysis: str, model: str | None = None, /, on: str = "", **arguments: Any
+    ) -> Answer:
+        """Ask about a model, about kept states, or about neither."""
+        request: dict[str, Any] = {"analysis": analysis, "arguments": arguments}
+        if model is not None:
+            request["model"] = {"name": model}
+        if on:
+            request["store"] = on
         return self.ask("POST", "/api/jobs", request)
 
     def wait(self, job: str, *states: str) -> dict[str, Any]:
@@ -112,26 +115,48 @@ class Bench:
             time.sleep(0.02)
         raise AssertionError(f"still {said}")
 
-    def answer(self, analysis: str, model: str, **arguments: Any) -> dict[str, Any]:
-        """The result of a question, waited for."""
+    def over(
+        self, analysis: str, model: str | None = None, /, **arguments: Any
+    ) -> dict[str, Any]:
+        """The job of a question, once it is over."""
         submitted = self.submit(analysis, model, **arguments)
         assert submitted.status in (200, 202), submitted.body
-        said = self.wait(submitted.json["id"])
+        return self.wait(submitted.json["id"])
+
+    def answer(
+        self, analysis: str, model: str | None = None, /, **arguments: Any
+    ) -> dict[str, Any]:
+        """The result of a question, waited for."""
+        said = self.over(analysis, model, **arguments)
         assert said["state"] == "done", said
         answered: dict[str, Any] = self.ask(
             "GET", f"/api/results/{said['result']}"
         ).json
         return answered
 
+    def views(self, answer: dict[str, Any]) -> list[View]:
+        """The views of a result, as the page unpacks them."""
+        payload = self.ask("GET", f"/api/results/{answer['id']}/payload").body
+        return unpack(payload.decode("ascii"))
+
+    def result(self, answer: dict[str, Any], folder: Path) -> hs.Result:
+        """The numbers of a result, as somebody saves them."""
+        path = folder / "computed.nc"
+        file = self.ask("GET", f"/api/results/{answer['id']}/file?format=nc")
+        path.write_bytes(file.body)
+        return hs.Result.load(path)
+
     def folder(self, label: str) -> str:
         """The opaque name of a model's folder."""
-        return str(
-            next(
-                one["name"]
-                for one in self.ask("GET", "/api/models").json
-                if one["label"] == label
-            )
-        )
+        return self._named("/api/models", label)
+
+    def store(self, label: str) -> str:
+        """The opaque name of kept states."""
+        return self._named("/api/stores", label)
+
+    def _named(self, path: str, label: str) -> str:
+        names = {one["label"]: one["name"] for one in self.ask("GET", path).json}
+        return str(names[label])
 
 
 def running(folder: Path, **options: Any) -> Iterator[Bench]:
@@ -151,6 +176,42 @@ def running(folder: Path, **options: Any) -> Iterator[Bench]:
             thread.join(SECONDS)
 
 
+class Served(NamedTuple):
+    """`hiddenscope serve` in a process of its own, and the link that it printed."""
+
+    process: subprocess.Popen[str]
+    address: str
+    bench: Bench
+
+
+@contextmanager
+def served(folder: Path, *options: str, before: str = "") -> Iterator[Served]:
+    """Start the command, after the statements in `before`."""
+    program = (
+        f"{before}\nimport sys; from hiddenscope.cli.main import main; sys.argv[0] ="
+        " 'hiddenscope'; main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "serve", "--json", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+    )
+    assert process.stdout is not None
+    try:
+        lines = ""
+        while not lines.rstrip().endswith("}"):
+            lines += process.stdout.readline() or pytest.fail(process.communicate()[1])
+        told = json.loads(lines)
+        port = int(told["address"].rstrip("/").rpartition(":")[2])
+        settings = app.Settings(port=port, token=told["token"])
+        yield Served(process, told["address"], Bench(settings, None))
+    finally:
+        process.kill()
+        process.communicate()
+
+
 @contextmanager
 def limited(pid: int, which: int, most: int) -> Iterator[None]:
     """A process that may have no more of something while the body runs."""
@@ -164,14 +225,3 @@ def limited(pid: int, which: int, most: int) -> Iterator[None]:
 
 def settings_in(folder: Path, **options: Any) -> app.Settings:
     return app.Settings(token=TOKEN, folder=folder / "cache", **options)
-
-
-def computed(bench: Bench, id_: str, here: Path) -> hs.Result:
-    path = here / "computed.nc"
-    path.write_bytes(bench.ask("GET", f"/api/results/{id_}/file?format=nc").body)
-    return hs.Result.load(path)
-
-
-def same(first: hs.Result, second: hs.Result) -> bool:
-    """The same numbers; texts know where they came from, and say so in attributes."""
-    return bool(first.kind == second.kind and first.data.equals(second.data))

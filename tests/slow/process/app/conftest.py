@@ -1,27 +1,5 @@
-"""The workbench that these tests ask, and the browser that looks at it."""
+"""The workbench that these tests ask, with a worker process behind it."""
 
-from tests.workbench.fixtures import (
-    _offline,
-    another,
-    bench,
-    contexts,
-    here,
-    kept,
-    look,
-    root,
-    store,
-    tiny_name,
-)
+from tests.workbench.fixtures import _offline, another, bench, root, tiny_name
 
-__all__ = [
-    "_offline",
-    "another",
-    "bench",
-    "contexts",
-    "here",
-    "kept",
-    "look",
-    "root",
-    "store",
-    "tiny_name",
-]
+__all__ = ["_offline", "another", "bench", "root", "tiny_name"]

@@ -2,72 +2,28 @@
 gone after Ctrl-C.
 """
 
-import http.client
-import json
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from hiddenscope.cli import main as cli
-from hiddenscope.cli.serve import _listener
-from tests.workbench.serving import SECONDS
-
-
-def started(
-    tmp_path: Path, *options: str, opens: str = "--no-open", before: str = ""
-) -> tuple[subprocess.Popen[str], dict[str, str]]:
-    """Start the command, after the statements in `before`."""
-    program = (
-        f"{before}\nimport sys; from hiddenscope.cli.main import main; sys.argv[0] ="
-        " 'hiddenscope'; main()"
-    )
-    words = ["serve", opens, "--json", *options]
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert process.stdout is not None
-    lines = ""
-    while not lines.rstrip().endswith("}"):
-        lines += process.stdout.readline() or pytest.fail(process.communicate()[1])
-    return process, json.loads(lines)
-
-
-def status(port: int, path: str, **headers: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-    try:
-        connection.request("GET", path, headers=headers)
-        return connection.getresponse().status
-    finally:
-        connection.close()
+from tests.workbench.serving import served
 
 
 def test_the_command_serves_until_it_is_stopped_and_never_prints_a_request(
     tmp_path: Path,
 ) -> None:
-    process, told = started(tmp_path)
-    try:
-        port = int(told["address"].rstrip("/").rpartition(":")[2])
-        assert status(port, f"/?token={told['token']}") == 303
-        assert (
-            status(port, "/api/analyses", Authorization=f"Bearer {told['token']}")
-            == 200
-        )
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate()
-    finally:
-        process.kill()
-        process.communicate()
-    assert told["token"] not in out + err  # the link was printed once, at the start
+    with served(tmp_path, "--no-open") as server:
+        token = server.bench.settings.token
+        visit = server.bench.raw("GET", f"/?token={token}")
+        assert visit.status == 303 and "server" not in visit.headers
+        assert server.bench.ask("GET", "/api/analyses").status == 200
+        server.process.send_signal(signal.SIGINT)
+        out, err = server.process.communicate()
+    assert token not in out + err  # the link was printed once, at the start
 
 
 def test_the_arguments_of_the_browser_hold_no_token(
@@ -80,39 +36,35 @@ def test_the_arguments_of_the_browser_hold_no_token(
     )
     browser.chmod(0o700)
     monkeypatch.setenv("BROWSER", f"{browser} %s")
-    process, told = started(tmp_path, opens="--open")
-    try:
+    with served(tmp_path, "--open") as server:
         while not opened.exists():
-            assert process.poll() is None
+            assert server.process.poll() is None
             time.sleep(0.1)
         link = opened.read_text()
-        port = int(told["address"].rstrip("/").rpartition(":")[2])
-        assert link.startswith(told["address"]) and told["token"] not in link
-        assert status(port, "/" + link.removeprefix(told["address"])) == 303
-    finally:
-        process.kill()
-        process.communicate()
+        assert link.startswith(server.address)
+        assert server.bench.settings.token not in link
+        path = "/" + link.removeprefix(server.address)
+        assert server.bench.raw("GET", path).status == 303
 
 
-def test_two_servers_that_start_at_once_have_two_ports() -> None:
-    with _listener("127.0.0.1", 8800) as first, _listener("127.0.0.1", 8800) as second:
-        assert first.getsockname() != second.getsockname()
-        for one in (first, second):
-            with socket.create_connection(one.getsockname()):
-                pass  # a visitor who comes before the server is ready waits until it is
+SERVER = "import hiddenscope.app as app; app.create_app(app.Settings(token='x'))"
+DESCRIPTIONS = (
+    "from hiddenscope.interface.descriptions import describe;"
+    " from hiddenscope.catalog import ANALYSES;"
+    " [describe(one.word) for one in ANALYSES if one.package == 'analyses.']"
+)
 
 
-def test_the_server_imports_no_torch() -> None:
-    program = (
-        "import hiddenscope.app as app, sys; app.create_app(app.Settings(token='x'));"
-        " print(*sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert not {"torch", "transformers"} & set(done.stdout.split())
-
-
-def test_another_address_needs_a_flag() -> None:
-    done = CliRunner().invoke(cli.app, ["serve", "--host", "0.0.0.0", "--no-open"])
-    assert done.exit_code == 2 and "--remote" in done.stderr
+@pytest.mark.parametrize(
+    ("program", "heavy"),
+    [
+        (SERVER, {"torch", "transformers"}),
+        (DESCRIPTIONS, {"torch", "numpy", "pydantic"}),
+    ],
+)
+def test_the_server_and_the_descriptions_import_no_torch(
+    program: str, heavy: set[str]
+) -> None:
+    words = [sys.executable, "-c", f"{program}; import sys; print(*sys.modules)"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert not heavy & set(done.stdout.split())
