@@ -94,13 +94,15 @@ def test_a_fault_of_code_is_not_taken_for_quantisation(quantised: Any) -> None:
 def test_other_weights_are_not_taken_for_quantisation(quantised: Any) -> None:
     scaled = copy.deepcopy(quantised)
     scaled.model.layers[1].mlp.up_proj.weight.data.mul_(1.03)
-    facts = hs.drift(llama(), scaled, TEXTS).facts
+    facts = hs.drift(llama(), scaled, TEXTS[:1]).facts
     assert facts["explained_by"] == "weights"
     assert facts["module"] == "model.layers.1.mlp.up_proj"
     layers = quantised.model.layers
     layers[1], layers[2] = layers[2], layers[1]
-    facts = hs.drift(llama(), quantised, TEXTS).facts
+    result = hs.drift(llama(), quantised, TEXTS[:1])
+    facts = result.facts
     assert facts["explained_by"] == "weights"
+    assert "which rounding cannot do" in result.summary()
     assert facts["unexplained"]["site"] == "layer.2"
     assert facts["module"] == "model.layers.1"
 
@@ -112,7 +114,14 @@ def test_other_weights_fewer_digits_and_code_are_told_apart() -> None:
         for weight in rounded.model.layers[1].mlp.parameters():
             weight.copy_(weight.bfloat16().float())
     faulty.model.layers[1].self_attn.scaling *= 1.05
-    for name, candidate in (("weights", scaled), ("dtype", rounded), (None, faulty)):
+    both = copy.deepcopy(faulty)
+    both.model.layers[1].mlp.up_proj.weight.data.mul_(1.01)
+    for name, candidate in (
+        ("weights", scaled),
+        ("dtype", rounded),
+        (None, both),
+        (None, faulty),
+    ):
         facts = hs.drift(llama(), candidate, TEXTS[:1]).facts
         assert facts["drifted"] and facts["explained_by"] == name
     assert facts["module"] == "model.layers.1.self_attn"
@@ -137,8 +146,11 @@ def test_an_adapter_explains_what_it_does(adapted: tuple[Any, hs.Model]) -> None
         ((beside, llama()), "adapter"),
         ((llama(), merged), "weights"),
     ):
-        facts = hs.drift(*pair, TEXTS[:1]).facts
+        result = hs.drift(*pair, TEXTS[:1])
+        facts = result.facts
         assert facts["drifted"] and facts["explained_by"] == expected
+        told = "This is an adapter and not a fault of code" in result.summary()
+        assert told == (expected == "adapter")
     beside.module.base_model.model.model.layers[1].self_attn.scaling *= 1.05
     facts = hs.drift(llama(), beside, TEXTS[:1]).facts
     assert facts["explained_by"] is None
