@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t
 from torch import Tensor
 from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope.analyses.patch.cells import Effects, Plan
-from hiddenscope.analyses.patch.findings import _intervals
+from hiddenscope.analyses.patch.findings import _clear, _intervals
 from hiddenscope.cli.main import app
 from hiddenscope.errors import PassError, SiteError, TextError
 from hiddenscope.passes.answers import token_after
+from hiddenscope.results.dataset import to_dataset
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid, Lines
@@ -382,11 +384,17 @@ REFUSED: dict[str, dict[str, Any]] = {
     "layers must be an integer >= 0: got -1": {"layers": -1},
     "the clean prompt has 6 tokens": {"window": [6]},
     "No token at position -7": {"window": [-7]},
+    "got True among the positions": {"window": [True]},
+    "the corrupt prompt has no token there": {"corrupt": CLEAN[1:], "window": [0]},
 }
 SHORTER = replace(CONTRAST, clean=CLEAN[1:], corrupt=CORRUPT[1:])
+EARLY, LATE = (
+    replace(CONTRAST, corrupt=[*CLEAN[:place], 45, *CLEAN[place:]]) for place in (1, 3)
+)
 OTHER_FORMS: dict[str, Any] = {
     "contrast 0 has 6 columns of tokens, contrast 1 has 5": [CONTRAST, SHORTER],
     "contrast 0 is read at position 5": [CONTRAST, replace(CONTRAST, at=3)],
+    "contrast 1 has its gaps at other tokens than contrast 0": [EARLY, LATE],
     "hs.Contrast(clean, corrupt, answer, other)": ("the mat", "the hat"),
     "contrasts must be a Contrast or a list of them": [],
     "1 of 2 contrasts have targets": [replace(CONTRAST, targets=[5]), CONTRAST],
@@ -413,6 +421,8 @@ def test_what_cannot_be_patched_is_refused(tiny: Tiny) -> None:
         hs.patch(tiny("bert"), CONTRAST)
     with pytest.raises(PassError, match="one stack"):
         hs.patch(llama, replace(CONTRAST, targets=[5]))
+    with pytest.raises(SiteError, match="the list is empty"):
+        hs.patch(llama, CONTRAST, sites=[])
     with pytest.raises(SiteError, match="attn"):
         hs.patch(tiny("mamba"), CONTRAST, sites="*.attn")
     with pytest.raises(PassError, match="no head"):
@@ -616,8 +626,10 @@ def test_contrasts_of_different_lengths_are_averaged_head_by_head(tiny: Tiny) ->
         for contrast in (HEADS, longer)
     )
     np.testing.assert_allclose(data["effect"], (one + two) / 2, atol=1e-6)
-    assert (data["low"] <= data["effect"]).all()
-    assert (data["effect"] <= data["high"]).all()
+    # Of one degree of freedom, and for all twelve heads together.
+    reach = t.ppf(1 - 0.05 / 2 / 12, 1) * data["effect_error"]
+    np.testing.assert_allclose(data["high"], data["effect"] + reach, rtol=1e-4)
+    np.testing.assert_allclose(data["low"], data["effect"] - reach, rtol=1e-4)
 
 
 def test_attribution_of_heads_agrees_with_small_exact_effects(tiny: Tiny) -> None:
@@ -625,19 +637,25 @@ def test_attribution_of_heads_agrees_with_small_exact_effects(tiny: Tiny) -> Non
     assert result.facts["agreement"]["correlation"] > 0.8
 
 
-def test_intervals_hold_all_heads_at_once_on_noise() -> None:
+def test_intervals_hold_all_heads_at_once_on_noise_and_clear_is_what_is_planted() -> (
+    None
+):
     generator = np.random.default_rng(0)
     sites = tuple(hs.Site(1, f"attn.head.{head}") for head in range(40))
     plan = Plan(sites, 1, 0, "corrupt", exact=True, attribution=False, together=True)
     patched = np.ones((40, 1), dtype=bool)
-    missed = 0
-    for _ in range(400):
-        effects = [
-            Effects({"effect": row[:, None]}, {}, {}, patched)
-            for row in generator.standard_t(6, size=(8, 40))
-        ]
+
+    def clear(values: np.ndarray) -> list[str]:
+        effects = [Effects({"effect": row[:, None]}, {}, {}, patched) for row in values]
         intervals = _intervals(effects, plan, np.arange(8))
-        low, high = intervals["low"][1], intervals["high"][1]
-        missed += bool(((low > 0) | (high < 0)).any())
+        data = to_dataset(
+            {"effect": ("site", values.mean(0), {}), **intervals},
+            {"site": [*map(str, sites)]},
+        )
+        return [one["site"] for one in _clear(data) or ()]
+
+    noise = generator.standard_t(6, size=(400, 8, 40))
     # 5% of 400, and three standard errors above it.
-    assert missed <= 33
+    assert sum(bool(clear(values)) for values in noise) <= 33
+    noise[0, :, [7, 9]] += [[20], [-30]]
+    assert clear(noise[0]) == ["layer.1.attn.head.9", "layer.1.attn.head.7"]
