@@ -5,18 +5,16 @@ import sys
 
 import pytest
 
-HEAVY = set(
-    [
-        "torch",
-        "transformers",
-        "numpy",
-        "pandas",
-        "xarray",
-        "rich",
-        "gguf",
-        "safetensors",
-    ]
-)
+HEAVY = {
+    "torch",
+    "transformers",
+    "numpy",
+    "pandas",
+    "xarray",
+    "rich",
+    "gguf",
+    "safetensors",
+}
 HELP = "from hiddenscope.cli.main import app; app(['--help'], standalone_mode=False)"
 
 

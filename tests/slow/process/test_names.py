@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from itertools import permutations
 
 import pytest
 
@@ -13,7 +12,7 @@ IMPORTS = (
 )
 
 
-@pytest.mark.parametrize("order", permutations(IMPORTS))
+@pytest.mark.parametrize("order", [IMPORTS, IMPORTS[::-1]])
 def test_extract_is_the_function(order: tuple[str, ...]) -> None:
     same = "assert callable(hs.extract), hs.extract"
     lines = ["import hiddenscope as hs"]

@@ -155,20 +155,6 @@ def test_targets_that_are_texts_follow_the_start_token(tiny: Tiny) -> None:
     assert parts(as_tensor)[1].tokens.ids.tolist() == [5, 6]
 
 
-def test_streams_of_another_width_than_final_are_those_of_hugging_face() -> None:
-    model = hs.load((tiny_model("deepseek_v4"), None))
-    mixed = model.capture([TEXT], "layer.2,final")
-    output = report(tiny_model("deepseek_v4"), TEXT)
-    layers, final = model.capture([TEXT], "layer.*"), model.capture([TEXT], "final")
-    assert all(
-        torch.equal(layers[f"layer.{k}"], output.hidden_states[k][0].flatten(1))
-        for k in range(3)
-    )
-    assert torch.equal(final["final"], output.hidden_states[-1][0])
-    assert torch.equal(mixed["final"], final["final"])
-    assert torch.equal(mixed["layer.2"], layers["layer.2"])
-
-
 @pytest.mark.parametrize(
     "family",
     with_slow(
@@ -745,19 +731,6 @@ def test_ids_may_be_given_in_many_shapes(tiny: Tiny) -> None:
     ):
         assert same(model.capture(given_ids), right)  # type: ignore[arg-type]
     assert same(model.capture(range(5, 9)), model.capture([[5, 6, 7, 8]]))  # type: ignore[arg-type]
-
-
-def test_a_final_of_another_width_is_left_out_by_default_and_said_so() -> None:
-    model = hs.load((tiny_model("deepseek_v4"), None))
-    states = model.capture([[5, 6, 7]])
-    assert [str(site) for site in states.sites] == [
-        "layer.0",
-        "layer.1",
-        "layer.2",
-        "layer.3",
-    ]
-    assert any("leaves final out" in note for note in states.source.notes)
-    assert model.capture([[5, 6, 7]], "final").width < states.width
 
 
 def test_the_padding_id_inside_a_target_is_a_token_like_any_other() -> None:

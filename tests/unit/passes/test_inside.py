@@ -1,6 +1,7 @@
 """Passes at sites inside attention and the MLP: record, edit, generate, extract."""
 
 import threading
+from functools import cache
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ TEXTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13, 14]]
 CHANGED = ["attn.q", "attn.k", "attn.v", "attn.z", "attn.head.1", "mlp.neurons"]
 
 
+@cache
 def load(family):
     return hs.load((tiny_model(family), None))
 
@@ -23,7 +25,7 @@ def logits(model, changes, texts=TEXTS):
 
 
 @pytest.mark.parametrize("part", CHANGED)
-@pytest.mark.parametrize("family", ["llama", "bloom", "gemma3_text", "falcon"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "falcon"])
 def test_a_change_that_changes_nothing_leaves_every_bit(family, part):
     model = load(family)
     if family == "gemma3_text" and "head" in part:
@@ -33,7 +35,7 @@ def test_a_change_that_changes_nothing_leaves_every_bit(family, part):
 
 
 @pytest.mark.parametrize("part", CHANGED)
-@pytest.mark.parametrize("family", ["llama", "bloom", "gptj", "falcon"])
+@pytest.mark.parametrize("family", ["llama", "bloom"])
 def test_a_changed_state_is_recorded_changed_at_its_tokens_alone(family, part):
     model = load(family)
     site = f"layer.2.{part}"
@@ -49,14 +51,16 @@ def test_a_changed_state_is_recorded_changed_at_its_tokens_alone(family, part):
     torch.testing.assert_close(moved, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_removing_a_head_equals_zeroing_its_columns_of_z():
+def test_removing_heads_equals_zeroing_their_columns_of_z():
     model = load("llama")
 
     def zero(states):
         states[..., 16:32] = 0
+        states[..., 48:] = 0
         return states
 
-    removed = logits(model, {"layer.2.attn.head.1": hs.Scale(0.0)})
+    heads = ("layer.2.attn.head.1", "layer.2.attn.head.3")
+    removed = logits(model, dict.fromkeys(heads, hs.Scale(0.0)))
     zeroed = logits(model, {"layer.2.attn.z": zero})
     torch.testing.assert_close(removed, zeroed, rtol=1e-5, atol=1e-5)
 
@@ -67,23 +71,6 @@ def test_removing_every_head_leaves_the_bias():
     bias = model.module.transformer.h[1].attn.c_proj.bias
     torch.testing.assert_close(
         edited.states["layer.2.attn"], bias.detach().expand(10, -1)
-    )
-
-
-def test_two_heads_can_be_removed_together():
-    model = load("llama")
-
-    def zero(states):
-        states[..., 16:32] = 0
-        states[..., 48:] = 0
-        return states
-
-    changes = {
-        "layer.2.attn.head.1": hs.Scale(0.0),
-        "layer.2.attn.head.3": hs.Scale(0.0),
-    }
-    torch.testing.assert_close(
-        logits(model, changes), logits(model, {"layer.2.attn.z": zero})
     )
 
 

@@ -120,17 +120,6 @@ def test_other_ways_of_generation_are_joined(
         assert scores.of(text).tokens.ids.tolist() == written[text, :-1].tolist()
 
 
-def test_beam_search_of_an_encoder_decoder_has_no_joined_scores() -> None:
-    module: Any = tiny_model("t5")
-    rng = np.random.default_rng(0)
-    states, labels = rng.normal(size=(20, module.config.d_model)), [0, 1] * 10
-    probe = hs.Probe(site="decoder.layer.1").fit(states, labels)
-    with hs.recording(module, probes=probe) as rec:
-        generate(module, IDS, decoder_start_token_id=3, num_beams=3)
-    with pytest.raises(PassError, match="beam search"):
-        _ = rec.scores
-
-
 def test_rejected_tokens_of_assisted_generation_are_not_joined(
     module: Any, probes: dict[str, hs.Probe]
 ) -> None:
@@ -154,16 +143,6 @@ def test_two_conversations_in_turn_are_not_joined(
     assert joined.tokens.lengths.tolist() == [4, 5]
     with pytest.raises(PassError, match="was changed between two"):
         _ = rec.scores
-
-
-def test_passes_without_a_cache_are_new_texts(
-    module: Any, probes: dict[str, hs.Probe]
-) -> None:
-    with hs.recording(module, probes=probes["two"]) as rec, torch.no_grad():
-        module(IDS[:1])
-        module(IDS)
-    assert rec.scores.tokens.count == 3
-    assert list(rec.scores.scores) == ["layer.1"]
 
 
 def test_an_encoder_decoder_is_scored_where_the_probe_reads() -> None:
