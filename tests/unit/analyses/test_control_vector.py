@@ -127,6 +127,8 @@ def test_bad_directions(tmp_path: Path) -> None:
     check_refused(FileError, "saved as .gguf", save, tmp_path / "d.bin")
     assert os.listdir(tmp_path) == []
     check_refused(FileError, "no such file", hs.Direction.load, path)
+    of(vector).save(path, sites="layer.2-3")
+    assert [*hs.Direction.load(path).vectors] == ["layer.2", "layer.3"]
 
 
 def test_a_vector_of_repeng_is_read_and_bad_files_are_not(tmp_path: Path) -> None:

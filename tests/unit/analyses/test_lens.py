@@ -157,6 +157,10 @@ def test_every_number_is_that_of_a_naive_softmax_and_the_last_the_models_own(
     assert float(here["agreement"]) == float(here["settled_share"]) == 1
     np.testing.assert_allclose(data["probability"].sum("rank"), 1, rtol=1e-5)
     assert (data["settled"].values >= 0).all()
+    followed, along = result.facts["target"], data["target_probability"].values[:, -1]
+    assert followed["probability"] == along[-1]
+    assert followed["highest_probability"] == along.max()
+    assert followed["rank"] == here["target_rank"].values[-1]
     recipe = result.facts["unembedding"]
     found = (recipe["method"], recipe["transform"], recipe["constant"])
     assert found == RECIPES.get(family, found)
