@@ -194,17 +194,15 @@ PROMPTS = {
 FOLDERS: dict[str, dict[str, Any]] = {
     "mean": {},
     "cls": {"pooling": {"word_embedding_dimension": 64, "pooling_mode": "cls"}},
-    "last": {
-        "pooling": {"word_embedding_dimension": 64, "pooling_mode_lasttoken": True}
-    },
-    "max": {
-        "pooling": {"word_embedding_dimension": 64, "pooling_mode_max_tokens": True}
-    },
     "no limit": {"sentence_bert_config": {"do_lower_case": False}},
-    "lower case": {
-        "sentence_bert_config": {"max_seq_length": 16, "do_lower_case": True}
+    "max of lower case": {
+        "pooling": {"word_embedding_dimension": 64, "pooling_mode_max_tokens": True},
+        "sentence_bert_config": {"max_seq_length": 16, "do_lower_case": True},
     },
-    "prompt": {"config_sentence_transformers": PROMPTS},
+    "last after a prompt": {
+        "pooling": {"word_embedding_dimension": 64, "pooling_mode_lasttoken": True},
+        "config_sentence_transformers": PROMPTS,
+    },
 }
 ANY_TEXTS = [*TEXTS, "LONG Words " * 4, "a longer text " * 40]
 
@@ -222,12 +220,6 @@ def test_a_folder_of_sentence_transformers_gives_its_vectors(
         model = hs.load(folder)
         made = hs.embed(model, ANY_TEXTS)
         np.testing.assert_allclose(made, expected, atol=1e-5, rtol=0, err_msg=kind)
-        found = hs.search(model, TEXTS[0], 3, texts=ANY_TEXTS).data
-        nearest = np.sort(expected @ expected[0])[::-1][:3]
-        np.testing.assert_allclose(found["score"][0], nearest, atol=1e-5)
-        assert found["string"].values[0, 0] == TEXTS[0], "and not what is made of it"
-        again = hs.search(made, (model, TEXTS[0]), 3).data
-        np.testing.assert_allclose(again["score"], found["score"], atol=1e-5)
 
 
 def test_what_a_folder_of_sentence_transformers_asks_for_is_done(
@@ -235,21 +227,22 @@ def test_what_a_folder_of_sentence_transformers_asks_for_is_done(
 ) -> None:
     """The same vectors as of the plain model, asked for all of it by hand."""
     plain = tiny("bert")
-    prompted = [f"is it {text}" for text in ANY_TEXTS]
-    by_hand: dict[str, tuple[list[str], str]] = {
+    by_hand = {
         "cls": (ANY_TEXTS, "cls"),
-        "last": (ANY_TEXTS, "last"),
-        "max": (ANY_TEXTS, "max"),
-        "lower case": ([text.lower() for text in ANY_TEXTS], "mean"),
-        "prompt": (prompted, "mean"),
+        "max of lower case": ([text.lower() for text in ANY_TEXTS], "max"),
+        "last after a prompt": ([f"is it {text}" for text in ANY_TEXTS], "last"),
     }
     for kind, (texts, pool) in by_hand.items():
         model = hs.load(sentence_folder(kind, **FOLDERS[kind]))
         expected = hs.embed(plain, plain.encode(texts, truncate=16), pool=pool)
         made = hs.embed(model, ANY_TEXTS)
         np.testing.assert_allclose(made, expected, atol=1e-6, err_msg=kind)
-    found = hs.search(model, TEXTS[0], 1, texts=ANY_TEXTS).data
+    found = hs.search(model, TEXTS[0], 3, texts=ANY_TEXTS).data
+    nearest = np.sort(made @ made[0])[::-1][:3]
+    np.testing.assert_allclose(found["score"][0], nearest, atol=1e-5)
     assert found["string"].values[0, 0] == TEXTS[0], "and not what is made of it"
+    again = hs.search(made, (model, TEXTS[0]), 3).data
+    np.testing.assert_allclose(again["score"], found["score"], atol=1e-5)
 
 
 def test_texts_are_cut_where_the_folder_says_and_that_is_said(
@@ -275,10 +268,8 @@ def test_texts_are_cut_where_the_folder_says_and_that_is_said(
 
 
 def test_what_a_folder_does_and_embed_does_not_is_refused(
-    sentence_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    sentence_folder: Callable[..., Path],
 ) -> None:
-    notes: list[str] = []
-    monkeypatch.setattr(progress, "note", notes.append)
     dense = modules("Transformer", "Pooling", "Dense")
     sides = {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}
     without = {"pooling_mode": "mean", "include_prompt": False}
@@ -293,9 +284,14 @@ def test_what_a_folder_does_and_embed_does_not_is_refused(
         model = hs.load(sentence_folder(said, **files))
         with pytest.raises(StatesError, match=said):
             hs.embed(model, TEXTS)
-        with pytest.raises(StatesError, match=said):
-            hs.cluster(model, TEXTS * 3)
         assert hs.embed(model, TEXTS, pool="mean").shape == (4, 64)
+    with pytest.raises(StatesError, match=said):
+        hs.cluster(model, TEXTS * 3)
+
+
+def test_a_damaged_folder_is_refused_and_prompts_without_a_default_are_noted(
+    sentence_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     outside = [{"type": "a.Pooling", "path": "../.."}]
     damaged: list[tuple[dict[str, Any], str]] = [
         ({"modules": {}}, "Cannot read"),
@@ -307,6 +303,8 @@ def test_what_a_folder_does_and_embed_does_not_is_refused(
         folder = sentence_folder(f"damaged {number}", **files)
         with pytest.raises(Damaged, match=said):
             hs.load(folder)
+    notes: list[str] = []
+    monkeypatch.setattr(progress, "note", notes.append)
     other = {"prompts": {"query": "is it "}, "default_prompt_name": None}
     folder = sentence_folder("prompts", config_sentence_transformers=other)
     hs.embed(hs.load(folder), TEXTS)

@@ -70,8 +70,6 @@ from hiddenscope.measures.grouped import effective_count
 from hiddenscope.sites import Site
 from hiddenscope.texts import copy_key
 from hiddenscope.vectors.dataset import strings_of
-from hiddenscope.views import sections_of, views_of
-from hiddenscope.views.values import Lines
 
 Tiny = Callable[..., hs.Model]
 PLANTED = 2
@@ -144,12 +142,10 @@ def test_the_best_site_is_told_with_an_interval_that_knows_it_was_chosen(
     assert best["interval"][0] < float(data["accuracy_low"])
     assert best["interval"][1] == float(data["accuracy_high"])
     assert best["p"] == 1 / 200 and found.facts["permutations"] == 199
-    assert "corrected for being the best of 4" in sections_of(found)[0].prose
     alone = hs.probe(*planted(), sites=f"layer.{PLANTED}")
     assert alone.facts["best"]["interval"][0] == pytest.approx(
         float(alone.data["accuracy_low"][0]), abs=0.05
     )
-    assert "corrected" not in sections_of(alone)[0].prose
 
 
 def test_what_says_nothing_is_at_chance() -> None:
@@ -160,7 +156,6 @@ def test_what_says_nothing_is_at_chance() -> None:
     assert (np.abs(result.data["accuracy"] - 0.5) < bound).all()
     assert (np.abs(result.data["control"] - 0.5) < bound).all()
     assert result.facts["above_chance_at"] == []
-    assert "No site is shown to be better" in sections_of(result)[0].prose
 
 
 def test_the_order_of_rows_means_nothing_and_the_seed_deals_the_folds(
@@ -195,11 +190,6 @@ def test_numbers_are_regressed() -> None:
     own = given["layer.1"].double().numpy()
     theirs.fit((own - own.mean(0)) / own.std(0), goal)
     np.testing.assert_allclose(probe.coef_ * own.std(0), theirs.coef_, rtol=1e-4)
-    lines = next(view for view in views_of(result) if isinstance(view, Lines))
-    assert "R²" in lines.y_name
-    prose = sections_of(result)[0].prose
-    assert "its uncertainty is not known" in prose
-    assert "Better than guessing the mean" in prose
 
 
 def test_r2_is_scikit_learns_of_all_held_out_predictions() -> None:
@@ -320,7 +310,6 @@ def test_equal_states_are_at_chance_and_said_to_be() -> None:
     result = hs.probe(given, labels)
     assert result.data["accuracy"].values[0] == 0.5
     assert result.facts["all_equal_at"] == ["layer.0"]
-    assert "All states are equal at layer.0" in sections_of(result)[0].prose
     result = hs.probe(states(torch.full((2, 80, 4), 3.3)), labels)
     assert result.facts["above_chance_at"] == []
 
@@ -407,12 +396,7 @@ def test_copies_change_nothing() -> None:
     once, again = hs.probe(given, labels), hs.probe(copied, [labels[k] for k in often])
     for name in ("accuracy", "accuracy_low", "accuracy_high", "p", "control"):
         np.testing.assert_array_equal(once.data[name], again.data[name])
-    more = len(often) - 40
-    assert again.facts["copies"] == more
-    assert (
-        f"{more} texts came again with the same label; each text was probed once."
-        in again.summary()
-    )
+    assert again.facts["copies"] == len(often) - 40
 
 
 def test_a_probe_of_token_types_is_not_selective() -> None:
@@ -528,11 +512,7 @@ def test_weights_of_noise_are_not_told_as_a_finding() -> None:
     assert not {"mix_weight_low", "mix_weight_high"} & set(data)
     agreeing = int((by_fold.argmax(0) == weights.argmax()).sum())
     assert agreeing < data.sizes["fold"]
-    assert f"as in {agreeing} of {data.sizes['fold']} folds" in result.summary()
-    _, mix_view = views_of(result)
-    assert isinstance(mix_view, Lines)
-    assert all(series.low is None for series in mix_view.series)
-    assert len(mix_view.series) == 1 + data.sizes["fold"]
+    assert result.facts["mix"]["largest_weight"]["folds"] == agreeing
 
 
 def test_the_mix_of_one_site_is_a_plain_probe_and_of_several_finds_the_planted() -> (
@@ -821,7 +801,6 @@ def test_rows_have_one_control_label_in_any_order() -> None:
 def test_few_texts_are_said_to_be_too_few_for_the_intervals() -> None:
     result = hs.probe(*planted(rows=16))
     assert result.facts["calibrated"] is False
-    assert "The intervals are rough" in sections_of(result)[0].prose
     assert "calibrated" not in hs.probe(*planted(rows=24)).facts
 
 
@@ -832,38 +811,21 @@ def test_intervals_of_several_classes_are_not_called_95_percent() -> None:
     given = states(noise(2, 30, 6))
     several, two = (hs.probe(given, [k % count for k in range(30)]) for count in (3, 2))
     assert several.facts["interval_holds"] == 0.88 and "interval_holds" not in two.facts
-    assert "they held the truth in 88% of simulations" in several.summary()
-    (section, *_), (of_two, *_) = sections_of(several), sections_of(two)
-    assert "95% interval" in of_two.reading and "95%" not in section.reading
-    assert "band is its interval (held in 88% of simulations)" in section.reading
-    lines = views_of(several)[0]
-    assert isinstance(lines, Lines)
-    assert lines.series[0].band == "interval (held in 88% of simulations)"
     for variable in several.data.variables.values():
         assert "95%" not in str(variable.attrs.get("long_name"))
 
 
-def test_an_accuracy_below_chance_is_explained() -> None:
-    """Each text has a twin of the other class, hence an unseen text resembles one of
-    another label.
-    """
+def test_twins_of_the_other_class_are_below_chance_unless_they_are_a_group() -> None:
+    """An unseen text resembles one of another label."""
     twins = noise(30, 60)
     values = torch.cat([twins, twins + 0.01 * noise(30, 60, seed=1)])[None]
     given, labels = states(values), ["a"] * 30 + ["b"] * 30
     result = hs.probe(given, labels)
     assert float(result.data["accuracy_high"][0]) < 0.5
-    said = result.summary()
-    for part in (
-        "At layer.0 the probe is right less often than guessing the largest class",
-        "the texts most like a held-out text have another label",
-        "say so with groups",
-    ):
-        assert part in said
     names = [f"text {number}" for number in range(60)]
     data = hs.read((names, labels), group=[k % 30 for k in range(60)])
     grouped = hs.probe(given, data)
     assert float(grouped.data["accuracy_high"][0]) > 0.5
-    assert "less often" not in grouped.summary()
 
 
 def minimal_pairs(count: int) -> tuple[hs.States, list[str]]:
@@ -888,35 +850,16 @@ def test_minimal_pairs_are_permuted_within_pairs() -> None:
     assert best["control"] < 0.75 and best["selectivity"] > 0.25
     assert facts["above_chance_at"] == ["layer.1"]
     assert (facts["texts"], facts["groups"], facts["groups_given"]) == (32, 16, False)
-    assert "kept together (16 groups)" in result.summary()
     few = hs.probe(*minimal_pairs(4))
     assert few.facts["smallest_p"] == 1 / 8 == few.facts["best"]["p"]
     assert few.facts["permutations"] == 15
-    assert (
-        "permuted in 16 ways only: the smallest p-value that is possible is 0.12, so"
-        " nothing" in few.summary()
-    )
     assert few.facts["best"]["control"] < 1
-
-
-def test_one_label_for_each_position_is_told_from_chance() -> None:
-    """All texts have the same labels in the same order, so that whole texts that change
-    places change nothing.
-    """
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(2, 24, 5, 8, generator=generator)
-    values[1] += 3 * torch.randn(5, 8, generator=generator)
-    given = states(values.flatten(1, 2), [5] * 24, ids=[0] * 60 + [1] * 60)
-    result = hs.probe(hs.each_token(given), ["a", "a", "b", "b", "b"] * 24)
-    assert result.facts["above_chance_at"] == ["layer.1"]
-    assert result.facts["best"]["p"] == 0.005
-    assert float(result.data["p"][0]) > 0.05
 
 
 def test_groups_of_paraphrases_are_one_piece_of_evidence_each() -> None:
     """Without groups, noise seems to be read in forty texts of ten sentences."""
     number = np.repeat(np.arange(10), 4)
-    for seed in range(4):
+    for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         values = torch.randn(1, 10, 1, 40, generator=generator).repeat(1, 1, 4, 1)
         values += 0.2 * torch.randn(values.shape, generator=generator)
@@ -929,35 +872,3 @@ def test_groups_of_paraphrases_are_one_piece_of_evidence_each() -> None:
         assert grouped.facts["above_chance_at"] == []
         assert grouped.facts["groups"] == 10 and grouped.facts["groups_given"]
         assert not grouped.facts["calibrated"]
-    assert (
-        "with as few as 10 groups of texts they were not calibrated"
-        in grouped.summary()
-    )
-
-
-def told(found: hs.Result, best: dict[str, Any], **facts: Any) -> str:
-    """What is said of a result with other facts."""
-    changed = {**found.facts, **facts, "best": {**found.facts["best"], **best}}
-    return hs.Result("probe", found.data, changed, found.source).summary()
-
-
-def test_what_limits_a_verdict_is_told(found: hs.Result) -> None:
-    """The interval of the best site allows for its choice, and the test does not need
-    it; and where nothing can be permuted there is no verdict.
-    """
-    best, chance = found.facts["best"], found.facts["chance"]
-    low = float(found.data["accuracy_low"].sel(site=best["site"]))
-    assert low > chance and "reaches down to guessing" not in found.summary()
-    lower = {"interval": [chance - 0.02, best["interval"][1]]}
-    assert (
-        "reaches down to guessing because it allows for the choice of the best site. By"
-        " itself" in told(found, lower)
-    )
-    assert (
-        "Permuted labels seldom do as well as the best site (p = 0.005), but its"
-        " interval holds 50%" in told(found, lower, above_chance_at=[])
-    )
-    unknown = {"p": None, "control": None, "selectivity": None}
-    said = told(found, unknown, above_chance_at=[], smallest_p=None)
-    assert "the labels can be permuted in no other way, so there is no p-value" in said
-    assert "No site is shown" not in said and "control labels" not in said

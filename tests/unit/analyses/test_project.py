@@ -4,7 +4,7 @@ pictures that own up.
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,8 @@ from hiddenscope.measures.permutations import permuted
 from hiddenscope.measures.separation import separation
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from hiddenscope.views import sections_of, views_of
-from hiddenscope.views.values import Lines, Panels
+from hiddenscope.views import views_of
+from hiddenscope.views.values import Panels
 
 Tiny = Callable[..., hs.Model]
 TEXTS = [
@@ -237,28 +237,15 @@ def models(tiny: Tiny) -> dict[str, hs.Model]:
     return {family: tiny(family) for family in ("llama", "gpt2", "bert", "t5")}
 
 
-class Stored:
-    """States on disk, as a store would have them."""
-
-    def __init__(self, whole: hs.States) -> None:
-        self._whole, self.sites, self.tokens = whole, whole.sites, whole.tokens
-
-    def blocks(self, site: str | Site) -> Iterator[Tensor]:
-        yield from torch.split(self._whole[site], 2)
-
-
 def test_every_source_gives_the_same_points(models: dict[str, hs.Model]) -> None:
     model = models["llama"]
     given: dict[str, Any] = {"method": "pca", "sites": "layer.1"}
     base = hs.project(model, (TEXTS, LABELS), **given)
     captured = model.capture(TEXTS)
     assert isinstance(captured, hs.States)
-    for source in (captured, Stored(captured)):
-        found = hs.project(source, LABELS, **given)
-        for name in ("x", "y", "silhouette", "neighbour_p", "trust"):
-            np.testing.assert_allclose(
-                found.data[name], base.data[name], rtol=1e-3, atol=1e-4
-            )
+    found = hs.project(captured, LABELS, **given).data
+    for name in ("x", "y", "silhouette", "neighbour_p", "trust"):
+        np.testing.assert_allclose(found[name], base.data[name], rtol=1e-3, atol=1e-4)
     assert base.data["x"].dims == ("site", "text")
     assert base.data["label"].values.tolist() == LABELS
     tokens = hs.project(captured, list(captured.tokens.strings), **given)
@@ -278,15 +265,11 @@ def test_models_and_datasets_side_by_side(models: dict[str, hs.Model]) -> None:
     assert result.data["silhouette"].dims == ("model", "dataset", "site")
     assert result.data.sizes["text"] == 20
     assert len(set(result.data["model"].values)) == 3
-    panels, *lines = views_of(result)
-    assert isinstance(panels, Panels)
+    panels = panels_of(result)
     assert len(set(panels.rows)) == 6 and panels.rows_name == "model, dataset"
-    assert panels.title.startswith("all and few in ")
-    assert all(isinstance(one, Lines) for one in lines)
     of_few = [k for k, row in enumerate(panels.rows) if row.endswith("few")]
     assert np.isnan(panels.points[of_few][:, :12]).all()
     assert np.isfinite(panels.points[of_few[1]][12:]).all()
-    assert len(sections_of(result)) == 2
     for column in zip(*panels.first, strict=True):
         depths = [panels.depths[panel] for panel in column if panel >= 0]
         assert max(depths) - min(depths) < 0.35
@@ -340,8 +323,6 @@ def test_a_layer_whose_states_are_all_equal_says_so() -> None:
     assert result.facts["parts"][0]["all_equal_at"] == ["layer.0"]
     assert np.isnan(result.data["silhouette"].values[0])
     assert panels_of(result).messages == ("All states are equal here", "")
-    said = [section.prose for section in sections_of(result)]
-    assert any("All states are equal at layer.0." in prose for prose in said)
     assert views_of(drawn(values[:1], LABELS))
 
 
@@ -351,11 +332,8 @@ def test_classes_of_one_and_one_class() -> None:
     assert alone.facts["parts"][0]["alone_in_class"] == ["x"]
     assert np.isfinite(alone.data["silhouette"].values).all()
     one = drawn(values, ["x"] * 12)
-    assert "The points are all of one class." in one.summary()
     assert "silhouette" not in one.data
-    none = drawn(values)
-    assert panels_of(none).labels == ()
-    assert sections_of(none) and sections_of(one)
+    assert panels_of(drawn(values)).labels == ()
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -478,21 +456,6 @@ def tokens_of_texts(seed: int) -> hs.Result:
     return hs.project(hs.each_token(given), flips(seed, 24), method="pca")
 
 
-def copied_texts(seed: int) -> hs.Result:
-    values = noise(2, 24, 8, seed=seed).repeat(1, 3, 1)
-    values += 0.3 * noise(*values.shape, seed=1000 + seed)
-    names = [f"text {k}" for k in range(24)]
-    copies = [f"TEXT {k}." for k in range(24)]
-    return drawn(values, flips(seed, 24) * 3, [*names, *copies, *names])
-
-
-def unequally_copied_texts(seed: int) -> hs.Result:
-    """One class has more copies than the other."""
-    text = np.repeat(np.arange(24), [6, 1] * 12).tolist()
-    values = noise(1, 24, 8, seed=seed)[:, text]
-    return drawn(values, [k % 2 for k in text], [f"text {k}" for k in text])
-
-
 def many_sites(seed: int) -> hs.Result:
     return drawn(noise(10, 30, 6, seed=seed), ["a", "b"] * 15)
 
@@ -515,8 +478,6 @@ def flips(seed: int, count: int) -> list[str]:
     "draw",
     [
         tokens_of_texts,
-        copied_texts,
-        unequally_copied_texts,
         many_sites,
         equal_pairs,
         grouped_paraphrases,
@@ -539,41 +500,14 @@ def test_what_means_nothing_is_at_chance(draw: Callable[[int], hs.Result]) -> No
 def test_more_points_do_not_reverse_the_verdict() -> None:
     """Classes that are apart at few of many sites are found so with few shuffles too."""
     for count in (200, 510):
-        values = noise(6, count, 8)
-        values[4:, ::2, 0] += 1.0
+        values = noise(4, count, 8)
+        values[2:, ::2, 0] += 1.0
         result = drawn(values, ["a", "b"] * (count // 2))
         apart_at = result.facts["parts"][0]["separation"]["apart_at"]
-        assert apart_at == ["layer.4", "layer.5"]
+        assert apart_at == ["layer.2", "layer.3"]
         corrected = result.data["silhouette_p_corrected"].values
         assert (corrected >= result.data["silhouette_p"].values - 1e-12).all()
-        assert corrected[4] <= 0.005
-
-
-def test_nearest_points_that_contradict_the_silhouette_are_said_to() -> None:
-    """Each point has a twin of the other class: the classes are apart on average, and
-    no nearest point shows it.
-    """
-    twins = noise(30, 40)
-    values = torch.cat([twins, twins + 5 * torch.eye(40)[0]])[None]
-    result = drawn(values, ["a"] * 30 + ["b"] * 30)
-    lines = [line for line in result.summary().splitlines() if "silhouette" in line]
-    assert len(lines) == 1
-    assert "are apart at layer.0 by the silhouette (p at most 0.05" in lines[0]
-    assert (
-        "of 0% of the points has the same class (p = 1 at that site), so nearest"
-        " neighbours alone do not show it." in lines[0]
-    )
-
-
-def test_sections_hold_every_finding_and_name_the_classes() -> None:
-    rows, codes = points(30, 8, 2, apart=9.0)
-    labelled = drawn(rows[None], ["ab"[code] for code in codes])
-    bare = drawn(rows[None])
-    for result in (labelled, bare):
-        told = " ".join(section.prose for section in sections_of(result))
-        assert all(line.strip() in told for line in result.summary().splitlines()[1:])
-    assert "(“a”, “b”)" in sections_of(labelled)[0].reading
-    assert "classes" not in sections_of(bare)[0].title
+        assert corrected[2] <= 0.005
 
 
 def pairs_of(
@@ -600,14 +534,9 @@ def test_minimal_pairs_are_permuted_within_pairs() -> None:
     assert part["separation"]["apart_at"] == ["layer.0"]
     assert part["groups"] == 16 and part["texts"] == 32
     assert "doubts" not in part["picture"]
-    assert "Do not trust" not in result.summary()
     few = drawn(*pairs_of(4, 12.0))
     (part,) = few.facts["parts"]
     assert part["smallest_p"] == part["separation"]["best"]["p_corrected"] == 1 / 8
-    assert (
-        "the smallest p-value that is possible is 0.12, so nothing can be shown"
-        in few.summary()
-    )
 
 
 def test_where_nothing_can_be_permuted_there_is_no_p_and_no_verdict() -> None:
@@ -625,10 +554,6 @@ def test_where_nothing_can_be_permuted_there_is_no_p_and_no_verdict() -> None:
     assert set(separation["best"]["p"].values()) == {None}
     assert separation["apart_at"] == []
     assert "silhouette_p" not in result.data and "doubts" not in part["picture"]
-    said = result.summary()
-    assert "There is no p-value: the labels can be permuted in no other way." in said
-    for words in ("No site is shown", "Do not trust", "nan"):
-        assert words not in said
 
 
 def paraphrases(seed: int) -> tuple[Tensor, Any]:
@@ -656,21 +581,17 @@ def test_groups_of_paraphrases_are_one_piece_of_evidence_each() -> None:
         assert grouped.facts["parts"][0]["groups"] == 10
         assert grouped.facts["parts"][0]["groups_given"]
     assert alone >= 5 and together <= 1
-    independent = "are taken as independent of one another"
-    assert f"{independent}, since no groups were given" in without.summary()
-    assert f"The 10 groups of texts {independent}" in grouped.summary()
 
 
 def test_copies_move_no_score() -> None:
-    values = noise(2, 30, 6)
-    alone, copied = (
-        drawn(values[:, text], [k % 2 for k in text], [f"text {k}" for k in text])
-        for text in ([*range(30)], [*range(30), *range(0, 30, 3)])
-    )
+    values, names = noise(2, 30, 6), [f"text {k}" for k in range(30)]
+    text = [*range(30), *range(0, 30, 3)]
+    # A copy may be spelt in another way, and one class may have more of them.
+    spelt = [*names, *(f"TEXT {k}." for k in range(0, 30, 3))]
+    labels = [k % 3 for k in text]
+    alone = drawn(values, labels[:30], names)
+    copied = drawn(values[:, text], labels, spelt)
     for score in ("silhouette", "neighbour", "fisher", "within"):
         for name in (score, f"{score}_p"):
             np.testing.assert_allclose(alone.data[name], copied.data[name], rtol=1e-6)
     assert copied.facts["parts"][0]["copies"] == 10 and copied.data.sizes["text"] == 40
-    assert (
-        "10 texts came again with the same label; each counts once." in copied.summary()
-    )

@@ -16,7 +16,6 @@ from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.vectors import collection, nearest
 from hiddenscope.vectors.nearest import NEARNESSES, Nearest, Nearness
-from hiddenscope.views import Lines, sections_of, views_of
 
 Tiny = Callable[..., hs.Model]
 TEXTS = [
@@ -297,28 +296,6 @@ def test_what_cannot_be_searched_is_said(tiny: Tiny) -> None:
     for call, error, said in REFUSED:
         with pytest.raises(error, match=said):
             call(model, states)
-
-
-@pytest.mark.parametrize("queries", [1, 6])
-def test_it_is_shown_and_kept(tiny: Tiny, queries: int, tmp_path: Path) -> None:
-    found = hs.search(tiny("llama"), TEXTS[:queries], 3, texts=TEXTS)
-    views = views_of(found)
-    assert [type(view).__name__ for view in views] == ["Grid", "Lines"]
-    assert views[0].title.startswith("Nearest to")
-    section, falling = sections_of(found)
-    assert len(section.tables) == queries and not section.views, "the lists come first"
-    assert falling.folded and all(isinstance(view, Lines) for view in falling.views)
-    for number, table in enumerate(section.tables):
-        here = found.data.isel(query=number)
-        assert table.columns == ("rank", "cosine", "text")
-        texts = [row[2] for row in table.rows]
-        assert texts == here["string"].values.tolist(), "texts in full"
-        assert [row[1] for row in table.rows] == here["score"].values.tolist()
-    found.save(tmp_path / "found.html")
-    page = (tmp_path / "found.html").read_text("utf-8")
-    assert page.count('<figure class="listing">') == queries
-    found.save(tmp_path / "found.json")
-    assert hs.Result.load(tmp_path / "found.json").equals(found)
 
 
 def test_the_command_reads_queries_with_the_model_of_the_states(tmp_path: Path) -> None:
