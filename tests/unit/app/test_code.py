@@ -15,8 +15,8 @@ from tests.workbench.asking import MANY_TEXTS, QUESTIONS, TEXT, named
 from tests.workbench.code import check_code, run_command, run_python
 from tests.workbench.serving import Bench
 
-# They take more than a second.
-SLOW = ("drift", "project", "steer")
+# With their code they take more than a second.
+SLOW = ("drift", "graft", "probe", "project", "steer")
 ASKED = []
 for asked, request in QUESTIONS.items():
     marks = [pytest.mark.slow] if asked in SLOW else []
@@ -51,6 +51,13 @@ def test_every_analysis_answers_and_its_code_gives_the_same(
     assert (numpy.load(tmp_path / "embed.npy") == vectors).all()
     (tmp_path / "embed.npy").unlink()
     assert (numpy.load(run_command(answer, tmp_path)) == vectors).all()
+
+
+def test_an_analysis_takes_a_second_model(bench: Bench, tiny_name: str) -> None:
+    for word in ("drift", "graft"):
+        answer = bench.answer(word, tiny_name, **named(bench, QUESTIONS[word]))
+        assert "models/other" in answer["python"]
+        assert "models/other" in answer["command"]
 
 
 def test_the_code_of_the_grid_and_of_what_a_token_reads_runs(

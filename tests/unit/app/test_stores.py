@@ -15,6 +15,7 @@ from tests.workbench.texts import TEXTS
 
 STORE, FILE = "corpora/states", "corpora/kept.safetensors"
 CITIES = hs.read("cities-incomplete")
+LABELLED = {"data": "cities-incomplete", "sites": "layer.1"}
 
 
 @pytest.mark.parametrize("label", [STORE, FILE])
@@ -115,7 +116,9 @@ def test_states_of_two_stacks_are_searched_by_the_code_too(
     asked = {"store": name, "query": "c d", "site": "encoder.layer.1", "k": 2}
     answer = bench.answer("store", bench.folder("pairs/t5"), **asked)
     assert answer["nearest"][0]["text"] == 1 and "hs.Pair.load(" in answer["python"]
-    check_code(answer, bench.result(answer, tmp_path), tmp_path)
+    result = bench.result(answer, tmp_path)
+    assert same(run_python(answer, tmp_path)["result"], result)
+    assert "--site encoder.layer.1" in answer["command"]
     job = bench.over("kept", store=name, text=0)
     assert job["state"] == "failed" and "an encoder and a decoder" in job["error"]
 
@@ -192,17 +195,10 @@ def cities(root: Path) -> hs.Store:
 @pytest.mark.parametrize(
     ("word", "arguments"),
     [
-        ("profile", {"sites": "layer.1,layer.2"}),
-        pytest.param(
-            "probe",
-            {"data": "cities-incomplete", "sites": "layer.1"},
-            marks=pytest.mark.slow,
-        ),
-        (
-            "project",
-            {"data": "cities-incomplete", "method": "pca", "sites": "layer.1"},
-        ),
         ("cluster", {"site": "layer.1"}),
+        ("project", {**LABELLED, "method": "pca"}),
+        pytest.param("probe", LABELLED, marks=pytest.mark.slow),
+        pytest.param("profile", {"sites": "layer.1"}, marks=pytest.mark.slow),
     ],
 )
 def test_an_analysis_of_a_store_gives_what_python_gives(
