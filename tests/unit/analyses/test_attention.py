@@ -96,6 +96,10 @@ def test_weights_are_those_of_eager_attention(name: str, kernel: str | None) -> 
     assert pattern.shape == expected.shape
     np.testing.assert_allclose(pattern, expected, rtol=0, atol=1e-5)
     assert result.facts["error"] < 1e-5
+    at = np.arange(1, TOKENS)
+    for relation, keys in {"previous": at - 1, "first": 0 * at, "same": at}.items():
+        means = expected[:, :, at, keys].mean(-1)
+        np.testing.assert_allclose(result.data[relation], means, atol=1e-5)
     if name == "GptOssForCausalLM":
         # The sink takes weight and is no token.
         smallest = expected.sum(-1).min()
@@ -181,7 +185,7 @@ def test_some_heads_rows_and_layers_are_those_of_the_whole(
         return weights
 
     monkeypatch.setattr(attention_weights._FusedWeights, "weights", watched)
-    some = hs.attention(model, ids, [3, 1], heads="1-2", queries=[-1, 4], draws=0).data
+    some = hs.attention(model, ids, [-1, 1], heads="1-2", queries=[-1, 4], draws=0).data
     # Of two heads and two rows, in float32.
     assert max(sizes) == 2 * 2 * TOKENS * 4
     assert some["site"].values.tolist() == ["layer.1.attn", "layer.3.attn"]

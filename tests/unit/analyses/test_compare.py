@@ -201,23 +201,15 @@ def test_targets_are_the_decoders_texts(tiny: Tiny) -> None:
     assert first[0] == first[1]
 
 
-def test_texts_are_encoded_once_and_what_was_encoded_is_taken_as_it_is(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, calls = tiny("t5"), []
-    tokenized = model.text_encoder._tokenized
-
-    def counted(texts: tuple[str, ...], truncate: bool) -> object:
-        calls.append(texts)
-        return tokenized(texts, truncate)
-
-    monkeypatch.setattr(model.text_encoder, "_tokenized", counted)
+def test_what_was_encoded_is_taken_as_it_is(tiny: Tiny, counting: Any) -> None:
+    model = hs.load((tiny("t5").module, tiny_tokenizer()))
+    counted = counting(model)
     plain = hs.compare(model, [ONE, LONGER], [TWO, ONE])
-    assert calls == [(ONE, LONGER), (TWO, ONE)]
+    assert counted.calls == [[ONE, LONGER], [TWO, ONE]], "each text is encoded once"
     a, b = model.encode([ONE, LONGER]), model.encode([TWO, ONE])
-    calls.clear()
+    counted.calls.clear()
     assert hs.compare(model, a, b).equals(plain)
-    assert not calls
+    assert not counted.calls
     again = hs.compare(model, model.encode(ONE, targets="The dog"), other=model)
     assert (again.data["l2"].values[np.isfinite(again.data["l2"].values)] == 0).all()
     assert again.data.attrs["other_targets"] == ["The dog"]
@@ -356,7 +348,8 @@ def test_models_of_two_widths_are_compared_by_cka() -> None:
 def test_facts_are_read_off_the_differences() -> None:
     a = torch.ones(4, 2, 3)
     b = a.clone()
-    b[:, 1, 0] += torch.tensor([1.0, 2.0, 9.0, 4.0])
+    # Equal at one site is not equal.
+    b[:, 1, 0] += torch.tensor([0.0, 2.0, 9.0, 4.0])
     (facts,) = hs.compare(states(a), states(b)).facts["stacks"]
     assert (facts["tokens_equal"], facts["tokens_compared"]) == (1, 2)
     assert facts["largest_jump"] == {

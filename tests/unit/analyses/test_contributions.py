@@ -2,9 +2,8 @@
 freezing the norm and removing a part takes away what the part adds.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -96,11 +95,16 @@ def test_parts_sum_to_the_models_own_logit(family: str) -> None:
     model = loaded(family)
     result = hs.contributions(model, IDS, [ANSWER, OTHER])
     logits = own_logits(model.module, IDS, [ANSWER, OTHER])
-    own = np.array([logits[0, ANSWER], logits[1, OTHER]])
+    probability = logits.softmax(-1)
+    expected = [probability[0, ANSWER], probability[1, OTHER]]
+    np.testing.assert_allclose(result.data["probability"], expected, rtol=1e-4)
     assert result.facts["softcap"] == (3 if family == "gemma2" else None)
     assert result.facts["scale"] == (0.25 if family == "cohere" else None)
     if family == "gemma2":
-        own = 3 * np.arctanh(own / 3)
+        logits = 3 * torch.arctanh(logits / 3)
+    own = np.array([logits[0, ANSWER], logits[1, OTHER]])
+    pair = hs.contributions(model, IDS, ANSWER, OTHER).data["logit"].item()
+    assert np.isclose(pair, (logits[0, ANSWER] - logits[0, OTHER]).item(), atol=1e-5)
     np.testing.assert_allclose(result.data["logit"], own, atol=5e-6)
     np.testing.assert_allclose(all_parts(result), own, atol=5e-6)
     assert np.isclose(result.data["total"], all_parts(result), atol=1e-12).all()
@@ -114,9 +118,6 @@ def test_parts_sum_to_the_models_own_logit(family: str) -> None:
     assert ("neuron" in result.data) == (family != "mixtral")
     assert views_of(result)
     assert sections_of(result)
-    probability = logits.softmax(-1)
-    expected = [probability[0, ANSWER], probability[1, OTHER]]
-    np.testing.assert_allclose(result.data["probability"], expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2"])
@@ -132,57 +133,40 @@ def test_parts_sum_to_the_logit_in_bfloat16(family: str) -> None:
         assert difference < 0.05 * scale
 
 
-@contextmanager
-def kept_inputs(parts: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """Keep what each part is given at the last token, while the body runs."""
-    seen: dict[str, Tensor] = {}
-    handles = []
-    for name, part in parts.items():
-
-        def keep(_: nn.Module, args: tuple[Tensor, ...], name: str = name) -> None:
-            seen[name] = args[0][0, -1].detach().double()
-
-        handles.append(part.register_forward_pre_hook(keep))
-    yield seen
-    for handle in handles:
-        handle.remove()
-
-
 def test_llama_split_by_hand_gives_the_same() -> None:
     module = module_of("llama")
     result = hs.contributions((module, None), IDS, ANSWER, OTHER)
-    core = module.model
-    parts = {"last": core.norm}
+    data, core, seen = result.data.isel(step=0), module.model, {}
+
+    def keep(name: str, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen[name] = args[0][0, -1].detach().double()
+
+    core.norm.register_forward_pre_hook(partial(keep, "last"))
     for k, layer in enumerate(core.layers):
-        parts |= {f"z{k}": layer.self_attn.o_proj, f"n{k}": layer.mlp.down_proj}
-    with torch.no_grad(), kept_inputs(parts) as seen:
+        layer.self_attn.o_proj.register_forward_pre_hook(partial(keep, f"z{k}"))
+        layer.mlp.down_proj.register_forward_pre_hook(partial(keep, f"n{k}"))
+    with torch.no_grad():
         logits = module(torch.tensor([IDS])).logits[0, -1]
-    last = seen["last"]
-    scale = 1 / (last.square().mean() + core.norm.variance_epsilon).sqrt()
-    word = module.lm_head.weight[ANSWER] - module.lm_head.weight[OTHER]
-    direction = (word.double() * core.norm.weight.double() * scale).detach()
     expected = float(logits[ANSWER] - logits[OTHER])
-    assert np.isclose(result.data["logit"].item(), expected, atol=1e-5)
+    assert np.isclose(data["logit"].item(), expected, atol=1e-5)
+    mean_square = seen["last"].square().mean() + core.norm.variance_epsilon
+    word = module.lm_head.weight[ANSWER] - module.lm_head.weight[OTHER]
+    direction = word.double() * core.norm.weight.double() / mean_square.sqrt()
     embedding = core.embed_tokens.weight[IDS[-1]].double() @ direction
-    assert np.isclose(result.data["embedding"].item(), embedding.item(), atol=1e-7)
+    assert np.isclose(data["embedding"].item(), embedding.item(), atol=1e-7)
     neurons = {}
     for k, layer in enumerate(core.layers):
-        for head in range(4):
-            columns = slice(16 * head, 16 * head + 16)
-            weight = layer.self_attn.o_proj.weight[:, columns].double()
-            write = weight @ seen[f"z{k}"][columns]
-            found = result.data["attn_head"].sel(layer=k + 1, head=head).item()
-            assert np.isclose(found, (write @ direction).item(), atol=1e-7)
-        writes = layer.mlp.down_proj.weight.double() * seen[f"n{k}"]
-        effects = direction @ writes
-        mlp = result.data["mlp"].sel(layer=k + 1).item()
-        assert np.isclose(mlp, effects.sum().item(), atol=1e-6)
+        of_layer = data.sel(layer=k + 1)
+        channels = direction @ layer.self_attn.o_proj.weight.double() * seen[f"z{k}"]
+        heads = channels.view(4, 16).sum(1).detach()
+        np.testing.assert_allclose(of_layer["attn_head"], heads, atol=1e-7)
+        effects = direction @ layer.mlp.down_proj.weight.double() * seen[f"n{k}"]
+        assert np.isclose(of_layer["mlp"].item(), effects.sum().item(), atol=1e-6)
         for index, effect in enumerate(effects.tolist()):
             neurons[k + 1, index] = effect
     strongest = sorted(neurons, key=lambda place: -abs(neurons[place]))[:20]
-    data = result.data.isel(step=0)
-    layers, indices = data["neuron_layer"].values, data["neuron_index"].values
-    assert list(zip(layers, indices, strict=True)) == strongest
+    places = zip(data["neuron_layer"].values, data["neuron_index"].values, strict=True)
+    assert list(places) == strongest
     values = [neurons[place] for place in strongest]
     np.testing.assert_allclose(data["neuron"], values, rtol=1e-6)
 

@@ -98,9 +98,13 @@ def test_a_source_in_blocks_gives_what_states_give_bit_for_bit(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two chunks are held, and a block or two on the way."""
-    monkeypatch.setattr("hiddenscope.measures.running.CHUNK", 50 * 24)
     captured = states(torch.randn(3, 300, 24).cumsum(0), [k % 50 for k in range(300)])
+    at_once = hs.profile(captured, sample=100).data
+    monkeypatch.setattr("hiddenscope.measures.running.CHUNK", 50 * 24)
     expected = hs.profile(captured, sample=100)
+    for name in ("norm", "effective_rank", "added_median", "channel_value"):
+        np.testing.assert_allclose(expected.data[name], at_once[name], rtol=1e-6)
+    assert (expected.data["channel_position"] == at_once["channel_position"]).all()
     source = Blocks(captured, rows)
     result = hs.profile(source, sample=100)
     assert result.data.equals(expected.data)
@@ -423,10 +427,10 @@ def test_both_stacks_of_an_encoder_decoder(tiny: Tiny, tmp_path: Path) -> None:
 
 
 def test_facts_are_read_off_the_norms() -> None:
-    norms = torch.tensor([[2.0, 1, 1], [40, 2, 4], [40, 2, 4], [9, 3, 3]])
+    norms = torch.tensor([[2.0, 1, 1], *[[40, 2, 4]] * 4, [9, 3, 3]])
     raw = states(norms[..., None])
     (facts,) = hs.profile(raw).facts["stacks"]
-    assert facts["middle_layers"] == "layer.1 to layer.2"
+    assert facts["middle_layers"] == "layer.1 to layer.4"
     assert (facts["first_token_norm"], facts["other_tokens_norm"]) == (40, 3)
     assert facts["norm_ratio"] == pytest.approx(40 / 3)
     assert facts["largest_norm"] == {"norm": 40.0, "site": "layer.1", "token": "t0"}
@@ -438,7 +442,7 @@ def test_facts_are_read_off_the_norms() -> None:
     ends = [
         [facts[end][name] for name in names] for end in ("before_final", "at_final")
     ]
-    assert ends == [["layer.2", 40, 3], ["final", 9, 3]]
+    assert ends == [["layer.4", 40, 3], ["final", 9, 3]]
     one = hs.profile(states(torch.ones(4, 1, 3)))
     assert np.isnan(one.data["norm_median"]).all()
     assert "other_tokens_norm" not in one.facts["stacks"][0]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import hiddenscope as hs
+from calibrate.visibility import trial
 from hiddenscope.analyses.visibility import maps
 from hiddenscope.cli.main import app
 from hiddenscope.passes import record
@@ -28,7 +29,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
 )
 IDS = [[5, 6, 7, 8]]
-MORE = [pytest.param(name, marks=pytest.mark.slow) for name in ("bart", "mamba")]
 Tiny = Callable[..., hs.Model]
 
 
@@ -48,13 +48,13 @@ def test_influence_is_that_of_the_jacobian_of_an_uncut_pass(gpt2: hs.Model) -> N
     module: Any = gpt2.module
     with torch.no_grad():
         answer = int(module(torch.tensor(IDS)).logits[0, -1].argmax())
-    asked = torch.tensor([*IDS[0][1:], answer])
+    following = torch.tensor([*IDS[0][1:], answer])
 
     def length(h: Tensor) -> Tensor:
         return h.abs().sum(-1) / h.norm(dim=-1)
 
     def said(h: Tensor) -> Tensor:
-        return module.lm_head(h).log_softmax(-1).gather(-1, asked[:, None])[:, 0]
+        return module.lm_head(h).log_softmax(-1).gather(-1, following[:, None])[:, 0]
 
     results = {}
     for measure in ("frobenius", "l1", "relative", "logit"):
@@ -160,14 +160,23 @@ def live(model: hs.Model, sites: Any, ids: list[list[int]], targets: Any = None)
     return product
 
 
-@pytest.mark.parametrize("family", ["llama", "t5", *MORE])
+@pytest.mark.parametrize(
+    ("family", "where"),
+    [
+        ("llama", "*"),
+        ("t5", "layer.*"),
+        pytest.param("t5", "*", marks=pytest.mark.slow),
+        pytest.param("bart", "*", marks=pytest.mark.slow),
+        pytest.param("mamba", "*", marks=pytest.mark.slow),
+    ],
+)
 def test_a_cut_pass_gives_what_an_uncut_one_gives_at_every_pair_of_sites(
-    tiny: Tiny, family: str
+    tiny: Tiny, family: str, where: str
 ) -> None:
     model = tiny(family)
     two = len(model.anatomy.stacks) > 1
     ids, targets = [[5, 6, 7, 8, 9]], [[3, 9, 4]] if two else None
-    sites = model.anatomy.select("*")
+    sites = model.anatomy.select(where)
     run = tape(model, model.encode(ids, targets=targets), sites)
     product = live(model, sites, ids, targets)
     generator = torch.Generator().manual_seed(0)
@@ -235,25 +244,11 @@ def frobenius(model: hs.Model, ids: Any = IDS, **options: Any) -> hs.Result:
     )
 
 
-def test_error_bars_hold_the_exact_value(gpt2: hs.Model) -> None:
-    """Over 24 draws of 8 probes: 95% of all estimates within their bars, up to what
-    chance makes of so many.
-    """
-    exact = frobenius(gpt2).data["frobenius"].to_numpy()
-    inside = exact > 0
-    held, wide = [], []
-    for seed in range(24):
-        data = frobenius(gpt2, sampling=hs.Sampling(probes=8), seed=seed).data
-        estimate = data["frobenius"].to_numpy()
-        half = data["frobenius_error"].to_numpy()[inside]
-        off = np.abs(estimate - exact)[inside]
-        held.append((off <= half + 1e-6 * exact[inside]).mean())
-        wide.append(np.median(half / estimate[inside]))
-        assert (estimate[~inside] == 0).all()
-    assert np.mean(held) >= 0.95 - 2 * np.std(held) / len(held) ** 0.5
-    assert np.median(wide) < 0.3
-    many = frobenius(gpt2, sampling=hs.Sampling(probes=32)).data["frobenius"]
-    np.testing.assert_allclose(many.to_numpy()[inside], exact[inside], rtol=0.3)
+def test_error_bars_hold_the_norm_of_a_jacobian_of_few_directions() -> None:
+    for probes, directions in ((8, 1), (8, 16), (32, 1)):
+        held = [trial(seed, probes, directions) for seed in range(10)]
+        # Three standard errors of a share of 2,000.
+        assert np.mean(held) >= 0.95 - 3 * (0.95 * 0.05 / 2000) ** 0.5, directions
 
 
 def test_error_bars_of_a_mean_hold_too_since_every_text_has_probes_of_its_own(
@@ -266,7 +261,7 @@ def test_error_bars_of_a_mean_hold_too_since_every_text_has_probes_of_its_own(
     inside = np.tri(2, 2, -1, dtype=bool)[:, None, :, None] & (exact > 0)
     off: dict[int, list[Any]] = {1: [], 8: []}
     held = []
-    for seed in range(8):
+    for seed in range(6):
         for count, found in off.items():
             sampling = hs.Sampling(align="position", probes=8)
             data = frobenius(gpt2, IDS * count, sampling=sampling, seed=seed).data
@@ -288,6 +283,11 @@ def test_as_many_probes_as_the_states_are_wide_are_exact(gpt2: hs.Model) -> None
     assert exact.equals(drawn(64, seed=3))
     assert few.equals(drawn(8, seed=3))
     assert not few.equals(drawn(8, seed=4))
+    truth = exact.data["frobenius"].to_numpy()
+    many = drawn(32, seed=0).data["frobenius"].to_numpy()
+    np.testing.assert_allclose(many, truth, rtol=0.3)
+    half = few.data["frobenius_error"].to_numpy()[truth > 0]
+    assert np.median(half / truth[truth > 0]) < 0.3
 
 
 def test_many_texts_are_averaged_over_the_positions_that_all_have(tiny: Tiny) -> None:

@@ -74,6 +74,24 @@ def test_with_every_state_drawn_the_averages_are_those_of_the_whole_maps() -> No
     law = found["laws"][2]
     assert law["source"] == "depth"
     assert law["exponent"]["value"] == pytest.approx(fit_law(means[2]).exponent)
+    depths, distances = np.linspace(0, 1, 7)[1:], data["mean_distance"].values[1:]
+    slope, _ = np.polyfit(depths, distances, 1)
+    assert found["locality"]["value"] == pytest.approx(slope, rel=1e-4)
+
+
+def test_an_encoder_looks_both_ways(tiny: Tiny) -> None:
+    model, texts = tiny("bert"), random_texts(2)
+    result = hs.visibility(model, texts, sites="layer.*", sampling=ALL)
+    below = []
+    for influence in full_maps(model, texts):
+        for site in range(1, len(influence)):
+            for place in range(3, 9):
+                seen = influence[site, place, site - 1]
+                both = seen[place - 3 : place + 1][::-1] + seen[place : place + 4]
+                below.append(both / 2 / seen.sum())
+    assert result.facts["aligned"]["farthest"] == 3
+    expected = np.mean(below, axis=0)
+    np.testing.assert_allclose(result.data["decay_below"], expected, rtol=1e-4)
 
 
 def test_the_interval_of_a_mean_is_students() -> None:

@@ -36,6 +36,8 @@ def test_few_texts_have_every_order_once() -> None:
     found = permuted(torch.tensor([0, 0, 0, 1, 1, 1, 1]), 199, 0)
     assert len(found.labellings.unique(dim=0)) == len(found.labellings) == comb(7, 3)
     assert found.smallest_p == 1 / comb(7, 3)
+    # As many as are asked for, and the true one.
+    assert len(permuted(torch.tensor([0, 0, 1, 1]), 5, 0).labellings.unique(dim=0)) == 6
 
 
 def test_groups_of_one_label_exchange_it_whole() -> None:
