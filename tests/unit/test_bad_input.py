@@ -332,6 +332,14 @@ def test_weights_that_are_large_and_finite_are_no_fault(dtype: torch.dtype) -> N
         check_finite(linear)
 
 
+def test_one_number_that_is_not_finite_is_enough() -> None:
+    vector = torch.ones(64)
+    vector[3] = torch.nan
+    for make in (hs.Direction.of, hs.Add, hs.Replace, hs.Project):
+        with pytest.raises(NotFinite):
+            make(vector)
+
+
 @pytest.mark.parametrize(
     ("part", "inside"),
     [("mlp.down_proj", "layer.2.mlp"), ("self_attn.o_proj", "layer.2.mid")],

@@ -723,6 +723,10 @@ def test_what_a_checkpoint_says_of_itself(
     )
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
     assert outline(str(tmp_path)).layers is None
+    for more in ({"is_encoder_decoder": True}, {"auto_map": {}}):
+        config = {"model_type": "llama", "num_hidden_layers": 3, **more}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert outline(str(tmp_path)).layers is None, more
     with pytest.raises(SiteError, match="it has layer.0 to layer.3"):
         check_sites(tiny, "layer.2,layer.4.attn")
     check_sites(tiny, "layer.*,final,layer.-1,*.mlp,layer.3,hidden_states[9]")

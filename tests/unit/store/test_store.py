@@ -141,6 +141,12 @@ def test_another_plan_is_refused_with_every_difference(tmp_path: Path) -> None:
     assert same.pending() == ["000000", "000001", "000002"]
 
 
+def test_a_plan_keeps_every_nth_token_or_pools_them() -> None:
+    for wrong in ({"every": 0}, {"every": 2, "pool": "mean"}):
+        with pytest.raises(StoreError, match="every n-th token, n from 1 on, or pools"):
+            replace(PLAN, **wrong)
+
+
 ZERO, ONE = tiny_sequence(0, 2), tiny_sequence(1, 2)
 MISFITS: list[tuple[list[list[StoreSequence]], list[tuple[int, int]], str]] = [
     ([], [], "there are no texts"),
