@@ -55,6 +55,9 @@ def test_clusters_that_are_there_are_found() -> None:
     assert found.facts["cluster_count"] == 3
     assert found.facts["noise"] == 0
     np.testing.assert_allclose(found.data["stability"], 1, atol=0.05)
+    # Of clusters of one size, that of the first row comes first.
+    for points in (clouds([20, 20])[0], clouds([20, 20])[0][::-1].copy()):
+        assert hs.cluster(points).data["cluster_of"].values[0] == 0
 
 
 def test_what_belongs_to_none_is_noise_and_grey() -> None:

@@ -108,17 +108,23 @@ def test_how_nearly_they_point_the_same_way_is_said(
     said = []
     progress.show(True)
     try:
-        for texts in (TEXTS, [[5, 6]] * 3, "A dog"):
-            hs.embed(model, texts)
+        for texts, adjust in (
+            (TEXTS, None),
+            ([[5, 6]] * 3, None),
+            ([[5, 6]] * 3, "centre"),
+            ("A dog", None),
+        ):
+            hs.embed(model, texts, adjust=adjust, normalize=False)
             said.append(capsys.readouterr().err)
     finally:
         progress.show(None)
-    several, same, alone = said
+    several, same, centred, alone = said
     assert f"the mean cosine of two of the 4 texts is {cosine:.2f}" in several
     assert (
         "is 1.00; states that all point in nearly the same direction make poor"
         " embeddings" in same
     )
+    assert "is 1.00" in centred and "poor" not in centred
     assert "mean cosine" not in alone
 
 

@@ -621,6 +621,8 @@ def test_predictions_that_lean_to_no_class_go_together_by_two_over_pi() -> None:
     # 1 + 2 / π, but for the draw.
     assert isinstance(found.variability, VarianceFactors)
     assert 1.25 < found.variability.within < 2.05
+    # Accuracies less the share of the larger class, which noise does not exceed.
+    assert -0.2 < float(found.scores.mean()) < 0.05
 
 
 def test_the_part_of_the_variance_that_class_sizes_bring_has_a_factor_of_its_own() -> (

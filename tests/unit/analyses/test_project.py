@@ -276,6 +276,22 @@ def test_models_and_datasets_side_by_side(models: dict[str, hs.Model]) -> None:
     alone = hs.project(three[0], few, method="pca", sites="layer.0,layer.3").data
     beside = result.data.sel(model=result.data["model"][0], dataset="few")
     np.testing.assert_allclose(alone["silhouette"], beside["silhouette"], atol=1e-5)
+    for record in result.facts["tightness"]:
+        within = result.data["within"].sel(model=record["model"], site=record["sites"])
+        tighter = within.argmin("dataset").values.tolist()
+        for number, part in enumerate(record["datasets"]):
+            pairs = zip(record["sites"], tighter, strict=True)
+            assert part["tighter_at"] == [
+                site for site, side in pairs if side == number
+            ]
+            median = float(within[number].median())
+            assert part["median_within"] == pytest.approx(median)
+    assert {record["model"] for record in result.facts["tightness"]} == {
+        *result.data["model"].values
+    }
+    each = hs.each_token(three[0])
+    tokens = hs.project(each, both, method="pca", sites="layer.3").data
+    assert set(tokens["text"].values.tolist()) == set(range(20)), "numbered through"
     others = hs.each_token([models["llama"], models["bert"]])
     with pytest.raises(StatesError, match="one point for each text"):
         hs.project(others, (TEXTS, LABELS), method="pca")

@@ -126,6 +126,20 @@ def rows(result: hs.Result, member: str) -> dict[str, Any]:
     return {str(name): variable.to_numpy() for name, variable in variables}
 
 
+def check_headline(result: hs.Result, place: str) -> None:
+    """Hold the main number of each member against the data."""
+    (headline,) = result.facts["headlines"]
+    assert headline["place"] == place
+    values = result.data[headline["measure"]]
+    for value in headline["values"]:
+        here = values.sel(member=value["member"])
+        assert value["value"] == here.sel(site=value["site"]).item()
+        if place == "best":
+            assert value["value"] == here.max().item()
+        else:
+            assert value["site"] == {"middle": "layer.1", "last": "layer.2"}[place]
+
+
 @pytest.mark.parametrize("word", ASKED)
 def test_a_member_has_the_numbers_of_the_analysis_alone(
     word: str, checkpoints: list[Path]
@@ -137,6 +151,7 @@ def test_a_member_has_the_numbers_of_the_analysis_alone(
         for name, values in rows(result, path.name).items():
             np.testing.assert_array_equal(values, alone[name].to_numpy(), strict=True)
     assert {"site", "member"} == set(result.data[result.facts["measures"][0]].dims)
+    check_headline(result, "best" if word in ("probe", "project") else "middle")
 
 
 @pytest.mark.parametrize("against", ["first", "previous"])
@@ -146,6 +161,7 @@ def test_a_comparison_is_that_of_captured_states(
 ) -> None:
     result = hs.series(checkpoints[:3], word, TEXTS, against=against)
     assert loaded == ["step0", "step4", "step8"]
+    check_headline(result, "last")
     models = [hs.load(path) for path in checkpoints[:3]]
     captured: list[Any] = [model.capture(TEXTS, "layer.*,final") for model in models]
     for place, path in enumerate(checkpoints[:3]):
