@@ -472,15 +472,12 @@ ENTRIES: dict[str, Entry] = {
     ),
     "extract": Entry(ask=extracted),
 }
-NUMBERED = [
-    (word, place)
-    for word, entry in ENTRIES.items()
-    for place in range(len(entry.results))
-]
+RUNS = {word: entry.results for word, entry in ENTRIES.items() if entry.results}
+NUMBERED = [(word, place) for word, runs in RUNS.items() for place in range(len(runs))]
 CASES = [pytest.param(*case, id="-".join(map(str, case))) for case in NUMBERED]
 
 
 @cache
 def result_of(word: str, place: int) -> hs.Result:
     """Return one of the results of an analysis; each is computed once a process."""
-    return ENTRIES[word].results[place]()
+    return RUNS[word][place]()

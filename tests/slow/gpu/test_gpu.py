@@ -13,7 +13,7 @@ from calibrate import draws
 from calibrate.probe import trials
 from hiddenscope.errors import NotFinite
 from hiddenscope.testing import nan_weight, tiny_model, tiny_tokenizer
-from tests.registry import CASES, ENTRIES, placed
+from tests.registry import CASES, RUNS, placed
 
 # What chance or a sign decides, and what therefore need not agree in every digit.
 UNLIKE = {
@@ -151,13 +151,13 @@ def test_an_edit_with_the_recorded_values_changes_nothing(model):
 @cache
 def on_cpu(word, place):
     with placed("cpu", torch.float32):
-        return ENTRIES[word].results[place]()
+        return RUNS[word][place]()
 
 
 @pytest.mark.parametrize(("word", "place"), CASES)
 def test_an_analysis_gives_what_it_gives_on_a_cpu(word, place):
     with placed("cuda", torch.float32):
-        here = ENTRIES[word].results[place]()
+        here = RUNS[word][place]()
     there = on_cpu(word, place)
     assert set(here.data.variables) == set(there.data.variables)
     for name, expected in there.data.data_vars.items():
@@ -172,7 +172,7 @@ def test_an_analysis_gives_what_it_gives_on_a_cpu(word, place):
 @pytest.mark.parametrize(("word", "place"), CASES)
 def test_an_analysis_runs_in_bfloat16(word, place):
     with placed("cuda", torch.bfloat16):
-        result = ENTRIES[word].results[place]()
+        result = RUNS[word][place]()
     assert result.data.sizes == on_cpu(word, place).data.sizes
     assert result.summary()
 

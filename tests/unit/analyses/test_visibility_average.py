@@ -164,7 +164,8 @@ def test_each_law_is_told_from_the_other() -> None:
     distances = np.arange(1, 33)
     power = fit_law(0.3 * distances**-0.7)
     assert power.exponent == pytest.approx(0.7)
-    assert power.advantage > 0
+    assert power.explained == pytest.approx(1)
+    assert 0 < power.advantage < 1
     exponential = fit_law(0.3 * np.exp(-0.1 * distances))
     assert exponential.rate == pytest.approx(0.1)
     assert exponential.advantage < 0

@@ -25,8 +25,8 @@ import pytest
 import xarray
 
 from hiddenscope.catalog import ANALYSES, ANALYSIS
-from tests.every import NUMBERED, RUNS, result_of
 from tests.places import ROOT
+from tests.registry import NUMBERED, RUNS, result_of
 
 KEY = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 # The number that the facts put beside an interval has one of these keys.

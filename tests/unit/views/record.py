@@ -46,7 +46,7 @@ def _shallow() -> hs.Model:
     return hs.load((tiny_model("llama", layers=2), tiny_tokenizer()))
 
 
-# What no run of tests/every.py shows.
+# What no run of tests/registry.py shows.
 MORE: dict[str, Callable[[], hs.Result]] = {
     "embed-0": _embedded,
     "compare-many": lambda: hs.compare(tiny("llama"), [TEXT, "a"], [OTHER, "a"]),

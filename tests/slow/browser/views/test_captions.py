@@ -11,8 +11,8 @@ from playwright.sync_api import Locator
 
 import hiddenscope as hs
 from hiddenscope.views import Grid, Lines, Measure, Panels, Series, views_of
-from tests.every import RUNS, result_of
 from tests.pages.looking import Opener, Shown
+from tests.registry import RUNS, result_of
 
 # Every text that is written on a canvas, with its height on the page.
 RECORDER = """(() => {

@@ -8,8 +8,8 @@ import pytest
 
 from hiddenscope.catalog import ANALYSES
 from hiddenscope.results import FINDINGS
-from tests.every import RUNS, result_of
 from tests.pages.looking import CONTRAST, PAINTED, WIDER, Contexts, Shown, opened
+from tests.registry import RUNS, result_of
 
 TELEPHONE = {"width": 390, "height": 844}
 SCREEN = {"width": 1400, "height": 900}
