@@ -2,6 +2,7 @@
 
 import gc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import accelerate
@@ -14,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import hiddenscope as hs
 from hiddenscope.errors import LoadError, ModuleError
-from hiddenscope.loading.devices import place, spread_map
+from hiddenscope.loading.devices import place, spread_map, summary
 from hiddenscope.testing import tiny_model
 
 TEXT = [5, 6, 7, 8, 9, 10, 11]
@@ -152,6 +153,14 @@ def test_a_map_may_name_single_weights_and_needs_accelerate(
     for devices in ("auto", {"": "cpu"}):
         with pytest.raises(LoadError, match="Run: pip install accelerate"):
             place(devices)  # type: ignore[arg-type]
+
+
+def test_a_spread_model_says_how_many_modules_lie_where() -> None:
+    placement = place({"model": "cpu", "lm_head": "disk"})
+    spread = SimpleNamespace(hf_device_map={"a": 0, "b": "cpu", "c": "cpu"})
+    told = "Its modules are spread over devices: 1 on cuda:0, 2 on cpu."
+    assert summary(placement, spread) == told
+    assert summary(placement, SimpleNamespace(hf_device_map={"a": "cpu"})) == ""
 
 
 def test_a_live_module_that_accelerate_dispatched(
