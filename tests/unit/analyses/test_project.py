@@ -257,6 +257,15 @@ def test_every_source_gives_the_same_points(models: dict[str, hs.Model]) -> None
     assert "separation" not in hs.project(captured, **given).facts["parts"][0]
 
 
+def test_a_picture_of_two_models_says_what_its_percentages_are(
+    models: dict[str, hs.Model],
+) -> None:
+    two = [models["llama"], models["gpt2"]]
+    result = hs.project(two, (TEXTS, LABELS), method="pca", sites="layer.3")
+    note = panels_of(result).note
+    assert "A percentage is the depth of a site in its model" in note
+
+
 def test_models_and_datasets_side_by_side(models: dict[str, hs.Model]) -> None:
     three = [models["llama"], models["gpt2"], models["gpt2"]]
     few = (TEXTS[2:10], LABELS[2:10])
@@ -273,15 +282,6 @@ def test_models_and_datasets_side_by_side(models: dict[str, hs.Model]) -> None:
     for column in zip(*panels.first, strict=True):
         depths = [panels.depths[panel] for panel in column if panel >= 0]
         assert max(depths) - min(depths) < 0.35
-
-
-def test_a_picture_of_two_models_says_what_its_percentages_are(
-    models: dict[str, hs.Model],
-) -> None:
-    two = [models["llama"], models["gpt2"]]
-    result = hs.project(two, (TEXTS, LABELS), method="pca", sites="layer.3")
-    note = panels_of(result).note
-    assert "A percentage is the depth of a site in its model" in note
     alone = hs.project(three[0], few, method="pca", sites="layer.0,layer.3").data
     beside = result.data.sel(model=result.data["model"][0], dataset="few")
     np.testing.assert_allclose(alone["silhouette"], beside["silhouette"], atol=1e-5)
