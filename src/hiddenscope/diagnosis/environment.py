@@ -18,7 +18,7 @@ from hiddenscope.diagnosis.check import Check, short
 PROJECT = "hiddenscope"
 INSTALL = "Run `pip install hiddenscope` again, from the same place as before."
 # For work on the package itself.
-NOT_FOR_USERS = {"dev", "docs"}
+NOT_FOR_USERS = {"check", "dev", "docs", "test"}
 
 
 def is_installed() -> bool:
