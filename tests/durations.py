@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-NOTICE, LIMIT = 1.0, 10.0
+NOTICE, LIMIT = 1.0, 20.0
 
 
 def _used() -> float:

@@ -202,6 +202,18 @@ def folded(node: ast.AST) -> str | None:
     return "a comprehension with an inline conditional" if conditional else None
 
 
+def dotted(node: ast.AST) -> str:
+    """Return a name with its dots; empty for what is no plain name.
+
+    `ast.unparse` of every call takes most of the time of this file.
+    """
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return ""
+
+
 def assigned_imports(tree: ast.Module) -> Iterator[int]:
     """Yield the lines that change an imported module for the whole process."""
     imported: set[str] = set()
@@ -217,7 +229,7 @@ def assigned_imports(tree: ast.Module) -> Iterator[int]:
             node.ctx, ast.Store | ast.Del
         ):
             target = node.value
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in SETTERS:
+        elif isinstance(node, ast.Call) and dotted(node.func) in SETTERS:
             target = node.args[0]
         while isinstance(target, ast.Attribute):
             target = target.value
@@ -227,7 +239,7 @@ def assigned_imports(tree: ast.Module) -> Iterator[int]:
 
 def hides_a_hook(node: ast.AST) -> bool:
     """Tell whether a hook's name is put together, so that no search finds it."""
-    is_getter = isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr"
+    is_getter = isinstance(node, ast.Call) and dotted(node.func) == "getattr"
     if not is_getter or len(node.args) < 2:
         return False
     return not isinstance(node.args[1], ast.Constant) and any(
@@ -289,12 +301,12 @@ def runs_foreign_code(node: ast.AST) -> str | None:
             getattr(node, "module", None) or ""
         ]
         return next((name for name in names if name.split(".")[0] in UNSAFE), None)
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in {
+    if isinstance(node, ast.Call) and dotted(node.func) in {
         "eval",
         "exec",
         "torch.load",
     }:
-        return ast.unparse(node.func)
+        return dotted(node.func)
     return None
 
 
