@@ -115,6 +115,16 @@ def test_a_donors_states(tiny: Tiny, donor: hs.Model) -> None:
             assert_as_by_hand(model, donor, data, result, site)
 
 
+def test_a_donor_that_favours_no_word_is_never_right(tiny: Tiny) -> None:
+    module: Any = tiny_model("llama")
+    with torch.no_grad():
+        module.lm_head.weight.zero_()
+    donor = hs.load((module, None))
+    # The first of equal words is no answer.
+    result = hs.graft(tiny("llama"), donor, [([7, 99, 23], 0), ([8, 45], 0)])
+    assert result.facts["donor_alone"]["accuracy"] == 0
+
+
 def test_what_a_donor_cannot_give(tiny: Tiny, donor: hs.Model) -> None:
     model, larger = tiny("llama"), tiny_tokenizer()
     larger.add_tokens(["zebra"])

@@ -786,3 +786,39 @@ def test_a_layer_that_favours_no_word_has_settled_nothing() -> None:
     assert result.data["word_id"].values[0, 0, 0] == any_word
     assert result.data["agreement"].values[0] == 0
     assert result.facts["last_token"]["settled_from"] != "layer.0"
+
+
+def test_a_tie_is_no_best() -> None:
+    """Where all words are alike no target is the top one, nor among the top k."""
+    module: Any = tiny_model("llama")
+    # The states of the first are zero; the head hardly tells words apart in the second.
+    silent, faint = 7, 8
+    with torch.no_grad():
+        module.get_input_embeddings().weight[silent] = 0
+        module.lm_head.weight *= 1e-4
+    model = hs.load((module, None))
+    for token in (silent, faint):
+        first = hs.lens(model, [token], k=1, sites="layer.0").data
+        for target in (int(first["word_id"].values[0, 0, 0]), 33):
+            result = hs.lens(model, [token], target=target)
+            found = result.facts["target"]
+            assert found["first_best_at"] is None
+            assert found["first_in_top_k_at"] is None
+            assert found["most_probable_at"] is None
+            assert "for the first time" not in result.summary()
+            if token == silent:
+                # So many words are at least as probable.
+                assert result.data["target_rank"].values[0, 0] == 128
+
+
+def test_two_words_alike_share_the_second_rank() -> None:
+    module: Any = tiny_model("llama")
+    final = hs.load((module, None)).capture([7], "final")["final"][0]
+    with torch.no_grad():
+        module.lm_head.weight[[3, 4]] = 100 * final
+    model = hs.load((module, None))
+    for target in (3, 4):
+        found = hs.lens(model, [7], target=target, sites="layer.3").facts["target"]
+        assert found["rank"] == 2
+        assert found["first_best_at"] is None
+        assert found["first_in_top_k_at"] == found["most_probable_at"] == "layer.3"

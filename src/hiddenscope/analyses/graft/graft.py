@@ -7,6 +7,7 @@ over the depth: inside it the donor computes, everywhere else the model itself d
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from hiddenscope import progress
 from hiddenscope.analyses.graft.findings import graft_dataset, graft_facts
@@ -75,9 +76,9 @@ def graft(
             prompt = prompts.inputs.some([column])
             runs = Runs(model, donor, prompt, windows, blocks=sites is None)
             for name, logits in runs.ungrafted.items():
-                right_ungrafted[name][column] = int(logits.argmax()) == answer
+                right_ungrafted[name][column] = _is_best(logits, answer)
             for row, logits in enumerate(runs.grafted()):
-                right[row, column] = int(logits.argmax()) == answer
+                right[row, column] = _is_best(logits, answer)
                 probability[row, column] = float(logits.double().softmax(-1)[answer])
                 advance(1)
             notes += runs.notes
@@ -95,6 +96,11 @@ def graft(
     data_by_window = graft_dataset(windows, right, probability, prompts.groups)
     source = {**model.source(None).to_json(), "donor": donor.source(None).to_json()}
     return Result("graft", data_by_window, facts, source)
+
+
+def _is_best(logits: Tensor, answer: int) -> bool:
+    """Tell whether an answer is more likely than every other word; a tie is not."""
+    return int((logits >= logits[answer]).sum()) == 1
 
 
 def _check_shapes(model: Model, donor: Model) -> None:

@@ -39,7 +39,7 @@ class TargetFacts(TypedDict):
     first_best_at: NotRequired[str | None]
     first_in_top_k_at: NotRequired[str | None]
     k: NotRequired[int]
-    most_probable_at: NotRequired[str]
+    most_probable_at: NotRequired[str | None]
     highest_probability: NotRequired[float]
 
 

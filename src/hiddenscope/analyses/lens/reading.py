@@ -116,8 +116,9 @@ class Reading:
     """Measures of the logits: `top_ids` and `probability` by site, token and rank.
 
     The others are by site and token. `top_ids` are the most probable words of the
-    vocabulary. `target_log_probability` and `target_rank`, counted from 1, are those of
-    a target word; NaN and 0 without one.
+    vocabulary. `target_log_probability` and `target_rank` are those of a target word;
+    NaN and 0 without one. The rank is the number of words that are at least as
+    probable, the target among them: a word that ties with others is not the best.
     """
 
     top_ids: Ints
@@ -140,17 +141,23 @@ class Reading:
             columns[field.name] = np.concatenate(parts, axis=1)[:, order]
         return cls(**columns)
 
-    def predicts(self, words: Ints) -> NDArray[np.bool_]:
-        """Tell for each site whether it predicts the word given for each token.
+    @property
+    def tied(self) -> NDArray[np.bool_]:
+        """Tell where several words share all of the probability alike.
 
-        Where several words share all of the probability alike, none is predicted: the
-        top one is any of them. There its probability times the exponential of the
-        entropy is 1, the least that it can be.
+        There the probability of the top one, which is any of them, times the
+        exponential of the entropy is 1, the least that it can be.
         """
         ratio = self.probability[:, :, 0] * np.exp(self.entropy)
-        is_tie = (ratio <= 1 + EVEN) & (self.entropy >= ENTROPY_OF_TWO)
+        tied: NDArray[np.bool_] = ratio <= 1 + EVEN
+        return tied & (self.entropy >= ENTROPY_OF_TWO)
+
+    def predicts(self, words: Ints) -> NDArray[np.bool_]:
+        """Tell for each site whether it predicts the word given for each token, and
+        not any of several that are alike.
+        """
         predicted: NDArray[np.bool_] = self.top_ids[:, :, 0] == words
-        return predicted & ~is_tie
+        return predicted & ~self.tied
 
     def at(self, sites: Sequence[int]) -> "Reading":
         """Return the reading of some sites."""
@@ -375,7 +382,7 @@ class _Measures:
         measures["target_log_probability"] = log_probability.masked_fill(
             without, torch.nan
         )
-        measures["target_rank"] = (self.rank + 1).masked_fill(without, 0)
+        measures["target_rank"] = self.rank.masked_fill(without, 0)
         return measures
 
     def _cross_entropy(
@@ -414,7 +421,7 @@ class _Measures:
     def _compare_with_target(
         self, logits: Tensor, scratch: Tensor, targets: Tensor, start: int
     ) -> None:
-        """Count the words whose logit is larger than the target's.
+        """Count the words whose logit is at least the target's.
 
         The target is in the first block.
         """
@@ -422,4 +429,4 @@ class _Measures:
             places = (targets - start).clamp_min(0)
             self.target = logits.gather(1, places[:, None])
             self.rank = torch.zeros_like(targets)
-        self.rank += torch.gt(logits, self.target, out=scratch).sum(1).long()
+        self.rank += torch.ge(logits, self.target, out=scratch).sum(1).long()

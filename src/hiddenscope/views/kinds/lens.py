@@ -256,9 +256,10 @@ def _target(facts: "LensFacts") -> Iterator[str]:
             f"At {target['site']}, {name} has rank {target['rank']:,} and probability"
             f" {target['probability']:.2g}."
         )
-    if "highest_probability" in target and Site.parse(target["most_probable_at"]).part:
+    best = target["most_probable_at"]
+    if best and "highest_probability" in target and Site.parse(best).part:
         yield (
-            f"Among these sites, {target['most_probable_at']} gives {name} the highest"
+            f"Among these sites, {best} gives {name} the highest"
             f" probability, {target['highest_probability']:.2g}."
         )
     if target["first_best_at"]:
