@@ -80,12 +80,14 @@ def states_of(drawn: Drawn, seed: int) -> hs.States:
     )
 
 
-def labels_of(drawn: Drawn) -> list[Any] | Labelled:
+def labels_of(drawn: Drawn, states: hs.States) -> list[Any] | Labelled:
     """Drawn labels, with groups of texts where there are any."""
     labels = drawn.targets.tolist()
     if drawn.groups is None or drawn.as_tokens:
         return labels
-    return Labelled(("",) * len(labels), tuple(labels), "drawn", drawn.groups)
+    texts = states.tokens.texts
+    assert texts is not None
+    return Labelled(tuple(texts), tuple(labels), "drawn", drawn.groups)
 
 
 class Prepared(NamedTuple):
@@ -101,8 +103,9 @@ def prepared(seed: int, draw: Draw, rows: int, share: float) -> Prepared:
     task: Task = "regress" if drawn.targets.is_floating_point() else "classify"
     by_token = drawn.tokens > 1 or drawn.as_tokens
     pool: Pooling | None = None if by_token else "last"
+    states = states_of(drawn, seed)
     labelled = labelled_rows(
-        states_of(drawn, seed), labels_of(drawn), task, "layer.*", pool, False
+        states, labels_of(drawn, states), task, "layer.*", pool, False
     )
     target = target_of(labelled, task)
     return Prepared(seed, target, design_of(labelled, target, seed))

@@ -172,7 +172,8 @@ def test_the_fits_of_many_draws_at_once_are_those_of_the_probe(
     ):
         drawn = draw(seed, rows, share)
         task = "regress" if drawn.targets.is_floating_point() else "classify"
-        states, labels = states_of(drawn, seed), labels_of(drawn)
+        states = states_of(drawn, seed)
+        labels = labels_of(drawn, states)
         if drawn.as_tokens:
             rows_of_tokens = hs.each_token(states)
             result = hs.probe(rows_of_tokens, labels, task=task, seed=seed)
