@@ -74,6 +74,7 @@ _NOT_ADDED = (
     "arrow_config",
     "kasa_config",
     "modules_to_save",
+    "monteclora_config",
     "trainable_token_indices",
     "use_dora",
     "use_qalora",
@@ -236,7 +237,7 @@ def load_adapted(
         # What PEFT warns of when weights have no place is an error below.
         warnings.simplefilter("ignore")
         adapted = _put_on(module, folders, loaded.name)
-        _set_strength(adapted, variant.strength, folders)
+        _set_strength(adapted, variant.strength, folders, altered)
         if variant.merged:
             adapted = adapted.merge_and_unload()
     adapted.eval()
@@ -443,7 +444,9 @@ def _another_base(folder: AdapterFolder, base: str, reason: str) -> Damaged:
     )
 
 
-def _set_strength(adapted: Any, strength: float, folders: list[AdapterFolder]) -> None:
+def _set_strength(
+    adapted: Any, strength: float, folders: list[AdapterFolder], altered: str
+) -> None:
     """Multiply what the adapters add, where that means what it says."""
     if strength == 1:
         return
@@ -451,6 +454,11 @@ def _set_strength(adapted: Any, strength: float, folders: list[AdapterFolder]) -
         special = [key for key in _NOT_ADDED if folder.config.get(key)]
         if str(folder.config.get("bias", "none")) != "none":
             special.append("bias")
+        start = folder.config.get("init_lora_weights")
+        if changes_base(start):
+            special.append(str(start))
+        if altered:
+            special.append(f"its own {altered}")
         if folder.kind != "LORA" or special:
             kind = special[0] if special else folder.kind
             raise LoadError(
@@ -461,7 +469,9 @@ def _set_strength(adapted: Any, strength: float, folders: list[AdapterFolder]) -
             )
     for part in adapted.modules():
         if hasattr(part, "scale_layer"):
-            part.scale_layer(strength)
+            # PEFT's own `scale_layer` leaves embeddings out.
+            for name in part.scaling:
+                part.scaling[name] *= strength
 
 
 def _notes(variant: Adapted, folders: list[AdapterFolder], base: Any) -> list[str]:

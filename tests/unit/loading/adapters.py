@@ -20,6 +20,9 @@ KINDS: dict[str, Callable[[], Any]] = {
     ),
     "loha": lambda: peft.LoHaConfig(r=2, target_modules=["o_proj"]),
     "embedding": lambda: peft.LoraConfig(r=2, target_modules=["embed_tokens"]),
+    "parameter": lambda: peft.LoraConfig(
+        r=2, target_modules=[], target_parameters=["q_proj.weight"]
+    ),
     "saved_head": lambda: peft.LoraConfig(
         r=2, target_modules=["q_proj"], modules_to_save=["lm_head"]
     ),

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import hiddenscope as hs
 from hiddenscope.errors import Damaged, LoadError, ModuleError, UnknownModel, Unsafe
+from hiddenscope.loading import open_source
 from hiddenscope.modules.adapters import adapters_on
 from tests.folders import change, tiny_llama
 from tests.unit.loading.adapters import KINDS, write_adapter
@@ -179,6 +180,45 @@ def test_strength_scales_what_lora_adds(
     for kind in ("dora", "ia3", "saved_head"):
         with pytest.raises(LoadError, match="half of it is not defined"):
             load(hs.Adapted(saved_llama, folder_of(kind), strength=0.5))
+
+
+@pytest.mark.parametrize("kind", ["rslora", "embedding", "parameter"])
+def test_strength_scales_every_kind_of_tensor(
+    kind: str, folder_of: Callable[..., Path], saved_llama: Path, base: hs.Model
+) -> None:
+    folder = folder_of(kind)
+
+    def weights(strength: float) -> dict[str, Tensor]:
+        source = hs.Adapted(saved_llama, folder, strength=strength, merged=True)
+        return open_source(source, device="cpu").module.state_dict()
+
+    off, half, whole = weights(0.0), weights(0.5), weights(1.0)
+    changed = 0
+    for name, weight in base.module.state_dict().items():
+        torch.testing.assert_close(off[name], weight)
+        torch.testing.assert_close(half[name], (off[name] + whole[name]) / 2)
+        changed += not torch.equal(whole[name], weight)
+    assert changed
+    live = load(hs.Adapted(saved_llama, folder, strength=0.5))
+    (adapter,) = adapters_on(live.module)
+    assert set(adapter.strengths) == {0.5}
+    assert live.source().adapters[0].strength == 0.5
+    plain = tiny_llama()
+    plain.load_state_dict(half)
+    torch.testing.assert_close(states_of(live), states_of(load((plain.eval(), None))))
+
+
+def test_strength_of_a_change_of_the_base_is_refused(
+    tmp_path: Path, saved_llama: Path, own_lora: Path
+) -> None:
+    other = tiny_llama()
+    other.model.embed_tokens.weight.data.add_(1)
+    brings = write_adapter(tmp_path / "embedding", "embedding", other)
+    change(own_lora / "adapter_config.json", init_lora_weights="pissa")
+    for folder, reason in ((brings, "embed_tokens"), (own_lora, "pissa")):
+        with pytest.raises(LoadError, match=reason) as failure:
+            load(hs.Adapted(saved_llama, folder, strength=0.5))
+        assert "at strength 0.5" in str(failure.value)
 
 
 def test_several_adapters_add_up(
