@@ -23,7 +23,6 @@ from hiddenscope.interface.code import protect_from_file_lookup
 from hiddenscope.interface.descriptions import describe
 from hiddenscope.interface.values import build_value
 from hiddenscope.results import Result
-from hiddenscope.vectors.dataset import labels_of_states
 from hiddenscope.workers import Header
 
 Preview: TypeAlias = Callable[[AnswerBytes], None]
@@ -73,10 +72,7 @@ def _convert(
         return build_value(parameter, source, value)
     if parameter.kind == "data":
         # A shipped dataset has a name. An upload comes with its texts.
-        data = hs.read(value) if isinstance(value, str) else labelled_from(value)
-        if isinstance(source, hs.Model):
-            return data
-        return labels_of_states(source, data)
+        return hs.read(value) if isinstance(value, str) else labelled_from(value)
     return protect_from_file_lookup(parameter.kind, value)
 
 

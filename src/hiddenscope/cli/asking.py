@@ -16,7 +16,7 @@ from hiddenscope.catalog import ANALYSIS, Parameter
 from hiddenscope.cli.arguments import dataset
 from hiddenscope.cli.command import Arguments, Function, command
 from hiddenscope.cli.options import Shared
-from hiddenscope.cli.states import labels_of, read_saved
+from hiddenscope.cli.states import read_saved
 from hiddenscope.cli.terminal import echo, table, visible
 from hiddenscope.interface.descriptions import describe
 from hiddenscope.interface.typer_parameters import COLUMNS, options_of
@@ -100,8 +100,6 @@ def argument_values(
             continue
         elif parameter.kind == "model":
             value = shared.load_other(value)
-        elif parameter.kind == "data" and of_states:
-            value = labels_of(source, value)
         elif parameter.encoded:
             value = source.encode(
                 value, targets=arguments["targets"], truncate=arguments["truncate"]

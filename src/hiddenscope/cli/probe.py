@@ -7,7 +7,6 @@ from hiddenscope.cli.arguments import dataset
 from hiddenscope.cli.asking import argument_values, asks, show_result, source_of
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
-from hiddenscope.cli.states import labels_of
 from hiddenscope.errors import TextError
 from hiddenscope.interface.typer_parameters import EACH_TOKEN, OLD_TOKEN
 
@@ -39,8 +38,6 @@ def probe(shared: Shared, arguments: Arguments) -> None:
     else:
         labels = dataset(data, text, label, group)
     source = source_of(shared, arguments)
-    if of_states and not isinstance(labels, str):
-        labels = labels_of(source, labels)
     values = argument_values("probe", shared, arguments, source)
     if arguments["each_token"]:
         source = hs.each_token(source)

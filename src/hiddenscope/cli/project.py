@@ -9,7 +9,7 @@ from hiddenscope.cli.arguments import dataset
 from hiddenscope.cli.asking import argument_values, asks, show_result
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
-from hiddenscope.cli.states import labels_of, read_states
+from hiddenscope.cli.states import read_states
 from hiddenscope.errors import TextError
 from hiddenscope.interface.typer_parameters import (
     COLUMNS,
@@ -55,7 +55,7 @@ def project(shared: Shared, arguments: Arguments) -> None:
         source = _models(shared, arguments)
     else:
         source = read_states(arguments["states"])
-        data = _labels(source, names, columns)
+        data = _labels(names, columns)
     method = arguments.pop("method")
 
     def preview(result: "hs.Result") -> None:
@@ -90,7 +90,7 @@ def _datasets(names: list[str], columns: list[str | None]) -> Any:
     return datasets if len(datasets) > 1 else datasets[names[0]]
 
 
-def _labels(source: Any, names: list[str], columns: list[str | None]) -> Any:
+def _labels(names: list[str], columns: list[str | None]) -> Any:
     """Read the labels of the texts of states."""
     if len(names) > 1:
         raise TextError(
@@ -100,4 +100,4 @@ def _labels(source: Any, names: list[str], columns: list[str | None]) -> Any:
         )
     if not names:
         return None
-    return labels_of(source, dataset(names[0], *columns))
+    return dataset(names[0], *columns)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import hiddenscope as hs
 from hiddenscope import errors
-from hiddenscope.texts import Labelled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,13 +83,3 @@ def read_saved(path: Path) -> "Saved | NDArray[np.float32]":
             f"Cannot read vectors from {path}", str(error), "Give a .npy file."
         ) from error
     return vectors
-
-
-def labels_of(states: Saved, labelled: Labelled) -> Labelled:
-    """Return the labels and groups of the texts of states.
-
-    `labelled` are the texts that the states were made of.
-    """
-    module = import_module("hiddenscope.vectors.dataset")
-    matched: Labelled = module.labels_of_states(states, labelled)
-    return matched

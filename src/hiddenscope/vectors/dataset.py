@@ -5,7 +5,7 @@
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,13 +58,18 @@ def texts_of(data: Any) -> Any:
     if isinstance(data, str):
         is_table = reader.names_a_file(data) and reader.is_file(data)
     else:
-        marks = ("read", "columns", "column_names")
-        is_table = isinstance(data, os.PathLike) or any(
-            hasattr(data, name) for name in marks
-        )
+        is_table = _is_table(data)
     if is_table:
         return list(reader.read(data).texts)
     return data
+
+
+def _is_table(data: Any) -> bool:
+    """Tell a path, an open file, a frame and a Hugging Face dataset from a list."""
+    marks = ("read", "columns", "column_names")
+    return isinstance(data, str | os.PathLike) or any(
+        hasattr(data, name) for name in marks
+    )
 
 
 def strings_of(texts: Any) -> Sequence[Any]:
@@ -84,11 +89,13 @@ def _ids_of(tokens: Tokens, text: int) -> list[int]:
     return [-1 - text]
 
 
-def labels_of_states(states: Readable | Pair, data: Labelled) -> Labelled:
-    """Return the labels and groups of the texts of states, in their order.
+def labels_of_states(states: Readable | Pair, data: Any) -> Dataset:
+    """Return the texts of states with their labels and groups, in their order.
 
-    A store may hold only some texts of a corpus; these are found by their numbers. If
-    the states have kept their texts, those must be the same as in the data.
+    Labels in a list are taken as they are. Those of labelled texts, or of what
+    `hs.read` makes such texts of, must be of the same texts: as many, and equal as far
+    as the states have kept them. A store may hold only some texts of a corpus; these
+    are found by their numbers.
 
     >>> from hiddenscope.model import load
     >>> from hiddenscope.testing import tiny_model, tiny_tokenizer
@@ -96,41 +103,40 @@ def labels_of_states(states: Readable | Pair, data: Labelled) -> Labelled:
     >>> labels_of_states(states, Labelled(("a b", "c d"), (0, 1), "letters")).labels
     (0, 1)
     """
-    if data.labels is None:
-        raise TextError(
-            f"No labels in {data.name[:80]}",
-            "it has texts alone",
-            "Name the column of its labels.",
-        )
     readable = states.encoder if isinstance(states, Pair) else states
+    tokens = readable.tokens
+    if _is_table(data):
+        data = reader.read(data)
+    if not isinstance(data, Labelled):
+        return Dataset(tokens, data, "the labels")
+    numbers: Sequence[int] = range(tokens.count)
     # The numbers of its texts in the corpus, which only a store knows.
     stored = getattr(readable, "texts", None)
-    if stored is None:
-        stored = range(readable.tokens.count)
-    numbers = [int(number) for number in stored]
-    _check_texts(data, numbers, readable.tokens.texts)
-    groups = None
-    if data.groups is not None:
-        groups = tuple(data.groups[number] for number in numbers)
-    return Labelled(
-        tuple(data.texts[number] for number in numbers),
-        tuple(data.labels[number] for number in numbers),
-        data.name,
-        groups,
-    )
+    if stored is not None and len(data) != tokens.count:
+        numbers = [int(number) for number in stored]
+    _check_texts(data, numbers, tokens.texts)
+    columns = []
+    for column in (data.labels, data.groups):
+        if column is not None:
+            column = tuple(column[number] for number in numbers)
+        columns.append(column)
+    labels, groups = columns
+    return Dataset(tokens, labels, data.name, groups)
 
 
 def _check_texts(
-    data: Labelled, numbers: Sequence[int], texts: Iterable[str] | None
+    data: Labelled, numbers: Sequence[int], texts: Sequence[str] | None
 ) -> None:
     """Refuse a file of other texts: its labels would not belong to these states."""
     problem = f"The texts of {data.name[:80]} are not those of the states"
     remedy = "Give the file that they were made of."
-    if numbers and numbers[-1] >= len(data):
+    reason = ""
+    if texts is None and len(data) != len(numbers):
+        reason = f"it has {len(data):,} texts, and the states {len(numbers):,}"
+    elif numbers and numbers[-1] >= len(data):
         reason = f"it has {len(data):,} texts, and the states text {numbers[-1]:,}"
+    for number, text in zip(numbers, texts or (), strict=False):
+        if not reason and data.texts[number] != text:
+            reason = f"text {number:,} differs"
+    if reason:
         raise TextError(problem, reason, remedy)
-    if texts is None:
-        return
-    for number, text in zip(numbers, texts, strict=True):
-        if data.texts[number] != text:
-            raise TextError(problem, f"text {number:,} differs", remedy)

@@ -1,19 +1,23 @@
 """An analysis of a store is the analysis of the states in it, without holding them."""
 
 import copy
+import functools
 import inspect
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 import xarray
 from typer.testing import CliRunner
 
 import hiddenscope as hs
+from hiddenscope.analyses.probe.labels import labelled_rows
 from hiddenscope.catalog import ANALYSES, Analysis
 from hiddenscope.cli import main as cli
 from hiddenscope.errors import StatesError, TextError
@@ -147,6 +151,32 @@ def test_a_store_and_states_give_the_same_here_and_by_the_command(
         done = CliRunner().invoke(cli.app, [word, *given, *source])
         assert done.exit_code == 0, (name, done.output)
         same(hs.Result.load(out), hs.Result.load(tmp_path / "wanted.json"))
+
+
+def test_labels_of_states_come_from_a_file_or_a_frame_of_their_texts(
+    store: hs.Store, states: hs.States, texts: list[str], tmp_path: Path
+) -> None:
+    labels = [text.split()[-1] < "n" for text in texts]
+    frame = pandas.DataFrame({"text": texts, "label": labels})
+    path = tmp_path / "reviews.csv"
+    frame.to_csv(path, index=False)
+    ask = functools.partial(hs.project, sites="layer.2", method="pca")
+    wanted = ask(store, [str(label) for label in labels])
+    for source, data in ((store, str(path)), (states, frame), (store, hs.read(path))):
+        xarray.testing.assert_equal(ask(source, data).data, wanted.data)
+    rows = labelled_rows(store, str(path), "classify", "layer.2", "mean", False)
+    assert len(rows.labels) == 23, "of two copies one counts"
+    # Where the texts are not kept, their number is compared.
+    ids = hs.States(
+        states.sites, states.values, replace(states.tokens, texts=None), states.source
+    )
+    for source, data, what in (
+        (store, frame[::-1], "text 0 differs"),
+        (store, frame[:-1], "it has 23 texts, and the states text 23"),
+        (ids, pandas.concat([frame, frame]), "it has 48 texts, and the states 24"),
+    ):
+        with pytest.raises(TextError, match=what):
+            ask(source, data)
 
 
 def reads_states(analysis: Analysis) -> bool:

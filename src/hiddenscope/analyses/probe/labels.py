@@ -20,7 +20,12 @@ from hiddenscope.states import Pair, Pooling, Readable, Tokens
 from hiddenscope.states.arrays import Ints
 from hiddenscope.texts import Belonging, Labelled, as_list, belonging, read
 from hiddenscope.vectors import Vectors, vectors
-from hiddenscope.vectors.dataset import Dataset, dataset_of, strings_of
+from hiddenscope.vectors.dataset import (
+    Dataset,
+    dataset_of,
+    labels_of_states,
+    strings_of,
+)
 
 ReadyLabel: TypeAlias = str | float | None
 T = TypeVar("T", int, int | None)
@@ -94,11 +99,12 @@ def labelled_rows(
         dataset = _token_dataset(data) if pool is None else _text_dataset(data)
         rows = vectors(source, dataset.texts, sites=sites, pool=pool, truncate=truncate)
     else:
+        dataset = Dataset(None, data, "the labels")
+        # Of tokens a string names ready labels; of texts it is a path.
+        if pool is not None or not isinstance(data, str):
+            dataset = labels_of_states(source, data)
         rows = vectors(source, sites=sites, pool=pool)
-        tokens = _tokens(source, rows)
-        dataset = Dataset(tokens, data, "the labels")
-        if isinstance(data, Labelled):
-            dataset = Dataset(tokens, data.labels, data.name, data.groups)
+        dataset = replace(dataset, texts=_tokens(source, rows))
     if rows.tokens is not None:
         labelled = _label_tokens(rows, rows.tokens, dataset, task)
     else:

@@ -68,8 +68,8 @@ def probe(
     """Train a linear probe of every layer, and compare it with a control and chance.
 
     With a model, `data` is a dataset: a shipped name, a path, a frame, a Hugging Face
-    dataset, `(texts, labels)`, or what `hs.read` gave; with states, it is the labels,
-    or what `hs.read` gave for the same texts. Texts are taken as independent unless the
+    dataset, `(texts, labels)`, or what `hs.read` gave; with states, it is a list of
+    labels, or a dataset of the same texts. Texts are taken as independent unless the
     data have groups (`hs.read(..., group=)`). `pool` is what stands for a text: if not
     given, the last token in a decoder, and in an encoder the mean or what the model was
     trained for. With `hs.each_token(source)` there is a label for each token;

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,14 @@ from hiddenscope.model import Model
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, Pooling, Readable, Source, Tokens
-from hiddenscope.texts import Belonging, Labelled, as_list, belonging
+from hiddenscope.texts import Belonging, as_list, belonging
 from hiddenscope.vectors import Vectors, vectors
-from hiddenscope.vectors.dataset import Dataset, dataset_of, strings_of
+from hiddenscope.vectors.dataset import (
+    Dataset,
+    dataset_of,
+    labels_of_states,
+    strings_of,
+)
 
 # Texts whose logits are computed at a time.
 AT_ONCE = 64
@@ -149,10 +154,8 @@ def points_of_states(
     source: Readable | Pair, labels: Any, sites: SitePatterns, pool: Pooling | None
 ) -> Points:
     """Return the points of states, with one label for each text or for each token."""
-    groups = None
-    if isinstance(labels, Labelled):
-        labels, groups = labels.labels, labels.groups
-    values = None if labels is None else _listed(labels)
+    dataset = labels_of_states(source, labels)
+    values = None if dataset.labels is None else _listed(dataset.labels)
     if isinstance(source, Pair):
         part = source.decoder if "decoder" in str(sites) else source.encoder
         tokens = part.tokens
@@ -163,7 +166,7 @@ def points_of_states(
         pool = None
     rows = vectors(source, sites=sites, pool=pool)
     model = rows.source.model if isinstance(rows.source, Source) else "states"
-    return _points(rows, (model, ""), Dataset(tokens, values, "", groups))
+    return _points(rows, (model, ""), replace(dataset, texts=tokens, labels=values))
 
 
 def _listed(labels: Any) -> list[Any]:

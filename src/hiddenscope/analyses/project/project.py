@@ -69,8 +69,8 @@ def project(
 
     With a model, or a list of models, `data` is a dataset: a shipped name, a path, a
     frame, `(texts, labels)`, or what `hs.read` gave; or a mapping of names to several
-    datasets, to compare them. With states, it is the labels, one for each text or for
-    each token, or what `hs.read` gave for the same texts. Texts are taken as
+    datasets, to compare them. With states, it is a list of labels, one for each text or
+    for each token, or a dataset of the same texts. Texts are taken as
     independent unless the data have groups (`hs.read(..., group=)`). `pool` is what
     stands for a text: if not given, the last token in a decoder, and in an encoder the
     mean or what the model was trained for. With `hs.each_token(source)` every token is
