@@ -69,7 +69,7 @@ def trial(seed: int, concentration: float, draws: int, planted: Planted) -> Find
             _plant(generator, weights, draws, planted)
         rows = range(TOKENS)
         values = torch.from_numpy(weights)
-        tally.receive(WeightRows(site, range(2 * draws), rows, values))
+        tally.receive(WeightRows([site], range(2 * draws), rows, values[None]))
     return _findings(significance(tally.scores(), seed), planted)
 
 

@@ -1,9 +1,10 @@
 """Attention weights: run a model once, and compute them beside its own kernel.
 
 The weights of an attention are computed from the arguments of the operation that uses
-them, while the pass is at that operation, some rows at a time. Only the layers, heads
-and rows that are asked for are computed. In every pass some rows are compared with what
-the pass itself computed: weights times values must be what the heads hand on.
+them, of alike attentions together: on a GPU, thirty small products take thirty times as
+long as one. Only the layers, heads and rows that are asked for are computed. In every
+pass some rows are compared with what the pass itself computed: weights times values
+must be what the heads hand on.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.discovery import Tap, Write
-from hiddenscope.discovery.inside import AttentionHeads, Projection
+from hiddenscope.discovery import Write
+from hiddenscope.discovery.inside import AttentionHeads, HeadLayout, Projection
 from hiddenscope.errors import NotFinite, PassError
 from hiddenscope.modules import autograd, hooks, operations
 from hiddenscope.modules.trials import ULPS, tolerance
@@ -30,7 +31,7 @@ from hiddenscope.passes.protocol import PassModel, require_recordable
 from hiddenscope.passes.record import check_targets
 from hiddenscope.sites import Site
 
-# Rows are computed together as long as their tensors take no more than this.
+# Attentions and rows are computed together while their tensors take no more than this.
 MOST_BYTES = 64 * 2**20
 # Scores, a mask, weights and a copy of them are held at a time.
 TENSORS = 4
@@ -49,12 +50,13 @@ class WatchedAttention:
 
 
 class WeightRows(NamedTuple):
-    """Some rows of the weights of one attention, `values` [text, head, row, key].
+    """Some rows of weights, `values` [site, text, head, row, key].
 
-    `positions` are those of the queries, and `texts` the indices of the texts.
+    `positions` are those of the queries, and `texts` the indices of the texts. The same
+    heads are of every site.
     """
 
-    site: Site
+    sites: Sequence[Site]
     texts: Sequence[int]
     positions: Sequence[int]
     values: Tensor
@@ -117,6 +119,54 @@ class _Expected(NamedTuple):
     allowed: Tensor
 
 
+@dataclass
+class _Seen:
+    """One attention of a pass: its operation, and `z`, which its heads hand on.
+
+    `nbytes` is how much memory its tensors and the weights of all rows take.
+    """
+
+    part: WatchedAttention
+    operation: operations.Operation
+    versions: list[int]
+    nbytes: int
+    z: Tensor | None = None
+
+    @classmethod
+    def of(cls, part: WatchedAttention, operation: operations.Operation) -> _Seen:
+        """Keep what the weights of an attention are computed from."""
+        first, *others = operation.operands
+        held = sum(tensor.nbytes for tensor in (first, *others))
+        if part.layout.is_fused:
+            query = part.layout.queries.split(first)
+            keys = part.layout.keys.length(others[0])
+            rows = query.shape[0] * len(part.heads) * query.shape[2]
+            held += TENSORS * rows * keys * _itemsize(query)
+        else:
+            held += TENSORS * first.nbytes
+        return cls(part, operation, _versions(operation), held)
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """Return what is equal of attentions whose weights can be computed together."""
+        layout, named = self.part.layout, self.operation.named
+        layouts = layout.heads, layout.queries, layout.keys, layout.values
+        options: tuple[object, ...] = ()
+        if layout.is_fused:
+            mask = named.get("attn_mask")
+            options = named.get("is_causal"), named.get("scale"), _place(mask)
+        tensors = self.operation.operands
+        shapes = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+        return layout.weights.kind, self.part.heads, layouts, options, *shapes
+
+
+def _place(tensor: Tensor | None) -> tuple[object, ...]:
+    """Return where a tensor is in memory: attentions often share their mask."""
+    if tensor is None:
+        return ()
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
 class _Watcher:
     """Watches some attentions in one pass."""
 
@@ -135,10 +185,8 @@ class _Watcher:
         self.report = report
         self.positions: Sequence[int] | None = None
         self.writes = False
-        self.expected: dict[Site, _Expected] = {}
-        # Numbers stay on the device until the pass is over: to read one waits for it.
-        self.sums: dict[Site, Tensor] = {}
-        self.differences: dict[Site, Tensor] = {}
+        self.seen: dict[Site, _Seen] = {}
+        self.waiting: list[_Seen] = []
         self.missing = {part.site for part in attentions}
         self.stops = not hooks.is_offloaded(model.module)
         self.thread = threading.get_ident()
@@ -150,36 +198,13 @@ class _Watcher:
         arguments = batch.arguments(module, masked=self.model.batching.needs_mask)
         with hooks.watching(list(self._watches(module))):
             hooks.call_module(module, arguments)
-        self._settle()
+        self._compute()
         if self.missing:
             raise PassError(
                 f"No attention weights at {min(self.missing)}",
                 "its attention was not called in this pass",
                 "Load the model again: it has been changed.",
             )
-
-    def _settle(self) -> None:
-        """Report the numbers of the pass, or say why its weights are not right."""
-        for site, smallest in _numbers(self.sums):
-            if not isfinite(smallest[0]):
-                raise NotFinite(
-                    f"No attention weights at {site}",
-                    "the scores hold a NaN or an infinity",
-                    "Load the model in a wider dtype.",
-                )
-            lowest = min(smallest[0], self.report.smallest_sums.get(site, 1.0))
-            self.report.smallest_sums[site] = lowest
-        for site, (error, excess) in _numbers(self.differences):
-            # `not <=` refuses a NaN as well, which `>` would let through.
-            if not excess <= 1:
-                raise PassError(
-                    f"Cannot trust the attention weights at {site}",
-                    f"weights times values differ by {error:.1e} from what the heads"
-                    " handed on in this pass",
-                    "Load the model with attention='eager'.",
-                )
-            largest = max(error, self.report.errors.get(site, 0.0))
-            self.report.errors[site] = largest
 
     def _watches(self, module: nn.Module) -> Iterator[hooks.Watch]:
         """Yield watches inside attentions, and of the inputs of their projections."""
@@ -216,30 +241,10 @@ class _Watcher:
                 is_same_call = place.call == len(forwards) - 1
                 is_same_kind = place.kind == operation.kind
                 if is_same_call and is_same_kind and place.number == operation.number:
-                    self._show(part, operation)
+                    self.seen[part.site] = _Seen.of(part, operation)
             return output
 
         return callback
-
-    def _show(self, part: WatchedAttention, operation: operations.Operation) -> None:
-        """Hand on the weights of an attention, some rows at a time."""
-        source = _source(part, operation)
-        positions = self.positions
-        if positions is None:
-            positions = range(source.queries)
-        smallest = []
-        for start in range(0, len(positions), source.rows_at_a_time):
-            rows = list(positions[start : start + source.rows_at_a_time])
-            weights = source.weights(rows)
-            # The smallest of numbers with a NaN is a NaN.
-            smallest.append(weights.sum(-1).amin())
-            self.receive(WeightRows(part.site, self.texts, rows, weights))
-        self.sums[part.site] = torch.stack(smallest).amin()[None]
-        self.expected[part.site] = source.expected(_spread(positions))
-        if self.writes:
-            values = source.values[list(self.texts).index(0)]
-            norms = _write_norms(self.model.module, part, values)
-            self.report.write_norms[part.site] = norms
 
     def _input_callback(self, parts: Sequence[WatchedAttention]) -> Callable[..., None]:
         """Return a callback for the input of a projection."""
@@ -251,39 +256,126 @@ class _Watcher:
             call = next(calls)
             for part in parts:
                 tap = part.projection.tap
-                if tap.call == call and part.site in self.expected:
-                    self._check(part, tap, tap.read(*arguments))
-                    self.missing.discard(part.site)
+                if tap.call == call and part.site in self.seen:
+                    self._wait(part, tap.read(*arguments))
+            if sum(seen.nbytes for seen in self.waiting) > MOST_BYTES:
+                self._compute()
             if self.stops and not self.missing:
                 raise hooks.Stopped
 
         return callback
 
-    def _check(self, part: WatchedAttention, tap: Tap, tensor: Tensor | None) -> None:
-        """Raise PassError unless weights times values is what the heads hand on."""
-        expected = self.expected.pop(part.site)
-        problem = f"Cannot trust the attention weights at {part.site}"
-        if tensor is None:
-            raise PassError(problem, f"the {tap} holds no tensor", "Report this model.")
-        tokens = tensor.numel() // (len(self.texts) * part.projection.width)
-        states = _rows(tap.layout.states(tensor, tokens), expected.positions, 1)
-        by_head = states.reshape(*states.shape[:2], part.layout.heads, -1)
-        z = by_head.transpose(1, 2)
-        z = _rows(z, part.heads, 1).to(expected.outputs)
-        differences = (z - expected.outputs).norm(dim=-1) / expected.sizes
-        excess = differences / expected.allowed
-        largest = torch.stack([differences.amax(), excess.amax()])
-        self.differences[part.site] = largest
+    def _wait(self, part: WatchedAttention, z: Tensor | None) -> None:
+        """Let an attention wait for others like it."""
+        if z is None:
+            raise PassError(
+                f"Cannot trust the attention weights at {part.site}",
+                f"the {part.projection.tap} holds no tensor",
+                "Report this model.",
+            )
+        seen = self.seen.pop(part.site)
+        seen.z = z
+        self.waiting.append(seen)
+        self.missing.discard(part.site)
+
+    def _compute(self) -> None:
+        """Compute the weights of the attentions that wait, alike ones together."""
+        groups: dict[tuple[object, ...], list[_Seen]] = defaultdict(list)
+        for seen in self.waiting:
+            if _versions(seen.operation) != seen.versions:
+                raise PassError(
+                    f"Cannot compute the attention weights at {seen.part.site}",
+                    "the code of the model writes into its queries, keys or values"
+                    " after they were used",
+                    "Choose other layers.",
+                )
+            groups[seen.form].append(seen)
+        self.waiting.clear()
+        for group in groups.values():
+            self._show(group)
+
+    def _show(self, group: Sequence[_Seen]) -> None:
+        """Hand on the weights of alike attentions, some rows at a time."""
+        source = _source(group)
+        sites = [seen.part.site for seen in group]
+        by_site = len(group), len(self.texts)
+        positions = self.positions
+        if positions is None:
+            positions = range(source.queries)
+        smallest = []
+        for start in range(0, len(positions), source.rows_at_a_time):
+            rows = list(positions[start : start + source.rows_at_a_time])
+            weights = source.weights(rows).unflatten(0, by_site)
+            # The smallest of numbers with a NaN is a NaN.
+            smallest.append(weights.sum(-1).flatten(1).amin(1))
+            self.receive(WeightRows(sites, self.texts, rows, weights))
+        if self.writes:
+            values = source.values.unflatten(0, by_site)[:, list(self.texts).index(0)]
+            parts = [seen.part for seen in group]
+            norms = _write_norms(self.model.module, parts, values)
+            self.report.write_norms.update(zip(sites, norms, strict=True))
+        expected = source.expected(_spread(positions))
+        errors = _errors(group, expected, len(self.texts))
+        columns = torch.stack([torch.stack(smallest).amin(0), *errors], 1)
+        # To read numbers waits for the device.
+        for site, numbers in zip(sites, columns.tolist(), strict=True):
+            self._report(site, *numbers)
+
+    def _report(self, site: Site, smallest: float, error: float, excess: float) -> None:
+        """Report the numbers of an attention, or say why its weights are not right."""
+        if not isfinite(smallest):
+            raise NotFinite(
+                f"No attention weights at {site}",
+                "the scores hold a NaN or an infinity",
+                "Load the model in a wider dtype.",
+            )
+        # `not <=` refuses a NaN as well, which `>` would let through.
+        if not excess <= 1:
+            raise PassError(
+                f"Cannot trust the attention weights at {site}",
+                f"weights times values differ by {error:.1e} from what the heads"
+                " handed on in this pass",
+                "Load the model with attention='eager'.",
+            )
+        report = self.report
+        lowest = min(smallest, report.smallest_sums.get(site, 1.0))
+        report.smallest_sums[site] = lowest
+        report.errors[site] = max(error, report.errors.get(site, 0.0))
 
 
-def _numbers(tensors: dict[Site, Tensor]) -> Iterator[tuple[Site, list[float]]]:
-    """Yield small tensors as numbers, with one wait for each device."""
-    by_device: dict[torch.device, list[Site]] = defaultdict(list)
-    for site, tensor in tensors.items():
-        by_device[tensor.device].append(site)
-    for sites in by_device.values():
-        rows = torch.stack([tensors[site] for site in sites]).tolist()
-        yield from zip(sites, rows, strict=True)
+def _versions(operation: operations.Operation) -> list[int]:
+    """Return counters that tell whether the tensors of an operation were written to."""
+    tensors = *operation.operands, operation.named.get("attn_mask")
+    return [tensor._version for tensor in tensors if tensor is not None]
+
+
+def _errors(
+    group: Sequence[_Seen], expected: _Expected, texts: int
+) -> tuple[Tensor, Tensor]:
+    """Return how far weights times values are from what the heads hand on, by site.
+
+    The second number is relative to what rounding allows.
+    """
+    part = group[0].part
+    layout = part.projection.tap.layout
+    of_sites = []
+    for seen in group:
+        assert seen.z is not None
+        tokens = seen.z.numel() // (texts * part.projection.width)
+        of_sites.append(layout.states(seen.z, tokens))
+    states = _joined(of_sites)
+    states = _rows(states, expected.positions, 1)
+    by_head = states.unflatten(-1, (part.layout.heads, -1)).transpose(1, 2)
+    z = _rows(by_head, part.heads, 1).to(expected.outputs)
+    differences = (z - expected.outputs).norm(dim=-1) / expected.sizes
+    excess = differences / expected.allowed
+    by_site = len(group), -1
+    return differences.view(by_site).amax(1), excess.view(by_site).amax(1)
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the texts of several attentions one after another."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
 def _rows(tensor: Tensor, positions: Sequence[int], dim: int) -> Tensor:
@@ -308,14 +400,19 @@ def _spread(positions: Sequence[int]) -> list[int]:
     return [positions[place] for place in sorted(places)]
 
 
-def _source(
-    part: WatchedAttention, operation: operations.Operation
-) -> _FusedWeights | _EagerWeights:
-    """Return what computes the weights of an attention from its operation."""
+def _source(group: Sequence[_Seen]) -> _FusedWeights | _EagerWeights:
+    """Return what computes the weights of alike attentions, [site x text, ...]."""
+    part = group[0].part
     layout, heads = part.layout, part.heads
+    operands = zip(*(seen.operation.operands for seen in group), strict=True)
+
+    def take(layout_of: HeadLayout, tensors: Sequence[Tensor]) -> Tensor:
+        split = [layout_of.split(tensor) for tensor in tensors]
+        return _take_heads(_joined(split), heads, layout.heads)
+
     if layout.is_fused:
-        query, key, value = operation.operands
-        named = operation.named
+        queries, keys, values = operands
+        named = group[0].operation.named
         mask = named.get("attn_mask")
         if mask is not None:
             # torch broadcasts a mask that has fewer axes.
@@ -323,20 +420,22 @@ def _source(
             # A mask for all heads stays one: copies would be as large as all weights.
             if mask.shape[1] > 1:
                 mask = _take_heads(mask, heads, layout.heads)
+            if mask.shape[0] > 1:
+                mask = mask.repeat(len(group), 1, 1, 1)
         return _FusedWeights(
-            query=_take_heads(layout.queries.split(query), heads, layout.heads),
-            key=_take_heads(layout.keys.split(key), heads, layout.heads),
-            values=_take_heads(layout.values.split(value), heads, layout.heads),
+            query=take(layout.queries, queries),
+            key=take(layout.keys, keys),
+            values=take(layout.values, values),
             mask=mask,
             is_causal=bool(named.get("is_causal", False)),
             scale=named.get("scale"),
         )
-    pattern, value = operation.operands
+    patterns, values = operands
     # A pattern is laid out as values are, with all heads.
     pattern_layout = replace(layout.values, heads=layout.heads)
     return _EagerWeights(
-        pattern=_take_heads(pattern_layout.split(pattern), heads, layout.heads),
-        values=_take_heads(layout.values.split(value), heads, layout.heads),
+        pattern=take(pattern_layout, patterns),
+        values=take(layout.values, values),
     )
 
 
@@ -491,40 +590,60 @@ def _apply(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return weights @ wide, sizes.clamp_min(tiny)
 
 
-def _write_norms(module: nn.Module, part: WatchedAttention, values: Tensor) -> Tensor:
-    """Return the norms [head, key] of what values [head, key, dim] write.
+def _write_norms(
+    module: nn.Module, parts: Sequence[WatchedAttention], values: Tensor
+) -> list[Tensor]:
+    """Return the norms [head, key] of what values [site, head, key, dim] write.
 
     A norm after attention multiplies all that a token gets by one number, which depends
     on what all heads write. That number is left out.
     """
+    writes = [Write(module, part.projection, slice(None)) for part in parts]
+    weights = [write.weight for write in writes if write.weight is not None]
+    together = 1
+    if len(weights) == len(writes):
+        size = weights[0].numel() * _itemsize(weights[0])
+        together = max(1, MOST_BYTES // size)
+    norms: list[Tensor] = []
+    for start in range(0, len(parts), together):
+        here = slice(start, start + together)
+        if writes[start].weight is None:
+            norms.append(_norms_by_code(module, parts[start], values[start]))
+        else:
+            norms += _norms_by_weight(writes[here], parts[start], values[here])
+    return norms
+
+
+def _norms_by_code(module: nn.Module, part: WatchedAttention, values: Tensor) -> Tensor:
+    """Return the norms of what values [head, key, dim] write, head by head."""
     dim = part.layout.dim
-    whole = Write(module, part.projection, slice(None))
-    if whole.weight is not None:
-        return _norms_by_weight(whole, part, values)
     norms = []
     for head, of_head in zip(part.heads, values, strict=True):
         columns = slice(head * dim, (head + 1) * dim)
         # Only the code of a quantised projection knows its weight.
-        written = Write(module, part.projection, columns).linear(of_head)
-        norms.append(_wide(written * whole.gain(written)).norm(dim=-1))
+        write = Write(module, part.projection, columns)
+        written = write.linear(of_head)
+        norms.append(_wide(written * write.gain(written)).norm(dim=-1))
     return torch.stack(norms)
 
 
-def _norms_by_weight(write: Write, part: WatchedAttention, values: Tensor) -> Tensor:
-    """Return the norms of what values write, all heads together, by some keys."""
-    assert write.weight is not None
-    heads, keys, dim = values.shape
-    weight = write.weight.detach()
-    hidden_size = len(weight)
-    by_head = _wide(weight).T.reshape(part.layout.heads, dim, hidden_size)
-    if part.heads != tuple(range(part.layout.heads)):
-        by_head = by_head[list(part.heads)]
-    if write.norm is not None:
-        by_head = by_head * _wide(write.gain(weight.T))
+def _norms_by_weight(
+    writes: Sequence[Write], part: WatchedAttention, values: Tensor
+) -> Tensor:
+    """Return the norms of what values [site, head, key, dim] write, by some keys."""
+    weights = []
+    for write in writes:
+        assert write.weight is not None
+        weight = write.weight.detach()
+        if write.norm is not None:
+            weight = _wide(weight) * _wide(write.gain(weight.T))[:, None]
+        weights.append(weight)
+    by_head = _wide(torch.stack(weights)).mT.unflatten(1, (part.layout.heads, -1))
+    by_head = _rows(by_head, part.heads, 1)
     values = _wide(values).to(by_head)
-    keys_at_a_time = max(1, MOST_BYTES // (heads * hidden_size * _itemsize(values)))
+    row_bytes = by_head[..., 0, :].numel() * _itemsize(by_head)
+    keys_at_a_time = max(1, MOST_BYTES // row_bytes)
     norms = []
-    for start in range(0, keys, keys_at_a_time):
-        written = values[:, start : start + keys_at_a_time] @ by_head
-        norms.append(written.norm(dim=-1))
+    for some in values.split(keys_at_a_time, dim=2):
+        norms.append((some @ by_head).norm(dim=-1))
     return torch.cat(norms, dim=-1)

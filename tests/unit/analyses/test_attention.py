@@ -186,8 +186,8 @@ def test_some_heads_rows_and_layers_are_those_of_the_whole(
 
     monkeypatch.setattr(attention_weights._FusedWeights, "weights", watched)
     some = hs.attention(model, ids, [-1, 1], heads="1-2", queries=[-1, 4], draws=0).data
-    # Of two heads and two rows, in float32.
-    assert max(sizes) == 2 * 2 * TOKENS * 4
+    # Of two layers, two heads and two rows at once, in float32.
+    assert sizes == [2 * 2 * 2 * TOKENS * 4]
     assert some["site"].values.tolist() == ["layer.1.attn", "layer.3.attn"]
     assert some["query_position"].values.tolist() == [4, TOKENS - 1]
     chosen = whole.sel(layer=[1, 3], head=[1, 2]).isel(query=[4, TOKENS - 1])
@@ -237,6 +237,23 @@ def test_write_norms_of_a_projection_with_a_foreign_hook_and_a_norm_after_it() -
     norms = by_weight[0, :, 0]
     np.testing.assert_allclose(norms / norms[0], np.array(written) / written[0], 1e-3)
     assert "norm comes after attention" in result.facts["notes"][0]
+
+
+def test_operands_that_are_written_to_before_they_are_read_are_refused() -> None:
+    module = built("LlamaForCausalLM")
+    model = hs.load((module, None))
+    attention = module.model.layers[0].self_attn
+    overwrite = attention.v_proj.register_forward_hook(
+        lambda part, inputs, output: setattr(part, "kept", output)
+    )
+    spoil = module.model.layers[0].mlp.register_forward_hook(
+        lambda *arguments: attention.v_proj.kept.zero_()
+    )
+    with pytest.raises(PassError, match=r"layer\.1\.attn.*writes into its queries"):
+        hs.attention(model, [random_ids(TOKENS)], draws=0)
+    overwrite.remove()
+    spoil.remove()
+    hs.attention(model, [random_ids(TOKENS)], draws=0)
 
 
 def test_weights_that_do_not_make_the_pass_are_refused(

@@ -110,23 +110,24 @@ class RelationTally:
     def receive(self, rows: WeightRows) -> None:
         """Add the weights of some rows."""
         # Hidden keys have no weight in any head of any text.
-        visible = (rows.values > 0).any(0).any(0)
-        shares = 1 / visible.sum(-1).clamp_min(1)
-        layer = self.layers[rows.site]
-        columns = np.array(self.heads_of[rows.site])
+        visible = (rows.values > 0).any(1).any(1)
+        shares = 1 / visible.sum(-1).clamp_min(1).double()
         for number, relation in enumerate(self.relations):
             places, keys = self._cells(relation, rows.positions)
             if not places:
                 continue
-            is_visible = visible[places, keys]
-            weights = rows.values[:, :, places, keys].double()
-            sums = (weights * is_visible).sum(-1).cpu().numpy()
-            share = float((shares[places].double() * is_visible).sum())
-            for text, of_text in zip(rows.texts, sums, strict=True):
-                before = np.nan_to_num(self.sums[number, text, layer, columns])
-                self.sums[number, text, layer, columns] = before + of_text
-                self.shares[number, text, layer] += share
-                self.cells[number, text, layer] += int(is_visible.sum())
+            is_visible = visible[:, places, keys]
+            weights = rows.values[..., places, keys].double()
+            sums = (weights * is_visible[:, None, None]).sum(-1).cpu().numpy()
+            share = (shares[:, places] * is_visible).sum(-1).cpu().numpy()
+            cells = is_visible.sum(-1).cpu().numpy()
+            for place, site in enumerate(rows.sites):
+                layer, columns = self.layers[site], self.heads_of[site]
+                self.shares[number, rows.texts, layer] += share[place]
+                self.cells[number, rows.texts, layer] += cells[place]
+                here = np.ix_([number], rows.texts, [layer], columns)
+                before = np.nan_to_num(self.sums[here])
+                self.sums[here] = before + sums[place][None, :, None]
 
     def _cells(
         self, relation: str, positions: Sequence[int]

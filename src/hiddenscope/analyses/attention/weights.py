@@ -17,9 +17,6 @@ from hiddenscope.passes.attention_weights import (
 )
 from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
 
-# Weights that wait on the device until they are fetched, in bytes.
-MOST_WAITING = 64 * 2**20
-
 
 @dataclass(frozen=True)
 class TextWeights:
@@ -65,24 +62,13 @@ def read_weights(
     pattern = np.full(shape, np.nan, dtype=np.float32)
     write_norm = np.full((*shape[:2], keys), np.nan, dtype=np.float32)
 
-    waiting: list[WeightRows] = []
-
-    def store() -> None:
-        for rows in waiting:
-            # Rows come in the order in which they are asked for.
-            start = rows_of[rows.positions[0]]
-            end = start + len(rows.positions)
-            values = rows.values[0].float().cpu().numpy()
-            layer = pattern[layers[rows.site]]
-            layer[columns_of[rows.site], start:end] = values
-        waiting.clear()
-
     def receive(rows: WeightRows) -> None:
-        # To fetch weights from a GPU stops the pass, so they are fetched together.
-        waiting.append(rows)
-        size = sum(some.values.nbytes for some in waiting)
-        if not rows.values.is_cuda or size > MOST_WAITING:
-            store()
+        # Rows come in the order in which they are asked for.
+        start = rows_of[rows.positions[0]]
+        end = start + len(rows.positions)
+        of_sites = rows.values[:, 0].float().cpu().numpy()
+        for site, values in zip(rows.sites, of_sites, strict=True):
+            pattern[layers[site]][columns_of[site], start:end] = values
 
     report = run_weights(
         model,
@@ -92,7 +78,6 @@ def read_weights(
         positions=positions,
         writes=True,
     )
-    store()
     for site, norms in report.write_norms.items():
         values = norms.float().cpu().numpy()
         write_norm[layers[site], columns_of[site]] = values
