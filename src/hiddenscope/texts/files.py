@@ -22,6 +22,9 @@ from hiddenscope.texts.row import Origin, RawRow, kind_of, quote_names
 
 FORMATS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 COMPRESSIONS = (".gz", ".zst")
+# What stands for a column of a .txt file, which has none: as the texts, the file as a
+# whole in place of its lines, and as their label the folder that it is in.
+WHOLE_FILE, FOLDER = "file", "folder"
 PARQUET_BATCH = 1024
 # Characters of one line, or one field of a .csv, where the csv module stops at 131,072
 # by default.
@@ -73,9 +76,13 @@ def files_in(folder: Path) -> list[Path]:
         for name in names:
             if not name.startswith(".") and format_of(name):
                 files.append(Path(place, name))
+    problem = f"Cannot read texts from {str(folder)[:80]!a}"
+    if all(os.path.lexists(folder / name) for name in ("plan.json", "commits")):
+        remedy = "Give it as --states, or hs.open(path) in place of a model."
+        raise FileError(problem, "it is a store of states", remedy)
     if not files:
         raise FileError(
-            f"Cannot read texts from {str(folder)[:80]!a}",
+            problem,
             f"no file in it ends with {', '.join(FORMATS)}",
             "Give a folder of such files.",
         )
@@ -94,7 +101,12 @@ def read_path(
             f"Cannot read {origin.name}", reason, "Give a file that can be read."
         ) from error
     with stream:
-        yield from read_stream(stream, kind, origin, columns)
+        if kind != ".txt" or columns.label != FOLDER:
+            yield from read_stream(stream, kind, origin, columns)
+            return
+        label = path.absolute().parent.name
+        for row in read_stream(stream, kind, origin, columns._replace(label=None)):
+            yield row._replace(label=label)
 
 
 def read_stream(
@@ -104,6 +116,9 @@ def read_stream(
     with decompressed(stream, origin.name) as plain:
         if kind == ".parquet":
             yield from _parquet(plain, origin, columns)
+        elif kind == ".txt" and columns.text == WHOLE_FILE:
+            check_unnamed(columns._replace(text=None), origin)
+            yield from _whole(plain, origin)
         elif kind == ".txt":
             check_unnamed(columns, origin)
             for line, string in _lines(plain, origin):
@@ -200,6 +215,18 @@ def _lines(stream: Iterable[bytes | str], origin: Origin) -> Iterator[tuple[int,
     for number, line in _decoded(stream, origin):
         if line.strip():
             yield number, line.rstrip("\r\n")
+
+
+def _whole(stream: Iterable[bytes | str], origin: Origin) -> Iterator[RawRow]:
+    """Yield all lines of a file as one text."""
+    text = ""
+    for _, line in _decoded(stream, origin):
+        text += line
+        if len(text) >= LONGEST_FIELD:
+            reason = f"it has {LONGEST_FIELD:,} characters or more"
+            origin.refuse(1, reason, "Split the file.")
+            return
+    yield RawRow(1, text.rstrip("\r\n"))
 
 
 def _json(

@@ -74,9 +74,11 @@ def rows(
     Hugging Face dataset; a list of strings or of `(text, label)` pairs; `(texts,
     labels)`; or the result of `read`. `text`, `label` and `group` name columns. If text
     and label are not named, a column with an obvious name is taken, or the only one
-    that holds text; groups are read only from a column that is named. Labels of a .csv
-    are strings; blank lines of a file are skipped. With `skipped`, a broken row is not
-    an error: it is left out, and that function is given the error that names it.
+    that holds text; groups are read only from a column that is named. Of a .txt file,
+    text="file" takes the whole as one text, and label="folder" the name of its folder.
+    Labels of a .csv are strings; blank lines of a file are skipped. With `skipped`, a
+    broken row is not an error: it is left out, and that function is given the error
+    that names it.
 
     >>> next(rows("cities-complete")).label
     'Toronto'

@@ -537,3 +537,31 @@ def test_a_folder_is_the_files_of_texts_in_it(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileError, match="no file in it ends with"):
         hs.read(tmp_path / "empty")
+    (tmp_path / "empty" / "plan.json").touch()
+    (tmp_path / "empty" / "commits").mkdir()
+    with pytest.raises(FileError, match=r"a store of states.*--states"):
+        hs.read(tmp_path / "empty")
+
+
+def test_a_file_of_lines_can_be_one_text_and_its_folder_the_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reviews = {"bad/2.txt": "So dull.\n", "good/1.txt": "A joy.\n\nTwice.\r\n"}
+    for name, content in reviews.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(content.encode())
+    found = hs.read(tmp_path, text="file", label="folder")
+    assert found.texts == ("So dull.", "A joy.\n\nTwice.")
+    assert found.labels == ("bad", "good")
+    assert tuple(hs.Corpus(tmp_path, text="file").read()) == found.texts
+    assert dataset(f"@{tmp_path}", "file").texts == found.texts
+    # Lines have a folder too.
+    assert hs.read(tmp_path, label="folder").labels == ("bad", "good", "good")
+    monkeypatch.chdir(tmp_path / "bad")
+    assert hs.read("2.txt", label="folder").labels == ("bad",)
+    with pytest.raises(TextError, match="No column 'line' in 2.txt"):
+        hs.read("2.txt", text="line")
+    # No line is that long.
+    monkeypatch.setattr(files_of_texts, "LONGEST_FIELD", 12)
+    with pytest.raises(TextError, match="it has 12 characters or more"):
+        hs.read("../good/1.txt", text="file")
