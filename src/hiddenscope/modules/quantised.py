@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hiddenscope.errors import ModuleError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 # The weights of these show what they are, whatever a config says.
 _IN_TENSORS = ("torchao", "bitsandbytes", "quanto", "gguf")
 _SHORT_NAMES = {"float8": "fp8", "float4": "fp4"}
+# A wrong scale changes a number by more than this, and rounding to bfloat16 by less.
+MISREAD = 0.01
 _TENSOR_NAME = re.compile(r"([A-Za-z]+\d+)\w*?Tensor")
 
 
@@ -47,6 +50,23 @@ class QuantisedWeight(NamedTuple):
         A projection gets [output, input], however the original kept it.
         """
         return _unpack(self.part, getattr(self.part, self.name))
+
+    @property
+    def is_misread(self) -> bool:
+        """Return whether its library takes scales of neighbouring blocks for it.
+
+        bitsandbytes 0.50 does so on some processors where a block of scales goes over
+        the end of a row.
+        """
+        weight = getattr(self.part, self.name)
+        state = copy(getattr(weight, "quant_state", None))
+        if state is None:
+            return False
+        # In one row there is no end of a row for a block to go over.
+        state.shape = (1, state.shape.numel())
+        in_one_row = _unpack_4bit(weight, state)
+        numbers = self.unpack().reshape_as(in_one_row)
+        return not numbers.allclose(in_one_row, rtol=MISREAD)
 
 
 def quantised_weights(module: nn.Module) -> Iterator[QuantisedWeight]:
@@ -262,9 +282,13 @@ def _unpack(part: nn.Module, weight: Any) -> Tensor:
         scales = _int8_scales(part).to(weight.device)
         rows: Tensor = weight.detach().float()
         return rows * (scales.float() / 127)[:, None]
+    return _unpack_4bit(weight, weight.quant_state)
+
+
+def _unpack_4bit(weight: Tensor, state: object) -> Tensor:
     from bitsandbytes import functional
 
-    unpacked: Tensor = functional.dequantize_4bit(weight.detach(), weight.quant_state)
+    unpacked: Tensor = functional.dequantize_4bit(weight.detach(), state)
     return unpacked.detach()
 
 

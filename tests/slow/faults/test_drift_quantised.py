@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 import hiddenscope as hs
@@ -12,7 +14,7 @@ from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views.kinds.drift import tables
 
 pytest.importorskip("torchao")
-pytest.importorskip("bitsandbytes")
+bitsandbytes = pytest.importorskip("bitsandbytes")
 
 TEXTS = [[*range(5, 20)], [*range(30, 43)]]
 SCHEMES = ["int8", "fp8", "bnb-int8", "nf4", "fp4"]
@@ -93,6 +95,30 @@ def test_other_families_and_weights_that_are_kept_the_other_way_round(
         facts = hs.drift(*sides, TEXTS).facts
         assert facts["explained_by"] == "quantisation"
         assert max(weight["relative"] for weight in facts["changed_weights"]) < 0.15
+
+
+@pytest.mark.parametrize("scheme", ["nf4", "fp4"])
+def test_a_width_across_blocks_of_scales_is_no_fault_of_code(
+    tmp_path: Path, scheme: str
+) -> None:
+    """On some processors bitsandbytes multiplies by the scale of a block beside."""
+    config = LlamaConfig(
+        vocab_size=99, hidden_size=64, intermediate_size=96, num_hidden_layers=2
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    candidate = hs.load(hs.Quantised(tmp_path, scheme))
+    facts = hs.drift(hs.load(tmp_path), candidate, TEXTS).facts
+    part: Any = candidate.module.get_submodule("model.layers.0.mlp.down_proj")
+    state = part.weight.quant_state
+    codes = torch.stack([part.weight >> 4, part.weight & 15], -1).view(-1, 64)
+    numbers = (state.code[codes.long()] * state.absmax[:, None]).view(64, 96)
+    is_right = torch.allclose(
+        bitsandbytes.functional.dequantize_4bit(part.weight, state), numbers
+    )
+    assert facts["explained_by"] == ("quantisation" if is_right else "weights")
+    assert any("neighbouring block" in note for note in facts["notes"]) != is_right
+    if not is_right:
+        assert facts["module"] == "model.layers.0.mlp.down_proj"
 
 
 def test_the_command_shows_the_layers_and_tells_of_drift(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ class Rounded(NamedTuple):
     full_name: str
     numbers: Tensor
     scheme: str = "by-hand int8"
+    is_misread: bool = False
 
     def unpack(self) -> Tensor:
         return self.numbers
@@ -103,8 +104,19 @@ def test_other_weights_are_not_taken_for_quantisation(quantised: Any) -> None:
     facts = result.facts
     assert facts["explained_by"] == "weights"
     assert "which rounding cannot do" in result.summary()
+    assert "with the candidate's own weights" not in result.summary()
     assert facts["unexplained"]["site"] == "layer.2"
     assert facts["module"] == "model.layers.1"
+
+
+def test_a_fault_of_code_is_found_behind_other_weights(quantised: Any) -> None:
+    layers = quantised.model.layers
+    layers[1].mlp.up_proj.weight.data.mul_(1.03)
+    layers[2].input_layernorm.variance_epsilon = 0.01
+    facts = hs.drift(llama(), quantised, TEXTS[:1]).facts
+    assert facts["explained_by"] is None
+    assert facts["unexplained"]["site"] == "layer.3"
+    assert facts["module"] == "model.layers.2.input_layernorm"
 
 
 def test_other_weights_fewer_digits_and_code_are_told_apart() -> None:

@@ -56,7 +56,8 @@ class Cause:
     """What explains a difference, and what is left unexplained.
 
     `errors` and `sides` are those of the comparison in which nothing but the fault is
-    left, for the search; without a fault they are None.
+    left, for the search; without a fault they are None. A fault in weights is one in
+    those that are no rounding: with the others, what is left differs.
     """
 
     explained_by: Explanation | None
@@ -73,7 +74,7 @@ class WeightComparison:
 
     sides: ComparedSides
     changed: list[ChangedWeight] = field(default_factory=list)
-    is_quantised: bool = False
+    misread: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, sides: ComparedSides) -> WeightComparison:
@@ -85,19 +86,22 @@ class WeightComparison:
         reference, candidate = sides.equal_reference, sides.equal_candidate
         packed = _unpackers(reference.module), _unpackers(candidate.module)
         bits = {*_bits(reference.module), *_bits(candidate.module)}
-        comparison.is_quantised = bool(bits)
         largest = LARGEST_ROUNDING[min(bits, default=8)]
         for name, path in comparison.paths():
             expected = _numbers(reference.module, name, packed[0])
             actual = _numbers(candidate.module, path, packed[1])
             if expected is None or actual is None or expected is actual:
                 continue
-            is_packed = name in packed[0] or path in packed[1]
+            unpackers = [packed[0].get(name), packed[1].get(path)]
+            unpackers = [weight for weight in unpackers if weight is not None]
+            if any(weight.is_misread for weight in unpackers):
+                comparison.misread.append(path)
+                unpackers = []
             # bitsandbytes keeps the weights of GPT-2 the other way round.
             if _is_transposed(reference, name) != _is_transposed(candidate, path):
                 actual = actual.mT
             if expected.shape == actual.shape:
-                change = _change(name, expected, actual, largest if is_packed else 0.0)
+                change = _change(name, expected, actual, largest if unpackers else 0.0)
                 if change is not None:
                     comparison.changed.append(change)
         return comparison
@@ -124,19 +128,19 @@ def explain(weights: WeightComparison, model: Model, inputs: Inputs) -> Cause:
     if not changed:
         return Cause(None)
     rounded = [change.name for change in changed if change.is_rounding]
-    everything = [change.name for change in changed]
+    others = None
     if rounded:
         errors, sides = _compare_exchanged(weights, rounded, model, inputs)
         if not errors.drifting:
             return Cause("quantisation")
-        left = Cause(None, errors, sides)
-        if len(rounded) == len(everything):
-            return left
-        rest, _ = _compare_exchanged(weights, everything, model, inputs)
-        return left if rest.drifting else replace(left, explained_by="weights")
-    errors, sides = _compare_exchanged(weights, everything, model, inputs)
+        others = Cause("weights", errors, sides)
+    if len(rounded) < len(changed):
+        everything = [change.name for change in changed]
+        errors, sides = _compare_exchanged(weights, everything, model, inputs)
     if errors.drifting:
         return Cause(None, errors, sides)
+    if others is not None:
+        return others
     if all(change.is_narrow for change in changed):
         return Cause("dtype")
     return Cause("weights")

@@ -56,6 +56,7 @@ from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Result
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Readable
+from hiddenscope.states.foreign_names import listed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -321,6 +322,12 @@ def _compare_by_parts(
     )
     weights = WeightComparison.of(sides)
     comparison.changed_weights = weights.changed
+    if weights.misread:
+        errors.notes.append(
+            "bitsandbytes unpacks these weights with scales of neighbouring blocks on"
+            " this device, because their width is no multiple of a block:"
+            f" {listed(weights.misread)}."
+        )
     comparison.dtypes_differ = sides.candidate.dtype != sides.reference.dtype
     if errors.drifting:
         cause = explain(weights, model, inputs)

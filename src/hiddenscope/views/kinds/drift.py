@@ -231,13 +231,17 @@ def _unexplained(facts: "DriftFacts") -> str:
     """Say where a difference begins that quantisation does not explain."""
     left = facts["unexplained"]
     assert left is not None
-    cause = "in the weights that are no rounding of the reference's"
-    if facts["explained_by"] is None:
-        cause = "in code"
+    differs = (
+        f"differs at `{left['site']}`, by {_times(left['beyond'])} the noise envelope"
+    )
+    if facts["explained_by"] == "weights":
+        return (
+            "With the weights that are a rounding of the reference's, and no others,"
+            f" its code {differs}. The fault is in the other weights."
+        )
     return (
         "The weights do not explain all of it: with the candidate's own weights, the"
-        f" reference's code still differs at `{left['site']}`, by"
-        f" {_times(left['beyond'])} the noise envelope. The fault is {cause}."
+        f" reference's code still {differs}. The fault is in code."
     )
 
 
