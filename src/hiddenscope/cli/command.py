@@ -7,6 +7,7 @@ can be checked without a model is checked first, before torch is imported.
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from hiddenscope import errors, progress
@@ -19,7 +20,7 @@ from hiddenscope.cli.arguments import (
 )
 from hiddenscope.cli.failures import errors_as_messages
 from hiddenscope.cli.options import RESULTS, Shared, shared_parameters
-from hiddenscope.cli.states import check_states
+from hiddenscope.cli.states import check_states, is_store
 from hiddenscope.interface.typer_parameters import (
     COLUMN_OF_TEXTS_FILE,
     TEXTS_FILE,
@@ -104,8 +105,15 @@ def _read(parameters: Sequence[Parameter], values: Arguments) -> Arguments:
     """Return the arguments with texts, positions and numbers in place of words."""
     arguments = dict(values)
     file = arguments.pop("texts_file", None)
-    column = arguments.pop("text_column", None)
+    column = None
+    # Beside labelled texts the columns are theirs.
+    if arguments.get("data") is None:
+        column = arguments.pop("text_column", None)
     states = arguments.get("states")
+    source = (arguments.get("source") or "").removeprefix("@")
+    if states is None and is_store(source):
+        # A search may name a store in the place of its source.
+        arguments |= {"states": Path(source), "source": None}
     for parameter in parameters:
         word = arguments.get(parameter.name)
         if takes_texts(parameter):

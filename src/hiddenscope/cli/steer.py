@@ -1,16 +1,21 @@
 """What the model answers and writes, changed along a direction."""
 
+from dataclasses import replace
+
 from hiddenscope.catalog import Parameter
 from hiddenscope.cli.arguments import dataset, texts_in
 from hiddenscope.cli.asking import ask, asks, show_result
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.errors import TextError
+from hiddenscope.interface.typer_parameters import COLUMNS
+from hiddenscope.texts import Labelled
 
 # On all 40 shipped sentences the perplexity of every setting takes most of the time.
 FEW = 10
 OPTIONS = (
     Parameter("data", "word", "Labelled texts: a shipped name, or a file."),
+    replace(COLUMNS[1], help="The column of the labels in --data."),
     Parameter(
         "ablate",
         "flag",
@@ -38,9 +43,17 @@ def steer(shared: Shared, arguments: Arguments) -> None:
                 "Leave one of them out.",
             )
         arguments["strengths"] = "ablate"
+    data, label = arguments.pop("data"), arguments.pop("label")
+    if data is not None:
+        data = dataset(data, arguments.pop("text_column"), label)
+    elif label is not None:
+        raise TextError(
+            f"Cannot use --label {label}",
+            "it is a column of --data, which is not given",
+            "Give --data FILE, or leave --label out.",
+        )
     for side in ("toward", "away"):
-        arguments[side] = _texts(arguments.get("data"), arguments[side])
-    del arguments["data"]
+        arguments[side] = _texts(data, arguments[side])
     if arguments["quality"] is None:
         arguments["quality"] = list(dataset("plain").texts[:FEW])
     else:
@@ -48,19 +61,18 @@ def steer(shared: Shared, arguments: Arguments) -> None:
     show_result(ask("steer", shared, arguments), shared)
 
 
-def _texts(data: str | None, words: list[str]) -> list[str]:
+def _texts(data: Labelled | None, words: list[str]) -> list[str]:
     """Return one set of texts: those that were typed, or those with these labels."""
     if data is None:
         return texts_in(words)
-    labelled = dataset(data)
-    labels = [str(label) for label in labelled.labels or ()]
+    labels = [str(label) for label in data.labels or ()]
     for label in words:
         if label not in labels:
             reason = "it has no labels"
             if labels:
                 reason = f"its labels are {', '.join(sorted(set(labels)))}"
             raise TextError(
-                f"No label {label!r} in {data}", reason, "Give one of these."
+                f"No label {label!r} in {data.name}", reason, "Give one of these."
             )
-    pairs = zip(labelled.texts, labels, strict=True)
+    pairs = zip(data.texts, labels, strict=True)
     return [text for text, label in pairs if label in words]

@@ -179,6 +179,17 @@ def test_labels_of_states_come_from_a_file_or_a_frame_of_their_texts(
             ask(source, data)
 
 
+def test_the_folder_of_a_store_can_be_the_source_of_a_search(written: Path) -> None:
+    words = [*QUERIES, "-k", "4", "--model", str(written / "model"), "--json"]
+    store = str(written / "store")
+    told = []
+    for first in (["--states", store], [store], [f"@{store}"]):
+        done = CliRunner().invoke(cli.app, ["search", *first, *words])
+        assert done.exit_code == 0, done.output
+        told.append(json.loads(done.stdout)["facts"])
+    assert told[0] == told[1] == told[2]
+
+
 def reads_states(analysis: Analysis) -> bool:
     first, *_ = inspect.signature(getattr(hs, analysis.word)).parameters.values()
     return "Readable" in str(first.annotation)
@@ -207,6 +218,9 @@ REFUSED: list[tuple[str, str]] = [
     ("project", "No dataset"),
     ("search", "No source to search"),
     ("search --states {store}", "No texts"),
+    ("search {store}", "no query was given"),
+    ("probe {store}", "it is a store of states. Give it as --states"),
+    ("embed @{store}", "it is a store of states. Give it as --states"),
 ]
 
 
