@@ -20,6 +20,7 @@ from hiddenscope.app.jobs import Jobs
 from hiddenscope.app.library import Library
 from hiddenscope.app.pages import add_pages
 from hiddenscope.app.process import ModelWorker
+from hiddenscope.app.refusals import explain
 from hiddenscope.app.routes import api
 from hiddenscope.app.settings import Settings
 from hiddenscope.errors import Error
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     import uvicorn
 
 SHIPPED = Path(__file__).parent / "example"
-# Of a request that cannot be understood, so many problems are listed.
-MAX_PROBLEMS = 5
 
 # Importing it is what counts: it lets results find their pages and figures.
 assert render
@@ -117,13 +116,7 @@ def _add_error_handlers(application: FastAPI) -> None:
 
     @application.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        problems = []
-        for problem in error.errors()[:MAX_PROBLEMS]:
-            # Both the place and the message may repeat what was sent.
-            place = ".".join(map(str, problem["loc"][1:]))[:200] or "body"
-            problems.append(f"{place}: {problem['msg'][:300]}")
-        listed = "; ".join(problems)
-        return _problem(422, f"The request cannot be understood. {listed}.")
+        return _problem(422, explain(error.errors()))
 
     @application.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:

@@ -19,6 +19,7 @@ from hiddenscope.analyses.steer.continuations import (
 )
 from hiddenscope.analyses.steer.reads import masked_model
 from hiddenscope.app.models import Models
+from hiddenscope.app.refusals import in_page
 from hiddenscope.app.stores import encodable
 from hiddenscope.errors import Error, SiteError, TextError, TooLarge
 from hiddenscope.passes import Change
@@ -114,7 +115,7 @@ def _read_with_lens(
     try:
         result = hs.lens(model, text, k=PREDICTIONS, sites=site)
     except Error as error:
-        return str(error)
+        return in_page(error)
     cell = result.data.sel(site=str(site)).isel(token=token)
     return _word_list(cell["word"].values.tolist(), cell["probability"].values.tolist())
 
@@ -126,7 +127,7 @@ def _predict(model: hs.Model, text: str) -> list[Header] | str:
     except TooLarge:
         raise
     except Error as error:
-        return str(error)
+        return in_page(error)
     return _likeliest(model, logits)
 
 

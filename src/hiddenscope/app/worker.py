@@ -19,6 +19,7 @@ from hiddenscope import progress
 from hiddenscope.app.answers import AnswerBytes
 from hiddenscope.app.models import Models
 from hiddenscope.app.questions import answer
+from hiddenscope.app.refusals import in_page
 from hiddenscope.errors import Error, is_out_of_memory
 from hiddenscope.workers import Channel, Header, parent_channel
 
@@ -142,7 +143,7 @@ def _answer_question(request: Header, models: Models, server: _Server) -> None:
         # An interrupted import leaves a module in pieces, so start again without it.
         _cancel(server, leaving=len(sys.modules) != modules_before)
     except Error as error:
-        server.send_error(error, str(error))
+        server.send_error(error, in_page(error))
     except Exception as error:
         traceback.print_exc()
         # Libraries turn an interrupt in the middle of an import into their own error.

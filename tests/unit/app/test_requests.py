@@ -2,17 +2,24 @@
 it.
 """
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from hiddenscope.app.refusals import explain
 from hiddenscope.app.schemas import ASKED, REQUESTS, JobRequest, analyses, form_field
 from hiddenscope.catalog import Parameter
 from tests.workbench.asking import QUESTIONS, TEXT
 from tests.workbench.serving import Bench
 
+# Words of pydantic, and its names for places and types.
+PYDANTIC = re.compile(
+    r"should|pattern|[Ii]nput|valid |permitted|constrained|arguments\.|\^\(|"
+    "cannot be understood"
+)
 STORE = "store:0123456789abcdef"
 CELL = {"text": TEXT, "site": "layer.1", "token": 0}
 TAKEN = TypeAdapter(JobRequest)
@@ -77,8 +84,12 @@ def test_a_request_holds_what_it_may_and_no_more(
         read = TAKEN.validate_python(asked).model_dump(exclude_unset=True)
         assert read == asked
     for value in bad:
-        with pytest.raises(ValidationError, match=name):
+        with pytest.raises(ValidationError, match=name) as refused:
             TAKEN.validate_python(request(word, **LEAST[word] | {name: value}))
+        problems = [
+            {**one, "loc": ("body", *one["loc"])} for one in refused.value.errors()
+        ]
+        assert not PYDANTIC.search(explain(problems))
 
 
 def test_a_request_names_a_model_or_a_store() -> None:
@@ -115,15 +126,28 @@ def test_a_bad_request_is_refused_in_a_sentence(bench: Bench) -> None:
         ([], "understood"),
         ({"analysis": "nothing", **nowhere, "arguments": {}}, "analysis"),
         ({**lens, "arguments": {"texts": "x", "lens": "/etc/passwd"}}, "lens"),
-        ({**lens, "arguments": {"texts": "x" * 20_001}}, "20000"),
+        ({**lens, "arguments": {"texts": "x" * 20_001}}, "more than 20,000 characters"),
+        (
+            {**lens, "arguments": {}, "model": {"name": "../x"}},
+            "“model” cannot be '../x'",
+        ),
+        ({"analysis": "profile", "arguments": {}}, "either a model or a store"),
         ({**lens, **nowhere, "arguments": {"texts": "x"}}, "below"),
         ({**probe, "arguments": {"data": "nothing"}}, "No dataset"),
-        ({"analysis": "x" * 10**6, **nowhere, "arguments": {}}, "understood"),
-        ({**lens, "arguments": dict.fromkeys(long_names, 1)}, "arguments.0xx"),
+        ({"analysis": "x" * 10**6, **nowhere, "arguments": {}}, "analysis"),
+        ({**lens, "arguments": dict.fromkeys(long_names, 1)}, "“0xx"),
     ):
         answer = bench.ask("POST", "/api/jobs", asked)
         assert answer.status == 422 and said in answer.json["detail"]
         assert len(answer.body) < 3_000
+        assert said == "understood" or not PYDANTIC.search(answer.json["detail"])
+    for method, path, said in (
+        ("GET", "/api/results/xyz", "“id” cannot be 'xyz'."),
+        ("GET", f"/api/stores/{STORE}/texts?first=x", "“first” must be a whole number"),
+        ("GET", f"/api/stores/{STORE}/texts?count=101", "“count” must be at most 100"),
+        ("POST", "/api/tables", "“file” is missing."),
+    ):
+        assert said in bench.ask(method, path, b"").json["detail"]
     assert bench.ask("POST", "/api/jobs", b'{"x": "\\ud800"}').status == 422
     assert bench.ask("POST", "/api/jobs", b"{").status in (400, 422)
 
