@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hiddenscope import texts
 from hiddenscope.app.schemas import (
+    MODEL_NAME,
     ColumnChoice,
     DatasetAnswer,
     ModelAnswer,
@@ -24,9 +25,11 @@ from hiddenscope.app.schemas import (
 from hiddenscope.app.settings import Settings
 from hiddenscope.app.stores import describe_states, is_states
 from hiddenscope.app.uploads import UPLOAD_NAME, Upload, Uploads
-from hiddenscope.errors import TextError, UnknownModel
+from hiddenscope.errors import LoadError, TextError, UnknownModel
 from hiddenscope.files import identity
 from hiddenscope.loading import zoo
+from hiddenscope.loading.folder import read_json
+from hiddenscope.loading.outline import outline
 
 # How far, and for how long, the folders below the root are searched.
 MAX_MATCHES = 500
@@ -36,7 +39,7 @@ MAX_DEPTH = 4
 MAX_LABELS = 50
 SAMPLE_TEXTS = 5
 
-_HUB_FOLDER = re.compile(r"models--([A-Za-z0-9_.\-]+)(?:--([A-Za-z0-9_.\-]+))?")
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 class Library:
@@ -59,14 +62,20 @@ class Library:
                     label=entry.description,
                     source="zoo",
                     here=entry.cached,
+                    headless=outline(entry.name).headless,
                 )
             )
         for name in _hub_models():
             models.append(ModelAnswer(name=name, label=name, source="hub", here=True))
         for name, path in self._search(_is_model, "folder"):
-            label = self._label(path)
             models.append(
-                ModelAnswer(name=name, label=label, source="folder", here=True)
+                ModelAnswer(
+                    name=name,
+                    label=self._label(path),
+                    source="folder",
+                    here=True,
+                    headless=outline(str(path)).headless,
+                )
             )
         return models
 
@@ -82,11 +91,26 @@ class Library:
         if name in zoo.ZOO:
             version = zoo.ZOO[name].revision
         elif name.startswith("folder:"):
-            path = self._path(name, _is_model, "folder")
-            version = identity(sorted(path.iterdir()) if path.is_dir() else [path])
+            version = ""
+            for path in self._with_bases(self._path(name, _is_model, "folder")):
+                version += identity(sorted(path.iterdir()) if path.is_dir() else [path])
         else:
             version = _hub_commit(name) or self._unknown_version
         return f"{name} {choice.dtype} {version}"
+
+    def _with_bases(self, path: Path) -> list[Path]:
+        """Return a model and, of an adapter, the folders of the models below it."""
+        chain = [path]
+        while (base := _base_folder(chain[-1])) is not None and base not in chain:
+            if self.root not in (base, *base.parents):
+                raise LoadError(
+                    f"Cannot open {self._label(path)}",
+                    f"it is an adapter of {str(base)[:200]}, which is not below the"
+                    " root",
+                    "Start `hiddenscope serve --root FOLDER` above both.",
+                )
+            chain.append(base)
+        return chain
 
     def datasets(self) -> list[DatasetAnswer]:
         """List the shipped datasets, then the uploads."""
@@ -224,10 +248,23 @@ def _is_model(path: Path) -> bool:
     try:
         if path.suffix.lower() == ".gguf":
             return path.is_file()
-        has_config = path.is_dir() and (path / "config.json").is_file()
+        configs = [path / name for name in ("config.json", ADAPTER_CONFIG)]
+        has_config = any(config.is_file() for config in configs)
         return has_config and any(path.glob("*.safetensors"))
     except OSError:
         return False
+
+
+def _base_folder(path: Path) -> Path | None:
+    """Return where the model that an adapter is of lies, if it is not on the hub."""
+    config = path / ADAPTER_CONFIG
+    if not config.is_file():
+        return None
+    base = read_json(config).get("base_model_name_or_path")
+    if not isinstance(base, str) or base in zoo.ZOO:
+        return None
+    folder = os.path.expanduser(base)
+    return Path(folder).resolve() if os.path.exists(folder) else None
 
 
 def _hub_cache() -> Path:
@@ -246,9 +283,12 @@ def _hub_models() -> list[str]:
     """Return the ids of cached models whose weights can be read."""
     names = []
     for path in _entries(_hub_cache()):
-        match = _HUB_FOLDER.fullmatch(path.name)
-        if match and any(path.glob("snapshots/*/*.safetensors")):
-            names.append("/".join(filter(None, match.groups())))
+        kind, _, folder = path.name.partition("--")
+        # The hub allows no two dashes in a row in the name of an owner or a model.
+        name = folder.replace("--", "/", 1)
+        is_model = kind == "models" and re.fullmatch(MODEL_NAME, name)
+        if is_model and any(path.glob("snapshots/*/*.safetensors")):
+            names.append(name)
     return names
 
 

@@ -425,6 +425,9 @@ class ModelAnswer(BaseModel):
     label: str
     source: Literal["zoo", "hub", "folder"]
     here: bool = Field(description="Whether it is on this machine already.")
+    headless: bool = Field(
+        False, description="Whether its config says that it predicts no tokens."
+    )
 
 
 class ColumnChoice(BaseModel):

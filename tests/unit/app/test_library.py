@@ -14,8 +14,8 @@ from hiddenscope.app.desk import Desk
 from hiddenscope.app.library import Library
 from hiddenscope.app.schemas import ModelChoice
 from hiddenscope.app.stores import STATES_FORMATS, store_identity
-from hiddenscope.errors import TextError, UnknownModel
-from tests.workbench.serving import settings_in
+from hiddenscope.errors import LoadError, TextError, UnknownModel
+from tests.workbench.serving import Bench, settings_in
 
 
 def model(folder: Path) -> Path:
@@ -103,7 +103,7 @@ def test_a_model_is_told_from_others_by_its_files_its_dtype_and_its_version(
         Library(settings_in(tmp_path, root=tmp_path / "root")) for _ in range(2)
     )
     hub = [one.name for one in first.models() if one.source == "hub"]
-    assert [name.replace("--", "/") for name in hub] == ["some/body"]
+    assert hub == ["some/body"]
 
     def identity(name: str, found: Library = first, **options: Any) -> str:
         return found.model_identity(ModelChoice(name=name, **options))
@@ -118,6 +118,50 @@ def test_a_model_is_told_from_others_by_its_files_its_dtype_and_its_version(
     assert before == identity(name, second)
     (path / "model.safetensors").write_bytes(b"more")
     assert identity(name) != before
+
+
+def adapter(folder: Path, base: str) -> None:
+    model(folder)
+    (folder / "config.json").unlink()
+    config = {"base_model_name_or_path": base}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+def test_adapters_are_offered_and_lead_nowhere_outside_the_root(tmp_path: Path) -> None:
+    """A result is that of the adapter and its base: a change of either is another."""
+    root = tmp_path / "root"
+    base = model(root / "models" / "one")
+    bases = {
+        "hub": "some/body",
+        "inside": str(base),
+        "itself": str(root / "itself"),
+        "none": "",
+        "outside": str(model(tmp_path / "outside")),
+        "stacked": str(root / "outside"),
+    }
+    for name, path in bases.items():
+        adapter(root / name, path)
+    found = Library(settings_in(tmp_path, root=root))
+    names = {one.label: one.name for one in found.models() if one.source == "folder"}
+    assert names.keys() == {*bases, "models/one"}
+
+    def identity(label: str) -> str:
+        return found.model_identity(ModelChoice(name=names[label]))
+
+    before = identity("inside")
+    for label in ("hub", "itself", "none"):
+        assert identity(label)
+    for label in ("outside", "stacked"):
+        with pytest.raises(LoadError, match="adapter of .*outside, .* not below the"):
+            identity(label)
+    (base / "model.safetensors").write_bytes(b"more")
+    assert identity("inside") != before
+
+
+def test_a_model_without_a_head_is_known_before_it_is_loaded(bench: Bench) -> None:
+    listed = bench.ask("GET", "/api/models").json
+    folders = {one["label"]: one["headless"] for one in listed if one["here"]}
+    assert folders["models/encoder"] and not folders["models/tiny"]
 
 
 def test_a_store_that_grew_is_another(tmp_path: Path) -> None:
