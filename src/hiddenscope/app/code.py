@@ -41,13 +41,11 @@ from hiddenscope.interface.code import (
 __all__ = ["Command", "Named", "Names", "as_command", "as_python"]
 
 IMPORT = "import hiddenscope as hs"
-SAVE_PROFILE = "result.save('profile.html')"
 NO_COMMAND = {
     **dict.fromkeys(
         ("state", "continuation", "answers"),
         f"No command reads or changes a single state. {ONLY_PYTHON}",
     ),
-    "reads": f"`hiddenscope attention` shows all tokens, not one. {ONLY_PYTHON}",
     "kept": f"`hiddenscope profile --states` reads all texts, not one. {ONLY_PYTHON}",
     "nearest": (
         f"`hiddenscope search --states` looks for texts, not for a state. {ONLY_PYTHON}"
@@ -67,6 +65,7 @@ def as_python(request: Values, names: Names) -> str | None:
 
     `names` are the paths and files that opaque names stand for.
     """
+    request = _as_analysis(request)
     word = request["analysis"]
     if _is_gone(request, names):
         return None
@@ -79,6 +78,7 @@ def as_python(request: Values, names: Names) -> str | None:
 
 def as_command(request: Values, names: Names) -> Command:
     """Return a command line that makes the same result."""
+    request = _as_analysis(request)
     word = request["analysis"]
     if word in NO_COMMAND:
         return Command(None, NO_COMMAND[word])
@@ -88,10 +88,6 @@ def as_command(request: Values, names: Names) -> Command:
         if word == "store":
             word = "search"
             options, arguments = _store_words(request, names)
-        elif word == "grid":
-            word = "profile"
-            options = _model_words(request["model"], names)
-            arguments = [text_word(request["arguments"]["text"])]
         else:
             options, arguments = _analysis_words(request, names)
     except NoCommand as error:
@@ -100,6 +96,19 @@ def as_command(request: Values, names: Names) -> Command:
         arguments = ["--", *arguments]
     words = ["hiddenscope", word, *options, "--out", _file(word), *arguments]
     return Command(shlex.join(words))
+
+
+def _as_analysis(request: Values) -> Values:
+    """Return what the page asks in its own way as the analysis that answers it."""
+    word, arguments = request["analysis"], request["arguments"]
+    if word == "grid":
+        word, arguments = "profile", {"texts": arguments["text"]}
+    elif word == "reads":
+        # Where no token was chosen, it is the last one.
+        queries = str(arguments.get("token", -1))
+        arguments = {"text": arguments["text"], "queries": queries, "draws": 0}
+        word = "attention"
+    return {**request, "analysis": word, "arguments": arguments}
 
 
 def _is_gone(request: Values, names: Names) -> bool:
@@ -172,28 +181,6 @@ def _opening(path: str) -> str:
         return f"hs.open({path!r})"
     kind = "Pair" if holds_pair(Path(path)) else "States"
     return f"hs.{kind}.load({path!r})"
-
-
-def _grid_lines(request: Values, names: Names) -> list[str]:
-    """Return the norms of the grid, from the analysis that has them."""
-    return [
-        f"model = {python_load(request['model'], names)}",
-        f"result = hs.profile(model, {request['arguments']['text']!r})",
-        SAVE_PROFILE,
-    ]
-
-
-def _reads_lines(request: Values, names: Names) -> list[str]:
-    """Return the attention of one token, or of all where none was chosen."""
-    arguments = request["arguments"]
-    token = arguments.get("token")
-    queries = "" if token is None else f", queries=[{token}]"
-    call = f"hs.attention(model, {arguments['text']!r}{queries}, draws=0)"
-    return [
-        f"model = {python_load(request['model'], names)}",
-        f"result = {call}",
-        "result.save('attention.html')",
-    ]
 
 
 def _state_lines(request: Values, names: Names) -> list[str]:
@@ -283,7 +270,7 @@ def _kept_lines(request: Values, names: Names) -> list[str]:
     return [
         f"states = {_opening(names[arguments['store']].path)}",
         f"result = hs.profile(states.of({arguments['text']}))",
-        SAVE_PROFILE,
+        "result.save('profile.html')",
     ]
 
 
@@ -302,8 +289,6 @@ def _nearest_lines(request: Values, names: Names) -> list[str]:
 
 
 PAGE_LINES: dict[str, Callable[[Values, Names], Sequence[str]]] = {
-    "grid": _grid_lines,
-    "reads": _reads_lines,
     "state": _state_lines,
     "continuation": _continuation_lines,
     "store": _store_lines,

@@ -75,6 +75,11 @@ def test_the_code_of_the_grid_and_of_what_a_token_reads_runs(
     assert result.data["query_position"].to_numpy().tolist() == [2]
     largest = bench.result(reads, tmp_path).data["largest_pattern"].to_numpy()
     assert (result.data["pattern"].to_numpy()[:, :, 0].max(1) == largest).all()
+    command = hs.Result.load(run_command(reads, tmp_path))
+    assert command.data["pattern"].equals(result.data["pattern"])
+    # Without a token it is the last one, as on the page.
+    last = bench.answer("reads", tiny_name, text=TEXT)
+    assert "queries='-1'" in last["python"] and "--queries=-1" in last["command"]
 
 
 @pytest.mark.parametrize(
@@ -146,14 +151,13 @@ def test_where_there_is_no_command_the_reason_is_said() -> None:
         "state": "a single state",
         "continuation": "a single state",
         "answers": "a single state",
-        "reads": "all tokens, not one",
         "kept": "all texts, not one",
         "nearest": "not for a state",
     }.items():
         command = as_command({"analysis": word, "arguments": {}}, {})
         assert command.text is None and said in command.reason
         assert "Python only" in command.reason
-    assert len(NO_COMMAND) == 6
+    assert len(NO_COMMAND) == 5
 
 
 def test_states_that_are_gone_have_no_code() -> None:
