@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import hiddenscope as hs
+from hiddenscope.analyses.steer.findings import median_interval
 from hiddenscope.cli.main import app
 from hiddenscope.errors import (
     Error,
@@ -384,8 +385,49 @@ def test_the_best_setting_is_the_largest_move_that_leaves_the_model_as_good(
     broken = steered(model, strengths=[1e4])
     assert broken.facts["best"] is None
     assert broken.facts["answers"][0]["lowest"] is None
-    assert "No setting moves “t”" in broken.summary()
-    assert "No setting moves" in sections_of(broken)[0].prose
+    # First what was found and what it costs, then the verdict.
+    found = broken.facts["strongest"]
+    first = sections_of(broken)[0].prose.splitlines()[0]
+    assert first in broken.summary()
+    effect = f"{found['site']} with strength 10000 moves “t” most: from a probability"
+    assert first.startswith(effect)
+    assert f"log-odds of the median prompt {found['log_odds_change']:+.2g}" in first
+    assert f"perplexity {found['perplexity_change']:+,.0%}" in first
+    assert first.endswith(
+        "No setting that changes the perplexity by at most 5% moves it."
+    )
+
+
+@pytest.mark.parametrize("skew", [1, -1])
+def test_the_interval_of_the_strongest_setting_holds_the_median(skew: int) -> None:
+    """Of skewed changes, at the strongest of 12 settings, which is chosen by them."""
+    generator = np.random.default_rng(0)
+    held, trials = 0, 400
+    for _ in range(trials):
+        changes = skew * (generator.lognormal(size=(20, 12)) - 1)
+        strongest = int(np.argmax(np.abs(changes.mean(0))))
+        interval = median_interval(changes[:, strongest], 12)
+        assert interval is not None
+        held += interval[0] <= 0 <= interval[1]
+    assert held / trials > 0.95
+    assert median_interval(changes[:8, 0], 12) is None, "too few for 95%"
+
+
+def test_a_prompt_given_again_is_no_further_evidence(tiny: Tiny) -> None:
+    given: Any = {"sites": "layer.1", "strengths": [1], "answers": " t"}
+    few = steered(tiny("llama"), PROMPTS * 5, **given).facts["strongest"]
+    assert few["interval"] is None
+    prompts = [f"{text} {number}" for text in PROMPTS for number in range(3)]
+    result = steered(tiny("llama"), prompts, **given)
+    change = result.data["log_odds"] - result.data["log_odds_before"]
+    low, high = result.facts["strongest"]["interval"]
+    # Of 9 changes, all but the lowest or all but the highest lie on one side of the
+    # median in 2% of cases.
+    ranked = np.sort(change.to_numpy().ravel())
+    assert (low, high) == (ranked[1], ranked[-2])
+    told = f"(95% interval {low:+.2g} to {high:+.2g})"
+    assert told in result.summary()
+    assert "The interval accounts for the choice among 1 setting." in result.summary()
 
 
 def test_the_notes_say_when_blocks_could_not_be_skipped(tiny: Tiny) -> None:
@@ -560,7 +602,7 @@ def test_the_command_prints_what_moved_and_what_was_written(
     monkeypatch.setattr("hiddenscope.load", lambda *given, **options: tiny("llama"))
     sets, others = tmp_path / "sets.csv", tmp_path / "others.txt"
     sets.write_text(
-        "text,label\nThe cat is here,cat\nA cat ran,cat\nThe dog is there,dog\n"
+        "review,mood\nThe cat is here,cat\nA cat ran,cat\nThe dog is there,dog\n"
     )
     others.write_text("\n".join(OTHERS))
 
@@ -568,7 +610,8 @@ def test_the_command_prints_what_moved_and_what_was_written(
         shared = ["--quality", str(others), "--new-tokens", "3"]
         return CliRunner().invoke(app, ["steer", PROMPTS[0], *words, *shared])
 
-    labelled = ["--data", str(sets), "--toward", "cat", "--away"]
+    labelled = ["--data", str(sets), "--text", "review", "--label", "mood"]
+    labelled += ["--toward", "cat", "--away"]
     done = run(*labelled, "dog", "--answer", " t", "--strengths", "-1,1")
     assert done.exit_code == 0, done.stderr
     assert "the mean state of 2 texts less that of 1 text" in done.stdout
@@ -587,3 +630,5 @@ def test_the_command_prints_what_moved_and_what_was_written(
     done = run(*labelled, "cow")
     assert done.exit_code == 2
     assert "its labels are cat, dog" in done.stderr
+    done = run(*bare, "--label", "mood")
+    assert done.exit_code == 2 and "a column of --data, which is not" in done.stderr

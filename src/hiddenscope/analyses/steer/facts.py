@@ -33,7 +33,10 @@ class QualityFacts(TypedDict):
 
 
 class SettingFacts(TypedDict):
-    """What one site and strength do to an answer and to the perplexity."""
+    """What one site and strength do to an answer and to the perplexity.
+
+    `interval` is the 95% interval of the median change of the log-odds over prompts.
+    """
 
     answer: str
     site: str
@@ -41,6 +44,8 @@ class SettingFacts(TypedDict):
     probability_before: float
     probability: float
     ratio: float
+    log_odds_change: float
+    interval: list[float] | None
     perplexity: float
     perplexity_change: float
 
@@ -82,6 +87,7 @@ class SteerFacts(TypedDict):
     prompts: int
     quality: QualityFacts
     best: SettingFacts | None
+    strongest: NotRequired[SettingFacts | None]
     answers: list[SteeredAnswerFacts]
     written: WrittenFacts | None
     not_written: NotRequired[str | None]

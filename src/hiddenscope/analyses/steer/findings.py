@@ -33,6 +33,7 @@ Setting: TypeAlias = tuple[int, int]
 MOST_TEXTS = 12
 # A change of the perplexity that leaves the model as good as it was.
 WITHIN = 0.05
+LEVEL = 0.95
 ATTRIBUTES: Mapping[str, Attributes] = {
     "probability": {"long_name": "probability of the answer"},
     "log_odds": {
@@ -167,6 +168,22 @@ def _moves(data: "xarray.Dataset") -> Floats:
     return moves
 
 
+def median_interval(changes: Floats, settings: int) -> list[float] | None:
+    """Return the 95% interval of the median of independent changes.
+
+    Its ends are two of them, which hold the median whatever the distribution (Thompson
+    1936), corrected for the choice among settings by Bonferroni's inequality. Too few
+    changes have none.
+    """
+    from scipy.stats import binom
+
+    beyond = int(binom.ppf((1 - LEVEL) / 2 / settings, len(changes), 0.5))
+    if not beyond:
+        return None
+    ranked = np.sort(changes).tolist()
+    return [ranked[beyond - 1], ranked[-beyond]]
+
+
 def put_written(data: "xarray.Dataset", sweep: Sweep, written: Written) -> None:
     """Put continuations into the data; those of other sites are empty."""
     dims = ("site", "strength", "text")
@@ -180,9 +197,7 @@ def put_written(data: "xarray.Dataset", sweep: Sweep, written: Written) -> None:
     data.attrs["written_at"] = str(sweep.steered.sites[written.place])
 
 
-def steer_facts(
-    sweep: Sweep, data: "xarray.Dataset", quality: Reads, best: Setting | None
-) -> dict[str, Any]:
+def steer_facts(sweep: Sweep, data: "xarray.Dataset", quality: Reads) -> dict[str, Any]:
     """Return what was steered, and how low and how high the answers came."""
     sizes = data["size"].to_numpy()
     answers = data["answer"].to_numpy().tolist()
@@ -201,7 +216,8 @@ def steer_facts(
             "perplexity": float(data["perplexity_before"]),
             "within": WITHIN,
         },
-        "best": None if best is None else _setting_facts(data, 0, best),
+        "best": _setting_facts(data, 0, best_setting(data, 0)),
+        "strongest": _setting_facts(data, 0, best_setting(data, 0, within=math.inf)),
         "answers": [
             _answer_facts(data, place, answer) for place, answer in enumerate(answers)
         ],
@@ -252,11 +268,17 @@ def _answer_facts(data: "xarray.Dataset", answer: int, string: str) -> Facts:
 
 
 def _setting_facts(
-    data: "xarray.Dataset", answer: int, setting: Setting
-) -> SettingFacts:
+    data: "xarray.Dataset", answer: int, setting: Setting | None
+) -> SettingFacts | None:
     """Return one setting, and what it does to an answer and to the perplexity."""
+    if setting is None:
+        return None
     site, strength = setting
+    # A prompt that was given again is no further evidence.
+    _, distinct = np.unique(data["prompt"], return_index=True)
     here = data.isel(site=site, strength=strength)
+    moves = (here["log_odds"] - here["log_odds_before"]).to_numpy()
+    changes = moves[distinct, answer]
     before = float(data["probability_before"].isel(answer=answer).mean())
     after = float(here["probability"].isel(answer=answer).mean())
     return {
@@ -266,6 +288,8 @@ def _setting_facts(
         "probability_before": before,
         "probability": after,
         "ratio": after / before if before else math.nan,
+        "log_odds_change": float(np.median(changes)),
+        "interval": median_interval(changes, data["perplexity"].size),
         "perplexity": float(here["perplexity"]),
         "perplexity_change": float(here["perplexity_change"]),
     }

@@ -96,6 +96,7 @@ DESCRIPTION = Description(
             "new_tokens",
             "integer",
             "How many tokens are written; 0 for none.",
+            least=0,
             label="Tokens to write",
         ),
     ),

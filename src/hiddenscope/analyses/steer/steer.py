@@ -100,13 +100,13 @@ def steer(
     data = steer_dataset(
         sweep, on_prompts, on_quality, states, prompt_strings, answer_strings
     )
-    best = best_setting(data, 0)
+    # Texts are written at one site: the best, or else the one that moves most.
+    best = best_setting(data, 0) or best_setting(data, 0, within=math.inf)
     if new_tokens:
-        # Texts are written at one site: the best, or else the one that moves most.
-        setting = best or best_setting(data, 0, within=math.inf) or (0, 0)
-        put_written(data, sweep, _written(sweep, prompt_inputs, new_tokens, setting[0]))
+        place = best[0] if best else 0
+        put_written(data, sweep, _written(sweep, prompt_inputs, new_tokens, place))
     facts = {
-        **steer_facts(sweep, data, text_reads, best),
+        **steer_facts(sweep, data, text_reads),
         **written_facts(data, best, cannot_generate(model)),
         "notes": sweep.notes,
     }

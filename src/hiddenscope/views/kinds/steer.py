@@ -144,7 +144,7 @@ def _direction(facts: "SteerFacts") -> str:
         spared = ", without what lies along the mean state of the first tokens"
     where = "At one site at a time"
     if facts["upwards"]:
-        where = "At each site and in every layer above it"
+        where = "At each site and in every layer above it,"
     change = "projected out"
     if facts["how"] == "add":
         change = f"added to the state of every token; strength 1 is {unit}"
@@ -191,29 +191,44 @@ def _quality(facts: "SteerFacts") -> str:
 
 
 def _best(facts: "SteerFacts") -> str:
+    """Say what moves the first answer most, at what cost, and how far that reaches."""
     best, within = facts["best"], f"{facts['quality']['within']:.0%}"
-    if best is None:
-        answer = quoted_token(facts["answers"][0]["answer"])
-        return (
-            f"No setting moves {answer} and changes the perplexity by at most {within}."
+    verdict = f"No setting that changes the perplexity by at most {within} moves"
+    strongest = best or facts.get("strongest")
+    if strongest is None:
+        return f"{verdict} {quoted_token(facts['answers'][0]['answer'])}."
+    strength = ""
+    if facts["how"] == "add":
+        strength = f" with strength {strongest['strength']:g}"
+    settings = _count(facts["settings"], "setting")
+    reach = f"The interval accounts for the choice among {settings}."
+    if not strongest.get("interval"):
+        reach = (
+            f"It is the {'best' if best else 'strongest'} of {settings} for"
+            f" {_count(facts['prompts'], 'prompt')}; whether it holds for other prompts"
+            " was not tested."
         )
-    strength = f" with strength {best['strength']:g}" if facts["how"] == "add" else ""
-    return (
-        f"Of the settings that change the perplexity by at most {within},"
-        f" {best['site']}{strength} moves {quoted_token(best['answer'])} most:"
-        f" {_moved(best)}. It is the best of {_count(facts['settings'], 'setting')} for"
-        f" {_count(facts['prompts'], 'prompt')}; whether it holds for other prompts was"
-        " not tested."
+    moves = (
+        f"{strongest['site']}{strength} moves {quoted_token(strongest['answer'])} most:"
+        f" {_moved(strongest)}. {reach}"
     )
+    if best is None:
+        return f"{moves} {verdict} it."
+    return f"Of the settings that change the perplexity by at most {within}, {moves}"
 
 
 def _moved(setting: "SettingFacts") -> str:
     # An answer of probability 0 cannot become so many times as likely.
     ratio = setting["ratio"]
     times = f" ({ratio:.2g} times)" if np.isfinite(ratio) else ""
+    nats, interval = "", setting.get("interval")
+    if "log_odds_change" in setting:
+        nats = f", log-odds of the median prompt {setting['log_odds_change']:+.2g}"
+    if interval:
+        nats += f" (95% interval {interval[0]:+.2g} to {interval[1]:+.2g})"
     return (
         f"from a probability of {setting['probability_before']:.2g} to"
-        f" {setting['probability']:.2g}{times}, perplexity"
+        f" {setting['probability']:.2g}{times}{nats}, perplexity"
         f" {_percent(setting['perplexity_change'])}"
     )
 
@@ -221,7 +236,7 @@ def _moved(setting: "SettingFacts") -> str:
 def _percent(change: float) -> str:
     """Return a change in percent, with two digits where it would look like none."""
     if abs(change) >= WHOLE_PERCENT:
-        return f"{change:+.0%}"
+        return f"{change:+,.0%}"
     return f"{100 * change:+.2g}%"
 
 
@@ -283,10 +298,11 @@ def _texts_before_and_after(result: Result) -> Iterator[Listing]:
 
 
 def _shown_setting(result: Result) -> tuple[str, float]:
-    """Return the best setting; without one the site at which texts were written, if any
-    were, and the last strength.
+    """Return the best setting, or the strongest; without one the site at which texts
+    were written, if any were, and the last strength.
     """
-    best = cast("SteerFacts", result.facts)["best"]
+    facts = cast("SteerFacts", result.facts)
+    best = facts["best"] or facts.get("strongest")
     if best is not None:
         return str(best["site"]), float(best["strength"])
     last_site = labels(result.data, "site")[-1]
