@@ -18,14 +18,7 @@ from tests.unit.analyses.planted import (
     families_for,
 )
 
-# Drift runs the reference with a weight of a narrower dtype, which torch refuses.
-MIXED = pytest.mark.xfail(raises=AssertionError, strict=True, reason="mixed dtypes")
-KINDS = [
-    pytest.param(kind, marks=MIXED) if kind == "block_bf16" else kind for kind in HINTS
-]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", HINTS)
 def test_every_kind_of_fault_is_found_where_it_is_and_called_by_its_name(
     kind: str,
 ) -> None:

@@ -139,6 +139,16 @@ def test_other_weights_fewer_digits_and_code_are_told_apart() -> None:
     assert facts["module"] == "model.layers.1.self_attn"
 
 
+def test_a_part_in_fewer_digits_is_named() -> None:
+    narrow = copy.deepcopy(llama().module)
+    up = narrow.model.layers[1].mlp.up_proj.bfloat16()
+    up.register_forward_pre_hook(lambda _, args: (args[0].bfloat16(),))
+    up.register_forward_hook(lambda _, args, output: output.float())
+    facts = hs.drift(llama(), narrow, TEXTS[:1]).facts
+    assert facts["drifted"] and facts["explained_by"] is None
+    assert facts["module"] == "model.layers.1.mlp.up_proj"
+
+
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[hs.Model, hs.Model]:
     """The model with an adapter, beside it and merged into its weights."""
