@@ -101,8 +101,6 @@ HINTS: dict[str, set[str]] = {
 SPECIAL: dict[tuple[str, str], set[str]] = {
     # Its Conv1D keeps zeros.
     ("gpt2", "bias_missing"): {"missing_bias", "zeroed_weight"},
-    # Hints on masks know the tokens of the last stack alone.
-    ("t5", "causal_mask_added"): NOTHING,
     # The code that runs the blocks gives them other arguments.
     ("gpt2", "position_off_by_one"): {"block_argument"},
     ("gpt2", "padding_side"): {"block_argument"},

@@ -67,6 +67,9 @@ def _suspect(search: Search, fault: FaultyModule, output: Tensor) -> Suspect:
     blocks = {
         str(site): reference.part(path) for site, path in reference.blocks.items()
     }
+    # Encoder and decoder read different texts.
+    fitting = [mask for mask in search.masks if mask.shape == output.shape[:2]]
+    mask = next(iter(fitting), search.masks[-1])
     return Suspect(
         fault.path,
         reference.part(call.path),
@@ -77,7 +80,7 @@ def _suspect(search: Search, fault: FaultyModule, output: Tensor) -> Suspect:
         role,
         same_make=not search.candidate.is_port,
         padded=search.batch.has_padding,
-        mask=search.masks[-1],
+        mask=mask,
         blocks=blocks,
         model=reference.module,
         distance=lambda expected, other: search.gap(expected, other).worst,
