@@ -18,7 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hiddenscope.errors import Damaged, LoadError, UnknownModel, Unsafe, first_line
+from hiddenscope.errors import (
+    Damaged,
+    LoadError,
+    UnknownModel,
+    Unsafe,
+    first_line,
+)
 from hiddenscope.loading.checkpoint import AdaptedBase, Loaded, quiet_transformers
 from hiddenscope.loading.folder import (
     PICKLES,
@@ -27,10 +33,17 @@ from hiddenscope.loading.folder import (
     stored_tensors,
 )
 from hiddenscope.loading.folder import WEIGHTS as BASE_WEIGHTS
-from hiddenscope.loading.limits import WeightTotals, check_counts, walk
+from hiddenscope.loading.limits import (
+    WeightTotals,
+    building,
+    check_counts,
+    walk,
+)
 from hiddenscope.loading.outline import local_folder
+from hiddenscope.loading.size_limit import SizeLimit
 from hiddenscope.loading.variants import Adapted, Quantised
 from hiddenscope.loading.zoo import DEFAULT
+from hiddenscope.modules import hooks
 from hiddenscope.modules.adapters import changes_base, has_adapters
 from hiddenscope.modules.module_copy import private_copy, to_shared
 
@@ -64,11 +77,18 @@ KINDS = {
     "VERA",
     "WAVEFT",
 }
-_RANKS = re.compile(r"r|.*_r|rank|.*_rank|init_r|target_r")
-# A pattern may take exponential time only where a group is repeated.
-_REPEATED_GROUP = re.compile(r"\)[*+{]")
-_ITERATIONS = re.compile(r".*_niter_0*([0-9]+)")
+_ITERATIONS = re.compile(r".*_n?iter_([0-9]+)")
 _MOST_ITERATIONS = 100
+# PEFT looks for these among names and their ends, or `_settings` takes them away. It
+# takes every other string for a regular expression, or may.
+_NO_PATTERNS = ("target_modules", "exclude_modules", "base_model_name_or_path")
+_REPEAT = "*+?{"
+_GROUPS = re.compile(r"\)[*+?{]|\(.*\(")
+_MOST_REPEATS, _LONGEST_PATTERN, _MOST_PATTERNS = 2, 300, 2_000
+# No kind has more tensors for a layer.
+_TENSORS_PER_MODULE = 16
+# Tables that PEFT makes anew, and saves in no file, are small beside the base.
+_SHARE_OF_BASE = 64
 # Options of LoRA by which it does more than add a product to a layer's output.
 _NOT_ADDED = (
     "arrow_config",
@@ -94,6 +114,7 @@ class AdapterFolder:
     base: str | None
     config: dict[str, Any]
     tensors: dict[str, tuple[str, list[int]]]
+    held: WeightTotals
 
     @property
     def name(self) -> str:
@@ -126,17 +147,16 @@ def check_adapter(path: Path) -> AdapterFolder:
             "Save it again with PEFT.",
         )
     tensors = _adapter_tensors(path)
-    axes = [max(shape, default=0) for _, shape in tensors.values()]
-    longest = max(axes, default=0)
-    _check_config(path, kind, config, longest)
-    held = WeightTotals(len(tensors), 0, longest)
+    shapes = [shape for _, shape in tensors.values()]
+    held = WeightTotals.of(shapes, (path / WEIGHTS).stat().st_size)
+    _check_config(path, kind, config)
     check_counts(walk(config), held, str(path / CONFIG))
     base = config.get("base_model_name_or_path")
     named = base if isinstance(base, str) and base else None
-    return AdapterFolder(path, kind, named, config, tensors)
+    return AdapterFolder(path, kind, named, config, tensors, held)
 
 
-def _check_config(path: Path, kind: str, config: dict[str, Any], longest: int) -> None:
+def _check_config(path: Path, kind: str, config: dict[str, Any]) -> None:
     """Refuse what would run code, take forever, or not be an adapter of layers."""
     problem = f"Cannot load the adapter {path}"
     if kind not in KINDS:
@@ -157,22 +177,36 @@ def _check_config(path: Path, kind: str, config: dict[str, Any], longest: int) -
             "it repeats blocks of its base (layer_replication)",
             "Load it with PEFT yourself and pass the live (module, tokenizer).",
         )
-    ranks = dict(config.get("rank_pattern") or {})
+    reason = ""
+    patterns: list[str] = []
     for key, value in walk(config):
-        reason = ""
-        is_rank = key in ranks or _RANKS.fullmatch(key)
-        if isinstance(value, int) and is_rank and value > longest:
-            reason = f"asks for {key}={value:,}, and its weights have no such rank"
+        if key not in _NO_PATTERNS:
+            patterns += [text for text in (key, value) if isinstance(text, str)]
         if isinstance(value, float) and not math.isfinite(value):
             reason = f"has {key}={value}"
-        iterations = _ITERATIONS.fullmatch(str(value))
-        if iterations and int(iterations[1]) > _MOST_ITERATIONS:
-            reason = f"asks for {iterations[1]} iterations"
-        if _REPEATED_GROUP.search(key) or _REPEATED_GROUP.search(str(value)):
-            reason = f"has a pattern with a repeated group under {key[:40]!r}"
-        if reason:
-            remedy = "Save it again with PEFT."
-            raise Damaged(problem, f"its {CONFIG} {reason}", remedy)
+        if isinstance(value, int | str):
+            iterations = _ITERATIONS.fullmatch(f"{key}_{value}"[-99:])
+            if iterations and int(iterations[1]) > _MOST_ITERATIONS:
+                reason = f"asks for {iterations[1]} iterations"
+    if len(patterns) > _MOST_PATTERNS:
+        reason = f"has more than {_MOST_PATTERNS:,} names and patterns"
+    slow = [pattern for pattern in patterns if not _is_simple(pattern)]
+    if slow:
+        reason = f"has a pattern that may take forever: {slow[0][:40]!r}"
+    if reason:
+        raise Damaged(problem, f"its {CONFIG} {reason}", "Save it again with PEFT.")
+
+
+def _is_simple(pattern: str) -> bool:
+    """Tell whether a regular expression takes little time on the name of any layer.
+
+    >>> _is_simple(r"^model\\.layers\\.[0-9]+\\.(q|k)_proj"), _is_simple(".*.*.*z")
+    (True, False)
+    """
+    if len(pattern) > _LONGEST_PATTERN:
+        return False
+    repeats = sum(pattern.count(mark) for mark in _REPEAT)
+    return repeats <= _MOST_REPEATS and not _GROUPS.search(pattern)
 
 
 def _adapter_tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
@@ -216,6 +250,14 @@ def load_adapted(
     base_source = variant.base
     if base_source is None:
         base_source = _named_base(folders)
+        path = Path(base_source).expanduser()
+        if is_adapter(path):
+            # It might name the first in turn.
+            raise LoadError(
+                f"Cannot load the adapter {folders[0].path}",
+                f"the base that its {CONFIG} names is an adapter too",
+                "Name the base and both: hs.Adapted(base, [first, second]).",
+            )
     innermost = _innermost(base_source)
     if isinstance(innermost, str | os.PathLike):
         _check_shapes(folders, os.fspath(innermost))
@@ -229,6 +271,7 @@ def load_adapted(
             "it has adapters already, which would be switched off",
             "Give hs.Adapted all folders at once.",
         )
+    _check_number(folders, module, loaded.name)
     altered = _altered_weights(folders, module, is_live=loaded.folder is None)
     if loaded.folder is None:
         # PEFT freezes every weight of the base.
@@ -376,10 +419,42 @@ def _altered_weights(
     return altered
 
 
+def _check_number(folders: list[AdapterFolder], module: nn.Module, base: str) -> None:
+    """Refuse files of so many tensors that looking for their places takes hours."""
+    modules = len(list(module.modules()))
+    for folder in folders:
+        if len(folder.tensors) > _TENSORS_PER_MODULE * modules:
+            counts = f"{len(folder.tensors):,} tensors for {modules:,} modules"
+            raise _another_base(folder, base, f"it has {counts}")
+
+
+def _settings(folder: AdapterFolder, module: nn.Module) -> Any:
+    """Return PEFT's configuration of an adapter, without patterns for its layers.
+
+    A regular expression from a stranger may take years. The layers that it is meant
+    for are known without it: the file has weights for them.
+    """
+    import peft
+
+    settings: Any = peft.PeftConfig.from_pretrained(str(folder.path))
+    settings.inference_mode = True
+    lists = [getattr(settings, name, None) or () for name in _NO_PATTERNS[:2]]
+    if any(isinstance(names, str) or len(names) > _MOST_PATTERNS for names in lists):
+        mark = f".{peft.PEFT_TYPE_TO_TUNER_MAPPING[settings.peft_type].prefix}"
+        own = {key.rpartition(mark)[0] for key in folder.tensors}
+        own = {name.removeprefix("base_model.model.") for name in own if name}
+        settings.target_modules = own & {name for name, _ in module.named_modules()}
+        vars(settings).update(
+            exclude_modules=None, layers_to_transform=None, layers_pattern=None
+        )
+    return settings
+
+
 def _put_on(module: nn.Module, folders: list[AdapterFolder], base: str) -> Any:
     """Wrap a module in PEFT's, with all adapters loaded and active."""
     import peft
 
+    of_base = sum(weight.nbytes for weight in module.parameters()) // _SHARE_OF_BASE
     kinds = {folder.kind for folder in folders}
     wrap: Any = peft.PeftModel if len(kinds) == 1 else peft.PeftMixedModel
     names: list[str] = []
@@ -389,12 +464,20 @@ def _put_on(module: nn.Module, folders: list[AdapterFolder], base: str) -> Any:
         # might be taken for a part of the model.
         name = f"default_{len(names)}"
         path = str(folder.path)
+        held = folder.held + WeightTotals(bytes=of_base)
+        limit = SizeLimit(module, folder.name)
+        limit.config = folder.config
         try:
-            if adapted is None:
-                adapted = wrap.from_pretrained(module, path, adapter_name=name)
-            else:
-                adapted.load_adapter(path, adapter_name=name)
+            with building(held, folder.config, path), hooks.dispatching(limit):
+                settings = _settings(folder, module)
+                if adapted is None:
+                    adapted = wrap.from_pretrained(module, path, name, config=settings)
+                else:
+                    adapted.add_adapter(name, settings)
+                    adapted.load_adapter(path, adapter_name=name)
             state = peft.get_peft_model_state_dict(adapted, adapter_name=name)
+        except LoadError:
+            raise
         except Exception as error:
             raise _peft_failed(folder, base, error) from error
         _check_complete(folder, set(state), base)

@@ -301,12 +301,10 @@ def _contents(files: list[Path]) -> tuple[str | None, WeightTotals]:
     held = WeightTotals()
     for file in files:
         tensors = stored_tensors(file)
-        longest = 0
         for dtype, shape in tensors.values():
-            # bitsandbytes saves the format of a weight as a scalar.
-            longest = max(longest, *shape, 0)
             totals[dtype] += prod(shape) * _BYTES_OF.get(dtype, 0)
-        held += WeightTotals(len(tensors), file.stat().st_size, longest)
+        shapes = [shape for _, shape in tensors.values()]
+        held += WeightTotals.of(shapes, file.stat().st_size)
     floats = [dtype for dtype in _BYTES_OF if totals[dtype]]
     if not floats:
         return None, held

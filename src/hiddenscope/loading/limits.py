@@ -10,9 +10,10 @@ torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from hiddenscope.errors import Damaged
@@ -52,6 +53,17 @@ class WeightTotals:
     tensors: int = 0
     bytes: int = 0
     longest: int = 0
+
+    @classmethod
+    def of(cls, shapes: Collection[Sequence[int]], size: int) -> WeightTotals:
+        """Return the totals of a file of this size, which holds these shapes.
+
+        >>> WeightTotals.of([[2, 3], [], [0, 10**12]], 28)
+        WeightTotals(tensors=3, bytes=28, longest=3)
+        """
+        # An empty tensor takes no byte of the file, whatever its other axes say.
+        axes = [max(shape, default=1) for shape in shapes if prod(shape)]
+        return cls(len(shapes), size, max(axes, default=0))
 
     def __add__(self, other: WeightTotals) -> WeightTotals:
         return WeightTotals(

@@ -14,6 +14,7 @@ import numpy as np
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import hiddenscope as hs
@@ -161,6 +162,29 @@ def test_a_folder_names_its_base(
         load(own_lora)
     change(own_lora / "adapter_config.json", base_model_name_or_path=str(saved_llama))
     assert torch.equal(states_of(load(own_lora)), states_of(adapted))
+
+
+UNSLOTH = (
+    r"(?:.*?(?:language|text).*?(?:self_attn|mlp).*?(?:k_proj|q_proj|down_proj).*?)|"
+    r"(?:\bmodel\.layers\.[\d]{1,}\.(?:self_attn|mlp)\.(?:(?:q_proj|down_proj)))"
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target_modules": UNSLOTH},
+        {"target_modules": ".*" * 14 + "z"},
+        {"target_modules": ["q_proj", "down_proj"], "exclude_modules": ".?" * 45 + "!"},
+        {"target_modules": ["q_proj", *(f"x.{i}.down_proj" for i in range(30_000))]},
+    ],
+)
+def test_layers_named_by_a_pattern_are_those_of_the_file(
+    changes: dict[str, Any], own_lora: Path, saved_llama: Path, adapted: hs.Model
+) -> None:
+    change(own_lora / "adapter_config.json", **changes)
+    model = load(hs.Adapted(saved_llama, own_lora))
+    assert torch.equal(states_of(model), states_of(adapted))
 
 
 def test_strength_scales_what_lora_adds(
@@ -400,8 +424,17 @@ class TestBadInput:
             ({"peft_type": None}, "no peft_type"),
             ({"r": 10**9}, "r=1,000,000,000"),
             ({"rank_pattern": {"q_proj": 10**9}}, "q_proj=1,000,000,000"),
-            ({"target_modules": "(([a-z_.0-9]+)+)+#"}, "a repeated group"),
+            ({"r": 10**6}, "r=1,000,000"),
+            ({"rank_pattern": {".*" * 14 + "z": 2}}, "may take forever"),
+            ({"alpha_pattern": {".?" * 45 + "!": 2}}, "may take forever"),
+            ({"modules_to_save": ["(([a-z_.0-9]+)+)+#"]}, "may take forever"),
+            (
+                {"layers_pattern": r"(.*)(.*)\1\2#", "layers_to_transform": [0]},
+                "take for",
+            ),
+            ({"rank_pattern": {f"x{i}": 2 for i in range(3000)}}, "than 2,000 names"),
             ({"init_lora_weights": "pissa_niter_100000000"}, "100000000 iterations"),
+            ({"loftq_config": {"loftq_iter": 10**9}}, "1000000000 iterations"),
             ({"lora_alpha": float("nan")}, "lora_alpha=nan"),
             ({"task_type": "NONSENSE"}, "PEFT stopped with"),
             ({"megatron_config": {"a": 1}}, "Megatron to import"),
@@ -414,6 +447,42 @@ class TestBadInput:
         change(own_lora / "adapter_config.json", **changes)
         with pytest.raises(LoadError, match=message):
             load(hs.Adapted(saved_llama, own_lora))
+
+    def test_an_adapter_as_base_of_an_adapter(
+        self, own_lora: Path, lora: Path, tmp_path: Path
+    ) -> None:
+        second = Path(shutil.copytree(lora, tmp_path / "second"))
+        for base in (own_lora, second):
+            change(own_lora / "adapter_config.json", base_model_name_or_path=str(base))
+            change(second / "adapter_config.json", base_model_name_or_path="lora")
+            with pytest.raises(LoadError, match="is an adapter too"):
+                load(own_lora)
+
+    def test_a_file_of_very_many_tensors(
+        self, own_lora: Path, saved_llama: Path
+    ) -> None:
+        weights = own_lora / "adapter_model.safetensors"
+        tensors = load_file(weights)
+        for number in range(2_000):
+            tensors[f"base_model.model.x{number}.lora_A.weight"] = torch.zeros(1)
+        save_file(tensors, weights)
+        with pytest.raises(Damaged, match="2,008 tensors for"):
+            load(hs.Adapted(saved_llama, own_lora))
+
+    def test_an_empty_tensor_allows_no_larger_rank(
+        self, own_lora: Path, saved_llama: Path
+    ) -> None:
+        weights = own_lora / "adapter_model.safetensors"
+        header, rest = weights.read_bytes()[8:].split(b"}}", 1)
+        header += (
+            b'},"x":{"dtype":"F32","shape":[0,1000000000000],"data_offsets":[0,0]}}'
+        )
+        weights.write_bytes(len(header).to_bytes(8, "little") + header + rest.lstrip())
+        for key in ("r", "num_labels"):
+            change(own_lora / "adapter_config.json", **{key: 10**8})
+            with pytest.raises(LoadError, match=f"{key}=100,000,000"):
+                load(hs.Adapted(saved_llama, own_lora))
+            change(own_lora / "adapter_config.json", **{key: 3})
 
     def test_values(self) -> None:
         with pytest.raises(LoadError, match="list of adapters is empty"):
