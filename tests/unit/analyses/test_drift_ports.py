@@ -638,6 +638,18 @@ def test_a_port_with_an_encoder_and_a_decoder() -> None:
     assert facts["pairing"]["by"] == "blocks" and facts["sites"] == 11
 
 
+def test_two_stacks_of_one_class_are_not_taken_for_two_blocks() -> None:
+    row = {"model_class": "T5ForConditionalGeneration", "config_class": "T5Config"}
+    config = {"vocab_size": 128, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2}
+    module: Any = build({**row, "config": {**config, "decoder_start_token_id": 0}})
+    candidate = _PlainT5(module).eval()
+    facts = hs.drift((module, None), candidate, TEXTS[1:2]).facts
+    assert not facts["drifted"]
+    pairs = {pair["site"]: pair["candidate"] for pair in facts["pairing"]["pairs"]}
+    assert pairs["encoder.layer.1"] == "output of enc.block.0"
+    assert pairs["decoder.layer.2"] == "output of dec.block.1"
+
+
 def test_a_layout_of_weights_is_no_fault() -> None:
     """GPT-2 keeps its matrices as [in, out], a port as [out, in]: a fault beside that
     is no transposed weight.

@@ -298,8 +298,9 @@ class _Matcher:
         ordered, correlated = self.in_order(), self.by_correlation()
         if ordered is None or correlated is None:
             return ordered or correlated
-        needed = self._mean_correlation(ordered) + CLEARLY_BETTER
-        return correlated if self._mean_correlation(correlated) > needed else ordered
+        needed = self._mean_correlation(ordered.values) + CLEARLY_BETTER
+        fit = self._mean_correlation(correlated.values)
+        return correlated if fit > needed else ordered
 
     def by_correlation(self) -> Pairs | None:
         """Find the pairs with the largest sum of correlations.
@@ -321,13 +322,9 @@ class _Matcher:
         is_complete = len(pairs.values) == min(scores.shape)
         return pairs if pairs.values and is_complete else None
 
-    def _mean_correlation(self, pairs: Pairs) -> float:
-        if not pairs.values:
-            return -1.0
-        correlations = []
-        for site, value in pairs.values.items():
-            correlations.append(self._correlation(site, value))
-        return float(np.mean(correlations))
+    def _mean_correlation(self, values: Values) -> float:
+        correlations = [self._correlation(*pair) for pair in values.items()]
+        return float(np.mean(correlations or [-1.0]))
 
     def _correlation(self, site: str, value: Value) -> float:
         """Return the correlation over tokens, averaged over channels.
@@ -351,9 +348,16 @@ class _Matcher:
             if not fitting:
                 self._refuse_other_depth(module, groups)
                 return None
-            group = fitting[0]
-            groups = [other for other in groups if not set(other) & set(group)]
-            pairs.values |= self._of_blocks(group, self._prefix(stack))
+            prefix = self._prefix(stack)
+            # Two stacks are as many as the blocks of a stack that has two.
+            choices = [self._of_blocks(group, prefix) for group in fitting]
+            fits = [self._mean_correlation(values) for values in choices]
+            best = int(np.argmax(fits))
+            if fits[best] <= fits[0] + CLEARLY_BETTER:
+                best = 0
+            taken = set(fitting[best])
+            groups = [other for other in groups if not set(other) & taken]
+            pairs.values |= choices[best]
         return pairs
 
     def _refuse_other_depth(
