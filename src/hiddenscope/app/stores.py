@@ -15,7 +15,7 @@ import numpy as np
 import hiddenscope as hs
 from hiddenscope.app.schemas import StoreAnswer, StoreText, StoreTextsAnswer
 from hiddenscope.errors import Error, FileError
-from hiddenscope.files import identity
+from hiddenscope.files import believable, identity
 
 MAX_METADATA = 16 * 2**20
 # Of a text in a list.
@@ -179,6 +179,8 @@ def _read_stacks(path: Path) -> Stacks | None:
             if "widths" in stack:
                 name += f".{max(stack['widths'])}"
             stack |= header[name]
+            if not 0 <= stack["count"] <= believable(path.stat().st_size):
+                return None
         return stacks
     except DAMAGED:
         return None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 import torch
 
 from hiddenscope.errors import FileError, SiteError
-from hiddenscope.files import read_tensors, write_tensors
+from hiddenscope.files import believable, read_tensors, write_tensors
 from hiddenscope.sites import Site
 from hiddenscope.states.mixed import MixedValues, SiteValues
 from hiddenscope.states.tokens import Source, Tokens
@@ -123,6 +123,9 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, StackParts]:
         stacks: dict[str, StackRecord] = json.loads(header["states"])
         if set(stacks) not in ({""}, {"encoder.", "decoder."}):
             raise ValueError("it names no stacks")
+        most = believable(os.path.getsize(path))
+        if not all(0 <= record["count"] <= most for record in stacks.values()):
+            raise ValueError("it has not so many texts")
         return {
             prefix: _restore(tensors, prefix, record)
             for prefix, record in stacks.items()

@@ -1,6 +1,7 @@
 """Tensors that another program wrote or holds, by the names that it gave them."""
 
 import os
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +12,11 @@ import torch
 from torch import Tensor
 
 from hiddenscope.errors import FileError, StatesError, Unsafe
+from hiddenscope.files import believable
 
 # The name of an array that came without one.
 UNNAMED = ""
 READABLE = ".safetensors, .safetensors.zst, .npy or .npz"
-# A compressed file may be this many times as large when it is read.
-MOST_GROWTH = 1000
 _PICKLED = {".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt"}
 
 
@@ -136,6 +136,10 @@ def _open_file(path: Path) -> ForeignTensors:
 
 
 def _read_numpy(path: Path, name: str) -> dict[str, Tensor]:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as packed:
+            # zipfile reads no more of a member than this, whatever is in it.
+            _check_growth(path, sum(member.file_size for member in packed.infolist()))
     # Arrays of objects would be unpickled.
     loaded = np.load(path, allow_pickle=False)
     if isinstance(loaded, np.ndarray):
@@ -160,11 +164,15 @@ def _read_compressed(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load
     from zstandard import ZstdDecompressor
 
-    most = MOST_GROWTH * path.stat().st_size
+    most = believable(path.stat().st_size)
     with path.open("rb") as file, ZstdDecompressor().stream_reader(file) as content:
-        whole = content.read(most)
-        if content.read(1):
-            # Hidden states hardly shrink, so this is no file of them.
-            raise ValueError(f"it grows to more than {MOST_GROWTH} times its size")
+        whole = content.read(most + 1)
+    _check_growth(path, len(whole))
     tensors: dict[str, Tensor] = load(whole)
     return tensors
+
+
+def _check_growth(path: Path, size: int) -> None:
+    most = believable(path.stat().st_size)
+    if size > most:
+        raise ValueError(f"it grows to more than {most:,} bytes, as no states do")

@@ -13,22 +13,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from hiddenscope.errors import FileError
+from hiddenscope.files import believable
 
 # The first bytes of both formats, with which no UTF-8 text begins.
 GZIP = b"\x1f\x8b"
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
-UNSUSPECTED = 2**22
-MOST_GROWTH = 250
 _BUFFER = 2**17
-
-
-def believable(packed: int) -> int:
-    """Return how many bytes a text of so many packed bytes may have.
-
-    >>> believable(10), believable(10**6)
-    (4194304, 250000000)
-    """
-    return max(UNSUSPECTED, MOST_GROWTH * packed)
 
 
 @contextmanager

@@ -352,6 +352,7 @@ def test_bad_files_are_one_sentence(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     bomb = zstandard.ZstdCompressor(level=19).compress(bytes(2**24))
     (tmp_path / "bomb.safetensors.zst").write_bytes(bomb)
+    np.savez_compressed(tmp_path / "bomb.npz", *[np.zeros(2**20, np.int8)] * 8)
     for name, error, said in (
         ("cut.safetensors", FileError, "damaged, cut short"),
         ("cut.npy", FileError, "damaged, cut short"),
@@ -361,7 +362,8 @@ def test_bad_files_are_one_sentence(tmp_path: Path) -> None:
         ("a.txt", FileError, "its suffix is"),
         ("a.pt", Unsafe, "pickle"),
         ("objects.npy", FileError, "damaged"),
-        ("bomb.safetensors.zst", FileError, "more than 1000 times its size"),
+        ("bomb.safetensors.zst", FileError, "more than 4,194,304 bytes"),
+        ("bomb.npz", FileError, "more than 4,194,304 bytes"),
     ):
         with pytest.raises(error, match=said):
             read(tmp_path / name, sites=[1])

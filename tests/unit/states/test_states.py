@@ -23,6 +23,7 @@ from hiddenscope.errors import (
     SiteError,
     StatesError,
 )
+from hiddenscope.files import write_tensors
 from hiddenscope.sites import Site
 from hiddenscope.states import (
     Pair,
@@ -420,6 +421,13 @@ def test_files_that_are_not_ours(tmp_path: Path) -> None:
     for given_tensors, given_header in cases:
         save_file(given_tensors, bad, given_header)
         with pytest.raises(FileError):
+            States.load(bad)
+    # Sealed, by whoever wrote it.
+    for count in (-1, 10**10):
+        stacks = json.loads(header["states"])
+        stacks[""]["count"] = count
+        write_tensors(bad, tensors, header | {"states": json.dumps(stacks)})
+        with pytest.raises(FileError, match="not so many texts"):
             States.load(bad)
     for absent in (tmp_path, tmp_path / "none"):
         with pytest.raises(FileError):

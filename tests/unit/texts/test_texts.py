@@ -23,13 +23,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hiddenscope as hs
+from hiddenscope import files as bounded
 from hiddenscope.cli.arguments import dataset
 from hiddenscope.errors import FileError, TextError, TooLarge
 from hiddenscope.texts import (
     Labelled,
     Row,
     belonging,
-    compressed,
     copy_groups,
     copy_key,
     read,
@@ -422,7 +422,7 @@ def test_copies_are_equal_up_to_case_space_and_punctuation() -> None:
 def test_a_compressed_bomb_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compressed, "UNSUSPECTED", 2**18)
+    monkeypatch.setattr(bounded, "UNSUSPECTED", 2**18)
     for name, unit in (
         ("bomb.txt.gz", b"a"),
         ("bomb.txt.zst", b"a cat sat here.\n"),
