@@ -27,6 +27,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from hiddenscope.errors import ArgumentError, Error, StatesError
@@ -65,7 +66,8 @@ def checked(target: Public) -> Public:
 def renamed(
     remedies: Mapping[str, str] = types.MappingProxyType({}), /, **names: str
 ) -> Callable[[Public], Public]:
-    """Name the parameters of a `checked` function that had another name before.
+    """Name the parameters of a `checked` function that had another name before, or have
+    one elsewhere.
 
     `remedies` says what to do about an old value that the new parameter does not take,
     or about every value of an old name.
@@ -76,7 +78,7 @@ def renamed(
     ...     return pool
     >>> probe(token="mean")
     Traceback (most recent call last):
-    hiddenscope.errors.ArgumentError: Cannot call probe: token is now called pool. Give pool='mean'.
+    hiddenscope.errors.ArgumentError: Cannot call probe: token is called pool here. Give pool='mean'.
     """  # noqa: E501
 
     def mark(function: Public) -> Public:
@@ -139,25 +141,16 @@ def _explain(
     if isinstance(error, Error):
         return
     signature = inspect.signature(function)
+    called = getattr(function, "__qualname__", str(function)).removesuffix(".__init__")
+    mismatch = None
     try:
         arguments = signature.bind(*args, **kwargs).arguments
-    except TypeError:
-        # A parameter is missing or unknown, which Python says well; but it does not
-        # know what has been renamed.
-        for old, new in getattr(function, "__renamed__", {}).items():
-            if old in kwargs:
-                value = kwargs[old]
-                remedies = vars(function)["__remedies__"]
-                remedy = remedies.get(old, f"Give {new}={shown(value)}.")
-                if isinstance(value, str):
-                    remedy = remedies.get(value, remedy)
-                raise ArgumentError(
-                    f"Cannot call {function.__name__}",
-                    f"{old} is now called {new}",
-                    remedy,
-                ) from error
-        return
-    called = getattr(function, "__qualname__", str(function)).removesuffix(".__init__")
+    except TypeError as refusal:
+        mismatch = _mismatch(function, called, kwargs, refusal)
+        if kwargs.keys() - signature.parameters:
+            raise mismatch from error
+        # One of a wrong type may be why there are too many or too few.
+        arguments = dict(zip(signature.parameters, args, strict=False))
     for name, value in list(arguments.items())[skip:]:
         parameter = signature.parameters[name]
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -172,6 +165,46 @@ def _explain(
             _require_fields(value, name, called)
         except ArgumentError as explained:
             raise explained from error
+    if mismatch is not None:
+        raise mismatch from error
+
+
+def _mismatch(
+    function: Callable[..., Any],
+    called: str,
+    kwargs: Mapping[str, Any],
+    refusal: TypeError,
+) -> ArgumentError:
+    """Return the error for arguments that are not those of a function."""
+    reason, remedy = str(refusal), f"Call {_usage(function, called)}."
+    parameters = inspect.signature(function).parameters
+    old_names = getattr(function, "__renamed__", {})
+    for name, value in kwargs.items():
+        if name in old_names:
+            new, remedies = old_names[name], vars(function)["__remedies__"]
+            reason = f"{name} is called {new} here"
+            remedy = remedies.get(name, f"Give {new}={shown(value)}.")
+            if isinstance(value, str):
+                remedy = remedies.get(value, remedy)
+        elif name not in parameters:
+            reason = f"it has no parameter {name!r}"
+            for near in get_close_matches(name, parameters, 1):
+                remedy = f"Did you mean {near}?"
+    return ArgumentError(f"Cannot call {called}", reason, remedy)
+
+
+def _usage(function: Callable[..., Any], called: str) -> str:
+    """Return how a function is called: its parameters and their defaults.
+
+    >>> _usage(integer, "integer")
+    'integer(value, name, lower_bound)'
+    """
+    names = [
+        parameter.replace(annotation=parameter.empty)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in ("self", "cls")
+    ]
+    return f"{called}{inspect.Signature(names)}"
 
 
 def _require_plain(value: Any, name: str, function: str, depth: int = 3) -> None:
@@ -255,10 +288,14 @@ def require(value: Any, hint: Any, name: str, function: str) -> None:
     hiddenscope.errors.ArgumentError: Cannot call read: text must be a string or None, got 5. Give text as documented.
     """  # noqa: E501
     if not fits(value, hint):
+        remedy = f"Give {name} as documented."
+        first, *_ = *get_args(hint), hint
+        if dataclasses.is_dataclass(first) and isinstance(first, type):
+            remedy = f"Give hs.{_usage(first, first.__name__)}."
         raise ArgumentError(
             f"Cannot call {function}",
             f"{name} must be {described(hint)}, got {shown(value)}",
-            f"Give {name} as documented.",
+            remedy,
         )
 
 
@@ -328,6 +365,9 @@ def _fits_container(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
     if not is_container or isinstance(value, bytes | bytearray):
         return False
     items: Any = value
+    # An array is annotated with its shape, not with its items.
+    if origin.__module__ == "numpy":
+        return True
     if isinstance(items, Mapping):
         if len(inner) != 2:
             return True
@@ -384,8 +424,10 @@ def described(hint: Any) -> str:
     if isinstance(origin, type) and issubclass(origin, Iterable):
         if not inner:
             return "a list"
-        plurals = {str: "strings", int: "integers", float: "numbers"}
-        return f"a list of {plurals.get(inner[0], described(inner[0]))}"
+        items = described(inner[0])
+        if isinstance(inner[0], type) and items.startswith("a"):
+            items = f"{items.partition(' ')[2]}s"
+        return f"a list of {items}"
     if origin is Callable or hint is Callable:
         return "a function"
     if hint in _WORDS:

@@ -13,7 +13,15 @@ import pytest
 import torch
 
 import hiddenscope as hs
-from hiddenscope.errors import Error, NotFinite, PassError, SiteError, TextError
+from hiddenscope.catalog import PUBLIC
+from hiddenscope.errors import (
+    ArgumentError,
+    Error,
+    NotFinite,
+    PassError,
+    SiteError,
+    TextError,
+)
 from hiddenscope.modules.hooks import finite_attention
 from hiddenscope.modules.weights import check_finite
 from hiddenscope.passes.clean_run import run_clean
@@ -78,6 +86,7 @@ TEXTS: list[tuple[Any, str]] = [
     ([[[5, 6]]], IS_NO_LIST),
     (None, "got NoneType"),
     ([None], IS_NO_LIST),
+    (["the one", None], "text 1 is NoneType, not a string"),
     (5, "got int"),
     (b"the one", "got bytes"),
     ([b"the one"], "text 0 is bytes"),
@@ -560,3 +569,52 @@ def test_what_cannot_be_computed_with_is_refused_in_words(
             TAKERS[taker](model, make())
         except Error as error:
             assert "Please file an issue" not in str(error), name
+
+
+# What a user wrote, and what the error must say.
+CALLS: list[tuple[Callable[[hs.Model], Any], str]] = [
+    (
+        lambda m: hs.lens(m, TEXT, site="layer.1"),  # type: ignore[call-arg]
+        "Cannot call lens: it has no parameter 'site'. Did you mean sites?",
+    ),
+    (
+        lambda m: hs.lens(m, TEXT, nonsense=1),  # type: ignore[call-arg]
+        "it has no parameter 'nonsense'. Call lens(model, texts, *, k=5, target=None,",
+    ),
+    (
+        lambda m: hs.patch(m, "a", "b"),  # type: ignore[call-arg, arg-type]
+        "must be a Contrast or a list of Contrasts, got 'a'. Give hs.Contrast(clean,"
+        " corrupt, answer, other, targets=None, at=None, group=None).",
+    ),
+    (
+        lambda m: hs.lens(m, [TEXT], 5),  # type: ignore[misc]
+        "too many positional arguments. Call lens(model, texts, *, k=5, target=None,",
+    ),
+    (lambda m: hs.compare(), "missing a required argument: 'model'"),  # type: ignore[call-overload]
+    (
+        lambda m: hs.load("x", load_in_8bit=True),  # type: ignore[call-arg]
+        "Give hs.load(hs.Quantised(source, 'bnb-int8')).",
+    ),
+    (lambda m: hs.load("x", dtyp="float32"), "Did you mean dtype?"),  # type: ignore[call-arg]
+    (lambda m: m.capture(TEXT, site="layer.1"), "Did you mean sites?"),  # type: ignore[call-arg]
+]
+
+
+def test_arguments_that_a_function_has_not(tiny: Tiny) -> None:
+    for call, words in CALLS:
+        with pytest.raises(ArgumentError) as caught:
+            call(tiny("gpt2"))
+        assert words in str(caught.value)
+
+
+def test_every_public_function_refuses_an_unknown_keyword() -> None:
+    bare = set()
+    for name in PUBLIC:
+        try:
+            getattr(hs, name)(nonsense_keyword=1)
+        except ArgumentError:
+            continue
+        except TypeError:
+            bare.add(name)
+    # Sites are made many times in every call, and nobody makes a pass.
+    assert bare <= {"Site", "Pass"}

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from hiddenscope.arguments import checked
 from hiddenscope.errors import LoadError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ SCHEMES = {
 """The schemes that `Quantised` takes, and what each does."""
 
 
+@checked
 @dataclass(frozen=True)
 class Quantised:
     """A model whose weights are quantised while they are loaded.
@@ -54,6 +56,7 @@ class Quantised:
             )
 
 
+@checked
 @dataclass(frozen=True)
 class Adapted:
     """A model with one or more PEFT adapters on top of it.

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
 from torch import nn
 
 from hiddenscope import progress
-from hiddenscope.arguments import checked, require, shown
+from hiddenscope.arguments import checked, renamed, require, shown
 from hiddenscope.discovery import (
     Anatomy,
     Inside,
@@ -26,7 +26,6 @@ from hiddenscope.discovery import (
     trial_ids,
 )
 from hiddenscope.errors import (
-    ArgumentError,
     LoadError,
     ModuleError,
     PassError,
@@ -69,9 +68,6 @@ from hiddenscope.versions import installed_version
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 Loadable: TypeAlias = (
     str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any] | ModelVariant
 )
@@ -82,28 +78,21 @@ or one of these with adapters or quantised weights.
 LIBRARIES = ("hiddenscope", "torch", "transformers", "tokenizers", "safetensors")
 
 
-def _refusing(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Refuse old names of parameters with an error that gives the new ones."""
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            for old, new in names.items():
-                if old in kwargs:
-                    raise ArgumentError(
-                        f"Cannot call {function.__name__}",
-                        f"{old} is called {new} here",
-                        f"Give {new}=.",
-                    )
-            return function(*args, **kwargs)
-
-        return call
-
-    return decorate
-
-
-@_refusing(torch_dtype="dtype", device_map="device", attn_implementation="attention")
 @checked
+@renamed(
+    {
+        "torch_dtype": "Give dtype=.",
+        "load_in_8bit": "Give hs.load(hs.Quantised(source, 'bnb-int8')).",
+        "load_in_4bit": "Give hs.load(hs.Quantised(source, 'nf4')).",
+        "quantization_config": "Give hs.load(hs.Quantised(source, 'nf4')).",
+    },
+    torch_dtype="dtype",
+    device_map="device",
+    attn_implementation="attention",
+    load_in_8bit="hs.Quantised",
+    load_in_4bit="hs.Quantised",
+    quantization_config="hs.Quantised",
+)
 def load(
     source: Loadable | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,

@@ -79,6 +79,7 @@ def edit(
         return make_pass(model, encoded, selected, logits=logits, grad=grad)
 
 
+@checked
 @contextmanager
 def editing(
     model: PassModel | nn.Module, changes: Mapping[str | Site, Change]

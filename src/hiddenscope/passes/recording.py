@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.arguments import require
+from hiddenscope.arguments import checked, require
 from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Tap, find
 from hiddenscope.errors import ModuleError, PassError
 from hiddenscope.linear.probe import Probe
@@ -194,6 +194,7 @@ class Recording:
         return States(tuple(sites), values, tokens, self.sources[stack])
 
 
+@checked
 @contextmanager
 def recording(
     model: PassModel | nn.Module,

@@ -497,12 +497,16 @@ def _as_list(text: Any) -> Any:
 
 
 def _require_ids(texts: Sequence[object]) -> None:
+    # The first text says what the others are taken for.
+    strings = isinstance(texts[0], str)
+    wanted = "a string" if strings else "a list of integers"
     for number, ids in enumerate(texts):
-        if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
-            reason = f"text {number} is {type(ids).__name__}, not a list of integers"
+        if strings and isinstance(ids, str):
+            continue
+        if strings or not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
             raise TextError(
-                "Cannot read the texts as ids",
-                reason,
+                "Cannot read the texts",
+                f"text {number} is {type(ids).__name__}, not {wanted}",
                 "Give strings only, or lists of token ids only.",
             )
 

@@ -370,7 +370,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": 5}, "No method '5'"),
     ({"seed": -1}, "seed must be an integer >= 0, got -1"),
     ({"pool": "second"}, "No pooling 'second'"),
-    ({"token": "last"}, "token is now called pool"),
+    ({"token": "last"}, "token is called pool here"),
     ({"source": 5}, "Give a model, a list of models, or states"),
     ({"source": []}, "Give a model, a list of models, or states"),
     ({"sites": "layer.9"}, "layer.9"),

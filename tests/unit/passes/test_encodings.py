@@ -69,8 +69,6 @@ def test_a_module_is_loaded_with_its_tokenizer(
     for old, new in {"torch_dtype": "dtype", "device_map": "device"}.items():
         with pytest.raises(ArgumentError, match=f"{old} is called {new} here"):
             hs.load(tmp_path, **{old: "auto"})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'dtyp'"):
-        hs.load(tmp_path, dtyp="float32")  # type: ignore[call-arg]
 
 
 def test_what_a_tokenizer_returned_is_taken_without_its_padding(

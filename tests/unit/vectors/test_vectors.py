@@ -324,9 +324,9 @@ def test_rows_that_are_tokens_are_not_pooled_and_old_spellings_name_the_new(
         (hs.project, (each,), {"pool": "mean"}, own),
         (hs.probe, (each, "position"), {"pool": "mean"}, own),
         (hs.search, (states, np.ones(64)), {"pool": "each"}, r"hs\.each_token"),
-        (hs.probe, (states, labels), {"token": "mean"}, "token is now called pool"),
+        (hs.probe, (states, labels), {"token": "mean"}, "token is called pool here"),
         (hs.project, (states, labels), {"token": "each"}, r"hs\.each_token"),
-        (hs.lens, (model,), {"text": TEXTS}, "text is now called texts"),
+        (hs.lens, (model,), {"text": TEXTS}, "text is called texts here"),
     ):
         with pytest.raises(ArgumentError, match=said):
             function(*given, **options)
