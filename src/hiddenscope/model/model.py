@@ -495,6 +495,11 @@ class Model:
         selected = self._anatomy.stack_named(stack)
         fingerprint = self._fingerprint
         weights = fingerprint.when_checked if checked else fingerprint.value
+        notes = fingerprint.notes
+        # To look at every part takes as long as some layers of a small model.
+        if not notes:
+            notes["places"] = _places(self.module, self.device)
+            notes["quantisation"] = quantisation_of(self.module)
         base_weights, adapters = self._adapters.sources(weights)
         config: Any = getattr(self.module, "config", None)
         return Source(
@@ -502,7 +507,7 @@ class Model:
             revision=self.revision,
             weights=weights,
             dtype=_dtype_name(self.dtype),
-            device=_places(self.module, self.device),
+            device=notes["places"],
             attention=str(getattr(config, "_attn_implementation", None) or "none"),
             versions=_versions(),
             notes=(*self.notes, *_autocast_note(self.device)),
@@ -512,7 +517,7 @@ class Model:
             reported=self._anatomy.reported_names(selected),
             base_weights=base_weights,
             adapters=adapters,
-            quantisation=quantisation_of(self.module),
+            quantisation=notes["quantisation"],
         )
 
 

@@ -255,7 +255,8 @@ class Fingerprint:
     from there; any that cannot be read counts by name and shape only
     (`partial-sha256:`). While the weights are as they were loaded,
     `remembered` is called with the function that hashes them: it may know the hash from
-    an earlier load.
+    an earlier load. `notes` are for what else is known of the weights; a change empties
+    them.
 
     >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> Fingerprint(a).value == Fingerprint(a).value
@@ -273,6 +274,7 @@ class Fingerprint:
         self._remembered = remembered
         self._versions = _FINITE.get(module) or WeightVersions(module)
         self._value: str | None = None
+        self.notes: dict[str, str] = {}
 
     @property
     def value(self) -> str:
@@ -280,6 +282,7 @@ class Fingerprint:
         if not self._versions.match(self.module):
             self._versions = WeightVersions(self.module)
             self._value = _hash(self.module)
+            self.notes.clear()
         if self._value is None:
             self._value = self._remembered(lambda: _hash(self.module))
         return self._value

@@ -26,12 +26,14 @@ from hiddenscope.discovery.inside import AttentionHeads, HeadLayout, Projection
 from hiddenscope.errors import NotFinite, PassError
 from hiddenscope.modules import autograd, hooks, operations
 from hiddenscope.modules.trials import ULPS, tolerance
+from hiddenscope.passes.buffers import block_memory
 from hiddenscope.passes.inputs import Inputs
 from hiddenscope.passes.protocol import PassModel, require_recordable
 from hiddenscope.passes.record import check_targets
 from hiddenscope.sites import Site
 
-# Attentions and rows are computed together while their tensors take no more than this.
+# Attentions and rows are computed together while their tensors take no more than this
+# on a CPU.
 MOST_BYTES = 64 * 2**20
 # Scores, a mask, weights and a copy of them are held at a time.
 TENSORS = 4
@@ -189,6 +191,7 @@ class _Watcher:
         self.waiting: list[_Seen] = []
         self.missing = {part.site for part in attentions}
         self.stops = not hooks.is_offloaded(model.module)
+        self.memory = block_memory(model.device, MOST_BYTES)
         self.thread = threading.get_ident()
 
     def run(self, inputs: Inputs) -> None:
@@ -258,7 +261,7 @@ class _Watcher:
                 tap = part.projection.tap
                 if tap.call == call and part.site in self.seen:
                     self._wait(part, tap.read(*arguments))
-            if sum(seen.nbytes for seen in self.waiting) > MOST_BYTES:
+            if sum(seen.nbytes for seen in self.waiting) > self.memory:
                 self._compute()
             if self.stops and not self.missing:
                 raise hooks.Stopped
@@ -296,7 +299,7 @@ class _Watcher:
 
     def _show(self, group: Sequence[_Seen]) -> None:
         """Hand on the weights of alike attentions, some rows at a time."""
-        source = _source(group)
+        source = _source(group, self.memory)
         sites = [seen.part.site for seen in group]
         by_site = len(group), len(self.texts)
         positions = self.positions
@@ -400,7 +403,7 @@ def _spread(positions: Sequence[int]) -> list[int]:
     return [positions[place] for place in sorted(places)]
 
 
-def _source(group: Sequence[_Seen]) -> _FusedWeights | _EagerWeights:
+def _source(group: Sequence[_Seen], memory: int) -> _FusedWeights | _EagerWeights:
     """Return what computes the weights of alike attentions, [site x text, ...]."""
     part = group[0].part
     layout, heads = part.layout, part.heads
@@ -429,6 +432,7 @@ def _source(group: Sequence[_Seen]) -> _FusedWeights | _EagerWeights:
             mask=mask,
             is_causal=bool(named.get("is_causal", False)),
             scale=named.get("scale"),
+            memory=memory,
         )
     patterns, values = operands
     # A pattern is laid out as values are, with all heads.
@@ -436,6 +440,7 @@ def _source(group: Sequence[_Seen]) -> _FusedWeights | _EagerWeights:
     return _EagerWeights(
         pattern=take(pattern_layout, patterns),
         values=take(layout.values, values),
+        memory=memory,
     )
 
 
@@ -452,19 +457,13 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def _rows_at_a_time(shape: Sequence[int], itemsize: int) -> int:
-    """Return how many rows of [text, head, row, key] may be computed together."""
-    texts, heads, _, keys = shape
-    row_bytes = texts * heads * keys * itemsize * TENSORS
-    return max(1, MOST_BYTES // row_bytes)
-
-
 @dataclass(frozen=True)
 class _EagerWeights:
     """Weights that the code of an attention computes itself."""
 
     pattern: Tensor
     values: Tensor
+    memory: int = MOST_BYTES
 
     @property
     def queries(self) -> int:
@@ -474,7 +473,8 @@ class _EagerWeights:
     @property
     def rows_at_a_time(self) -> int:
         """Return how many rows are handed on together."""
-        return _rows_at_a_time(self.pattern.shape, _itemsize(self.pattern))
+        row = self.pattern[:, :, 0].numel() * _itemsize(self.pattern)
+        return max(1, self.memory // (TENSORS * row))
 
     def weights(self, positions: list[int]) -> Tensor:
         """Return the weights of some queries, [text, head, row, key]."""
@@ -498,6 +498,7 @@ class _FusedWeights:
     mask: Tensor | None
     is_causal: bool
     scale: float | None
+    memory: int = MOST_BYTES
 
     @property
     def queries(self) -> int:
@@ -507,8 +508,9 @@ class _FusedWeights:
     @property
     def rows_at_a_time(self) -> int:
         """Return how many rows are computed together."""
-        shape = (*self.query.shape[:3], self.key.shape[2])
-        return _rows_at_a_time(shape, _itemsize(self.query))
+        texts, heads = self.query.shape[:2]
+        row = texts * heads * self.key.shape[2] * _itemsize(self.query)
+        return max(1, self.memory // (TENSORS * row))
 
     @cached_property
     def wide_key(self) -> Tensor:

@@ -33,6 +33,8 @@ Keep: TypeAlias = Literal["host", "device"]
 
 SHARE_OF_FREE_MEMORY = 0.9
 MOST_PINNED = 16 * 2**30
+# Memory of a block on a GPU, at the least and at the most.
+GPU_BLOCK = (512 * 2**20, 4 * 2**30)
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -182,13 +184,7 @@ class Buffer:
         sums = list(self._sums)
         for site in self._unsummed:
             sums.append(self.values[site].sum(dtype=torch.float32))
-        by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
-        for total in sums:
-            by_device[total.device].append(total)
-        for totals in by_device.values():
-            if not bool(torch.isfinite(torch.stack(totals)).all()):
-                return False
-        return True
+        return bool(torch.isfinite(torch.stack(sums)).all())
 
     def _send(self, site: int, states: Tensor, places: Sequence[Place]) -> None:
         """Copy states from a GPU to host memory while the pass continues."""
@@ -200,7 +196,7 @@ class Buffer:
         # input.
         gathered = _gather(states, [place.length for place in ordered], order)
         gathered = gathered.to(self.values.dtype)
-        self._sums.append(gathered.sum(dtype=torch.float32))
+        total = gathered.sum(dtype=torch.float32)
         stream.wait_stream(torch.cuda.current_stream(states.device))
         with torch.cuda.stream(stream):
             read = 0
@@ -209,7 +205,11 @@ class Buffer:
                 rows = self.values[site, start : start + length]
                 rows.copy_(part, non_blocking=self.pinned)
                 read += length
+            # To read a sum on the GPU would wait for the passes that came after it.
+            host_total = torch.empty((), pin_memory=self.pinned)
+            self._sums.append(host_total.copy_(total, non_blocking=self.pinned))
         gathered.record_stream(stream)
+        total.record_stream(stream)
 
     def _run_of(self, places: Sequence[Place], tokens: int) -> slice | None:
         """Return `_single_run`, kept for the next site: it has the same places."""
@@ -437,6 +437,18 @@ def _require_memory(
         "Ask for fewer sites, or capture the texts in parts and keep each on disk with"
         " states.save(path).",
     )
+
+
+def block_memory(device: torch.device, on_cpu: int) -> int:
+    """Return the bytes that tensors which are computed together may take.
+
+    On a GPU that is an eighth of what is free, within limits.
+    """
+    if device.type != "cuda":
+        return on_cpu
+    smallest, largest = GPU_BLOCK
+    free, _ = torch.cuda.mem_get_info(device)
+    return min(largest, max(smallest, free // 8))
 
 
 def free_memory() -> int:

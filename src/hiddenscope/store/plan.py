@@ -86,13 +86,14 @@ class StoreSequence:
         """Read what `to_json` returned; raise ValueError for anything else."""
         text, start, batch = data["text"], data["start"], data["batch"]
         ids = tuple(data["ids"])
-        spans = tuple((first, end) for first, end in data["spans"])
+        spans = tuple(map(tuple, data["spans"]))
         string = data.get("string")
         of_tokens = [*ids, *chain.from_iterable(spans)]
         # Not isinstance: True and False are integers too.
-        types = {type(number) for number in (text, start, batch, *of_tokens)}
+        types = set(map(type, (text, start, batch, *of_tokens)))
         if (
             types != {int}
+            or set(map(len, spans)) != {2}
             or not all(0 <= number < LARGEST for number in (text, start, batch))
             or len(ids) != len(spans)
             or not ids

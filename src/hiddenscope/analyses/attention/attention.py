@@ -96,9 +96,8 @@ def attention(
         "notes": notes,
     }
     listed_heads: Any = {} if tests is None else found_heads(selection, tests)
-    return Result(
-        "attention", data, {**facts, **listed_heads}, model.source(selection.stack)
-    )
+    source = model.source(selection.stack, checked=True)
+    return Result("attention", data, {**facts, **listed_heads}, source)
 
 
 def _one_text(inputs: Inputs) -> Inputs:

@@ -41,6 +41,7 @@ DESCRIPTION = Description(
             "integer",
             "Texts of random tokens that heads are tested on; 0 for no test.",
             default=16,
+            least=0,
             aside=True,
         ),
         seed(),

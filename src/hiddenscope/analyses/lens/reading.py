@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hiddenscope.errors import NotFinite, SiteError
 from hiddenscope.model import Model
+from hiddenscope.passes.buffers import block_memory
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states.arrays import Ints
@@ -27,8 +28,6 @@ Part: TypeAlias = tuple[Unembedding, Tensor]
 
 # Bytes for a block of logits and a buffer of the same size, on a CPU.
 CPU_MEMORY = 40 * 2**20
-# The same on a GPU: an eighth of the free memory, within these limits.
-GPU_MEMORY = (512 * 2**20, 4 * 2**30)
 # The size of a block on a CPU.
 WORDS = 2048
 ROWS = 512
@@ -277,22 +276,13 @@ class _Blocks:
         )
         width = min(WORDS, count) if blocked else count
         row_bytes = 2 * width * unembedding.dtype.itemsize
-        rows = _memory(unembedding.device) // row_bytes
+        rows = block_memory(unembedding.device, CPU_MEMORY) // row_bytes
         starts = list(range(0, count, width))
         if blocked:
             rows = min(rows, ROWS)
             starts.sort(key=lambda start: start // WORDS not in target_blocks)
         slices = [slice(start, min(count, start + width)) for start in starts]
         return cls(slices, width, rows)
-
-
-def _memory(device: torch.device) -> int:
-    """Return the bytes for a block of logits and its buffer."""
-    if device.type != "cuda":
-        return CPU_MEMORY
-    smallest, largest = GPU_MEMORY
-    free, _ = torch.cuda.mem_get_info(device)
-    return min(largest, max(smallest, free // 8))
 
 
 def _logits(head_inputs: Sequence[Part], words: slice, out: Tensor) -> None:
