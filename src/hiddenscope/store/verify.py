@@ -99,10 +99,16 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     plan = report.attempt(None, read_plan, folder)
     if plan is None:
         return Verification(tuple(report.damages), (), (), False)
-    for read in (read_copies, read_strings):
-        report.attempt(None, read, folder, plan)
+    copies = report.attempt(None, read_copies, folder, plan) or {}
+    report.attempt(None, read_strings, folder, plan)
+    last = (-1, 0)
     for unit in plan.units:
-        report.attempt(unit.name, read_beside, folder, unit.name, unit.sha256)
+        for sequence in report.attempt(unit.name, read_sequences, folder, unit) or ():
+            place = (sequence.text, sequence.start)
+            if place <= last or sequence.text in copies:
+                what = f"plan/{unit.name}.jsonl has text {sequence.text} out of order"
+                report.add(None, f"{what}, or it is a copy", recomputable=False)
+            last = place
     complete = report.attempt(None, completed, folder, plan)
     recorded = folder.recorded()
     needed: set[str] = set()

@@ -270,7 +270,7 @@ def test_what_is_damaged_or_forged_is_found_by_reading_and_by_verify(
         assert not intact(path), number
         if unit is not None:
             assert verify(path).units == (unit,), number
-    # These a read alone finds, or the writer.
+    # These the writer finds too, so that not every unit is there.
     for name, content, what in (
         ("duplicates", b'{"same_as":0,"text":2}\n', "a copy and has states of its own"),
         ("000002", line(text=0), "a text is in two units that do not follow one"),
@@ -283,8 +283,10 @@ def test_what_is_damaged_or_forged_is_found_by_reading_and_by_verify(
         ("000002", line() * 2, None),
         ("000002", b"5\n", None),
     ):
+        path = fresh()
         with pytest.raises((Damaged, StoreError), match=what):
-            change_and_read(fresh(), replanned(name, content))
+            change_and_read(path, replanned(name, content))
+        assert not intact(path), content
 
 
 def test_a_shard_of_other_texts_than_the_plan_is_damaged_though_every_checksum_is_right(
