@@ -99,8 +99,8 @@ def integer(value: object, name: str, lower_bound: int) -> int:
     if is_integer and int(value) >= lower_bound:  # type: ignore[call-overload]
         return int(value)  # type: ignore[call-overload, no-any-return]
     raise StatesError(
-        f"{name} must be an integer >= {lower_bound}, got {str(value)[:40]}",
-        f"it is of type {type(value).__name__}",
+        f"{name} must be an integer >= {lower_bound}",
+        f"got {shown(value)}",
         f"Give a number such as {max(lower_bound, 5)}.",
     )
 

@@ -59,6 +59,8 @@ class Parameter:
     required: bool = False
     positional: bool = False
     choices: tuple[str, ...] = ()
+    # The smallest integer; None where any will do.
+    least: int | None = 1
     fields: tuple["Parameter", ...] = ()
     # The public name that builds the value from the fields, and whether it takes the
     # model before them.
@@ -201,7 +203,7 @@ def sites(default: str | None = "layer.*,final", help: str = SITES_HELP) -> Para
 
 def seed(help: str = SEED_HELP) -> Parameter:  # noqa: A002
     """Describe a seed."""
-    return Parameter("seed", "integer", help, default=0, aside=True)
+    return Parameter("seed", "integer", help, default=0, least=0, aside=True)
 
 
 def pooling(choices: tuple[str, ...], help: str, **changes: Any) -> Parameter:  # noqa: A002

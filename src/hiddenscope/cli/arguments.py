@@ -108,7 +108,7 @@ def dataset(
     group: str | None = None,
 ) -> Labelled:
     """Read a dataset: a shipped name, a file, or stdin."""
-    return reader.read(_checked_source(name), text=text, label=label, group=group)
+    return reader.read(checked_source(name), text=text, label=label, group=group)
 
 
 def check_place(device: str | None, dtype: str | None) -> None:
@@ -182,7 +182,7 @@ def _refuse_file(word: str) -> None:
         raise TextError(problem, reason, f"Write @{word} to read a file.")
 
 
-def _checked_source(name: str) -> str:
+def checked_source(name: str) -> str:
     """Return a file, a shipped dataset or stdin as `texts.read` takes it."""
     source = name.removeprefix("@")
     if source == "-" or STDIN.fullmatch(source):

@@ -69,6 +69,9 @@ def ask(word: str, shared: Shared, arguments: Arguments) -> "hs.Result":
     if isinstance(arguments.get("data"), str):
         columns = [arguments.pop(column.name) for column in COLUMNS]
         arguments["data"] = dataset(arguments["data"], *columns)
+    for parameter in describe(word).parameters:
+        if parameter.fields and not parameter.takes_model:
+            arguments[parameter.name] = build_value(parameter, None, arguments)
     source = source_of(shared, arguments)
     result: hs.Result = getattr(hs, word)(
         source, **argument_values(word, shared, arguments, source)
@@ -94,7 +97,7 @@ def argument_values(
         if parameter.of_model and of_states:
             continue
         value = arguments.get(parameter.name)
-        if parameter.fields:
+        if parameter.takes_model:
             value = build_value(parameter, source, arguments)
         elif value is None:
             continue

@@ -13,6 +13,7 @@ GENERATE = Parameter(
     "integer",
     "Generate this many tokens after the text, and capture their states too.",
     default=0,
+    least=0,
 )
 
 

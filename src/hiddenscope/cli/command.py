@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hiddenscope import errors, progress
+from hiddenscope.arguments import integer
 from hiddenscope.catalog import Parameter
 from hiddenscope.cli.arguments import (
     numbers_in,
@@ -27,7 +28,7 @@ from hiddenscope.interface.typer_parameters import (
     as_typer,
     takes_texts,
 )
-from hiddenscope.loading.outline import check_sites, outline
+from hiddenscope.loading.outline import check_attention, check_sites, outline
 from hiddenscope.sites import check_syntax
 from hiddenscope.states.pooling import parse_pooling
 
@@ -139,6 +140,8 @@ def _read(parameters: Sequence[Parameter], values: Arguments) -> Arguments:
             raise errors.ArgumentError(
                 f"There is no {parameter.option}", f"it is now {new}", f"Write {new}."
             )
+        elif parameter.kind == "integer" and parameter.least is not None:
+            integer(word, parameter.option, parameter.least)
         elif parameter.kind == "sites":
             check_syntax(word)
         elif parameter.kind == "text":
@@ -161,6 +164,8 @@ def _check_models(
         for name in ("sites", "site"):
             if arguments.get(name) is not None:
                 check_sites(known, arguments[name])
+        if "heads" in arguments:
+            check_attention(known, arguments["layers"], arguments["heads"])
         if verb_if_head_needed and known.headless:
             raise errors.PassError(
                 f"Cannot {verb_if_head_needed} {known.name}",

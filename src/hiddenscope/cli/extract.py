@@ -14,6 +14,7 @@ from hiddenscope import errors, progress
 from hiddenscope.catalog import ANALYSIS, Parameter
 from hiddenscope.catalog.parameters import pooling, sites
 from hiddenscope.cli import interrupt
+from hiddenscope.cli.arguments import check_place, checked_source
 from hiddenscope.cli.command import Arguments, command
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import visible
@@ -94,14 +95,17 @@ def extract(shared: Shared, arguments: Arguments) -> None:
     """Compute the states of a corpus, and report the progress."""
     corpus = {field.name: arguments[field.name] for field in CORPUS}
     engine = {field.name: arguments[field.name] for field in ENGINE}
+    check_place(None, arguments["store_dtype"])
+    source = hs.Corpus(checked_source(arguments["corpus"]), **corpus)
+    how = hs.Engine(arguments["engine"], **engine)
     job = hs.ExtractJob.plan(
         shared.load(),
-        hs.Corpus(arguments["corpus"].removeprefix("@"), **corpus),
+        source,
         arguments["to"],
         sites=arguments["sites"],
         pool=arguments["pool"],
         dtype=arguments["store_dtype"],
-        engine=hs.Engine(arguments["engine"], **engine),
+        engine=how,
     )
     progress.clear()
     report = _Report(shared.json)

@@ -11,7 +11,10 @@ from hiddenscope.cli.options import RESULTS, Shared
 from hiddenscope.cli.terminal import echo, print_json, visible
 
 FIT = Parameter(
-    "fit", "word", "Fit a lens on the texts: tuned or jacobian; --out keeps it."
+    "fit",
+    "choice",
+    "Fit a lens on the texts, which --out keeps.",
+    choices=("tuned", "jacobian"),
 )
 
 

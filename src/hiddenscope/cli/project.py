@@ -22,7 +22,11 @@ OPTIONS = (
     EACH_TOKEN,
     OLD_TOKEN,
     Parameter(
-        "neighbours", "integer", "How many neighbours of a point count.", default=15
+        "neighbours",
+        "integer",
+        "How many neighbours of a point count.",
+        default=15,
+        least=2,
     ),
     Parameter(
         "models",

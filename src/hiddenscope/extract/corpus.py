@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
-from hiddenscope.arguments import checked
-from hiddenscope.errors import Error, TextError
+from hiddenscope.arguments import checked, integer
+from hiddenscope.errors import Error
 from hiddenscope.texts import rows
 
 # Skipped lines that are named in the plan. All are counted.
@@ -45,12 +45,8 @@ class Corpus:
     def __post_init__(self) -> None:
         for name in ("window", "stride", "every"):
             value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
-                raise TextError(
-                    f"{name} must be at least 1, got {value}",
-                    "a text has at least one token",
-                    "Give a larger number.",
-                )
+            if value is not None:
+                integer(value, name, 1)
 
     def read(self, skipped: "list[str] | Skips | None" = None) -> Iterator[str]:
         """Yield the texts; `skipped` gets what is wrong with the lines left out."""

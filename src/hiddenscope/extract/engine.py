@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 
-from hiddenscope.arguments import checked
+from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import ArgumentError
 from hiddenscope.extract.planning import UNIT_BYTES
 from hiddenscope.store import StorePlan
@@ -44,12 +44,8 @@ class Engine:
     def __post_init__(self) -> None:
         for name in ("workers", "threads", "unit_bytes", "unit_tokens"):
             value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
-                raise ArgumentError(
-                    f"{name} must be at least 1, got {value}",
-                    "it is too small",
-                    "Give 1 or more.",
-                )
+            if value is not None:
+                integer(value, name, 1)
         if self.kind not in get_args(EngineKind):
             raise ArgumentError(
                 f"No engine {str(self.kind)[:40]!r}",

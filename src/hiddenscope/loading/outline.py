@@ -9,16 +9,19 @@ import json
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from hiddenscope.errors import SiteError
 from hiddenscope.loading.cache import is_complete
 from hiddenscope.loading.folder import INDEX, WEIGHTS
 from hiddenscope.loading.zoo import DEFAULT, ZOO
 from hiddenscope.sites import Site, select
 
+HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 # Types whose blocks are more than the config counts.
 OTHER_DEPTHS = {
@@ -46,6 +49,7 @@ class Outline:
     parameters: int | None = None
     dtype: str | None = None
     headless: bool = False
+    heads: int | None = None
 
     def described(self, dtype: str | None = None) -> str:
         """Return the name with the size and the requested or stored dtype."""
@@ -95,6 +99,25 @@ def check_sites(model: Outline, patterns: str) -> None:
             select(item, [*known, Site(None)], owner=model.name)
 
 
+def check_attention(model: Outline, layers: str | None, heads: str | None) -> None:
+    """Refuse layers and heads above the last ones of a model, where they are known.
+
+    >>> check_attention(Outline("gpt2", 12, heads=12), "2-4,-1", "7,12")
+    Traceback (most recent call last):
+    hiddenscope.errors.SiteError: No head 12 in gpt2: an attention has 12 heads, counted
+    from 0. Choose others.
+    """
+    for number in re.findall("[0-9]+", layers or ""):
+        check_sites(model, f"layer.{number}")
+    for number in re.findall("[0-9]+", heads or ""):
+        if model.layers and model.heads and int(number) >= model.heads:
+            raise SiteError(
+                f"No head {number} in {model.name}",
+                f"an attention has {model.heads} heads, counted from 0",
+                "Choose others.",
+            )
+
+
 def in_short(count: int) -> str:
     """Return a count of parameters as people write it.
 
@@ -130,7 +153,12 @@ def _with_config(bare: Outline, folder: Path) -> Outline:
         and len(classes) == 1
         and HEADLESS.fullmatch(str(classes[0])) is not None
     )
-    return replace(bare, layers=_depth(config), headless=headless)
+    return replace(
+        bare,
+        layers=_depth(config),
+        headless=headless,
+        heads=max(_counts(config, HEADS), default=None),
+    )
 
 
 def _depth(config: dict[str, Any]) -> int | None:
@@ -141,14 +169,14 @@ def _depth(config: dict[str, Any]) -> int | None:
         return None
     for part in config.values():
         # A nested config with a depth of its own: the model has several stacks.
-        if isinstance(part, dict) and _depths(part):
+        if isinstance(part, dict) and _counts(part, DEPTHS):
             return None
-    depths = _depths(config)
+    depths = _counts(config, DEPTHS)
     return depths.pop() if len(depths) == 1 else None
 
 
-def _depths(config: dict[str, Any]) -> set[int]:
-    values = [config.get(key) for key in DEPTHS]
+def _counts(config: dict[str, Any], keys: Sequence[str]) -> set[int]:
+    values = [config.get(key) for key in keys]
     return {value for value in values if isinstance(value, int) and value > 0}
 
 

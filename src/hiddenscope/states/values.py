@@ -13,7 +13,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from hiddenscope.arguments import checked
+from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError
 from hiddenscope.sites import Site, SitePatterns, named_layer, summarise
 from hiddenscope.states.files import StackParts, read_file, write
@@ -302,12 +302,7 @@ class States:
 
     def blocks(self, site: str | Site, rows: int = 65_536) -> Iterator[Tensor]:
         """Yield the rows of one site in order, at most `rows` at a time."""
-        if rows < 1:
-            raise StatesError(
-                f"rows must be at least 1, got {rows}",
-                "a block holds rows",
-                "Give a larger number.",
-            )
+        rows = integer(rows, "rows", 1)
         values = self[site]
         return iter(torch.split(values, min(rows, max(1, len(values)))))
 

@@ -22,9 +22,6 @@ from hiddenscope.texts.row import Origin, RawRow, kind_of, quote_names
 
 FORMATS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 COMPRESSIONS = (".gz", ".zst")
-# What stands for a column of a .txt file, which has none: as the texts, the file as a
-# whole in place of its lines, and as their label the folder that it is in.
-WHOLE_FILE, FOLDER = "file", "folder"
 PARQUET_BATCH = 1024
 # Characters of one line, or one field of a .csv, where the csv module stops at 131,072
 # by default.
@@ -101,7 +98,8 @@ def read_path(
             f"Cannot read {origin.name}", reason, "Give a file that can be read."
         ) from error
     with stream:
-        if kind != ".txt" or columns.label != FOLDER:
+        # A .txt file has no columns: "file" and "folder" name what it has.
+        if kind != ".txt" or columns.label != "folder":
             yield from read_stream(stream, kind, origin, columns)
             return
         label = path.absolute().parent.name
@@ -116,7 +114,7 @@ def read_stream(
     with decompressed(stream, origin.name) as plain:
         if kind == ".parquet":
             yield from _parquet(plain, origin, columns)
-        elif kind == ".txt" and columns.text == WHOLE_FILE:
+        elif kind == ".txt" and columns.text == "file":
             check_unnamed(columns._replace(text=None), origin)
             yield from _whole(plain, origin)
         elif kind == ".txt":

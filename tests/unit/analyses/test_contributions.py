@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hiddenscope as hs
 from hiddenscope.analyses.contributions import parts as parts_module
 from hiddenscope.analyses.contributions.final_norm import freeze_norm
-from hiddenscope.errors import PassError, TextError
+from hiddenscope.errors import PassError, StatesError, TextError
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
@@ -295,7 +295,7 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence() -> None:
         with pytest.raises(TextError, match=message):
             hs.contributions(model, text, answer, other)
     for neurons in (-1, True):
-        with pytest.raises(TextError, match="neurons must be an integer"):
+        with pytest.raises(StatesError, match="neurons must be an integer"):
             hs.contributions(model, IDS, 11, neurons=neurons)
 
 

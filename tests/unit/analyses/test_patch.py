@@ -19,7 +19,7 @@ import hiddenscope as hs
 from hiddenscope.analyses.patch.cells import Effects, Plan
 from hiddenscope.analyses.patch.findings import _clear, _intervals
 from hiddenscope.cli.main import app
-from hiddenscope.errors import PassError, SiteError, TextError
+from hiddenscope.errors import PassError, SiteError, StatesError, TextError
 from hiddenscope.passes.answers import token_after
 from hiddenscope.results.dataset import to_dataset
 from hiddenscope.testing import tiny_model, tiny_tokenizer
@@ -385,8 +385,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "group must name what belongs together": {"group": [1]},
     "into must be 'corrupt' or 'clean': got 'up'": {"into": "up"},
     "method must be 'exact' or 'attribution' or 'both'": {"method": "fast"},
-    "window must be an integer >= 1: got 0": {"window": 0},
-    "layers must be an integer >= 0: got -1": {"layers": -1},
     "the clean prompt has 6 tokens": {"window": [6]},
     "No token at position -7": {"window": [-7]},
     "got True among the positions": {"window": [True]},
@@ -419,6 +417,8 @@ def test_what_cannot_be_patched_is_refused(tiny: Tiny) -> None:
         check_refused(TextError, words, patched, llama, **given)
     for words, contrasts in OTHER_FORMS.items():
         check_refused(TextError, words, hs.patch, llama, contrasts)
+    for given in ({"window": 0}, {"layers": -1}):
+        check_refused(StatesError, "must be an integer >= ", patched, llama, **given)
     (token,) = llama.tokenizer(" a", add_special_tokens=False).input_ids
     with pytest.raises(TextError, match="both answers are the token ' a'"):
         patched(llama, answer=" a", other=token)
@@ -541,7 +541,7 @@ def test_the_command_with_every_option(
     assert hs.Result.load(out).equals(hs.patch(model, contrast, **options))
     done = CliRunner().invoke(app, [*given, "--window", "0"])
     assert done.exit_code == 2
-    assert "window must be an integer >= 1: got 0" in done.stderr
+    assert "--window must be an integer >= 1: got 0" in done.stderr
     one_prompt = [*given[:2], *given[3:]]
     assert CliRunner().invoke(app, one_prompt).exit_code == 2
 

@@ -302,7 +302,7 @@ def test_what_cannot_be_profiled_is_said(tiny: Tiny) -> None:
         ((tiny("bert"), TEXTS), everywhere, StatesError, "no final norm"),
         (texts, {"sites": "*.attn"} | everywhere, StatesError, "no whole layers"),
         (texts, {"final_norm": ""}, StatesError, "'apart', 'everywhere', 'mixed'"),
-        (texts, {"sample": 2}, StatesError, ">= 3, got 2"),
+        (texts, {"sample": 2}, StatesError, ">= 3: got 2"),
         ((TEXTS,), {}, StatesError, "it is list"),
         ((captured.select(tokens=[]),), {}, StatesError, "no tokens"),
         ((model,), {}, TextError, "there are no texts"),

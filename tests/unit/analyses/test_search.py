@@ -252,9 +252,9 @@ def of_states(**options: Any) -> Callable[..., Any]:
 
 
 REFUSED: list[tuple[Callable[..., Any], type[Exception], str]] = [
-    (search(ONE, ONE[0], 0), StatesError, "k must be an integer >= 1, got 0"),
-    (search(ONE, ONE[0], 2.5), StatesError, "k must be an integer >= 1, got 2.5"),
-    (search(ONE, ONE[0], True), StatesError, "k must be an integer >= 1, got True"),
+    (search(ONE, ONE[0], 0), StatesError, "k must be an integer >= 1: got 0"),
+    (search(ONE, ONE[0], 2.5), StatesError, "k must be an integer >= 1: got 2.5"),
+    (search(ONE, ONE[0], True), StatesError, "k must be an integer >= 1: got True"),
     (search(ONE, [1.0, 2.0]), StatesError, "query is 2 wide, and the rows are 4 wide"),
     (search(ZERO, [1.0, 0]), StatesError, "row 1 is zero"),
     (search(ONE, [0.0] * 4), StatesError, "query 0 is a vector of zeros"),

@@ -736,6 +736,56 @@ def test_what_a_checkpoint_says_of_itself(
     check_sites(tiny, "layer.*,final,layer.-1,*.mlp,layer.3,hidden_states[9]")
 
 
+PATCH = "patch The of --answer x --other"
+# What is wrong, and what is said of it before the weights are read.
+EARLY = {
+    "attention The --layers 4": "it has layer.0 to layer.3",
+    "attention The --layers 1,2-9": "it has layer.0 to layer.3",
+    "attention The --layers layer.7.attn": "it has layer.0 to layer.3",
+    "attention The --heads 0-2": "No head 2 in {name}: an attention has 2 heads",
+    "attention The --draws -1": "must be an integer >= 0: got -1",
+    "search cities-complete The -k 0": "must be an integer >= 1: got 0",
+    "lens The -k 0": "must be an integer >= 1: got 0",
+    "lens The --fit best --out {here}/l.safetensors": "'best' is not one of 'tuned'",
+    f"{PATCH} x": "both answers are 'x'",
+    "patch The The --answer x --other y": "both prompts are the same",
+    f"{PATCH} y --layers -1": "must be an integer >= 0: got -1",
+    "graft {model} cities-complete --layers 0": "must be an integer >= 1: got 0",
+    "probe {table} --label author --group author": "both group and label",
+    "project {table} --label author --group author": "both group and label",
+    "project {table} --label author --neighbours 1": "must be an integer >= 2: got 1",
+    "cluster The of --smallest 1": "must be an integer >= 2: got 1",
+    "probe {table} --label author --seed -1": "must be an integer >= 0: got -1",
+    "steer The --toward a --away b --new-tokens -1": "must be an integer >= 0: got -1",
+    "visibility The --per-text 0": "must be an integer >= 1: got 0",
+    "visibility The --probes 0": "must be an integer >= 1: got 0",
+    "profile The --sample 2": "must be an integer >= 3: got 2",
+    "contributions The --answer x --neurons -1": "must be an integer >= 0: got -1",
+    "extract nowhere.txt --to {here}/s": "there is no such file",
+    "extract {table} --to {here}/s --every 0": "must be an integer >= 1: got 0",
+    "extract {table} --to {here}/s --store-dtype int3": "No dtype 'int3'",
+    "capture The --generate -1": "must be an integer >= 0: got -1",
+    "capture The --out {here}/no/x.safetensors": "there is no folder",
+    "capture The --out {here}/x.html": "this command writes .safetensors",
+}
+
+
+@pytest.mark.parametrize("words", EARLY)
+def test_what_can_be_known_is_said_before_weights_are_read(
+    words: str, folder: str, tmp_path: Path
+) -> None:
+    """The folder of the model has no weights, and nothing asks for them."""
+    model = shutil.copytree(folder, tmp_path / "model")
+    (model / "model.safetensors").unlink()
+    table = tmp_path / "table.csv"
+    table.write_text("text,author\nA cat,a\nA dog,b\n")
+    places = {"model": model, "table": table, "here": tmp_path, "name": model.name}
+    given = words.format(**places).split()
+    done = runner.invoke(cli.app, [*given, "--model", str(model)])
+    assert done.exit_code == 2
+    assert EARLY[words].format(**places) in done.stderr
+
+
 def test_without_a_command_all_of_them_are_listed_with_examples() -> None:
     done = CliRunner().invoke(cli.app, [])
     assert done.exit_code == 0

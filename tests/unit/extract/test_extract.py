@@ -389,11 +389,11 @@ def test_what_cannot_be_extracted_is_said(tiny: Tiny, tmp_path: Path) -> None:
             TextError,
             "window must be at most",
         ),
-        (lambda: Engine(workers=0), ArgumentError, "workers must be at least 1"),
-        (lambda: Engine(unit_tokens=0), ArgumentError, "unit_tokens must be at least"),
+        (lambda: Engine(workers=0), StatesError, "workers must be an integer >= 1"),
+        (lambda: Engine(unit_tokens=0), StatesError, "unit_tokens must be an integer"),
         (lambda: Engine(address="auto"), ArgumentError, "Cannot use an address"),
-        (lambda: Corpus(TEXTS, stride=0), TextError, "stride must be at least 1"),
-        (lambda: Corpus(TEXTS, every=0), TextError, "every must be at least 1, got 0"),
+        (lambda: Corpus(TEXTS, stride=0), StatesError, "stride must be an integer"),
+        (lambda: Corpus(TEXTS, every=0), StatesError, "every must .* >= 1: got 0"),
     ]
     for call, error, what in cases:
         with pytest.raises(error, match=what):

@@ -277,7 +277,7 @@ def test_blocks_meet_the_protocol() -> None:
     assert [len(block) for block in blocks] == [3, 3, 1]
     assert torch.equal(torch.cat(blocks), states["layer.1"])
     assert len(list(states.blocks("layer.1", rows=1))) == 7
-    with pytest.raises(StatesError, match="rows must be at least 1"):
+    with pytest.raises(StatesError, match="rows must be an integer >= 1"):
         states.blocks("layer.1", rows=0)
     with pytest.raises(SiteError):
         states.blocks("layer.8")

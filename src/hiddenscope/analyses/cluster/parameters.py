@@ -25,6 +25,7 @@ DESCRIPTION = Description(
             "integer",
             "The least texts that make a cluster.",
             default=5,
+            least=2,
             aside=True,
         ),
         TRUNCATE,

@@ -9,8 +9,8 @@ from hiddenscope.analyses.contributions.findings import (
 )
 from hiddenscope.analyses.contributions.parts import check_stack, split_logits
 from hiddenscope.analyses.contributions.question import AnswerTokens, encode_question
-from hiddenscope.arguments import checked
-from hiddenscope.errors import PassError, TextError
+from hiddenscope.arguments import checked, integer
+from hiddenscope.errors import PassError
 from hiddenscope.model import ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, load_with_head
 from hiddenscope.passes.unembed import Unembedding
@@ -48,10 +48,7 @@ def contributions(
     True
     """
     model = as_model(model)
-    if isinstance(neurons, bool) or neurons < 0:
-        raise TextError(
-            "neurons must be an integer >= 0", f"got {neurons!r}", "Give such a number."
-        )
+    neurons = integer(neurons, "neurons", 0)
     if not model.anatomy.makes_logits:
         raise PassError(
             f"Cannot split the logits of {model.name} into parts",

@@ -35,6 +35,7 @@ DESCRIPTION = Description(
             "integer",
             "How many of the strongest neurons are listed.",
             default=20,
+            least=0,
             aside=True,
         ),
         TARGETS,

@@ -52,6 +52,7 @@ CONTRAST = (
         "at",
         "integer",
         "The position at which the answer is read; the last if not given.",
+        least=None,
     ),
 )
 
@@ -87,6 +88,7 @@ DESCRIPTION = Description(
             "layers",
             "integer",
             "How many layers in a row, where whole layers are.",
+            least=0,
             aside=True,
         ),
         Parameter(

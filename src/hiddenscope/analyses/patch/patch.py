@@ -24,7 +24,7 @@ from hiddenscope.analyses.patch.contrast import (
     encode_contrasts,
 )
 from hiddenscope.analyses.patch.findings import patch_dataset, patch_facts
-from hiddenscope.arguments import checked
+from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import PassError, SiteError, TextError
 from hiddenscope.measures.grouped import number_groups
 from hiddenscope.model import Model, ModelLike, as_model
@@ -155,8 +155,8 @@ def _plan(
         into = "clean"
     return Plan(
         sites,
-        _check_count("window", size),
-        _check_count("layers", layers, lower_bound=0),
+        integer(size, "window", 1),
+        integer(layers, "layers", 0),
         into,
         exact=method != "attribution",
         attribution=method in ("attribution", "both"),
@@ -227,16 +227,6 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise TextError(
             f"{name} must be {known}", f"got {value!r}", "Choose one of these."
         )
-
-
-def _check_count(name: str, value: object, *, lower_bound: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < lower_bound:
-        raise TextError(
-            f"{name} must be an integer >= {lower_bound}",
-            f"got {value!r}",
-            "Give such a number.",
-        )
-    return value
 
 
 def _changeable_sites(

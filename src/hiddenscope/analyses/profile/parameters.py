@@ -27,6 +27,7 @@ DESCRIPTION = Description(
             "integer",
             "At most so many tokens for neighbours and CKA.",
             default=1000,
+            least=3,
             aside=True,
         ),
         TARGETS,

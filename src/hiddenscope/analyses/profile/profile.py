@@ -8,7 +8,7 @@ import torch
 from hiddenscope import progress
 from hiddenscope.analyses.profile.findings import profile_dataset, profile_stack_facts
 from hiddenscope.analyses.profile.statistics import stack_statistics
-from hiddenscope.arguments import checked
+from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.measures import FEWEST
 from hiddenscope.model import Model, ModelLike, as_source
@@ -88,12 +88,7 @@ def _check(final_norm: str, sample: int) -> None:
             f"it is one of {choices}",
             "Choose one of these.",
         )
-    if isinstance(sample, bool) or sample < FEWEST:
-        raise StatesError(
-            f"sample must be an integer >= {FEWEST}, got {str(sample)[:40]}",
-            "neighbours and CKA need three tokens or more",
-            "Give a larger one.",
-        )
+    integer(sample, "sample", FEWEST)
 
 
 def _states(
