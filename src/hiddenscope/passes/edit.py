@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hiddenscope.arguments import checked, require
 from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Tap, find
 from hiddenscope.errors import ModuleError, PassError, SiteError, StatesError
-from hiddenscope.modules import hooks, operations
+from hiddenscope.modules import autograd, hooks, operations
 from hiddenscope.passes.changes import (
     Add,
     Change,
@@ -114,7 +114,9 @@ def editing(
     for site, change in planned.items():
         check(change, -1, anatomy.width(site), site)
     follower = _PassFollower(anatomy, planned, module)
-    with lock, hooks.watching(follower.watches()):
+    # As in `recording`: Ctrl-C within torch's own `no_grad` would leave gradients off.
+    unchanged = autograd.restored_after_error()
+    with lock, unchanged, hooks.watching(follower.watches()):
         yield
     if not follower.arguments:
         raise PassError(

@@ -4,6 +4,7 @@ the tokens it was made for.
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -497,3 +498,21 @@ def test_gradients_flow_through_what_was_changed(
         (sides[0] - sides[1]) / 2e-4, rel=room, abs=room
     )
     assert hanging(module) == before
+
+
+@pytest.mark.parametrize("watching", ["editing", "recording"])
+def test_gradients_come_back_where_no_grad_is_interrupted(watching: str) -> None:
+    module = tiny_model("llama")
+    change = {"layer.1": hs.Scale(2.0)}
+    watched = hs.recording(module)
+    if watching == "editing":
+        watched = hs.editing(module, change)  # type: ignore[assignment]
+    before = torch.is_grad_enabled()
+    try:
+        with suppress(KeyboardInterrupt), watched:
+            # torch's own `no_grad` is Python, and Ctrl-C may skip its end.
+            torch.set_grad_enabled(False)
+            raise KeyboardInterrupt
+        assert torch.is_grad_enabled() == before
+    finally:
+        torch.set_grad_enabled(before)
