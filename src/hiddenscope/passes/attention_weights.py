@@ -72,13 +72,13 @@ class WeightsReport:
     """What a pass shows besides the weights.
 
     `write_norms` [head, key] are the norms of what the values of the first text write
-    through each head. `smallest_sums` are the smallest sums of a row. `errors` are the
-    largest differences between weights times values and what the heads hand on.
+    through each head. `smallest_sum` is that of a row of weights. `error` is the
+    largest difference between weights times values and what the heads hand on.
     """
 
     write_norms: dict[Site, Tensor] = field(default_factory=dict)
-    smallest_sums: dict[Site, float] = field(default_factory=dict)
-    errors: dict[Site, float] = field(default_factory=dict)
+    smallest_sum: float = 1.0
+    error: float = 0.0
 
 
 def run_weights(
@@ -299,21 +299,25 @@ class _Watcher:
 
     def _show(self, group: Sequence[_Seen]) -> None:
         """Hand on the weights of alike attentions, some rows at a time."""
-        source = _source(group, self.memory)
+        source = _source(group)
         sites = [seen.part.site for seen in group]
         by_site = len(group), len(self.texts)
+        texts, heads, queries, keys = source.shape
         positions = self.positions
         if positions is None:
-            positions = range(source.queries)
+            positions = range(queries)
+        row_bytes = texts * heads * keys * _itemsize(source.values) * TENSORS
+        rows_at_a_time = max(1, self.memory // row_bytes)
         smallest = []
-        for start in range(0, len(positions), source.rows_at_a_time):
-            rows = list(positions[start : start + source.rows_at_a_time])
-            weights = source.weights(rows).unflatten(0, by_site)
+        for start in range(0, len(positions), rows_at_a_time):
+            rows = list(positions[start : start + rows_at_a_time])
+            weights = source.weights(rows).view(*by_site, heads, len(rows), keys)
             # The smallest of numbers with a NaN is a NaN.
             smallest.append(weights.sum(-1).flatten(1).amin(1))
             self.receive(WeightRows(sites, self.texts, rows, weights))
         if self.writes:
-            values = source.values.unflatten(0, by_site)[:, list(self.texts).index(0)]
+            # Of each site's texts, the first.
+            values = source.values[list(self.texts).index(0) :: len(self.texts)]
             parts = [seen.part for seen in group]
             norms = _write_norms(self.model.module, parts, values)
             self.report.write_norms.update(zip(sites, norms, strict=True))
@@ -340,10 +344,8 @@ class _Watcher:
                 " handed on in this pass",
                 "Load the model with attention='eager'.",
             )
-        report = self.report
-        lowest = min(smallest, report.smallest_sums.get(site, 1.0))
-        report.smallest_sums[site] = lowest
-        report.errors[site] = max(error, report.errors.get(site, 0.0))
+        self.report.smallest_sum = min(smallest, self.report.smallest_sum)
+        self.report.error = max(error, self.report.error)
 
 
 def _versions(operation: operations.Operation) -> list[int]:
@@ -368,7 +370,7 @@ def _errors(
         of_sites.append(layout.states(seen.z, tokens))
     states = _joined(of_sites)
     states = _rows(states, expected.positions, 1)
-    by_head = states.unflatten(-1, (part.layout.heads, -1)).transpose(1, 2)
+    by_head = states.reshape(*states.shape[:2], part.layout.heads, -1).transpose(1, 2)
     z = _rows(by_head, part.heads, 1).to(expected.outputs)
     differences = (z - expected.outputs).norm(dim=-1) / expected.sizes
     excess = differences / expected.allowed
@@ -403,7 +405,7 @@ def _spread(positions: Sequence[int]) -> list[int]:
     return [positions[place] for place in sorted(places)]
 
 
-def _source(group: Sequence[_Seen], memory: int) -> _FusedWeights | _EagerWeights:
+def _source(group: Sequence[_Seen]) -> _FusedWeights | _EagerWeights:
     """Return what computes the weights of alike attentions, [site x text, ...]."""
     part = group[0].part
     layout, heads = part.layout, part.heads
@@ -432,7 +434,6 @@ def _source(group: Sequence[_Seen], memory: int) -> _FusedWeights | _EagerWeight
             mask=mask,
             is_causal=bool(named.get("is_causal", False)),
             scale=named.get("scale"),
-            memory=memory,
         )
     patterns, values = operands
     # A pattern is laid out as values are, with all heads.
@@ -440,7 +441,6 @@ def _source(group: Sequence[_Seen], memory: int) -> _FusedWeights | _EagerWeight
     return _EagerWeights(
         pattern=take(pattern_layout, patterns),
         values=take(layout.values, values),
-        memory=memory,
     )
 
 
@@ -463,18 +463,11 @@ class _EagerWeights:
 
     pattern: Tensor
     values: Tensor
-    memory: int = MOST_BYTES
 
     @property
-    def queries(self) -> int:
-        """Return the number of queries."""
-        return self.pattern.shape[2]
-
-    @property
-    def rows_at_a_time(self) -> int:
-        """Return how many rows are handed on together."""
-        row = self.pattern[:, :, 0].numel() * _itemsize(self.pattern)
-        return max(1, self.memory // (TENSORS * row))
+    def shape(self) -> Sequence[int]:
+        """Return how many texts, heads, queries and keys there are."""
+        return self.pattern.shape
 
     def weights(self, positions: list[int]) -> Tensor:
         """Return the weights of some queries, [text, head, row, key]."""
@@ -498,19 +491,11 @@ class _FusedWeights:
     mask: Tensor | None
     is_causal: bool
     scale: float | None
-    memory: int = MOST_BYTES
 
     @property
-    def queries(self) -> int:
-        """Return the number of queries."""
-        return self.query.shape[2]
-
-    @property
-    def rows_at_a_time(self) -> int:
-        """Return how many rows are computed together."""
-        texts, heads = self.query.shape[:2]
-        row = texts * heads * self.key.shape[2] * _itemsize(self.query)
-        return max(1, self.memory // (TENSORS * row))
+    def shape(self) -> Sequence[int]:
+        """Return how many texts, heads, queries and keys there are."""
+        return *self.query.shape[:3], self.key.shape[2]
 
     @cached_property
     def wide_key(self) -> Tensor:
@@ -640,12 +625,14 @@ def _norms_by_weight(
         if write.norm is not None:
             weight = _wide(weight) * _wide(write.gain(weight.T))[:, None]
         weights.append(weight)
-    by_head = _wide(torch.stack(weights)).mT.unflatten(1, (part.layout.heads, -1))
+    wide = _wide(torch.stack(weights)).mT
+    by_head = wide.reshape(len(wide), part.layout.heads, -1, wide.shape[-1])
     by_head = _rows(by_head, part.heads, 1)
     values = _wide(values).to(by_head)
     row_bytes = by_head[..., 0, :].numel() * _itemsize(by_head)
     keys_at_a_time = max(1, MOST_BYTES // row_bytes)
     norms = []
-    for some in values.split(keys_at_a_time, dim=2):
+    for start in range(0, values.shape[2], keys_at_a_time):
+        some = values[:, :, start : start + keys_at_a_time]
         norms.append((some @ by_head).norm(dim=-1))
     return torch.cat(norms, dim=-1)

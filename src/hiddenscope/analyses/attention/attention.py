@@ -90,8 +90,8 @@ def attention(
         "tokens": query_inputs.lengths[0],
         "causal": _is_causal(model, selection),
         "kernel": _kernel(selection),
-        "rows_sum_to": _shown_sum(weights.smallest_sum),
-        "error": weights.error,
+        "rows_sum_to": _shown_sum(weights.report.smallest_sum),
+        "error": weights.report.error,
         "draws": 0 if tests is None else draws,
         "notes": notes,
     }

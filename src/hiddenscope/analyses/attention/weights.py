@@ -30,16 +30,6 @@ class TextWeights:
     write_norm: NDArray[np.float32]
     report: WeightsReport
 
-    @property
-    def error(self) -> float:
-        """Return the largest error of weights times values."""
-        return max(self.report.errors.values())
-
-    @property
-    def smallest_sum(self) -> float:
-        """Return the smallest sum of a row."""
-        return min(self.report.smallest_sums.values())
-
 
 def read_weights(
     model: Model,
