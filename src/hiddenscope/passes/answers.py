@@ -54,12 +54,9 @@ def notes_on_spaces(tokenizer: Any, answers: Sequence[object]) -> Iterator[str]:
     Within a sentence, the token with the space is likelier to come next.
     """
     for answer in answers:
-        if not isinstance(answer, str) or not answer[:1].isalpha():
+        if tokenizer is None or not isinstance(answer, str) or not answer[:1].isalpha():
             continue
-        spaced = f" {answer}"
-        encoding = tokenizer(spaced, add_special_tokens=False, verbose=False)
-        if len(encoding["input_ids"]) == 1:
-            yield (
-                f"The answer {answer!r} has no leading space; {spaced!r} is another"
-                " token."
-            )
+        both = [answer, f" {answer}"]
+        ids, spaced = tokenizer(both, add_special_tokens=False, verbose=False).input_ids
+        if len(spaced) == 1 and spaced != ids:
+            yield f"{answer!r} has no leading space; {both[1]!r} is another token."

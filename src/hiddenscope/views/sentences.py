@@ -32,6 +32,19 @@ def quoted_token(token: str) -> str:
     return quote(token.strip() or token)
 
 
+def quoted_tokens(tokens: Sequence[str]) -> list[str]:
+    """Quote tokens, each without the space that it begins with unless that is what
+    tells two apart.
+
+    >>> quoted_tokens([" Paris", " Rome"]), quoted_tokens([" Paris", "Paris"])
+    (['“Paris”', '“Rome”'], ['“ Paris”', '“Paris”'])
+    """
+    stripped = [quoted_token(token) for token in tokens]
+    if len(set(stripped)) == len(set(tokens)):
+        return stripped
+    return [quote(token) for token in tokens]
+
+
 def shortened(text: str, most: int) -> str:
     """Cut a text to at most so many characters.
 

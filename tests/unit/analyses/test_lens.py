@@ -822,3 +822,15 @@ def test_two_words_alike_share_the_second_rank() -> None:
         assert found["rank"] == 2
         assert found["first_best_at"] is None
         assert found["first_in_top_k_at"] == found["most_probable_at"] == "layer.3"
+
+
+def test_a_target_without_its_space_is_told_apart(tiny: Tiny) -> None:
+    """The token with the space is another one, and mostly the one that was meant."""
+    model = tiny("llama")
+    note = "'a' has no leading space; ' a' is another token."
+    assert note in hs.lens(model, ONE, target="a").summary()
+    assert "leading space" not in hs.lens(model, ONE, target=" a").summary()
+    result = hs.lens(model, ONE, target="a")
+    result.facts["last_token"]["answer"] = " a"
+    assert "the model predicts “ a” with" in result.summary()
+    assert ", “a” has rank" in result.summary()

@@ -319,6 +319,15 @@ def test_the_notes_of_all_pairs_are_told(tiny: Tiny) -> None:
     assert ["'t' has no leading space" in note for note in notes] == [False, True]
 
 
+def test_answers_that_differ_in_a_space_are_told_apart(tiny: Tiny) -> None:
+    contrast = hs.Contrast("the mat", "the hat", "a", " a")
+    told = hs.patch(tiny("llama"), contrast, method="attribution").summary()
+    assert "the logit of “a” is" in told
+    assert "that of “ a”" in told
+    told = hs.contributions(tiny("llama"), "the mat", "a", other=" a").summary()
+    assert "the logit of “a” over “ a”" in told
+
+
 @pytest.fixture
 def bart(tiny: Tiny) -> hs.Model:
     return tiny("bart")

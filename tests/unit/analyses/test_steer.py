@@ -438,7 +438,8 @@ def test_the_notes_say_when_blocks_could_not_be_skipped(tiny: Tiny) -> None:
         ("t5", "decoder.layer.2", "very block was run"),
     ):
         vector = torch.randn(tiny(family).anatomy.stacks[0].proof.width)
-        facts = steered(tiny(family), sites=site, along=vector, strengths=[0, 1]).facts
+        given: Any = {"strengths": [0, 1], "answers": " t"}
+        facts = steered(tiny(family), sites=site, along=vector, **given).facts
         assert (facts["notes"] == []) if note is None else (note in facts["notes"][0])
         assert facts["settings"] == 1
     unchanged = steered(tiny("llama"), sites="layer.2", strengths=0)
@@ -455,6 +456,12 @@ def test_answers_that_are_not_given_are_the_models_own_first_choices(
     by_id = steered(model, answers=own[0], quality=None, sites="layer.1", strengths=1)
     assert by_id.data["id"].values.tolist() == own[:1]
     assert by_id.facts["quality"]["texts"] == 40, "plain sentences"
+
+
+def test_an_answer_without_its_space_is_noted(tiny: Tiny) -> None:
+    given: Any = {"sites": "layer.1", "strengths": [1], "answers": ["a", " t"]}
+    notes = steered(tiny("llama"), **given).facts["notes"]
+    assert notes == ["'a' has no leading space; ' a' is another token."]
 
 
 def test_a_deep_model_is_steered_at_ten_layers_and_a_shallow_one_at_all(

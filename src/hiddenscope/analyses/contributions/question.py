@@ -62,8 +62,7 @@ def encode_question(
         others = None
         if other is not None:
             others = encoder.several(other, "other answer", before=before or "")
-        if model.tokenizer is not None:
-            notes += notes_on_spaces(model.tokenizer, (answer, other))
+        notes += notes_on_spaces(model.tokenizer, (answer, other))
     shared = 0
     if others is not None:
         shared = _first_difference(answer, tokens, others)

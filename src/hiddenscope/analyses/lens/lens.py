@@ -21,6 +21,7 @@ from hiddenscope.arguments import checked, renamed
 from hiddenscope.errors import PassError, SiteError, TextError
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, record
+from hiddenscope.passes.answers import notes_on_spaces
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.results import Result
 from hiddenscope.sites import SitePatterns
@@ -96,7 +97,8 @@ def lens(
         predictions = Predictions.of(reading, selected, tokens)
         data = lens_dataset(predictions, encoder.strings, followed)
         facts = lens_facts(predictions, data, followed, encoder.string)
-    notes = []
+        spelled = () if target == NEXT else (target,)
+        notes = [*notes_on_spaces(model.tokenizer, spelled)]
     reason = unembedding.recipe.reason
     if reason:
         notes.append(f"The logits were made by whole passes, because {reason}.")

@@ -32,6 +32,7 @@ from hiddenscope.arguments import checked
 from hiddenscope.errors import NotFinite, PassError, StatesError, TextError
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, record
+from hiddenscope.passes.answers import notes_on_spaces
 from hiddenscope.results import Result
 
 Answers: TypeAlias = str | int | Sequence[str | int]
@@ -84,6 +85,10 @@ def steer(
         all_texts = [*answer_reads.inputs.ids, *text_reads.inputs.ids]
         steered = without_first_tokens(model, steered, all_texts)
     sweep = Sweep(model, steered, how, multiples, direction.upwards)
+    listed = [answers] if isinstance(answers, str | int) else answers
+    # A tokenizer serves one thread at a time.
+    with model.lock:
+        sweep.notes += notes_on_spaces(model.tokenizer, listed or ())
     states = model.capture(prompt_inputs, steered.sites)
     total = sweep.tokens(answer_reads)
     with progress.track("Steering the prompts", total=total) as advance:

@@ -8,7 +8,13 @@ from numpy.typing import NDArray
 
 from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import of_type, table_of
-from hiddenscope.views.sentences import as_prose, model_name, quoted_token, shortened
+from hiddenscope.views.sentences import (
+    as_prose,
+    model_name,
+    quoted_token,
+    quoted_tokens,
+    shortened,
+)
 from hiddenscope.views.values import (
     Grid,
     Lines,
@@ -189,11 +195,9 @@ def _step_ending(result: Result, step: int) -> str:
 
 def _logit(result: Result) -> str:
     """Name the logit, or the difference of two, that the parts add up to."""
-    answer = _quoted(str(result.facts["answer"]))
-    other = result.facts.get("other")
-    if other:
-        return f"the logit of {answer} over {_quoted(str(other))}"
-    return f"the logit of {answer}"
+    answers = [result.facts["answer"], result.facts.get("other")]
+    names = [shortened(str(answer), LONGEST_ANSWER) for answer in answers if answer]
+    return f"the logit of {' over '.join(quoted_tokens(names))}"
 
 
 def _quoted(text: str) -> str:

@@ -15,6 +15,7 @@ from hiddenscope.views.sentences import (
     model_name,
     plural,
     quoted_token,
+    quoted_tokens,
 )
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
@@ -207,7 +208,7 @@ def _answers(facts: "LensFacts") -> Iterator[str]:
             settled = f", which is the top token from {last['settled_from']} on"
         yield (
             f"{place} {quoted_token(last['token'])} the model predicts"
-            f" {quoted_token(last['answer'])} with probability"
+            f" {_answer_and_target(facts)[0]} with probability"
             f" {last['probability']:.2f}{settled}."
         )
     # A prediction is settled only if no layer above differs, so all of them are needed.
@@ -234,6 +235,15 @@ def _answers(facts: "LensFacts") -> Iterator[str]:
         )
 
 
+def _answer_and_target(facts: "LensFacts") -> list[str]:
+    """Quote the answer after the last token and the target, so that they differ."""
+    answer = facts.get("last_token", {}).get("answer", "")
+    # The fact is the token's repr, also in results that were saved earlier: its
+    # quotation marks are exchanged for typographic ones.
+    target = facts.get("target", {}).get("token", "")[1:-1]
+    return quoted_tokens([str(answer), target])
+
+
 def _target(facts: "LensFacts") -> Iterator[str]:
     """Yield where the target comes up."""
     target = facts.get("target")
@@ -247,9 +257,7 @@ def _target(facts: "LensFacts") -> Iterator[str]:
         )
         return
     if target["id"] is not None:
-        # The fact is the token's repr, also in results that were saved earlier: its
-        # quotation marks are exchanged for typographic ones.
-        name = quoted_token(name[1:-1])
+        _, name = _answer_and_target(facts)
     # The last of some parts is no more than the others.
     if not Site.parse(target["site"]).part:
         yield (

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from hiddenscope.views.sentences import (
     model_name,
     quote,
     quoted_token,
+    quoted_tokens,
     ranges,
 )
 from hiddenscope.views.values import (
@@ -41,7 +42,7 @@ def views(result: Result) -> Iterator[View]:
     whole layers along the depth.
     """
     facts = cast("PatchFacts", result.facts)
-    answers = f"{_answer(facts, 'answer')} over {_answer(facts, 'other')}"
+    answers = " over ".join(_answers(facts))
     title = (
         f"How much of the preference for {answers} each {_noun(result)} {_verb(facts)}"
         f" in {model_name(result)}"
@@ -215,17 +216,20 @@ def _verb(facts: "PatchFacts") -> str:
     return "restores" if facts["into"] == "corrupt" else "removes"
 
 
-def _answer(facts: "PatchFacts", name: Literal["answer", "other"]) -> str:
-    """Name the answers of all contrasts, each once."""
-    strings = [pair[name].strip() or pair[name] for pair in facts["answers"]]
-    distinct = list(dict.fromkeys(strings))
-    others = " and others" if len(distinct) > MOST_ANSWERS else ""
-    return " / ".join(map(quote, distinct[:MOST_ANSWERS])) + others
+def _answers(facts: "PatchFacts") -> Iterator[str]:
+    """Yield the answers of all contrasts, each once, then the others."""
+    pairs = [
+        quoted_tokens([pair["answer"], pair["other"]]) for pair in facts["answers"]
+    ]
+    for names in zip(*pairs, strict=True):
+        distinct = list(dict.fromkeys(names))
+        others = " and others" if len(distinct) > MOST_ANSWERS else ""
+        yield " / ".join(distinct[:MOST_ANSWERS]) + others
 
 
 def _runs(result: Result) -> str:
     facts = cast("PatchFacts", result.facts)
-    answer, other = _answer(facts, "answer"), _answer(facts, "other")
+    answer, other = _answers(facts)
     clean = _above(facts["logit_difference"]["clean"])
     corrupt = _above(facts["logit_difference"]["corrupt"])
     texts = result.data.attrs.get("texts", [])

@@ -11,8 +11,8 @@ from hiddenscope.views.sentences import (
     as_prose,
     model_name,
     plural,
-    quote,
     quoted_token,
+    quoted_tokens,
 )
 from hiddenscope.views.values import (
     ColourScale,
@@ -314,18 +314,6 @@ def _change(result: Result, strength: float) -> str:
     return f"with strength {strength:g}" if result.facts["how"] == "add" else "ablated"
 
 
-def _names(data: "xarray.Dataset") -> list[str]:
-    """Quote the answers, each without the space that its token begins with unless that
-    is what tells two apart.
-    """
-    answers = labels(data, "answer")
-    # " Paris" and "Paris" are two tokens, and both may be answers.
-    stripped = [quoted_token(answer) for answer in answers]
-    if len(set(stripped)) == len(stripped):
-        return stripped
-    return [quote(answer) for answer in answers]
-
-
 def _strengths(data: "xarray.Dataset") -> tuple[str, ...]:
     strengths = data["strength"].to_numpy().tolist()
     names = []
@@ -338,7 +326,7 @@ def _grid(result: Result, data: "xarray.Dataset") -> Grid:
     """Draw how far each answer moves, its probability, and the perplexity as a multiple
     of what it was.
     """
-    names = _names(data)
+    names = quoted_tokens(labels(data, "answer"))
     moves = data["log_odds"].mean("text") - data["log_odds_before"].mean("text")
     probabilities = data["probability"].mean("text")
     measures = []
@@ -369,7 +357,7 @@ def _lines(
     """Yield each answer's probability, with what it was before, and the perplexity."""
     count = len(places)
     answers = []
-    for place, name in enumerate(_names(data)):
+    for place, name in enumerate(quoted_tokens(labels(data, "answer"))):
         here = data.isel(answer=place)
         answers.append(Series(name, here["probability"].mean("text").to_numpy()))
         before = float(here["probability_before"].mean())
