@@ -23,6 +23,7 @@ from hiddenscope.app.schemas import (
     TableAnswer,
     form_field,
 )
+from hiddenscope.app.stores import encodable
 from hiddenscope.catalog import Parameter
 from hiddenscope.errors import TextError
 from hiddenscope.texts.columns import LABEL_NAMES, TEXT_NAMES
@@ -105,18 +106,19 @@ def _read_records(beginning: str) -> Iterator[dict[str, str]]:
     for line in filter(str.strip, beginning.splitlines()):
         try:
             record = json.loads(line)
-        except ValueError:
+            if not isinstance(record, dict):
+                return
+            row = {encodable(name): _cell(value) for name, value in record.items()}
+        except (ValueError, RecursionError):
             return
-        if not isinstance(record, dict):
-            return
-        yield {str(name): _cell(value) for name, value in record.items()}
+        yield row
 
 
 def _cell(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        return value
+        return encodable(value)
     return json.dumps(value)
 
 

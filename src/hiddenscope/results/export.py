@@ -270,7 +270,10 @@ def _restore(header: _Header, arrays: Mapping[str, "Array"]) -> Contents:
             variables[name] = restored
     data = xarray.Dataset(variables, coords, _untag(header["attrs"]))
     facts, source = _untag(header["facts"]), _untag(header["source"])
-    return Contents(header["kind"], data, facts, source)
+    kind = header["kind"]
+    if [type(kind), type(facts), type(source)] != [str, dict, dict]:
+        raise ValueError("its kind, facts or source are of another type")
+    return Contents(kind, data, facts, source)
 
 
 # --- JSON

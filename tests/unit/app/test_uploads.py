@@ -131,6 +131,24 @@ def test_the_columns_and_first_rows_of_a_table_are_read(bench: Bench) -> None:
         assert one["choices"] == read["columns"] and one["help"]
 
 
+def test_no_table_is_a_500(bench: Bench) -> None:
+    deep = '{"text": ' + "[" * 2_000 + "]" * 2_000 + "}"
+    for content, columns in (
+        (deep, []),
+        ("[" * 5_000, []),
+        ('{"text": "half \\ud83d"}', ["text"]),
+        ('{"half \\ud83d": "a", "label": ["\\ud83d"]}', ["half ?", "label"]),
+        ('{"text": 1' + "0" * 5_000 + "}", []),
+    ):
+        for route in ("tables", "uploads"):
+            answer = bench.ask(
+                "POST", f"/api/{route}?file=a.jsonl&text=text", content.encode()
+            )
+            assert answer.status < 500, (route, content[:40])
+            if route == "tables":
+                assert answer.json["columns"] == columns
+
+
 def test_a_table_of_any_kind_is_looked_at() -> None:
     """What cannot be read has no columns here; whoever uploads it is told why."""
     record: dict[str, Any] = {"text": "The rest.", "label": 1, "parts": [1], "no": None}

@@ -334,6 +334,18 @@ def test_a_dtype_that_no_result_has_is_refused(tmp_path: Path) -> None:
                 Result.load(file)
 
 
+@pytest.mark.parametrize("field", ["kind", "facts", "source"])
+def test_a_sealed_file_of_other_fields_is_refused(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "a.json"
+    result_with([1.0, 2.0]).save(path)
+    content = json.loads(path.read_text("ascii")) | {"seal": UNSEALED}
+    for wrong in (None, 5, [1], {} if field == "kind" else "x"):
+        path.write_text(json.dumps(content | {field: wrong}), "ascii")
+        seal(path)
+        with pytest.raises(FileError, match="of another type"):
+            Result.load(path)
+
+
 def test_what_cannot_be_saved_is_refused() -> None:
     facts: list[Any] = [{"a": object()}, {1: 2}, {"a": 1j}, {"a": b"x"}, {"a": {1, 2}}]
     for wrong in [*facts, {"a": np.array(1j)}]:
