@@ -197,6 +197,11 @@ def test_final_beside_every_layer_is_taken_where_there_is_one() -> None:
     assert names(select(["final", "layer.*"], BERT)) == [
         f"layer.{k}" for k in range(13)
     ]
+    assert names(select("layer.*,final", [Site(None)])) == ["final"]
+    with pytest.raises(SiteError, match=r"it has final. Choose one of those\.$"):
+        select("layer.*", [Site(None)])
+    with pytest.raises(SiteError, match=r"it has attn of some blocks"):
+        select("layer.*,final", [Site(1, "attn")])
     for strict in ("final", "layer.3,final", "layer.*.attn,final"):
         with pytest.raises(
             SiteError, match=r"no final norm; its last state is 'layer\.12'"

@@ -50,8 +50,8 @@ def select(
 ) -> tuple[Site, ...]:
     """Return the sites that patterns select, each once, in the order of the pass.
 
-    `layer.*,final` means every layer, and final if there is one; any other pattern must
-    match something. `depth` (the number of blocks) and `final` (whether there is a
+    `layer.*,final` means every layer and final, as far as they are there; any other
+    pattern must match something. `depth` (the number of blocks) and `final` (whether there is a
     final norm) are taken from the sites; give them if the sites are only some of the
     model's, because `layer.-1` and `hidden_states[k]` depend on them. `reported` gives,
     for each stack, the site that every entry of `hidden_states` was proved to be, for
@@ -66,14 +66,17 @@ def select(
     """  # noqa: E501
     known = _KnownSites(tuple(sorted(set(sites))), owner, depth, final, reported or {})
     items = list(_items(patterns))
-    every_layer = any(re.fullmatch(r"(?:\w+\.)?layer\.\*", item) for item in items)
+    layers = [item for item in items if re.fullmatch(r"(?:\w+\.)?layer\.\*", item)]
+    finals = [item for item in items if names_final(item)]
+    optional = [*layers, *finals] if layers and finals else []
     selected: set[Site] = set()
     for item in items:
         matches = known.match(item)
-        is_optional = every_layer and names_final(item)
-        if not matches and not is_optional:
+        if not matches and item not in optional:
             raise known.missing(item)
         selected |= matches
+    if optional and not selected:
+        raise known.missing(optional[0])
     return tuple(sorted(selected))
 
 

@@ -189,7 +189,8 @@ def nearest(item: str, known: Sequence[str]) -> str:
     near = get_close_matches(item[:60].lower(), distinct, n=1, cutoff=0.4)
     if near:
         return f"Did you mean '{near[0]}'?"
-    return "Choose one of those, or 'layer.*'."
+    others = "" if item.endswith("*") else ", or 'layer.*'"
+    return f"Choose one of those{others}."
 
 
 def quoted(value: object) -> str:

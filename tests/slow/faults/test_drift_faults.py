@@ -18,6 +18,7 @@ from tests.unit.analyses.planted import (
     families_for,
 )
 
+
 @pytest.mark.parametrize("kind", HINTS)
 def test_every_kind_of_fault_is_found_where_it_is_and_called_by_its_name(
     kind: str,

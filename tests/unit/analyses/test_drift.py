@@ -458,6 +458,30 @@ def test_saved_states_show_the_first_site(tmp_path: Path) -> None:
     turned = hs.drift(saved, model, TEXTS).facts
     assert turned["first_site"] == "layer.2"
     assert turned["passes"] == {"reference": 0, "candidate": 3}
+    finals = [states.select(sites="final") for states in (own, saved)]
+    alone = hs.drift(*finals, None)
+    assert alone.facts["first_site"] == "final" and alone.data.site.values == ["final"]
+
+
+def test_another_hidden_size_is_refused_and_another_shape_inside_is_named() -> None:
+    model = reference("llama")
+    config = copy.deepcopy(model.module.config)
+    config.hidden_size //= 2
+    narrow = type(model.module)(config).eval()
+    for candidate in (narrow, hs.load((narrow, None))):
+        with pytest.raises(
+            StatesError, match=r"hidden sizes are 64 and 32 at layer\.0"
+        ):
+            hs.drift(model, candidate, TEXTS)
+    other: Any = copy.deepcopy(model.module)
+    mlp = other.model.layers[1].mlp
+    wide, hidden = mlp.up_proj.weight.shape
+    for name in ("gate_proj", "up_proj"):
+        setattr(mlp, name, nn.Linear(hidden, wide - 16, bias=False))
+    mlp.down_proj = nn.Linear(wide - 16, hidden, bias=False)
+    facts = hs.drift(model, other, TEXTS).facts
+    assert facts["first_site"] == "layer.2"
+    assert facts["hints"][0]["fault"] == "other_shape"
 
 
 @slow

@@ -42,7 +42,6 @@ from hiddenscope.analyses.drift.sides import (
     BareModule,
     as_candidate,
     as_live,
-    check_hidden_sizes,
     check_tokenizers,
     encode,
     on_equal_terms,
@@ -242,7 +241,6 @@ def _compare_live(
 ) -> DriftComparison:
     """Compare two models with the same modules part by part."""
     reference = as_live(model)
-    check_hidden_sizes(reference, live_candidate)
     pairs = []
     for site, tap in reference.taps.items():
         other = live_candidate.taps.get(site)

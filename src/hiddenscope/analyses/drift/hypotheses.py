@@ -57,7 +57,9 @@ def weights(suspect: Suspect) -> Iterator[Hypothesis]:
         fault, words = _relation(suspect, weight, other)
         if name.endswith("inv_freq"):
             fault, words = _rotary_relation(fault, words, other)
-        yield Hypothesis(fault, f"`{name}` of the candidate {words}.", output)
+        # The reference cannot run with another shape, which is a fault by itself.
+        made = suspect.output if other.shape != weight.shape else output
+        yield Hypothesis(fault, f"`{name}` of the candidate {words}.", made)
 
 
 def _relation(suspect: Suspect, weight: Tensor, other: Tensor) -> tuple[str, str]:

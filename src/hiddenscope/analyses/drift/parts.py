@@ -29,7 +29,7 @@ from hiddenscope.analyses.drift.noise import INFINITE, Gap, Noise, gap
 from hiddenscope.analyses.drift.observe import Observed, ObservedState, observe
 from hiddenscope.analyses.drift.streaming import StateQueue
 from hiddenscope.analyses.drift.weights import is_column_scaled
-from hiddenscope.errors import NotFinite
+from hiddenscope.errors import NotFinite, StatesError
 from hiddenscope.model import Model
 from hiddenscope.modules import hooks
 from hiddenscope.modules.quantised import quantised_weights
@@ -221,6 +221,11 @@ class _BatchRecorder:
         refuse_not_finite("candidate", name, rows, self.where)
         if reference.rows.shape == rows.shape:
             self.errors.put_cells(name, self._places_at(name), reference.rows, rows)
+        elif name != LOGITS:
+            widths = f"{reference.rows.shape[-1]} and {rows.shape[-1]}"
+            reason = f"their hidden sizes are {widths} at {name}"
+            remedy = "Give two versions of one model."
+            raise StatesError("Cannot compare the two models", reason, remedy)
 
     def add_local(
         self, reference: ObservedState, rows: Tensor, unreplaced_rows: Tensor | None

@@ -237,7 +237,7 @@ def drift_dataset(
     errors, tokens = comparison.errors, comparison.tokens
     measured = [name for name in errors.verdicts if name in errors.cells]
     sites = [Site.parse(name) for name in measured if name != LOGITS]
-    selected = {LOGITS, *map(str, select(patterns, sites))}
+    selected = {LOGITS, *map(str, select(patterns, sites, owner="this comparison"))}
     names = [name for name in measured if name in selected]
     variables: dict[str, object] = {}
     for measure, attributes in CELLS.items():
