@@ -74,10 +74,25 @@ class _Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
-            # A copy, because the parser empties the list that it is given.
-            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            try:
+                # A copy, because the parser empties the list that it is given.
+                _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            except Exception as error:
+                self._suggest(error)
+                raise
             self._refuse_repeated(ctx, order)
         return super().parse_args(ctx, args)
+
+    def _suggest(self, error: Any) -> None:
+        """Suggest only options that may be meant: typer names all that have some
+        letters in common with an unknown one.
+        """
+        given = getattr(error, "option_name", "")
+        near = getattr(error, "possibilities", None) or []
+        error.possibilities = [option for option in near if option[:4] == given[:4]]
+        names = [parameter.name for parameter in self.params]
+        if given.startswith("--layer") and "sites" in names:
+            error.possibilities.append("--sites")
 
     def _refuse_repeated(self, ctx: Any, order: list[Any]) -> None:
         for parameter, count in Counter(order).items():

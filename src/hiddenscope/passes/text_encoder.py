@@ -341,8 +341,9 @@ class TextEncoder:
         else:
             reason = "it merges with the text before it" if before else "it is empty"
         remedy = "Give a single token, with the space before it where a word begins."
-        if token and not token[:1].isspace():
-            remedy += f" Did you mean {' ' + token!r}?"
+        spaced = f" {token}"
+        if token and len(self._following(spaced, before)) == 1:
+            remedy += f" Did you mean {spaced!r}?"
         return TextError(problem, reason, remedy)
 
     def _encoded(self, texts: Any, limit: int | None) -> Inputs:

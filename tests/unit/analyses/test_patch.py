@@ -381,7 +381,7 @@ FIELDS = {field.name for field in fields(hs.Contrast)}
 # What is said, and the changed fields of the contrast or options of `patch`.
 REFUSED: dict[str, dict[str, Any]] = {
     "5 tokens: ' ' 'P'": {**CATS, "answer": " Paris", "other": " a"},
-    "Did you mean ' nd'?": {**CATS, "answer": "nd", "other": " a"},
+    "'nd': it merges with the text before it": {**CATS, "answer": "nd", "other": " a"},
     "both answers are 60": {"other": 60},
     "both prompts are the same": {"corrupt": CLEAN},
     "one prompt is a string and the other token ids": {"corrupt": "the hat"},
@@ -640,10 +640,7 @@ def test_contrasts_of_different_lengths_are_averaged_head_by_head(tiny: Tiny) ->
         for contrast in (HEADS, longer)
     )
     np.testing.assert_allclose(data["effect"], (one + two) / 2, atol=1e-6)
-    # Of one degree of freedom, and for all twelve heads together.
-    reach = t.ppf(1 - 0.05 / 2 / 12, 1) * data["effect_error"]
-    np.testing.assert_allclose(data["high"], data["effect"] + reach, rtol=1e-4)
-    np.testing.assert_allclose(data["low"], data["effect"] - reach, rtol=1e-4)
+    assert "low" not in data, "two are too few for an interval of all heads"
 
 
 def test_attribution_of_heads_agrees_with_small_exact_effects(tiny: Tiny) -> None:
@@ -651,9 +648,7 @@ def test_attribution_of_heads_agrees_with_small_exact_effects(tiny: Tiny) -> Non
     assert result.facts["agreement"]["correlation"] > 0.8
 
 
-def test_intervals_hold_all_heads_at_once_on_noise_and_clear_is_what_is_planted() -> (
-    None
-):
+def test_intervals_hold_skewed_effects_of_all_heads_and_show_what_is_planted() -> None:
     generator = np.random.default_rng(0)
     sites = tuple(hs.Site(1, f"attn.head.{head}") for head in range(40))
     plan = Plan(sites, 1, 0, "corrupt", exact=True, attribution=False, together=True)
@@ -661,15 +656,18 @@ def test_intervals_hold_all_heads_at_once_on_noise_and_clear_is_what_is_planted(
 
     def clear(values: np.ndarray) -> list[str]:
         effects = [Effects({"effect": row[:, None]}, {}, {}, patched) for row in values]
-        intervals = _intervals(effects, plan, np.arange(8))
+        intervals = _intervals(effects, plan, np.arange(len(values)))
         data = to_dataset(
             {"effect": ("site", values.mean(0), {}), **intervals},
             {"site": [*map(str, sites)]},
         )
         return [one["site"] for one in _clear(data) or ()]
 
-    noise = generator.standard_t(6, size=(400, 8, 40))
-    # 5% of 400, and three standard errors above it.
-    assert sum(bool(clear(values)) for values in noise) <= 33
+    noise = np.exp(generator.normal(size=(15, 8, 40)) / 2) - np.exp(1 / 8)
+    # Student's intervals with Bonferroni's correction miss it in 3 of these 15.
+    assert sum(bool(clear(values)) for values in noise) <= 1
     noise[0, :, [7, 9]] += [[20], [-30]]
+    # An effect in a few contrasts alone has no interval, and takes none from others.
+    noise[0, :, 3] = [1, 0, 0, 2, 0, 0, 3, 0]
     assert clear(noise[0]) == ["layer.1.attn.head.9", "layer.1.attn.head.7"]
+    assert clear(noise[0, :4]) == []

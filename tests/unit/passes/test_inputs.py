@@ -40,8 +40,10 @@ def test_a_token_is_itself_by_name_and_by_id(bytes_: TextEncoder) -> None:
     ("token", "before", "found"),
     [
         (" Paris", "", "it is 5 tokens: ' ' 'P' 'a' 'r' 'is'. Give a single token"),
-        ("Paris", "the cat", "Did you mean ' Paris'?"),
+        # ' Paris' is no single token either.
+        ("Paris", "the cat", "'is'. Give a single token, with the space before it"),
         ("t", "the ca", "merges with the text before it"),
+        ("t", "the ca", "Did you mean ' t'?"),
         ("", "", "it is empty"),
         (128, "", "ids of toy are 0 to 127"),
         (-1, "", "ids of toy are 0 to 127"),
@@ -56,6 +58,7 @@ def test_what_is_no_single_token_is_said(
         bytes_.single(token, "answer", before=before)
     assert found in str(caught.value)
     assert str(caught.value).startswith("Cannot use the answer ")
+    assert ("Did you mean" in str(caught.value)) == (token == "t")
 
 
 def test_a_tokenizer_that_adds_a_space_is_not_taken_at_its_word() -> None:
