@@ -795,3 +795,22 @@ def test_without_a_command_all_of_them_are_listed_with_examples() -> None:
         assert f"{group.title}:" in done.stdout
         assert f"$ hiddenscope {group.example}\n" in done.stdout
     assert "..." not in done.stdout.partition("Begin here")[2], "no line of help is cut"
+
+
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        # Not "--adapter, --lens", which share some letters with it.
+        ("lens --layer 3", "(Possible options: --sites)"),
+        ("attention --layer 3", "(Possible options: --layers)"),
+        ("lens --targt x", "(Possible options: --target, --targets)"),
+        ("steer --prompt x", ""),
+    ],
+)
+def test_an_option_is_suggested_only_if_it_may_be_meant(
+    words: str, suggested: str
+) -> None:
+    option = words.split()[1]
+    done = CliRunner().invoke(cli.app, words.split())
+    told = f"No such option: {option} {suggested}".strip()
+    assert done.stderr.strip().endswith(told)
