@@ -2,8 +2,9 @@
 
 taps        where a hidden state can be read: a module, one of its calls, a side of it
 trace       one pass with every call of every submodule recorded, and its arguments
-vocabulary  the number of ids that a module takes
+vocabulary  the ids that a module takes and how many, and trial texts of them
 proof       chains of blocks, compared with Hugging Face's own `hidden_states`
+cuts        the proof without such a report: the output follows from each state alone
 blocks      what attention, cross-attention and the MLP add inside a block
 find        the search: trial passes, chains that can be proved, causality, the head
 stacks      Anatomy: the stacks that were proved, in one value
@@ -24,9 +25,10 @@ from hiddenscope.discovery.inside import (
 )
 from hiddenscope.discovery.stacks import EVERYTHING, Anatomy, Head, Stack
 from hiddenscope.discovery.taps import Tap
-from hiddenscope.discovery.trace import accepts, arguments, trial_ids
-from hiddenscope.discovery.vocabulary import vocabulary
+from hiddenscope.discovery.trace import arguments
+from hiddenscope.discovery.vocabulary import trial_ids, vocabulary, window
 from hiddenscope.discovery.writes import Write, bias_of, effects_along
+from hiddenscope.modules.calls import accepts
 
 __all__ = [
     "EVERYTHING",
@@ -50,4 +52,5 @@ __all__ = [
     "still_holds",
     "trial_ids",
     "vocabulary",
+    "window",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.discovery.blocks import Block, differs, dissect, mixes_tokens, state_at
+from hiddenscope.discovery.cuts import prove_by_cuts, whole_chains
 from hiddenscope.discovery.find_inside import find_inside
 from hiddenscope.discovery.proof import (
     WITHOUT_BLOCK_MODULES,
@@ -29,46 +29,24 @@ from hiddenscope.discovery.proof import (
 )
 from hiddenscope.discovery.stacks import Anatomy, Head, Stack
 from hiddenscope.discovery.taps import Tap
-from hiddenscope.discovery.trace import (
-    Call,
-    Trace,
-    accepts,
-    arguments,
-    token_embedding,
-    trace,
+from hiddenscope.discovery.trace import Call, Trace, arguments, trace
+from hiddenscope.discovery.vocabulary import (
+    TrialShape,
     trial_ids,
+    trial_shapes,
+    vocabulary,
+    window,
 )
 from hiddenscope.errors import AnatomyError, NotFinite, TooLarge, is_out_of_memory
-from hiddenscope.modules import hooks
-
-
-@dataclass(frozen=True)
-class TrialShape:
-    """The shape of a trial pass.
-
-    The two passes differ in all of it, so that no axis is mistaken for another.
-    """
-
-    texts: int
-    tokens: int
-    targets: int
-
-    def avoiding(self, sizes: Set[int]) -> TrialShape:
-        """Return a shape without these numbers."""
-
-        # In steps of three, in which the two passes never meet.
-        def next_free(size: int) -> int:
-            return next(number for number in count(size, 3) if number not in sizes)
-
-        return TrialShape(
-            next_free(self.texts), next_free(self.tokens), next_free(self.targets)
-        )
-
+from hiddenscope.modules import calls, hooks
+from hiddenscope.modules.calls import accepts
 
 TRIAL_SHAPES = (
     TrialShape(texts=2, tokens=7, targets=4),
     TrialShape(texts=3, tokens=5, targets=6),
 )
+# A text has to be shortened, and its first token to be seen by later ones.
+SHORTEST_WINDOW = 3
 
 
 @dataclass(frozen=True)
@@ -94,12 +72,23 @@ def find(module: nn.Module, *, name: str = "") -> Anatomy:
     An AnatomyError says why it cannot be proved.
     """
     name = name or type(module).__name__
-    first = _trial_pass(module, name, TRIAL_SHAPES[0])
-    second = _trial_pass(module, name, TRIAL_SHAPES[1])
+    longest = window(module)
+    if longest is not None and longest < SHORTEST_WINDOW:
+        raise _refusal(
+            module,
+            name,
+            f"it takes texts of at most {longest} tokens, and a proof needs"
+            f" {SHORTEST_WINDOW}",
+        )
+    first, second = (
+        _trial_pass(module, name, shape) for shape in trial_shapes(module, TRIAL_SHAPES)
+    )
     for once, again in zip(first.stacks, second.stacks, strict=True):
         if not once.proof.agrees(again.proof):
             raise _refusal(
-                name, "texts of another length or number show its states elsewhere"
+                module,
+                name,
+                "texts of another length or number show its states elsewhere",
             )
     stacks = []
     for number, (once, again) in enumerate(
@@ -119,16 +108,17 @@ def find(module: nn.Module, *, name: str = "") -> Anatomy:
         if len(first.stacks) > 1:
             label = ("encoder", "decoder")[number]
         stacks.append(Stack(label, once.proof, tuple(blocks), causal))
-    logits = getattr(first.stacks[-1].trace.output, "logits", None)
-    head = _head(module, first)
-    anatomy = Anatomy(tuple(stacks), head, name, isinstance(logits, Tensor))
+    logits = _logits(module, first.stacks[-1])
+    head = None if logits is None else _head(module, first.stacks[-1], logits)
+    anatomy = Anatomy(tuple(stacks), head, name, logits is not None)
     return anatomy.with_inside(cache(partial(find_inside, module, anatomy)))
 
 
 def still_holds(module: nn.Module, anatomy: Anatomy) -> bool:
     """Tell whether an anatomy from an earlier load is proved again on one batch."""
     try:
-        trial = _trial_pass(module, anatomy.name, TRIAL_SHAPES[0])
+        shape, _ = trial_shapes(module, TRIAL_SHAPES)
+        trial = _trial_pass(module, anatomy.name, shape)
     except (AnatomyError, NotFinite):
         return False
     if len(trial.stacks) != len(anatomy.stacks):
@@ -148,7 +138,7 @@ def _trial_pass(module: nn.Module, name: str, shape: TrialShape) -> _TrialPass:
         sizes.append(shape.targets)
     streams = _stream_sizes(module, traced, sizes)
     if streams & {shape.texts, shape.tokens}:
-        shape = shape.avoiding(streams)
+        shape = _avoiding(shape, streams)
         inputs, traced = _trace(module, name, shape)
     traces = [traced]
     if encoder_decoder:
@@ -159,6 +149,16 @@ def _trial_pass(module: nn.Module, name: str, shape: TrialShape) -> _TrialPass:
         chain, proof = _first_proved(module, name, stack_trace, taken)
         stacks.append(_TrialStack(stack_trace, chain, proof))
     return _TrialPass(inputs, tuple(stacks))
+
+
+def _avoiding(shape: TrialShape, sizes: Set[int]) -> TrialShape:
+    """Return a shape without these numbers."""
+
+    # In steps of three, in which the two passes never meet.
+    def next_free(size: int) -> int:
+        return next(number for number in count(size, 3) if number not in sizes)
+
+    return TrialShape(*map(next_free, shape))
 
 
 def _trace(
@@ -173,7 +173,7 @@ def _trace(
     inputs = arguments(module, ids, targets=targets)
     trial = f"a trial pass over {shape.texts} texts of {shape.tokens} tokens"
     try:
-        return inputs, trace(module, inputs)
+        return _with_all_logits(module, inputs, trace(module, inputs))
     except Exception as error:
         if is_out_of_memory(error):
             raise TooLarge(
@@ -181,36 +181,40 @@ def _trace(
                 f"memory ran out in {trial}",
                 "Free some memory, or load it in a smaller dtype.",
             ) from error
-        missing = _missing_parameters(module)
-        if missing:
-            raise _not_like_transformers(module, name, missing) from error
         reason = f"{trial} stopped with {type(error).__name__}: {error}"
-        raise _refusal(name, reason) from error
+        raise _refusal(module, name, reason) from error
 
 
-def _missing_parameters(module: nn.Module) -> list[str]:
-    """Return the parameters of a Hugging Face model that a module does not take."""
-    parameters = inspect.signature(type(module).forward).parameters
-    for parameter in parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            return []
-    expected = ("input_ids", "output_hidden_states")
-    return [name for name in expected if name not in parameters]
+def _with_all_logits(
+    module: nn.Module, inputs: dict[str, Any], traced: Trace
+) -> tuple[dict[str, Any], Trace]:
+    """Give the ids as targets, too, if only that gives logits of every token.
+
+    nanoGPT is such a model.
+    """
+    for name in list(calls.plain_parameters(module) or ())[1:2]:
+        ids = inputs["input_ids"]
+        vocabulary_size = vocabulary(module)
+        shape, whole = _logits_shape(traced), (*ids.shape, vocabulary_size)
+        # As targets of anything but logits, ids may be out of bounds.
+        if shape == whole or shape[-1:] != (vocabulary_size,):
+            break
+        with_targets = {**inputs, name: ids}
+        try:
+            again = trace(module, with_targets)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            break
+        if _logits_shape(again) == whole:
+            calls.GIVEN_IDS_TOO[type(calls.below_wrapper(module))] = name
+            return with_targets, again
+    return inputs, traced
 
 
-def _not_like_transformers(
-    module: nn.Module, name: str, missing: Sequence[str]
-) -> AnatomyError:
-    """Return the error for a module that is not called like a Hugging Face model."""
-    _, *parameters = inspect.signature(type(module).forward).parameters
-    takes = ", ".join(parameters)[:80] or "nothing"
-    return AnatomyError(
-        f"Cannot read the states of {name}",
-        f"its forward takes {takes}, and no {' or '.join(missing)}, as the models of"
-        " transformers do",
-        "Give a model of transformers. A module of your own can be the candidate of "
-        "hs.drift(reference, module, texts), where the reference is such a model.",
-    )
+def _logits_shape(traced: Trace) -> tuple[int, ...]:
+    logits = hooks.logits_in(traced.output)
+    return () if logits is None else tuple(logits.shape)
 
 
 def _stream_sizes(module: nn.Module, traced: Trace, sizes: Sequence[int]) -> set[int]:
@@ -231,11 +235,17 @@ def _first_proved(
     """Return the first chain that can be proved, with its proof."""
     stacks = 2 if "decoder_input_ids" in accepts(module) else 1
     refused: list[tuple[Chain, str]] = []
-    for chain in chains(module, traced):
+    find_chains, prove_chain = chains, prove
+    if not traced.reports():
+        if stacks == 2:
+            reason = "it gives back no hidden_states to compare its states with"
+            raise _refusal(module, name, reason)
+        find_chains, prove_chain = whole_chains, prove_by_cuts
+    for chain in find_chains(module, traced):
         if chain.taps[0] in taken:
             continue
         try:
-            return chain, prove(module, chain, traced)
+            return chain, prove_chain(module, chain, traced)
         except HasNaN as broken:
             stack = ""
             if stacks == 2:
@@ -246,15 +256,12 @@ def _first_proved(
                 "Look at the weights of the block that makes it, or load the model in a"
                 " wider dtype.",
             ) from None
-        except Unproved as reason:
-            refused.append((chain, str(reason)))
-    if not traced.reports():
-        raise _refusal(
-            name, "it gives back no hidden_states to compare its states with"
-        )
-    if not refused:
-        raise _refusal(name, "no list of blocks in it is run one after another")
-    raise _refusal(name, _why_none(refused, stacks - len(taken)))
+        except Unproved as unproved:
+            refused.append((chain, str(unproved)))
+    reason = "no list of blocks in it is run one after another"
+    if refused:
+        reason = _why_none(refused, stacks - len(taken))
+    raise _refusal(module, name, reason)
 
 
 def _why_none(refused: Sequence[tuple[Chain, str]], stacks: int) -> str:
@@ -279,13 +286,19 @@ def _why_none(refused: Sequence[tuple[Chain, str]], stacks: int) -> str:
     )
 
 
-def _refusal(name: str, reason: str) -> AnatomyError:
-    return AnatomyError(
-        f"The states of {name} cannot be proved",
-        reason,
+def _refusal(module: nn.Module, name: str, reason: str) -> AnatomyError:
+    remedy = (
         "hiddenscope shows only states that it can prove; nothing of this model can be"
-        " captured.",
+        " captured."
     )
+    if calls.plain_parameters(module) is not None:
+        remedy = (
+            "Let its forward take ids alone and run the blocks of one nn.ModuleList,"
+            " each on the state that the one before returned, or let it return"
+            " hidden_states as models of transformers do. As it is, it can be the"
+            " candidate of hs.drift(reference, module, texts)."
+        )
+    return AnatomyError(f"The states of {name} cannot be proved", reason, remedy)
 
 
 def _dissect(module: nn.Module, stack: _TrialStack) -> list[Block]:
@@ -380,16 +393,28 @@ def _recorded(traced: Trace, tap: Tap) -> Tensor:
     raise AssertionError(f"{tap} was found in a trace and so has a value there")
 
 
-def _head(module: nn.Module, trial: _TrialPass) -> Head | None:
+def _logits(module: nn.Module, stack: _TrialStack) -> Tensor | None:
+    """Return the logits of a trial pass; None of a model that makes none.
+
+    Those of a module in plain PyTorch have a number for each id, and are no state.
+    """
+    traced, proof = stack.trace, stack.proof
+    if proof.entries:
+        named = getattr(traced.output, "logits", None)
+        return named if isinstance(named, Tensor) else None
+    logits = hooks.logits_in(traced.output)
+    last = _recorded(traced, proof.final or proof.taps[-1])
+    if logits is None or logits.shape[-1] != vocabulary(module) or same(logits, last):
+        return None
+    return logits
+
+
+def _head(module: nn.Module, stack: _TrialStack, logits: Tensor) -> Head | None:
     """Return the unembedding, or None if no module is one.
 
     It is the submodule whose output the logits are, or the one that the model names.
     """
-    stack = trial.stacks[-1]
     traced = stack.trace
-    logits = getattr(traced.output, "logits", None)
-    if not isinstance(logits, Tensor):
-        return None
     path = _maker_of(module, traced, logits)
     gives_logits = bool(path)
     if not gives_logits:
@@ -401,8 +426,8 @@ def _head(module: nn.Module, trial: _TrialPass) -> Head | None:
         return None
     last = _recorded(traced, stack.proof.final or stack.proof.taps[-1])
     weight = getattr(module.get_submodule(path), "weight", None)
-    embedding = getattr(token_embedding(module), "weight", None)
-    tied = weight is not None and weight is embedding
+    tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
+    tied = any(part.weight is weight for part in tables)
     return Head(path, same(call.into, last), gives_logits, tied)
 
 

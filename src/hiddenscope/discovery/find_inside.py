@@ -34,19 +34,19 @@ from hiddenscope.discovery.trace import (
     Call,
     Trace,
     TracedOperation,
-    accepts,
     arguments,
     trace,
-    trial_ids,
 )
+from hiddenscope.discovery.vocabulary import TrialShape, trial_ids, trial_shapes
 from hiddenscope.discovery.writes import Write, bias_of
 from hiddenscope.errors import is_out_of_memory
 from hiddenscope.modules import autograd, hooks
+from hiddenscope.modules.calls import accepts
 from hiddenscope.modules.trials import tolerance
 
 # Two trial passes whose numbers of texts, tokens and targets are all different, and
 # unlike the usual numbers of heads.
-TRIALS = ((3, 7, 5), (5, 11, 13))
+TRIALS = (TrialShape(3, 7, 5), TrialShape(5, 11, 13))
 HIDING_KERNELS = ("flash_attention", "flex_attention", "paged", "kernels-community")
 
 NO_PROJECTION = "what it adds is not the output of a module with one input"
@@ -62,7 +62,9 @@ def find_inside(module: nn.Module, anatomy: Anatomy) -> Inside:
 
     What the two passes show in different places is refused.
     """
-    first, second = (_trial(module, anatomy, *shape) for shape in TRIALS)
+    first, second = (
+        _trial(module, anatomy, *shape) for shape in trial_shapes(module, TRIALS)
+    )
     stacks = []
     for one_stack, other_stack in zip(first, second, strict=True):
         blocks = []

@@ -94,8 +94,8 @@ def chains(module: nn.Module, trace: Trace) -> Iterator[Chain]:
         yield from _chain_at(paths, trace)
         return
     for depth in range(1, DEEPEST_LIST + 1):
-        linked = _linked(block_calls(module, trace, depth))
-        yield from sorted(linked, key=lambda chain: -len(chain.blocks))
+        found = linked(block_calls(module, trace, depth))
+        yield from sorted(found, key=lambda chain: -len(chain.blocks))
 
 
 def block_calls(
@@ -134,7 +134,7 @@ def same(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
-def _linked(calls: Sequence[Call]) -> Iterator[Chain]:
+def linked(calls: Sequence[Call]) -> Iterator[Chain]:
     """Link calls to chains: each takes in what the one before gave out."""
     free = list(calls)
     while free:
@@ -201,7 +201,8 @@ class Proof:
     `exit` are the modules between the last block and the last hidden state, `final` the
     tap of the final norm among them. `entries[j]` is the number of the layer that
     `hidden_states[j]` is, one more than the depth for the output of the exit, and
-    EARLIER for a state of blocks before the stack. `differences` are the largest
+    EARLIER for a state of blocks before the stack; there are none where the proof was
+    made by cuts. `differences` are the largest
     differences from these entries, and `raw_difference` that of the raw last layer from
     the last of them.
     """
@@ -252,7 +253,7 @@ class _Exit:
 
 def prove(module: nn.Module, chain: Chain, trace: Trace) -> Proof:
     """Compare a chain with the model's report; raise Unproved where they disagree."""
-    _require_changes(chain)
+    require_changes(chain)
     reasons = []
     for report in trace.reports():
         for layout in layouts(chain.values[0], trace.texts, trace.tokens):
@@ -266,7 +267,7 @@ def prove(module: nn.Module, chain: Chain, trace: Trace) -> Proof:
     raise Unproved(f"the states of {where} have no row for each token")
 
 
-def _require_changes(chain: Chain) -> None:
+def require_changes(chain: Chain) -> None:
     """Raise Unproved if a block hands on its state: nothing shows where that is."""
     for k, block in enumerate(chain.blocks):
         if not same(chain.values[k], chain.values[k + 1]):

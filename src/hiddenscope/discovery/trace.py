@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.modules import autograd, hooks, operations
-
-# The ids of a trial stay below this where nothing names the vocabulary.
-TRIAL_VOCABULARY = 256
+from hiddenscope.modules import autograd, calls, hooks, operations
 
 
 def arguments(
@@ -29,8 +24,14 @@ def arguments(
 
     `targets` are the decoder ids of an encoder-decoder.
     """
-    names = accepts(module)
     keywords: dict[str, Any] = {"input_ids": ids}
+    parameters = calls.plain_parameters(module)
+    if parameters is not None:
+        given_too = calls.GIVEN_IDS_TOO.get(type(calls.below_wrapper(module)))
+        if given_too is not None:
+            keywords[given_too] = ids
+        return keywords
+    names = calls.accepts(module)
     if "attention_mask" in names:
         keywords["attention_mask"] = torch.ones_like(ids) if mask is None else mask
     if "use_cache" in names:
@@ -42,84 +43,6 @@ def arguments(
     if targets is not None:
         keywords["decoder_input_ids"] = targets
     return keywords
-
-
-def accepts(module: nn.Module) -> frozenset[str]:
-    """Return the names of the arguments that a module's forward takes.
-
-    A wrapper that hands on whatever it gets, as PEFT's does, also takes those of the
-    model in it.
-    """
-    names = _parameters(type(module).forward)
-    get_base: Any = getattr(module, "get_base_model", None)
-    if get_base is None or "kwargs" not in names:
-        return names
-    return names | accepts(get_base())
-
-
-@cache
-def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(forward).parameters)
-
-
-def trial_ids(module: nn.Module, texts: int, tokens: int, *, seed: int = 0) -> Tensor:
-    """Return ids [text, token] for a trial pass, the same each time."""
-    pool = torch.tensor(_ordinary_ids(module))
-    generator = torch.Generator().manual_seed(seed)
-    picks = torch.randint(len(pool), (texts, tokens), generator=generator)
-    return pool[picks]
-
-
-def _ordinary_ids(module: nn.Module) -> list[int]:
-    """Return ids that any text could hold, spread over the vocabulary.
-
-    None of them has a special meaning in the configuration. The first hundred are left
-    out, because control tokens are often there.
-    """
-    config: Any = getattr(module, "config", None)
-    configs = [config]
-    for name in getattr(config, "sub_configs", {}):
-        configs.append(getattr(config, name, None))
-    reserved: set[int] = set()
-    for part in configs:
-        settings = {} if part is None else vars(part)
-        for name, value in settings.items():
-            if name.endswith(("token_id", "token_index")):
-                reserved.update(value if isinstance(value, list) else [value])
-    size = declared_vocabulary(module) or TRIAL_VOCABULARY
-    start = min(100, size // 8)
-    step = max(1, (size - start) // 512)
-    return [token for token in range(start, size, step) if token not in reserved]
-
-
-def declared_vocabulary(module: nn.Module) -> int | None:
-    """Return the number of ids that the embedding or the configuration names.
-
-    It is None where neither does.
-    """
-    sizes = []
-    weight = getattr(token_embedding(module), "weight", None)
-    if weight is not None:
-        sizes.append(int(weight.shape[0]))
-    config: Any = getattr(module, "config", None)
-    if hasattr(config, "get_text_config"):
-        config = config.get_text_config()
-    size = getattr(config, "vocab_size", None)
-    if isinstance(size, int):
-        sizes.append(size)
-    return min(sizes, default=None)
-
-
-def token_embedding(module: nn.Module) -> nn.Module | None:
-    """Return the token embedding that a module names; None where it names none."""
-    get_embedding: Any = getattr(module, "get_input_embeddings", None)
-    if get_embedding is None:
-        return None
-    try:
-        embedding: nn.Module | None = get_embedding()
-    except NotImplementedError:
-        return None
-    return embedding
 
 
 @dataclass
@@ -242,7 +165,9 @@ def trace(
         hooks.restoring(module),
         hooks.watching(watches),
     ):
-        traced.output = module(**inputs, output_hidden_states=True, return_dict=True)
+        traced.output = calls.call(
+            module, inputs, output_hidden_states=True, return_dict=True
+        )
     return traced
 
 

@@ -1,25 +1,103 @@
-"""The number of ids that a module takes.
+"""The ids that a module takes and how many of them, and trial texts of such ids.
 
-Its embedding or its configuration names it, or else the tables that it looks ids up in.
-CANINE names no vocabulary: it hashes each character into a few buckets, and takes every
-one that Unicode has.
+Its embedding or its configuration names the vocabulary, or else the tables that it
+looks ids up in. CANINE names no vocabulary: it hashes each character into a few
+buckets, and takes every one that Unicode has. The longest text is named by the
+configuration. A module in plain PyTorch is tried instead: a table that it looks
+positions up in, or the longest of a few short texts that it runs on.
 """
 
+from __future__ import annotations
+
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hiddenscope.discovery.trace import arguments, declared_vocabulary, trial_ids
+from hiddenscope.discovery.trace import arguments
 from hiddenscope.errors import is_out_of_memory
-from hiddenscope.modules import autograd, hooks
+from hiddenscope.modules import autograd, calls, hooks
 
 LOOKUPS = ("aten::embedding", "aten::index_select", "aten::index.Tensor")
 CHARACTERS = sys.maxunicode + 1
 UNKNOWN = 256
-TOKENS = 8
+# The ids of a trial stay below this where nothing names the vocabulary.
+TRIAL_VOCABULARY = 256
+# The longest text of any trial.
+LONGEST_TRIAL = 13
+WINDOWS = (
+    "max_position_embeddings",
+    "max_seq_len",
+    "max_encoder_position_embeddings",
+    "max_target_positions",
+)
+
+
+class TrialShape(NamedTuple):
+    """The shape of a trial pass.
+
+    The two passes of a trial differ in all of it, so that no axis is mistaken for
+    another.
+    """
+
+    texts: int
+    tokens: int
+    targets: int
+
+
+def trial_shapes(
+    module: nn.Module, usual: Sequence[TrialShape]
+) -> Sequence[TrialShape]:
+    """Return the usual shapes of two trial passes, or shapes for a short window."""
+    config: Any = getattr(module, "config", None)
+    limits = [max(shape.tokens, shape.targets) for shape in usual]
+    longest = max(limits)
+    for limit in (
+        window(module),
+        getattr(config, "max_decoder_position_embeddings", None),
+    ):
+        longest = min(longest, limit or longest)
+    if longest == max(limits):
+        return usual
+    return (
+        TrialShape(longest + 1, longest, longest - 1),
+        TrialShape(longest + 3, longest - 1, longest),
+    )
+
+
+def trial_ids(module: nn.Module, texts: int, tokens: int, *, seed: int = 0) -> Tensor:
+    """Return ids [text, token] for a trial pass, the same each time."""
+    pool = torch.tensor(_ordinary_ids(module))
+    generator = torch.Generator().manual_seed(seed)
+    picks = torch.randint(len(pool), (texts, tokens), generator=generator)
+    return pool[picks]
+
+
+def _ordinary_ids(module: nn.Module) -> list[int]:
+    """Return ids that any text could hold, spread over the vocabulary.
+
+    None of them has a special meaning in the configuration. The first hundred are left
+    out, because control tokens are often there.
+    """
+    config: Any = getattr(module, "config", None)
+    configs = [config]
+    for name in getattr(config, "sub_configs", {}):
+        configs.append(getattr(config, name, None))
+    reserved: set[int] = set()
+    for part in configs:
+        for name, value in getattr(part, "__dict__", {}).items():
+            if name.endswith(("token_id", "token_index")):
+                reserved.update(value if isinstance(value, list) else [value])
+    size = _declared_vocabulary(module)
+    if size is None:
+        size = min(TRIAL_VOCABULARY, _measured(module).vocabulary)
+    start = min(100, size // 8)
+    step = max(1, (size - start) // 512)
+    return [token for token in range(start, size, step) if token not in reserved]
 
 
 def vocabulary(module: nn.Module) -> int:
@@ -29,7 +107,118 @@ def vocabulary(module: nn.Module) -> int:
     >>> vocabulary(tiny_model("gpt2"))
     128
     """
-    return declared_vocabulary(module) or _vocabulary_by_lookup(module)
+    return _declared_vocabulary(module) or _measured(module).vocabulary
+
+
+def _declared_vocabulary(module: nn.Module) -> int | None:
+    """Return the number of ids that the embedding or the configuration names.
+
+    It is None where neither does.
+    """
+    sizes = []
+    get_embedding: Any = getattr(module, "get_input_embeddings", lambda: None)
+    try:
+        weight = getattr(get_embedding(), "weight", None)
+    except NotImplementedError:
+        weight = None
+    if weight is not None:
+        sizes.append(int(weight.shape[0]))
+    size = getattr(_text_config(module), "vocab_size", None)
+    if isinstance(size, int):
+        sizes.append(size)
+    return min(sizes, default=None)
+
+
+def _text_config(module: nn.Module) -> Any:
+    config: Any = getattr(module, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def window(module: nn.Module) -> int | None:
+    """Return the longest text in tokens; None where nothing limits it.
+
+    The RoBERTa family counts positions from the padding token's on, and ProphetNet
+    looks one place ahead: these places of a table of positions stay free.
+    """
+    config = _text_config(module)
+    limits = []
+    for name in WINDOWS:
+        limit = getattr(config, name, None)
+        if isinstance(limit, int) and limit > 0:
+            limits.append(limit)
+            break
+    ahead = "prophetnet" in str(getattr(config, "model_type", ""))
+    for path, part in module.named_modules():
+        if "position" not in path.rpartition(".")[2]:
+            continue
+        table = getattr(part, "weight", None)
+        padding = getattr(part, "padding_idx", None)
+        if isinstance(table, Tensor) and isinstance(padding, int):
+            limits.append(table.shape[0] - padding - 1 - ahead)
+    if calls.plain_parameters(module) is not None:
+        measured = _measured(module).window
+        limits += [] if measured is None else [measured]
+    return min(limits, default=None)
+
+
+class _Limits(NamedTuple):
+    """What trial passes show of the ids and the lengths that a module takes."""
+
+    vocabulary: int
+    window: int | None
+
+
+_MEASURED: WeakKeyDictionary[nn.Module, _Limits] = WeakKeyDictionary()
+
+
+def _measured(module: nn.Module) -> _Limits:
+    if module not in _MEASURED:
+        _MEASURED[module] = _measure(module)
+    return _MEASURED[module]
+
+
+def _measure(module: nn.Module) -> _Limits:
+    """Run a module on two short texts, shorter ones until it does not fail."""
+    for tokens in range(LONGEST_TRIAL, 0, -1):
+        first = torch.arange(tokens)[None] % 2
+        try:
+            before, after = _lookups(module, first), _lookups(module, 1 - first)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            continue
+        limits = _read(before, after, first[0])
+        if limits.window is None and tokens < LONGEST_TRIAL:
+            return limits._replace(window=tokens)
+        return limits
+    # Nothing tells the vocabulary of a module that cannot be run like this: its own
+    # pass will refuse an id.
+    return _Limits(CHARACTERS, None)
+
+
+def _read(
+    before: Sequence[tuple[int, Tensor]],
+    after: Sequence[tuple[int, Tensor]],
+    ids: Tensor,
+) -> _Limits:
+    """Return the lengths of the tables that ids and positions are looked up in.
+
+    Where the rows are not the ids, as in CANINE, every character is an id.
+    """
+    sizes: list[int] = []
+    windows: list[int] = []
+    size = UNKNOWN
+    for (length, rows), (_, others) in zip(before, after, strict=False):
+        if len(rows) != len(ids):
+            continue
+        # A table that is read in the same way for other ids is not that of the ids.
+        is_of_ids = not torch.equal(rows, others)
+        offset = rows - (ids if is_of_ids else torch.arange(len(ids)))
+        if bool((offset == offset[0]).all()):
+            (sizes if is_of_ids else windows).append(length - int(offset[0]))
+        elif is_of_ids:
+            size = CHARACTERS
+    return _Limits(sizes[0] if sizes else size, min(windows, default=None))
 
 
 class _LookupRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -59,36 +248,9 @@ def _first_index(args: Any) -> Tensor | None:
     return None
 
 
-def _vocabulary_by_lookup(module: nn.Module) -> int:
-    """Return the length of the table that ids are looked up in.
-
-    Where the rows are not the ids, as in CANINE, every character is an id.
-    """
-    first = trial_ids(module, 1, TOKENS, seed=0)
-    second = trial_ids(module, 1, TOKENS, seed=1)
-    try:
-        before, after = _lookups(module, first), _lookups(module, second)
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        # Nothing tells the vocabulary of a module that cannot be run like this: its own
-        # pass will refuse an id.
-        return CHARACTERS
-    hashed = False
-    for (length, rows), (_, others) in zip(before, after, strict=False):
-        # A table that is read in the same way for other ids is not that of the ids.
-        if len(rows) != TOKENS or torch.equal(rows, others):
-            continue
-        offset = rows - first.flatten()
-        if bool((offset == offset[0]).all()):
-            return length - int(offset[0])
-        hashed = True
-    return CHARACTERS if hashed else UNKNOWN
-
-
 def _lookups(module: nn.Module, ids: Tensor) -> list[tuple[int, Tensor]]:
     inputs = arguments(module, ids.to(hooks.input_device(module)))
     recorder = _LookupRecorder()
     with autograd.restored(), torch.no_grad(), hooks.restoring(module), recorder:
-        module(**inputs)
+        calls.call(module, inputs)
     return recorder.lookups

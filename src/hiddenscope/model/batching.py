@@ -40,9 +40,7 @@ TRIAL_TARGET_LENGTHS = (6, 2)
 
 def try_batching(model: PassModel) -> Batching:
     """Compare every state and logit of texts that are run together and apart."""
-    window = model.text_encoder.window or max(TRIAL_LENGTHS)
-    lengths = [min(length, window) for length in TRIAL_LENGTHS]
-    inputs = trial_texts(model, lengths, seed=2)
+    inputs = trial_texts(model, TRIAL_LENGTHS, seed=2)
     if model.encoder_decoder:
         inputs = inputs.with_targets(trial_texts(model, TRIAL_TARGET_LENGTHS, seed=3))
     try:

@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from hiddenscope.discovery import vocabulary
+from hiddenscope.discovery import vocabulary, window
 from hiddenscope.passes import TextEncoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-WINDOWS = (
-    "max_position_embeddings",
-    "max_seq_len",
-    "max_encoder_position_embeddings",
-    "max_target_positions",
-)
 
 
 def text_encoder(
@@ -39,7 +32,7 @@ def text_encoder(
     shortest = getattr(config, "downsampling_rate", 1)
     return TextEncoder(
         tokenizer,
-        _window(module, text_config),
+        window(module),
         size,
         name,
         start=_decoder_start(module, config, size),
@@ -71,26 +64,3 @@ def _first_id(ids: Iterable[object], size: int) -> int | None:
         if isinstance(token, int) and 0 <= token < size:
             return token
     return None
-
-
-def _window(module: nn.Module, config: Any) -> int | None:
-    """Return the longest text in tokens; None where nothing limits it.
-
-    The RoBERTa family counts positions from the padding token's on, and ProphetNet
-    looks one place ahead: these places of a table of positions stay free.
-    """
-    limits = []
-    for name in WINDOWS:
-        limit = getattr(config, name, None)
-        if isinstance(limit, int) and limit > 0:
-            limits.append(limit)
-            break
-    ahead = "prophetnet" in str(getattr(config, "model_type", ""))
-    for path, part in module.named_modules():
-        if "position" not in path.rpartition(".")[2]:
-            continue
-        table = getattr(part, "weight", None)
-        padding = getattr(part, "padding_idx", None)
-        if isinstance(table, Tensor) and isinstance(padding, int):
-            limits.append(table.shape[0] - padding - 1 - ahead)
-    return min(limits, default=None)

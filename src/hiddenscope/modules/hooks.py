@@ -23,7 +23,8 @@ from torch import Tensor, nn, overrides
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hiddenscope.modules import kernels, offload, operations
+from hiddenscope.errors import Error, PassError, is_out_of_memory
+from hiddenscope.modules import calls, kernels, offload, operations
 from hiddenscope.modules.installation import Installation, Step, remove_later
 from hiddenscope.modules.weights import tensors_of
 
@@ -310,9 +311,21 @@ def call_module(
     checked = finite_attention(module) if finite else nullcontext()
     with restored, checked:
         try:
-            return module(**{**quiet, **inputs})
+            return calls.call(module, inputs, **quiet)
         except Stopped:
             return None
+        except Exception as error:
+            # Code of the user's own may assert what a text has to be.
+            is_ours = isinstance(error, Error) or is_out_of_memory(error)
+            if is_ours or calls.plain_parameters(module) is None:
+                raise
+            texts, tokens = inputs["input_ids"].shape
+            raise PassError(
+                f"Cannot run {type(module).__name__} on {texts} texts of {tokens}"
+                " tokens",
+                f"its forward stopped with {type(error).__name__}: {error}",
+                "Give shorter texts if it takes no longer ones.",
+            ) from error
 
 
 def finite_attention(module: nn.Module) -> AbstractContextManager[None]:
@@ -640,19 +653,36 @@ def parts_of(module: nn.Module) -> Mapping[str, nn.Module]:
 # however transformers nests it: in tuples, lists, dicts or model outputs.
 
 
-def first_tensor(value: Any) -> Tensor | None:
-    """Return the first floating tensor in a nested value; None if it has none."""
+def first_tensor(value: Any, *, axes: int = 0) -> Tensor | None:
+    """Return the first floating tensor in a nested value; None if it has none.
+
+    It has at least this many axes.
+    """
     if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
+        return value if value.is_floating_point() and value.ndim >= axes else None
     if isinstance(value, Mapping):
         value = value.values()
     elif not isinstance(value, tuple | list):
         return None
     for part in value:
-        tensor = first_tensor(part)
+        tensor = first_tensor(part, axes=axes)
         if tensor is not None:
             return tensor
     return None
+
+
+def logits_in(output: Any) -> Tensor | None:
+    """Return the logits of a module that makes some, from its output.
+
+    A module in plain PyTorch need not name them: they are the first that is no loss.
+
+    >>> logits_in((torch.tensor(0.5), torch.zeros(1, 2))).shape
+    torch.Size([1, 2])
+    """
+    named = getattr(output, "logits", None)
+    if isinstance(output, Mapping):
+        named = output.get("logits")
+    return named if isinstance(named, Tensor) else first_tensor(output, axes=2)
 
 
 def state_in(args: Args, kwargs: Kwargs) -> Tensor | None:

@@ -15,7 +15,7 @@ from hiddenscope.passes.buffers import buffers_for
 from hiddenscope.passes.inputs import Inputs, Texts
 from hiddenscope.passes.protocol import PassModel, require_recordable
 from hiddenscope.passes.record import (
-    OTHER_HEAD,
+    batch_logits,
     check_targets,
     load_with_head,
     run_pass,
@@ -161,14 +161,7 @@ def _run_batch(
         output = run_pass(model, batch, range(len(inputs)), buffers, logits=True)
     states = {stack: buffer.states() for stack, buffer in buffers.items()}
     answering = batch.of_stack("decoder")
-    logits = getattr(output, "logits", None)
-    if not isinstance(logits, Tensor) or logits.shape[:-1] != answering.ids.shape:
-        reason = "it has no head"
-        remedy = load_with_head(model)
-        if isinstance(logits, Tensor):
-            reason = "its head does not give one row per token"
-            remedy = OTHER_HEAD
-        raise PassError(f"No logits of {model.anatomy.name}", reason, remedy)
+    logits = batch_logits(output, batch, model)
     encoded = getattr(output, "encoder_last_hidden_state", None)
     # Texts are padded on the right, so that the first rows are those of their tokens.
     for row in range(len(inputs)):

@@ -11,7 +11,7 @@ from torch import nn
 
 from hiddenscope.discovery import Anatomy
 from hiddenscope.errors import ModuleError
-from hiddenscope.modules import hooks
+from hiddenscope.modules import calls, hooks
 from hiddenscope.modules.train_mode import depends_on_mode
 from hiddenscope.modules.trials import Trials
 from hiddenscope.modules.weights import check_finite
@@ -114,8 +114,15 @@ def named_arguments(
 ) -> dict[str, Any]:
     """Return the arguments of a call of a module by their names.
 
+    Ids are called `input_ids`, whatever a module in plain PyTorch calls them.
+
     >>> named_arguments(nn.Linear(2, 2), (1,), {})
-    {'input': 1}
+    {'input_ids': 1}
     """
     names = inspect.signature(module.forward).parameters
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    for name in calls.plain_parameters(module) or ():
+        if name in arguments:
+            arguments["input_ids"] = arguments.pop(name)
+        break
+    return arguments

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hiddenscope.arguments import checked
 from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Tap, Write
 from hiddenscope.errors import NotFinite, PassError
-from hiddenscope.modules import autograd, hooks, operations
+from hiddenscope.modules import autograd, calls, hooks, operations
 from hiddenscope.modules.quantised import refuse_gradients
 from hiddenscope.passes.buffers import Buffers, Keep, buffers_for, states_in
 from hiddenscope.passes.inputs import Inputs, PaddedBatch, Texts
@@ -219,6 +219,8 @@ def not_reached(anatomy: Anatomy, site: Site) -> PassError:
 
 def load_with_head(model: PassModel) -> str:
     """Return the remedy for a model that was loaded without a language-model head."""
+    if calls.plain_parameters(model.module) is not None:
+        return OTHER_HEAD
     if model.encoder_decoder:
         return "Load it with task='seq2seq-lm'."
     return "Load it with task='causal-lm' or 'masked-lm'."
@@ -226,25 +228,32 @@ def load_with_head(model: PassModel) -> str:
 
 def token_logits(output: Any, batch: PaddedBatch, model: PassModel) -> Tensor:
     """Return the logits of real tokens [token, vocabulary], text after text."""
-    problem = f"No logits of {model.anatomy.name}"
-    logits = getattr(output, "logits", None)
+    logits = batch_logits(output, batch, model)
     texts = batch.of_stack("decoder")
-    if not isinstance(logits, Tensor) or logits.shape[:-1] != texts.ids.shape:
-        reason = "it has no language-model head"
-        remedy = load_with_head(model)
-        if isinstance(logits, Tensor):
-            reason = f"its head gives {list(logits.shape)}, not one row per token"
-            remedy = OTHER_HEAD
-        raise PassError(problem, reason, remedy)
     rows = [logits[text, :length] for text, length in enumerate(texts.lengths)]
     real = torch.cat(rows)
     if bool(real.isnan().any()):
         raise NotFinite(
-            problem,
+            f"No logits of {model.anatomy.name}",
             "the logits hold a NaN and the states none",
             "Look at the weights of the head.",
         )
     return real
+
+
+def batch_logits(output: Any, batch: PaddedBatch, model: PassModel) -> Tensor:
+    """Return the logits [text, token, vocabulary] of a batch, padding included."""
+    logits = None
+    if model.anatomy.makes_logits:
+        logits = hooks.logits_in(output)
+    if logits is None:
+        reason, remedy = "it has no language-model head", load_with_head(model)
+    elif logits.shape[:-1] != batch.of_stack("decoder").ids.shape:
+        reason = f"its head gives {list(logits.shape)}, not one row per token"
+        remedy = OTHER_HEAD
+    else:
+        return logits
+    raise PassError(f"No logits of {model.anatomy.name}", reason, remedy)
 
 
 class Watcher:

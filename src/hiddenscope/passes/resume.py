@@ -313,5 +313,7 @@ def trial_texts(model: PassModel, lengths: Sequence[int], seed: int) -> Inputs:
     ids = trial_ids(model.module, len(lengths), max(lengths), seed=seed).tolist()
     texts = []
     for row, length in zip(ids, lengths, strict=True):
-        texts.append(tuple(row[: min(length, limit)]))
+        # In a short window, too, a shorter text is padded.
+        most = limit if length == max(lengths) else limit - 1
+        texts.append(tuple(row[: min(length, most)]))
     return Inputs(tuple(texts))

@@ -322,7 +322,8 @@ def _run_batch(
         entering,
         hooks.watching(watches),
     ):
-        logits: Tensor = hooks.call_module(model.module, arguments).logits
+        logits = hooks.logits_in(hooks.call_module(model.module, arguments))
+    assert logits is not None, "the clean run has some"
     changes.require_all_made(model)
     # A narrowed head has made the logits of the requested token alone.
     token = 0 if logits.shape[1] == 1 else at - start

@@ -24,7 +24,6 @@ from hiddenscope.testing import (
     misreport,
     nan_weight,
     tiny_model,
-    tiny_tokenizer,
 )
 from tests.places import TESTS
 
@@ -328,41 +327,6 @@ def test_a_module_that_reports_other_states_is_refused(fault: str) -> None:
             find(misreport(tiny_model(family), FAULTS[fault]))
 
 
-class Bare(nn.Module):
-    """A module that reports no states."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(256, 8)
-        self.blocks = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
-
-    def forward(self, input_ids: Tensor, **_: Any) -> Tensor:
-        state: Tensor = self.embed(input_ids)
-        for block in self.blocks:
-            state = block(state)
-        return state
-
-
-class OfOneArgument(Bare):
-    """A module of a user's own, which takes its ids under another name."""
-
-    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(tokens)
-
-
-def test_a_module_without_a_report_is_told_what_is_wanted() -> None:
-    with pytest.raises(AnatomyError, match="no hidden_states"):
-        find(Bare())
-    module = OfOneArgument().eval()
-    reason = "its forward takes tokens, and no input_ids or output_hidden_states"
-    with pytest.raises(AnatomyError, match=reason) as loading:
-        hs.load(module, tiny_tokenizer())
-    with pytest.raises(AnatomyError, match=reason) as drifting:
-        hs.drift(module, tiny_model("gpt2"), [[5, 6]])
-    for caught in (loading, drifting):
-        assert "hs.drift(reference, module, texts)" in str(caught.value)
-
-
 class LooksUp(nn.Module):
     """A module that names no vocabulary: it looks up a row for each id."""
 
@@ -381,6 +345,39 @@ def test_a_vocabulary_that_nothing_names_is_what_is_looked_up() -> None:
     assert vocabulary(LooksUp(300, lambda ids: ids)) == 300
     assert vocabulary(LooksUp(300, lambda ids: ids + 2)) == 298
     assert vocabulary(LooksUp(16, lambda ids: ids * 31 % 16)) == sys.maxunicode + 1
+
+
+def with_positions(family: str, positions: int) -> nn.Module:
+    config = tiny_model(family, layers=2).config
+    name = config.attribute_map.get(
+        "max_position_embeddings", "max_position_embeddings"
+    )
+    row = {"config_class": type(config).__name__, "config": config.to_dict()}
+    row["config"][name] = positions
+    module = type(tiny_model(family)).__name__
+    return build({**row, "model_class": module})
+
+
+@pytest.mark.parametrize("family", ["albert", "gpt2", "roberta", "bart"])
+@pytest.mark.parametrize("positions", [8, 5, 3])
+def test_a_proof_fits_into_few_positions(family: str, positions: int) -> None:
+    # RoBERTa leaves the places up to its padding token's free.
+    rows = positions + (family == "roberta")
+    model = hs.load((with_positions(family, rows), None))
+    assert model.text_encoder.window == positions
+    whole = model.anatomy.look_inside().stacks[0][0]
+    assert not whole.branches["attn"].refused
+    ids = [list(range(20, 20 + positions)), [30, 31]]
+    together = model.capture(ids, "layer.*" if family != "bart" else "encoder.layer.*")
+    alone = model.capture(ids[1:], [str(site) for site in together.sites])
+    torch.testing.assert_close(together.of(1).values, alone.values)
+
+
+@pytest.mark.parametrize("positions", [1, 2])
+@pytest.mark.parametrize("family", ["albert", "gpt2", "bart"])
+def test_texts_too_short_for_a_proof_are_refused(family: str, positions: int) -> None:
+    with pytest.raises(AnatomyError, match=f"at most {positions} tokens"):
+        hs.load((with_positions(family, positions), None))
 
 
 # The blocks, how many entries are states of others, and which layer the next one is.

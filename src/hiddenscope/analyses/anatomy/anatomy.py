@@ -19,7 +19,8 @@ def anatomy(model: ModelLike) -> Result:
 
     Each state is compared with Hugging Face's own `hidden_states`. The largest
     difference is 0 for every layer but the last: `layer.L` is raw, and the last entry
-    has gone through the final norm.
+    has gone through the final norm. A model that reports no such states is resumed at
+    each of its own, and its output compared.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -77,8 +78,11 @@ def anatomy(model: ModelLike) -> Result:
 def _compared(parts: Anatomy, stack: Stack, site: Site) -> tuple[str, float]:
     """Return the entry of `hidden_states` that a state was compared with, and how far.
 
-    The number is the largest difference; NaN where there is no such entry.
+    The number is the largest difference; NaN where there is no such entry. In a model
+    without them it is that of the output, resumed there.
     """
+    if not stack.proof.entries:
+        return "output", 0.0
     reported = parts.reported(stack)
     name = f"{site.stack}_hidden_states" if site.stack else "hidden_states"
     if site in reported:
@@ -108,9 +112,10 @@ def _stack(parts: Anatomy, stack: Stack) -> dict[str, Any]:
         "final_norm": None if proof.final is None else proof.final.path,
         "exit": list(proof.exit),
         "parts": _parts(stack, stack.name if len(parts.stacks) > 1 else None),
+        "proof": "hidden_states" if proof.entries else "resuming",
         "proved_entries": len(reported) - proof.earlier,
         "earlier_entries": proof.earlier,
-        "largest_difference": max(proof.differences),
+        "largest_difference": max(proof.differences, default=0.0),
         "raw_difference": raw_difference,
     }
 

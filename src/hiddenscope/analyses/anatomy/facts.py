@@ -1,6 +1,6 @@
 """The facts of an anatomy."""
 
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 
 class PartFacts(TypedDict):
@@ -22,6 +22,7 @@ class AnatomyStackFacts(TypedDict):
     final_norm: str | None
     exit: list[str]
     parts: list[PartFacts]
+    proof: Literal["hidden_states", "resuming"]
     proved_entries: int
     earlier_entries: int
     largest_difference: float

@@ -52,8 +52,12 @@ def views(result: Result) -> Iterator[View]:
         note += f" {'; '.join(raw_layers)}."
         raw = np.where(is_raw, difference, np.nan)
         series.append(Series("raw last layer", raw, style="bar"))
+    title = f"The layers of {model_name(result)} compared with hidden_states"
+    # The output has no entry: the model was resumed at each state instead.
+    if "output" in entries:
+        title = f"The output of {model_name(result)}, resumed at each of its states"
     yield Lines(
-        f"The layers of {model_name(result)} compared with hidden_states",
+        title,
         sites,
         tuple(series),
         y_name="largest absolute difference",
@@ -86,18 +90,23 @@ def sections(result: Result) -> Iterator[Section]:
         f" vector of every token: {'; '.join(built)}. The vector after k blocks is the"
         " hidden state `layer.k`; `layer.0` enters the first block."
     )
-    if any(stack["final_norm"] for stack in stacks):
+    caption = (
+        "The picture shows the largest absolute difference between each layer and its"
+        " entry in Hugging Face's `hidden_states`, measured when the model was loaded."
+    )
+    if any(stack.get("proof") == "resuming" for stack in stacks):
+        caption = (
+            "The picture shows the largest absolute difference of the output, where the"
+            " pass was resumed at each state when the model was loaded."
+        )
+    elif any(stack["final_norm"] for stack in stacks):
         prose += (
             " After the final norm the last one is called `final`. The bar is the raw"
             " last layer. Hugging Face does not report it: the last entry of"
             " `hidden_states` is `final`, which is normed, while all others are raw."
         )
     yield Section(
-        "How do we know which state is which?",
-        prose,
-        tuple(views(result)),
-        "The picture shows the largest absolute difference between each layer and its"
-        " entry in Hugging Face's `hidden_states`, measured when the model was loaded.",
+        "How do we know which state is which?", prose, tuple(views(result)), caption
     )
 
 
@@ -135,6 +144,12 @@ def _built(stack: "AnatomyStackFacts") -> str:
 
 
 def _proof(stack: "AnatomyStackFacts", several: bool) -> str:
+    if stack.get("proof") == "resuming":
+        return (
+            "It reports no hidden_states, and was resumed: each of layer.0 to"
+            f" layer.{stack['blocks']}, put into a pass over another text, gives the"
+            " output of its own text bit for bit"
+        )
     name = f"{stack['stack']}_hidden_states" if several else "hidden_states"
     which = "last " if stack.get("earlier_entries") else ""
     proof = (

@@ -1,0 +1,158 @@
+"""Cuts: the proof for a module that reports no hidden states.
+
+A state is a cut if the rest of the pass knows the text by it alone: put into a pass
+over another text, it turns the output into that of its own text, bit for bit. Blocks
+are a stack if each takes in what the one before gave out and every state between them
+is a cut. A connection that skips blocks would be seen, because it still carries the
+other text.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from hiddenscope.discovery.blocks import differs, state_at
+from hiddenscope.discovery.proof import (
+    DEEPEST_LIST,
+    Chain,
+    Proof,
+    Unproved,
+    block_calls,
+    linked,
+    require_changes,
+    same,
+)
+from hiddenscope.discovery.taps import Tap, layouts
+from hiddenscope.discovery.trace import Call, Trace, arguments
+from hiddenscope.discovery.vocabulary import trial_ids
+from hiddenscope.modules import autograd, hooks
+
+
+def whole_chains(module: nn.Module, trace: Trace) -> Iterator[Chain]:
+    """Yield the chains that leave out none of the calls that are like theirs.
+
+    These are the calls of one module list, or those of modules of one class in one
+    place of the tree. The outermost come first.
+    """
+    groups = [block_calls(module, trace, k + 1) for k in range(DEEPEST_LIST)]
+    by_class: dict[tuple[str, int], list[Call]] = defaultdict(list)
+    for call in trace.calls:
+        part = module.get_submodule(call.path)
+        parent = module.get_submodule(call.path.rpartition(".")[0])
+        if any(part.children()) and not isinstance(parent, nn.ModuleList):
+            by_class[type(part).__name__, call.path.count(".")].append(call)
+    groups += [calls for calls in by_class.values() if len(calls) > 1]
+    for group in groups:
+        calls = list(filter(_keeps_shape, group))
+        places = {call.path.rpartition(".")[0] for call in calls}
+        chains = list(linked(calls))
+        if len(chains) == len(places) == 1:
+            yield chains[0]
+
+
+def _keeps_shape(call: Call) -> bool:
+    if call.into is None or call.out is None or call.into.ndim < 3:
+        return False
+    return call.into.shape == call.out.shape
+
+
+def prove_by_cuts(module: nn.Module, chain: Chain, trace: Trace) -> Proof:
+    """Enter another text's pass at every state; raise Unproved where it shows."""
+    require_changes(chain)
+    layout = next(layouts(chain.values[0], trace.texts, trace.tokens), None)
+    if layout is None or layout.length(chain.values[0]) != trace.tokens:
+        raise Unproved(
+            f"its blocks hold {list(chain.values[0].shape)} for {trace.texts} texts of"
+            f" {trace.tokens} tokens, and not one row for each token"
+        )
+    device = hooks.input_device(module)
+    ids = trial_ids(module, trace.texts, trace.tokens).to(device)
+    others = trial_ids(module, trace.texts, trace.tokens, seed=2).to(device)
+
+    def gives(ids: Tensor, tap: Tap | None = None, value: Tensor | None = None) -> bool:
+        """Tell whether a pass gives the output of the trial."""
+        watches = [] if tap is None else [tap.watch(module, lambda _: value)]
+        with autograd.restored(), torch.no_grad(), hooks.watching(watches):
+            inputs = arguments(module, ids)
+            output = hooks.call_module(module, inputs, finite=False)
+        return same(hooks.logits_in(output), hooks.logits_in(trace.output))
+
+    if not gives(ids):
+        raise Unproved("a second pass over the same text gives another output")
+    if gives(others):
+        raise Unproved("its output does not depend on the text")
+    taps = tuple(replace(tap, layout=layout) for tap in chain.taps)
+    for k, (tap, value) in enumerate(zip(taps, chain.values, strict=True)):
+        if not gives(others, tap, value):
+            raise Unproved(
+                f"layer.{k} does not decide the output: something that does is handed"
+                " on past it"
+            )
+    _check_rows(module, taps, ids, others)
+    last = layout.states(chain.values[-1], trace.tokens)
+    norms = _norms_after(module, chain.ended, last, trace)
+    if norms and not gives(others, *norms[-1]):
+        norms = []
+    return Proof(
+        taps=taps,
+        final=norms[-1][0] if norms else None,
+        exit=tuple(tap.path for tap, _ in norms),
+        entries=(),
+        width=last.shape[-1],
+        final_width=last.shape[-1] if norms else None,
+        dtype=last.dtype,
+        differences=(),
+        raw_difference=float("nan"),
+    )
+
+
+def _check_rows(
+    module: nn.Module, taps: tuple[Tap, ...], ids: Tensor, others: Tensor
+) -> None:
+    """Change the first token of the first text, and refuse rows of something else."""
+    changed = ids.clone()
+    changed[0, 0] = others[others != ids[0, 0]][0]
+
+    def both(tap: Tap) -> list[Tensor]:
+        texts = (ids, changed)
+        inputs = [arguments(module, text) for text in texts]
+        return [state_at(module, given, tap, ids.shape[1]) for given in inputs]
+
+    before, after = both(taps[0])
+    if same(before[0, 0], after[0, 0]):
+        raise Unproved("the first row of layer.0 does not depend on the first token")
+    before, after = both(taps[-1])
+    if differs(before[1:], after[1:], steps=len(taps)):
+        raise Unproved(
+            "the states of a text depend on the other texts of its batch (do its"
+            " modules take the axes of text and token in this order?)"
+        )
+
+
+def _norms_after(
+    module: nn.Module, time: int, state: Tensor, trace: Trace
+) -> list[tuple[Tap, Tensor]]:
+    """Return the outputs of modules that norm the last state, one after another.
+
+    They hold no matrix.
+    """
+    norms = []
+    for call in trace.calls:
+        weights = module.get_submodule(call.path).parameters()
+        has_matrix = any(weight.numel() > state.shape[-1] for weight in weights)
+        if call.entered < time or has_matrix or not _keeps_shape(call):
+            continue
+        assert call.into is not None
+        assert call.out is not None
+        for layout in layouts(call.out, trace.texts, trace.tokens):
+            out = layout.states(call.out, trace.tokens)
+            is_fed = same(layout.states(call.into, trace.tokens), state)
+            if is_fed and not same(out, state):
+                norms.append((Tap(call.path, call.number, "output", layout), call.out))
+                state = out
+    return norms
