@@ -36,6 +36,7 @@ _NO_MEMORY_WORDS = [
     "Cannot allocate memory",
     "ALLOC_FAILED",
     "can't start new thread",
+    "failed to map segment",
 ]
 
 

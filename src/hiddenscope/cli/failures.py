@@ -45,6 +45,13 @@ def errors_as_messages(debug: bool, options: Collection[str] = ()) -> Iterator[N
 
 
 def _message(error: Exception, options: Collection[str]) -> str:
+    # Where a library has no memory left, our own error may name the wrong cause.
+    lack = error.__cause__ or error
+    if errors.is_out_of_memory(lack) and not isinstance(lack, errors.Error):
+        return (
+            f"There is not enough memory ({errors.first_line(lack)}). Close other"
+            " programs, raise `ulimit -v`, or use a smaller model."
+        )
     if isinstance(error, errors.Error):
         return in_options(str(error), options)
     if isinstance(error, OSError):

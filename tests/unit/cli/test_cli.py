@@ -560,6 +560,22 @@ def test_an_error_with_an_interrupt_behind_it_is_an_interrupt() -> None:
     assert left.value.code == 130
 
 
+@pytest.mark.parametrize(
+    "cause",
+    [MemoryError(), ImportError("x.so: failed to map segment from shared object")],
+)
+def test_a_lack_of_memory_is_named_whatever_broke(
+    cause: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = errors.Damaged("Cannot read it", "MemoryError", "Download it again.")
+    wrong.__cause__ = cause
+    for error in (cause, wrong):
+        with pytest.raises(SystemExit), failures.errors_as_messages(debug=False):
+            raise error
+        told = capsys.readouterr().err
+        assert told.startswith("There is not enough memory") and "again" not in told
+
+
 def test_figures_are_chosen_and_what_was_written_is_told(
     folder: str, tmp_path: Path
 ) -> None:
