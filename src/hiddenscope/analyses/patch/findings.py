@@ -13,7 +13,7 @@ from hiddenscope.analyses.patch.facts import (
     ClearFacts,
     LayerWindowsFacts,
 )
-from hiddenscope.measures.grouped import effective_count, standard_error
+from hiddenscope.measures.grouped import reach_of_all, standard_error
 from hiddenscope.model import Model
 from hiddenscope.results import Facts
 from hiddenscope.results.dataset import (
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import xarray
 
 HALF = 0.5
-LEVEL = 0.95
 ATTRIBUTES: Mapping[str, Attributes] = {
     "effect": {
         "long_name": "effect",
@@ -103,26 +102,17 @@ def _averaged(
 def _intervals(effects: Sequence[Effects], plan: Plan, groups: Ints) -> Variables:
     """Return intervals that hold all effects at once with a probability of 95%.
 
-    Student's, of the jackknife standard error, corrected for the number of sites by
-    Bonferroni's inequality. Without several independent groups there are none.
+    Without several independent groups there are none.
     """
-    from scipy.stats import t
-
     measure = "effect" if plan.exact else "attribution"
     values = np.stack([of_contrast.cells[measure][..., 0] for of_contrast in effects])
-    error = standard_error(values, groups)
-    patched = np.any([of_contrast.patched for of_contrast in effects], 0)
-    if error is None:
+    reach = reach_of_all(values, groups)
+    if reach is None:
         return {}
-    freedom = max(1.0, effective_count(groups) - 1)
-    quantile = float(t.ppf(1 - (1 - LEVEL) / 2 / max(1, patched.sum()), freedom))
     mean = values.mean(0)
     low: Attributes = {"long_name": "lower end", "units": ATTRIBUTES["effect"]["units"]}
     high: Attributes = {**low, "long_name": "upper end"}
-    return {
-        "low": ("site", mean - quantile * error, low),
-        "high": ("site", mean + quantile * error, high),
-    }
+    return {"low": ("site", mean - reach, low), "high": ("site", mean + reach, high)}
 
 
 def _index_coords(plan: Plan) -> Coordinates:
