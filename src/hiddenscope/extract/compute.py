@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -305,6 +306,7 @@ class Pipeline:
         self._memory = HostMemory()
         self._free = threading.Semaphore(WRITERS)
         self._writing: list[threading.Thread] = []
+        self._reading: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -317,17 +319,31 @@ class Pipeline:
         if kind is None:
             self._raise_error()
 
-    def put(self, unit: str) -> None:
-        """Compute a unit and hand it over to be written; skip one that is committed."""
+    def put(self, unit: str, upcoming: str | None = None) -> None:
+        """Compute a unit and hand it over to be written; skip one that is committed.
+
+        The sequences of the `upcoming` unit are read meanwhile: a GPU would wait for
+        them.
+        """
         self._raise_error()
         if self.writer.folder.record(unit).exists():
             self._report(unit, committed_here=False)
             return
+        if self._reading is not None:
+            self._reading.join()
         sequences = self.writer.sequences(unit)
+        if upcoming is not None:
+            self._reading = threading.Thread(target=self._read, args=(upcoming,))
+            self._reading.start()
         computed = Unit(
             self.model, sequences, self.spec, self._memory, self._report_batch
         )
         self._hand_over(unit, computed)
+
+    def _read(self, unit: str) -> None:
+        # Whoever asks for them next is told what is wrong with them.
+        with suppress(Exception):
+            self.writer.sequences(unit)
 
     def _hand_over(self, unit: str, computed: Unit) -> None:
         """Start a thread that writes a unit, as soon as there may be one more."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -206,8 +207,8 @@ class ExtractJob:
             )
             # Sums over another number of threads have other last bits.
             with hooks.threads(self._threads), pipeline:
-                for unit in pending:
-                    pipeline.put(unit)
+                for unit, upcoming in zip_longest(pending, pending[1:]):
+                    pipeline.put(unit, upcoming)
             return
         with recipe_of(self.model) as recipe:
             if engine.kind == "local":

@@ -35,8 +35,9 @@ from hiddenscope.store.shard import (
     write_shard,
 )
 
-# Units whose texts stay in memory: a job computes one while it writes two.
-MOST_READ = 3
+# Units whose texts stay in memory: a job computes one while it writes two and reads
+# one ahead.
+MOST_READ = 4
 
 
 @checked

@@ -382,6 +382,7 @@ def test_units_share_their_memory_and_their_texts_are_read_once(
     allocate, read = buffers._in_huge_pages, writer.read_sequences
     commit, hand_over = planned.writer.commit, Pipeline._hand_over
     sizes, seen, held, most = [], [], [], Counter()
+    readers = set()
     release = threading.Event()
 
     def allocating(size: int) -> torch.Tensor:
@@ -390,6 +391,7 @@ def test_units_share_their_memory_and_their_texts_are_read_once(
 
     def reading(folder: Any, unit: Any) -> Any:
         seen.append(unit.name)
+        readers.add(threading.current_thread())
         return read(folder, unit)
 
     def holding(pipeline: Pipeline, unit: str, computed: Any) -> None:
@@ -416,6 +418,8 @@ def test_units_share_their_memory_and_their_texts_are_read_once(
     assert most["held"] == 3
     # The first was read for the plan, to time a batch of it.
     assert sorted(seen) == units[1:]
+    # While the passes run: a GPU would wait for texts.
+    assert threading.main_thread() not in readers
     store = hs.open(tmp_path)
     for text in range(0, 60, 7):
         states = store.of(text).to_states()
