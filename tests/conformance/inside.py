@@ -23,7 +23,7 @@ REPORTS = {
     ("decoder", "cross"): ("cross_attentions",),
 }
 # Weights that are not what the values are multiplied with: a report of their own.
-OTHER_REPORT = {"big_bird", "bigbird_pegasus", "led", "reformer"}
+OTHER_REPORT = {"big_bird", "bigbird_pegasus", "led", "prophetnet", "reformer"}
 
 
 class Tried:

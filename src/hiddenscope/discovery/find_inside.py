@@ -55,6 +55,14 @@ NO_ATTENTION = (
     "what enters its last projection is not a pattern times values: the code has no"
     " softmax attention, or changes its result afterwards"
 )
+IN_PIECES = (
+    "several operations each make a piece of what enters its last projection, by chunks"
+    " of tokens or groups of heads: heads are shown where one makes all of it"
+)
+IN_ANOTHER_FORM = (
+    "pattern and values are multiplied in a form that is not understood: write the"
+    " einsum as pattern times values, without '...', or use torch.matmul"
+)
 
 
 def find_inside(module: nn.Module, anatomy: Anatomy) -> Inside:
@@ -159,7 +167,7 @@ class _Search:
 
     def _window(self, block: Block) -> _Window:
         """Return what happens in the call of a block that makes its parts."""
-        part = self._call(block.parts["attn"])
+        part = self.traced.call_at(block.parts["attn"])
         around = part
         for call in self.traced.calls:
             if call.path == block.path and _contains(call, part):
@@ -171,14 +179,8 @@ class _Search:
                 operations.append(operation)
         return _Window(inner, operations)
 
-    def _call(self, tap: Tap) -> Call:
-        for call in self.traced.calls:
-            if call.path == tap.path and call.number == tap.call:
-                return call
-        raise AssertionError(f"{tap} is in every pass")
-
     def _branch(self, name: str, tap: Tap, window: _Window) -> Branch:
-        call = self._call(tap)
+        call = self.traced.call_at(tap)
         output = call.into if tap.side == "input" else call.out
         reason = NO_PROJECTION
         for projection, last in self._projections(output, window):
@@ -291,7 +293,13 @@ class _Search:
             if operation.kind == "attention":
                 return self._fused(name, operation, heads)
             return self._eager(name, operation, heads, before)
-        return NO_ATTENTION
+        makers = []
+        for operation in before:
+            if operation.kind != "softmax" and torch.isin(operation.output, z).all():
+                makers.append(operation)
+        if not makers:
+            return NO_ATTENTION
+        return IN_PIECES if len(makers) > 1 else IN_ANOTHER_FORM
 
     def _split_like(self, operation: TracedOperation, z: Tensor) -> HeadLayout | None:
         """Return the layout in which an operation's output is z, head by head."""
@@ -350,7 +358,7 @@ class _Search:
                 makers.append(product)
         scores, queries, keys = None, heads, heads
         key_dim = values.shape[-1]
-        # An einsum does not say which factor holds the queries.
+        # Not every einsum says which factor holds the queries.
         if len(makers) == 1 and makers[0].operands:
             scores = _place(makers[0])
             query, key = makers[0].operands
@@ -374,7 +382,7 @@ class _Search:
 
     def _router(self, block: Block, window: _Window) -> tuple[OperationTap, int] | str:
         """Return the softmax over experts in a block's MLP, or why there is none."""
-        start = self._call(block.parts["attn"]).left
+        start = self.traced.call_at(block.parts["attn"]).left
         if block.kind == "parallel":
             start = -1
         softmaxes = []

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hiddenscope.discovery.taps import Tap
 from hiddenscope.modules import autograd, calls, hooks, operations
 
 
@@ -98,6 +99,20 @@ class Trace:
         """
         return _hidden_states(self.output) or self.reported_inside
 
+    def call_at(self, tap: Tap) -> Call:
+        """Return the call that a tap reads."""
+        for call in self.calls:
+            if call.path == tap.path and call.number == tap.call:
+                return call
+        raise AssertionError(f"{tap} is in every pass")
+
+    def states_at(self, tap: Tap) -> Tensor:
+        """Return the states at a tap [text, token, width]."""
+        call = self.call_at(tap)
+        tensor = call.into if tap.side == "input" else call.out
+        assert tensor is not None, "a tap has a state in every pass"
+        return tap.layout.states(tensor, self.tokens)
+
 
 def trace(
     module: nn.Module, inputs: Mapping[str, Any], *, with_operations: bool = False
@@ -146,7 +161,7 @@ def trace(
             operands = tuple(part.detach().clone() for part in operation.operands)
         output = run(operation)
         if isinstance(output, Tensor):
-            copy = output.detach().clone()
+            copy = operation.laid_out(output.detach()).clone()
             traced.operations.append(
                 TracedOperation(
                     operation.kind, next(clock), tuple(places), operands, copy

@@ -190,6 +190,83 @@ def test_heads_are_proved_in_other_dtypes(family):
     assert states["layer.1.attn.head.0"].dtype == dtype
 
 
+def with_attention(attend):
+    """Load a GPT-2 whose own code attends; `attend` gets [text, token, head, dim]."""
+
+    def forward(self, states, *_, **__):
+        heads = (*states.shape[:2], self.num_heads, self.head_dim)
+        operands = self.c_attn(states).split(states.shape[-1], -1)
+        z = attend(*(operand.view(heads) for operand in operands))
+        return self.c_proj(z.flatten(2)), None
+
+    module = tiny_model("gpt2")
+    for block in module.transformer.h:
+        kind = type(block.attn)
+        block.attn.__class__ = type("Own", (kind,), {"forward": forward})
+    return hs.load((module, None))
+
+
+def pattern_of(scores):
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    scale = load("gpt2").module.transformer.h[0].attn.head_dim ** -0.5
+    return (scores * scale).masked_fill(hidden, -torch.inf).softmax(-1)
+
+
+def einsum_by_heads(q, k, v):
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    pattern = pattern_of(torch.einsum("bhqd,bhkd->bhqk", q, k))
+    return torch.einsum("b h q k, b h k d -> b h q d", pattern, v).transpose(1, 2)
+
+
+def einsum_by_tokens(q, k, v):
+    pattern = pattern_of(torch.einsum("bqhd,bkhd->bhqk", [q, k]))
+    return torch.einsum("bhqk,bkhd->bqhd", pattern, v)
+
+
+@pytest.mark.parametrize("attend", [einsum_by_heads, einsum_by_tokens])
+def test_an_einsum_shows_the_heads_that_a_product_shows(attend):
+    model, inner = with_attention(attend), "layer.1.attn.q,*.attn.k,*.attn.v"
+    expected, states = (side.capture(TEXTS, inner) for side in (load("gpt2"), model))
+    for site in states.sites:
+        close(states[site], expected[site], **NEAR)
+    changes = {"layer.2.attn.v": hs.Replace(0.5), "layer.1.attn.q": hs.Replace(0.1)}
+    patterns, changed = [], []
+    for side in (load("gpt2"), model):
+        pattern = hs.attention(side, TEXTS[0]).data["pattern"]
+        patterns.append(torch.tensor(pattern.values))
+        changed.append(hs.edit(side, TEXTS, changes, "final").states["final"])
+    close(*patterns, **NEAR)
+    close(*changed, **NEAR)
+
+
+def einsum_turned(q, k, v):
+    pattern = pattern_of(torch.einsum("bqhd,bkhd->bhqk", q, k))
+    return torch.einsum("bkhd,bhqk->bqhd", v, pattern)
+
+
+def by_groups(q, k, v):
+    groups = zip(*(part.transpose(1, 2).chunk(2, 1) for part in (q, k, v)), strict=True)
+    attend = functional.scaled_dot_product_attention
+    pieces = [attend(*group, is_causal=True) for group in groups]
+    return torch.cat(pieces, 1).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("attend", "reason"),
+    [
+        (einsum_turned, "in a form that is not understood"),
+        (by_groups, "a piece of what enters"),
+        (
+            lambda *parts: 1.5 * einsum_by_tokens(*parts),
+            "changes its result afterwards",
+        ),
+    ],
+)
+def test_attention_that_cannot_be_read_is_refused_with_the_true_reason(attend, reason):
+    with pytest.raises(SiteError, match=reason):
+        with_attention(attend).capture(TEXTS, "layer.1.attn.z")
+
+
 class Wrapped(nn.Module):
     """A projection with a function before it."""
 
