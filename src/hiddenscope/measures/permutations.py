@@ -7,34 +7,51 @@ that belong together (a group: paraphrases, a minimal pair) stay together:
 - Groups whose texts all have one label exchange their labels: an unpaired design.
 - A group with several labels shuffles them among its texts, and exchanges the whole set
   with groups of the same size: a paired or blocked design.
+- Where what exchanges labels differs in its number of rows, every class keeps its
+  number of rows but for `TOLERANCE`. Otherwise a score would be compared with those of
+  other class sizes: a probe of noise reaches the share of the largest class. Given
+  both numbers, of groups and of rows, all orders are equally likely even where labels
+  depend on size (by a logistic law). Where the classes differ in size so much that
+  hardly a label can move, nothing can be permuted.
 - Where the rows of one text have several labels, as tokens do, the labels of a group
-  are a sequence. Sequences change places between groups, and each is rotated by a
-  random number of rows, so that neighbours stay neighbours. Where groups differ in
-  length, a sequence may reach into the next group, and the test is approximate.
+  are a sequence. Each group gets the sequence of another one, mirrored to and fro from
+  a random place. So neighbours stay neighbours, and no sequence reaches into the next
+  group.
+- Where labels and states both drift along the order of the groups (`serial`), nothing
+  can be permuted.
 
 >>> pairs = permuted(torch.tensor([0, 1, 0, 1]), 99, 0, groups=["a", "a", "b", "b"])
 >>> pairs.labellings.tolist(), pairs.smallest_p
 ([[0, 1, 0, 1], [0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 1, 0]], 0.5)
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
-from math import exp, lgamma
-from typing import Any, NamedTuple, TypeAlias
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from hiddenscope.measures.grouped import numbered
+from hiddenscope.measures.serial import SerialCorrelation, serial_correlation
 from hiddenscope.states.arrays import Ints, Labels
 
 # Each round of draws misses a given order with probability 1/e, so that 30 rounds miss
 # it with 1e-13.
 ROUNDS = 30
 MIN_DRAWS = 64
-# exp() overflows above about 709.
-MAX_LOG = 700.0
+# How far the number of rows of a class may be off: in standard deviations of what
+# permutations regardless of size would do, or as a share of the rows.
+TOLERANCE = 0.25
+ROW_TOLERANCE = 0.02
+# Swaps that are tried for each group, and at most.
+SWAPS = 5
+MAX_SWAPS = 20_000
+# Permutations must change this share of what they would change if all groups had one
+# size.
+LEAST_CHANGE = 0.5
 
 
 class Permuted(NamedTuple):
@@ -43,34 +60,35 @@ class Permuted(NamedTuple):
     Where few orders of texts exist, each is there once. `smallest_p` is the smallest
     p-value that these labellings can give: the share of them that are the true one, or
     the true one with its classes renamed. It is None where all are, so that there is
-    nothing to compare with.
+    nothing to compare with; `serial` says so where the order of the rows is why.
     """
 
     labellings: Tensor
     smallest_p: float | None
+    serial: SerialCorrelation | None = None
 
 
 class _Uniform(NamedTuple):
-    """Groups of one label each, which exchange their labels.
+    """Groups of one label each, which exchange their labels; the texts of each."""
 
-    `units` are their texts, `group` is the number of the group of each, and
-    `first_unit` the first text of each group.
-    """
+    groups: list[Ints]
 
-    units: Ints
-    group: Ints
-    first_unit: Ints
+    @property
+    def units(self) -> Ints:
+        """Return the texts of all groups."""
+        return np.concatenate(self.groups)
 
     def draw(
         self, labels: Labels, count: int, generator: np.random.Generator
     ) -> Labels:
         """Shuffle the labels among the groups, `[labelling, unit]`."""
-        repeated = np.tile(labels[self.first_unit], (count, 1))
-        return generator.permuted(repeated, axis=1)[:, self.group]
+        own = labels[[group[0] for group in self.groups]]
+        drawn = generator.permuted(np.tile(own, (count, 1)), axis=1)
+        return drawn.repeat([len(group) for group in self.groups], axis=1)
 
-    def label_sets(self, labels: Labels) -> Counter[tuple[Any, ...]]:
-        """Count the groups by the labels that they hold."""
-        return Counter((label,) for label in labels[self.first_unit].tolist())
+    def exchanges(self) -> list[list[Ints]]:
+        """Return sets of texts that exchange labels, each text with its companions."""
+        return [self.groups]
 
 
 class _Blocked(NamedTuple):
@@ -89,9 +107,9 @@ class _Blocked(NamedTuple):
         label_sets = labels[self.units][generator.permuted(group_order, axis=1)]
         return generator.permuted(label_sets, axis=2).reshape(count, -1)
 
-    def label_sets(self, labels: Labels) -> Counter[tuple[Any, ...]]:
-        """Count the groups by the labels that they hold."""
-        return Counter(tuple(sorted(group)) for group in labels[self.units].tolist())
+    def exchanges(self) -> list[list[Ints]]:
+        """Return sets of units that exchange labels: those of each group."""
+        return [list(group[:, None]) for group in self.units]
 
 
 _Pool: TypeAlias = _Uniform | _Blocked
@@ -104,16 +122,22 @@ def permuted(
     groups: ArrayLike | None = None,
     strata: ArrayLike | None = None,
     units: ArrayLike | None = None,
+    states: Tensor | None = None,
 ) -> Permuted:
     """Permute labels up to `count` times, as far as the design allows.
 
     `groups` names the group of each row, `units` its text; without units each row is a
     text, and without groups each text is a group. With `strata` (folds), labels stay
-    within theirs. The result depends on the names, not on the order of the rows.
+    within theirs. The result depends on the names, not on the order of the rows, unless
+    `states` `[site, row, width]` are given, to see whether they drift along that order.
     """
     rows = np.arange(len(labels))
     unit_of = rows if units is None else _codes(units)
     group_of = unit_of if groups is None else _codes(groups)
+    if states is not None:
+        serial = serial_correlation(labels, states, numbered(group_of.tolist()))
+        if serial is not None:
+            return Permuted(labels[None], None, serial)
     stratum_of = np.zeros_like(rows) if strata is None else _codes(strata)
     generator = np.random.default_rng(seed)
     row_labels = labels.numpy()
@@ -126,7 +150,8 @@ def permuted(
     unit_labels = row_labels[first_row]
     if np.array_equal(unit_labels[unit_index], row_labels):
         pools = list(_pools(unit_labels, group_of[first_row], stratum_of[first_row]))
-        labellings = _permute_units(unit_labels, pools, count, generator)[:, unit_index]
+        drawn = _permute_units(unit_labels, sizes, pools, count, generator)
+        labellings = drawn[:, unit_index]
     else:
         labellings = _permute_sequences(
             row_labels, order, count, group_of, stratum_of, generator
@@ -205,66 +230,99 @@ def _pools(labels: Labels, groups: Ints, strata: Ints) -> Iterator[_Pool]:
             else:
                 uniform.append(part)
         if uniform:
-            sizes = [len(part) for part in uniform]
-            yield _Uniform(
-                units=np.concatenate(uniform),
-                group=np.repeat(np.arange(len(uniform)), sizes),
-                first_unit=np.array([part[0] for part in uniform]),
-            )
+            yield _Uniform(uniform)
         for _, same_size in sorted(blocked_by_size.items()):
             yield _Blocked(np.stack(same_size))
 
 
 def _permute_units(
-    labels: Labels, pools: Sequence[_Pool], count: int, generator: np.random.Generator
+    labels: Labels,
+    sizes: Ints,
+    pools: Sequence[_Pool],
+    count: int,
+    generator: np.random.Generator,
 ) -> Labels:
-    """Return the labels of units in all orders if these are few, else in drawn ones."""
-    orders = _number_of_orders(labels, pools)
-    # The number is a rounded float: half an order guards the comparison with 1 + count.
-    if orders > 1.5 + count:
-        return np.concatenate([labels[None], _drawn(labels, pools, count, generator)])
-    return _enumerated(labels, pools, round(orders), generator)
+    """Return the labels of units in all orders if these are few, else in drawn ones.
+
+    `sizes` are the numbers of rows of the units.
+    """
+    exchanges = []
+    for pool in pools:
+        exchanges += pool.exchanges()
+    for members in exchanges:
+        if len({int(sizes[units].sum()) for units in members}) > 1:
+            return _swapped(labels, sizes, exchanges, count, generator)
+    labellings = _drawn(labels, pools, count, generator)
+    distinct = {row.tobytes(): row for row in labellings}
+    if len(distinct) == len(labellings):
+        return labellings
+    for _ in range(ROUNDS):
+        drawn = _drawn(labels, pools, max(count, MIN_DRAWS), generator)
+        distinct |= {row.tobytes(): row for row in drawn}
+        if len(distinct) > len(labellings):
+            return labellings
+    every = np.unique(np.stack(list(distinct.values())), axis=0)
+    return np.concatenate([labels[None], every[(every != labels).any(1)]])
+
+
+def _swapped(
+    labels: Labels,
+    sizes: Ints,
+    exchanges: Sequence[Sequence[Ints]],
+    count: int,
+    generator: np.random.Generator,
+) -> Labels:
+    """Return labels whose classes keep their numbers of rows, or the true ones alone.
+
+    Many chains begin at the true labels, and swap those of two members of an exchange
+    wherever the numbers of rows stay within the tolerance. A swap is as likely as its
+    reverse, so that all such orders are equally likely in the end (Metropolis).
+    """
+    cells: list[Ints] = []
+    spans = []
+    for members in exchanges:
+        spans += [(len(cells), len(members))] * len(members)
+        cells += members
+    first, length = np.array(spans).T
+    rows = np.array([sizes[units].sum() for units in cells])
+    own = np.array([labels[units[0]] for units in cells])
+    goals = own[:, None]
+    if labels.dtype.kind != "f":
+        goals = own[:, None] == np.unique(own)
+    goals = goals.astype(float)
+    tolerance = max(
+        ROW_TOLERANCE * rows.sum(), TOLERANCE * rows.std() * len(cells) ** 0.5
+    )
+    tolerance = tolerance * goals.std(0)
+    source = np.tile(np.arange(len(cells)), (count, 1))
+    drift = np.zeros((count, goals.shape[1]))
+    chains = np.arange(count)
+    for _ in range(min(MAX_SWAPS, SWAPS * len(cells))):
+        one = generator.integers(len(cells), size=count)
+        other = first[one] + generator.integers(length[one])
+        pair = source[chains, one], source[chains, other]
+        difference = (rows[other] - rows[one])[:, None]
+        moved = drift + difference * (goals[pair[0]] - goals[pair[1]])
+        kept = (np.abs(moved) <= tolerance).all(1)
+        drift = np.where(kept[:, None], moved, drift)
+        source[chains, one], source[chains, other] = np.where(kept, pair[::-1], pair)
+    change = (goals[source] - goals).var((0, 1)) / 2
+    if change.sum() < LEAST_CHANGE * goals.var(0).sum():
+        return labels[None]
+    labellings = np.tile(labels, (1 + count, 1))
+    for cell, units in enumerate(cells):
+        labellings[1:, units] = own[source[:, cell, None]]
+    return labellings
 
 
 def _drawn(
     labels: Labels, pools: Sequence[_Pool], count: int, generator: np.random.Generator
 ) -> Labels:
-    drawn = np.tile(labels, (count, 1))
+    """Return the true labels, then drawn ones."""
+    drawn = np.tile(labels, (1 + count, 1))
     for pool in pools:
-        drawn[:, pool.units.reshape(-1)] = pool.draw(labels, count, generator)
+        drawn[1:, pool.units.reshape(-1)] = pool.draw(labels, count, generator)
     return drawn
-
-
-def _enumerated(
-    labels: Labels, pools: Sequence[_Pool], orders: int, generator: np.random.Generator
-) -> Labels:
-    """Return all orders once, the true one first, drawing until none is missing."""
-    # A dictionary, because it keeps the true order first.
-    distinct = {tuple(labels.tolist()): None}
-    count = max(orders, MIN_DRAWS)
-    for _ in range(ROUNDS):
-        if len(distinct) >= orders:
-            break
-        for drawn in _drawn(labels, pools, count, generator).tolist():
-            distinct.setdefault(tuple(drawn))
-    true, *others = distinct
-    return np.array([true, *sorted(others)], dtype=labels.dtype)
-
-
-def _number_of_orders(labels: Labels, pools: Sequence[_Pool]) -> float:
-    """Count the different orders."""
-    logarithm = 0.0
-    for pool in pools:
-        label_sets = pool.label_sets(labels)
-        logarithm += _log_orders(label_sets.values())
-        for label_set, times in label_sets.items():
-            logarithm += times * _log_orders(Counter(label_set).values())
-    return exp(min(logarithm, MAX_LOG))
-
-
-def _log_orders(counts: Collection[int]) -> float:
-    """Return the logarithm of the multinomial coefficient."""
-    return lgamma(sum(counts) + 1) - sum(lgamma(count + 1) for count in counts)
 
 
 def _permute_sequences(
@@ -275,17 +333,23 @@ def _permute_sequences(
     strata: Ints,
     generator: np.random.Generator,
 ) -> Labels:
-    """Lay the labels of whole groups over the rows in another order, each rotated.
+    """Give each group the labels of another, mirrored to and fro from a random place.
 
-    `order` sorts the rows by stratum, group and text.
+    `order` sorts the rows by stratum, group and text. Every class stays present.
     """
     labellings = np.tile(labels, (1 + count, 1))
-    for stratum in np.unique(strata):
-        rows = order[strata[order] == stratum]
-        parts = np.split(rows, np.flatnonzero(np.diff(groups[rows])) + 1)
-        for labelling in labellings[1:]:
-            rotated = [np.roll(part, generator.integers(len(part))) for part in parts]
-            group_order = generator.permutation(len(parts))
-            sources = np.concatenate([rotated[group] for group in group_order])
-            labelling[rows] = labels[sources]
+    needed = 2 if labels.dtype.kind == "f" else len(np.unique(labels))
+    starts = _starts(strata[order], groups[order])[1:]
+    parts = np.split(order, starts)
+    stratum_of = strata[[part[0] for part in parts]]
+    for labelling in labellings[1:]:
+        found = 0
+        while found < needed:
+            # Sources in another order, and still sorted by stratum.
+            sources = np.lexsort((generator.random(len(parts)), stratum_of))
+            for rows, source in zip(parts, sources, strict=True):
+                mirrored = np.r_[parts[source], parts[source][::-1]]
+                turned = np.roll(mirrored, generator.integers(len(mirrored)))
+                labelling[rows] = labels[np.resize(turned, len(rows))]
+            found = len(np.unique(labelling))
     return labellings

@@ -21,6 +21,13 @@ class NearDuplicateFacts(TypedDict):
     example: list[str]
 
 
+class SerialFacts(TypedDict):
+    """The mean correlation of neighbours, where both labels and states drift."""
+
+    labels: float
+    states: float
+
+
 class GroupFacts(TypedDict, total=False):
     """Which texts belong together, and what speaks against their independence."""
 
@@ -29,6 +36,7 @@ class GroupFacts(TypedDict, total=False):
     groups_given: bool
     copies: int
     near_duplicates: NearDuplicateFacts
+    serial_correlation: SerialFacts
 
 
 class SiteValueFacts(TypedDict):

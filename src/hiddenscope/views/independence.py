@@ -12,8 +12,8 @@ SHOWN = 60
 
 
 def independence(facts: Facts, of: str = "") -> str:
-    """Say that texts or groups are taken as independent, and when near duplicates make
-    that implausible.
+    """Say that texts or groups are taken as independent, and when near duplicates or a
+    drift along their order make that implausible.
 
     >>> print(independence({}))
     The texts are taken as independent of one another, since no groups were given.
@@ -34,6 +34,16 @@ def independence(facts: Facts, of: str = "") -> str:
         sentence = (
             f"The texts{of} are taken as independent of one another, since no groups"
             " were given."
+        )
+    serial = facts.get("serial_correlation")
+    if serial is not None:
+        sentence += (
+            " That is doubtful: labels and states both drift along the order of the"
+            f" texts (neighbours correlate by {serial['labels']:.2f} and"
+            f" {serial['states']:.2f}), and what drifts goes together by chance. So"
+            " permuted labels are no comparison, and fresh texts may be read much"
+            " worse. Put texts that follow one another, such as those of one document"
+            " or day, into one group."
         )
     near = facts.get("near_duplicates")
     if near is None or near["texts"] < MANY * near["of"]:

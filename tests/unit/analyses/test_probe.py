@@ -859,7 +859,10 @@ def test_minimal_pairs_are_permuted_within_pairs() -> None:
 
 
 def test_groups_of_paraphrases_are_one_piece_of_evidence_each() -> None:
-    """Without groups, noise seems to be read in forty texts of ten sentences."""
+    """Without groups, noise seems to be read in forty texts of ten sentences, unless
+    their order gives them away.
+    """
+    order = np.random.default_rng(0).permutation(40)
     number = np.repeat(np.arange(10), 4)
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
@@ -868,9 +871,14 @@ def test_groups_of_paraphrases_are_one_piece_of_evidence_each() -> None:
         labels = (torch.randperm(10, generator=generator).numpy()[number] % 2).tolist()
         given = states(values.flatten(1, 2))
         data = hs.read(([f"text {k}" for k in range(40)], labels), group=number)
-        alone = hs.probe(given, labels, seed=seed)
+        mixed = states(values.flatten(1, 2)[:, order])
+        alone = hs.probe(mixed, [labels[row] for row in order], seed=seed)
         assert alone.facts["above_chance_at"] == ["layer.0"]
         grouped = hs.probe(given, data, seed=seed)
         assert grouped.facts["above_chance_at"] == []
         assert grouped.facts["groups"] == 10 and grouped.facts["groups_given"]
         assert not grouped.facts["calibrated"]
+    in_order = hs.probe(given, labels, seed=seed)
+    assert in_order.facts["above_chance_at"] == []
+    assert min(in_order.facts["serial_correlation"].values()) > 0.1
+    assert in_order.facts["best"]["control"] is None

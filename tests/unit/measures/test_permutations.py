@@ -90,14 +90,15 @@ def test_names_may_be_long_texts() -> None:
     assert len(permuted(torch.arange(1000) % 2, 9, 0, names).labellings) == 10
 
 
-def test_one_label_for_each_position_is_rotated() -> None:
+def test_one_label_for_each_position_is_mirrored_to_and_fro() -> None:
     """Whole texts that change places change nothing where all have the same labels in
     the same order.
     """
     sequence = [0, 0, 0, 1, 1, 2]
     labels, units = torch.tensor(sequence * 5), np.repeat(np.arange(5), 6)
     found = permuted(labels, 99, 0, units, units=units)
-    turned = {tuple(np.roll(sequence, k).tolist()) for k in range(6)}
+    mirrored = sequence + sequence[::-1]
+    turned = {tuple(np.roll(mirrored, k)[:6].tolist()) for k in range(12)}
     assert {tuple(row) for row in found.labellings.reshape(-1, 6).tolist()} == turned
     assert found.smallest_p == 0.01 and len(found.labellings.unique(dim=0)) > 90
 
@@ -151,3 +152,68 @@ def test_two_labellings_are_the_same_whatever_classes_are_called() -> None:
     assert not same_labelling(torch.tensor([0, 0]), torch.tensor([1, 2]))
     assert same_labelling(one.double(), 2 - one.double())
     assert not same_labelling(one.double(), one.double() + 1)
+
+
+@pytest.mark.parametrize("sizes", [(4, 10, 20, 2), (10, 4, 20, 2), (6, 5, 12, 3)])
+@pytest.mark.parametrize("kind", ["class", "number"])
+def test_nothing_is_permuted_where_labels_go_with_the_size_of_groups(
+    sizes: tuple[int, int, int, int], kind: str
+) -> None:
+    few, large, many, small = sizes
+    groups = np.repeat(np.arange(few + many), [large] * few + [small] * many)
+    labels = torch.from_numpy((groups >= few).astype(int))
+    if kind == "number":
+        labels = labels.double()
+    found = permuted(labels, 99, 0, groups)
+    assert found.smallest_p is None and len(found.labellings) == 1
+
+
+def test_classes_keep_their_rows_where_groups_differ_in_size() -> None:
+    draw = np.random.default_rng(0)
+    sizes = draw.integers(2, 20, size=40)
+    # Large groups are more often of the first class.
+    labels = (draw.random(40) < 1 / (1 + np.exp((sizes - 11) / 5))).astype(int)
+    groups = np.repeat(np.arange(40), sizes)
+    found = permuted(torch.from_numpy(labels[groups]), 199, 0, groups)
+    drawn = found.labellings
+    rows = drawn.sum(1).double()
+    assert float((rows[1:] - rows[0]).abs().max()) <= 0.05 * len(groups)
+    changed = drawn[1:] != drawn[0]
+    assert float(changed.double().mean()) > 0.3 and found.smallest_p == 1 / 200
+    assert len(drawn.unique(dim=0)) == 200
+
+
+def test_a_sequence_of_labels_stays_in_its_text_and_makes_no_jump() -> None:
+    """A text of one run of labels has at most two runs under any other sequence."""
+    lengths = [5, 9, 14, 7]
+    units = np.repeat(np.arange(4), lengths)
+    half = np.concatenate([np.arange(n) * 2 // n for n in lengths])
+    found = permuted(torch.from_numpy(half), 99, 0, units, units=units).labellings
+    jumps = np.diff(found.numpy(), axis=1) != 0
+    inside = np.diff(units) == 0
+    for text, length in enumerate(lengths):
+        of_text = jumps[:, inside & (units[1:] == text)].sum(1)
+        # A short sequence that fills a long text turns on the way.
+        assert of_text.max() <= 1 + length // min(lengths)
+
+
+def test_what_drifts_with_what_drifts_is_not_permuted() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(3, 80, 16, generator=generator)
+    walk = torch.randn(80, generator=generator).cumsum(0)
+    in_order = torch.arange(80) // 40
+    planted = noise.clone()
+    planted[:, :, 0] += 3 * in_order
+    cases = [
+        (walk, noise.cumsum(1), True),
+        ((walk > walk.median()).long(), noise.cumsum(1), True),
+        (walk, noise, False),
+        (in_order, noise, False),
+        (in_order, planted, False),
+        (walk.sort().values, noise, False),
+        (walk[torch.randperm(80, generator=generator)], noise.cumsum(1), False),
+    ]
+    for labels, states, drifts in cases:
+        found = permuted(labels, 19, 0, states=states)
+        assert (found.serial is not None) == drifts
+        assert (found.smallest_p is None) == drifts

@@ -17,6 +17,7 @@ from hiddenscope.linear.intervals import MIN_GROUPS
 from hiddenscope.linear.probe import Task
 from hiddenscope.measures.grouped import effective_count
 from hiddenscope.measures.permutations import permuted
+from hiddenscope.measures.serial import SerialCorrelation
 from hiddenscope.states.arrays import Ints, Labels
 
 FOLDS = 5
@@ -57,7 +58,7 @@ class Design:
     targets first, then permutations of them. `bootstrap` has drawn targets only
     (`linear.bootstrap`), and none where rows of a group are of several classes.
     `smallest_p` is the smallest p-value that the permutations can give; None where
-    nothing can be permuted.
+    nothing can be permuted, which `serial` explains where the order of texts is why.
     """
 
     folds: Ints
@@ -66,6 +67,7 @@ class Design:
     permuted: torch.Tensor
     bootstrap: torch.Tensor
     smallest_p: float | None
+    serial: SerialCorrelation | None
 
     @property
     def fold_count(self) -> int:
@@ -169,6 +171,7 @@ def design_of(rows: Rows, target: ProbeTarget, seed: int) -> Design:
         rows.groups,
         strata,
         rows.texts,
+        rows.vectors.values,
     )
     if target.classes is None:
         each = PLANTED_OF_MANY if many else PLANTED
@@ -177,13 +180,16 @@ def design_of(rows: Rows, target: ProbeTarget, seed: int) -> Design:
     else:
         drawn = bootstrap_classes(codes, BOOTSTRAP, seed, groups, folds)
         bootstrap = permutations.labellings[:0] if drawn is None else drawn
+    controls: list[torch.Tensor] = []
+    if permutations.smallest_p is not None or rows.token_ids is not None:
+        controls = _controls(rows, target, folds, seed)
     return Design(
         folds,
         groups,
-        torch.stack([target.values, *_controls(rows, target, folds, seed)]),
+        torch.stack([target.values, *controls]),
         permutations.labellings,
         bootstrap,
-        permutations.smallest_p,
+        *permutations[1:],
     )
 
 

@@ -231,6 +231,8 @@ def probe_facts(scored: Scored, pool: Pooling | None) -> Facts:
     }
     if rows.belonging is not None:
         facts |= rows.belonging.facts
+    if scored.design.serial is not None:
+        facts["serial_correlation"] = scored.design.serial._asdict()
     facts |= {
         "texts": len(set(rows.texts)),
         "folds": scored.design.fold_count,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from hiddenscope.analyses.project.pictures import SIGNIFICANCE, Method, Panel
 from hiddenscope.analyses.project.points import Points
 from hiddenscope.errors import StatesError
+from hiddenscope.measures.permutations import Permuted
 from hiddenscope.measures.separation import SCORES, Score, corrected
 from hiddenscope.results import Facts
 from hiddenscope.results.dataset import (
@@ -194,14 +195,12 @@ def _point_coords(firsts: Sequence[Points], point: str) -> Coordinates:
 class Beside(NamedTuple):
     """What is known of one dataset in one model beside its panels.
 
-    The number of texts whose label the model predicts, the smallest p-value that
-    permuted labels can give (None where nothing can be permuted), and whether the
-    classes were tested at all.
+    The number of texts whose label the model predicts, and the permuted labels that the
+    classes were tested with, if they were.
     """
 
     predicted: int | None
-    smallest_p: float | None
-    tested: bool
+    order: Permuted | None
 
 
 def project_facts(part: Points, panels: Sequence[Panel], beside: Beside) -> Facts:
@@ -221,8 +220,10 @@ def project_facts(part: Points, panels: Sequence[Panel], beside: Beside) -> Fact
             facts["alone_in_class"] = single[:LISTED]
     if beside.predicted is not None:
         facts["labels_predicted"] = beside.predicted
-    if beside.tested:
-        facts |= {**part.belonging.facts, "smallest_p": beside.smallest_p}
+    if beside.order is not None:
+        facts |= {**part.belonging.facts, "smallest_p": beside.order.smallest_p}
+        if beside.order.serial is not None:
+            facts["serial_correlation"] = beside.order.serial._asdict()
     pairs = zip(part.sites, panels, strict=True)
     equal = [site for site, panel in pairs if panel.picture is None]
     if equal:

@@ -110,8 +110,7 @@ def project(
             predicted = _label_predictions(models, datasets, parts)
         beside = []
         for count, order in zip(predicted, orders, strict=True):
-            smallest_p = None if order is None else order.smallest_p
-            beside.append(Beside(count, smallest_p, tested=order is not None))
+            beside.append(Beside(count, order))
         cells = _cells(parts, orders)
         seeds = _seeds(most, how.method, seed)
         options: Facts = {
@@ -216,7 +215,14 @@ def _permuted_labels(part: Points, seed: int) -> Permuted | None:
             count = permutations
             break
     groups, texts = part.names(rows)
-    orders = permuted(part.classes.codes[rows], count, seed, groups, units=texts)
+    orders = permuted(
+        part.classes.codes[rows],
+        count,
+        seed,
+        groups,
+        units=texts,
+        states=part.values[:, rows],
+    )
     if orders.smallest_p is None:
         return orders._replace(labellings=orders.labellings[:1])
     return orders

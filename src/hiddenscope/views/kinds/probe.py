@@ -151,7 +151,8 @@ def _against_chance(result: Result) -> Iterator[str]:
     if p is None:
         yield (
             f"There is no test against guessing {guess} ({chance}): the labels can be"
-            " permuted in no other way, so there is no p-value."
+            " permuted in no other way that keeps the sizes of the classes and the"
+            " order of the texts, so there is no p-value."
         )
         return
     if above:
@@ -221,7 +222,10 @@ def _limits(facts: "ProbeFacts") -> Iterator[str]:
         groups = facts.get("groups", facts["texts"])
         together = facts.get("groups_given") or groups < facts["texts"]
         few = f"{groups:,} {'groups of texts' if together else 'texts'}"
-        yield f"The intervals are rough: with as few as {few} they were not calibrated."
+        why = f"with as few as {few}"
+        if facts.get("smallest_p", 1) is None:
+            why = "without permuted labels"
+        yield f"The intervals are rough: {why} they were not calibrated."
     copies = facts.get("copies")
     if copies:
         yield (

@@ -362,7 +362,7 @@ def _separation(of: str, separation: "SeparationFacts") -> str:
         return (
             f"The largest silhouette of the classes{of} is {best['silhouette']:.2f}, at"
             f" {best['site']}. There is no p-value: the labels can be permuted in no"
-            " other way."
+            " other way that keeps the sizes of the classes and the order of the texts."
         )
     verdict = f"No site is shown to set the classes{of} apart"
     if apart_at:
