@@ -68,6 +68,24 @@ def plural(count: int, word: str) -> str:
     return word if count == 1 else f"{word}s"
 
 
+def counted(count: int, word: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "text"), counted(2_000, "text")
+    ('1 text', '2,000 texts')
+    """
+    return f"{count:,} {plural(count, word)}"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Return a number without a power of ten where it is large.
+
+    >>> number(27_312.4), number(0.01234), number(99.7, 2)
+    ('27,312', '0.0123', '100')
+    """
+    return f"{value:,.0f}" if abs(value) >= 99.5 else f"{value:.{digits}g}"
+
+
 def as_prose(sentences: Iterable[str]) -> str:
     """Join findings as the prose of a section: the first is a paragraph of its own, as
     it stands above the picture.

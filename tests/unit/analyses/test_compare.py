@@ -425,3 +425,15 @@ def test_the_views_and_files_of_a_comparison(tiny: Tiny, tmp_path: object) -> No
     for suffix in (".json", ".nc"):
         result.save(f"{tmp_path}/compared{suffix}")
         assert hs.Result.load(f"{tmp_path}/compared{suffix}").equals(result)
+
+
+def test_texts_with_little_in_common_say_which_tokens_are_paired(tiny: Tiny) -> None:
+    """One word stands against the last of the other text, for want of a better one."""
+    result = hs.compare(tiny("llama"), [5], list(range(10, 23)))
+    assert "1 token could be compared; 12 without a counterpart could not." in (
+        result.summary()
+    )
+    note = "Half of the compared tokens or more differ: without an equal one, the last"
+    assert note in result.summary()
+    alike = hs.compare(tiny("llama"), [5, 6, 7, 8], [5, 6, 9, 7, 8])
+    assert note not in alike.summary()

@@ -3,7 +3,9 @@ word, and what holds for all of them.
 """
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -70,6 +72,32 @@ def check_the_words(section: Any) -> None:
         assert ("An outline" in view.note) == outlined
         of_tokens = view.tokens != view.sites and view.x_name in ("token", "")
         assert (view.x_name == "token") == (of_tokens and view.y_name == "site")
+
+
+def changed(facts: Any, change: Callable[[Any], Any]) -> Any:
+    """Return facts with every number changed."""
+    if isinstance(facts, dict):
+        return {key: changed(value, change) for key, value in facts.items()}
+    if isinstance(facts, list):
+        return [changed(value, change) for value in facts]
+    return change(facts)
+
+
+def test_large_numbers_are_written_out() -> None:
+    """Not "2.73e+04 times" beside "22,627"."""
+    for word in ("compare", "drift", "profile", "series", "visibility"):
+        result = recorded(f"{word}-0")
+        large = changed(result.facts, lambda x: 2e4 * x if type(x) is float else x)
+        told = " ".join(FINDINGS[word](replace(result, facts=large)))
+        assert not re.search(r"\de\+\d", told), told
+
+
+def test_one_thing_is_not_called_things() -> None:
+    for word in ("compare", "embed", "graft", "lens", "steer", "visibility"):
+        result = recorded(f"{word}-0")
+        one = changed(result.facts, lambda x: min(x, 1) if type(x) is int else x)
+        told = " ".join(FINDINGS[word](replace(result, facts=one)))
+        assert not re.search(r"\b1 (?!is)\w+s\b", told), told
 
 
 def test_a_page_begins_with_one_finding_and_explains_every_number() -> None:

@@ -96,6 +96,12 @@ def compare(
         }
     facts |= {"stacks": [], "notes": [texts.note] if texts.note else []}
     if not cka_only:
+        same = int((data["id"] == data["other_id"]).sum())
+        if first.one_model and columns > paired >= 2 * same:
+            facts["notes"].append(
+                "Half of the compared tokens or more differ: without an equal one, the"
+                " last of each text stand against each other."
+            )
         put_along_sites(data)
         facts["stacks"] = [comparison_stack_facts(data, stack) for stack in stacks]
     if len(stacks) == 1 and (cka_only or other is not None or not first.one_model):

@@ -8,7 +8,7 @@ import numpy as np
 from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import of_type, table_of
 from hiddenscope.views.payload import FINE_STEPS, steps_of
-from hiddenscope.views.sentences import as_prose, in_series, model_name, plural
+from hiddenscope.views.sentences import as_prose, counted, in_series, model_name, plural
 from hiddenscope.views.values import (
     Grid,
     HeadScore,
@@ -249,9 +249,8 @@ def findings(result: Result) -> Iterator[str]:
     else:
         data = result.data
         yield (
-            f"The patterns of {data.sizes['layer']}"
-            f" {plural(data.sizes['layer'], 'layer')} over {data.sizes['key']}"
-            f" {plural(data.sizes['key'], 'token')}; heads were not tested."
+            f"The patterns of {counted(data.sizes['layer'], 'layer')} over"
+            f" {counted(data.sizes['key'], 'token')}; heads were not tested."
         )
     smallest_sum = float(result.facts.get("rows_sum_to", 1))
     if smallest_sum < WHOLE:

@@ -17,7 +17,9 @@ from hiddenscope.views.drawing import (
 from hiddenscope.views.sentences import (
     UNTESTED,
     as_prose,
+    counted,
     model_name,
+    number,
     quote,
     quoted_token,
     side_names,
@@ -70,7 +72,8 @@ def _with_both_rows(result: Result, grid: Grid) -> Grid:
     equal = int((data["l2"].to_numpy() == 0).all(0).sum())
     if equal:
         notes.append(
-            f"{equal} of {len(tokens)} tokens have exactly equal states at every site."
+            f"At {equal:,} of {counted(len(tokens), 'token')} the states are exactly"
+            " equal at every site."
         )
     if None in tokens or None in second:
         notes.append("Hatched: a token that only one side has.")
@@ -145,8 +148,8 @@ def findings(result: Result) -> Iterator[str]:
             yield f"Only one of the two has {stack['sites_of_one_side']}."
     if facts["gaps"]:
         yield (
-            f"{facts['tokens_compared']:,} tokens were compared; {facts['gaps']:,} have"
-            " no counterpart."
+            f"{counted(facts['tokens_compared'], 'token')} could be compared;"
+            f" {facts['gaps']:,} without a counterpart could not."
         )
     if "cka" in facts:
         yield from _cka(facts["cka"])
@@ -256,7 +259,8 @@ def _first(stack: "CompareStackFacts", sides: str) -> Iterator[str]:
     equal, compared = stack["tokens_equal"], stack["tokens_compared"]
     if compared:
         yield (
-            f"{equal:,} of {compared:,} tokens have exactly equal states at every site."
+            f"At {equal:,} of {counted(compared, 'token')} the states are exactly equal"
+            " at every site."
         )
 
 
@@ -266,15 +270,16 @@ def _growth(stack: "CompareStackFacts") -> Iterator[str]:
         here, there = map(_token, largest["token"])
         tokens = f"of {here}" if here == there else f"between {here} and {there}"
         yield (
-            f"The largest relative difference is {largest['relative']:.3g}, {tokens} at"
-            f" {largest['site']}."
+            f"The largest relative difference is {number(largest['relative'])},"
+            f" {tokens} at {largest['site']}."
         )
     jump = stack.get("largest_jump")
     if jump:
         low, high = jump["from"], jump["to"]
         yield (
-            f"The median difference grows most from `{low['site']}` to"
-            f" `{high['site']}`: from {low['median']:.3g} to {high['median']:.3g}."
+            "The median difference grows most from"
+            f" `{low['site']}` to `{high['site']}`:"
+            f" from {number(low['median'])} to {number(high['median'])}."
         )
 
 
@@ -287,9 +292,9 @@ def _end(stack: "CompareStackFacts") -> Iterator[str]:
         return
     before, last, final = end["before_last"], end["last"], end["final"]
     yield (
-        f"At the end, the median difference is {before['median']:.3g} at"
-        f" `{before['site']}`, {last['median']:.3g} at `{last['site']}` and"
-        f" {final['median']:.3g} at `{final['site']}`, after the final norm."
+        f"At the end, the median difference is {number(before['median'])} at"
+        f" `{before['site']}`, {number(last['median'])} at `{last['site']}` and"
+        f" {number(final['median'])} at `{final['site']}`, after the final norm."
     )
     # The last entry of `hidden_states` is after the final norm, so that the raw last
     # layer is missing there.

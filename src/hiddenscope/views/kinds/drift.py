@@ -9,7 +9,7 @@ import numpy as np
 
 from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import grid_of, labels, of_type
-from hiddenscope.views.sentences import as_prose, quote, side_names
+from hiddenscope.views.sentences import as_prose, number, quote, side_names
 from hiddenscope.views.values import Grid, Lines, PackedFloats, Section, Series, View
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def _explanation(facts: "DriftFacts") -> str:
             " same states."
         )
     largest = max(changed, key=lambda weight: weight["relative"])
-    which = f"`{largest['name']}` by {largest['relative']:.2g} of its norm"
+    which = f"`{largest['name']}` by {number(largest['relative'], 2)} of its norm"
     what = f"{len(changed)} weights differ, most of all {which}"
     if len(changed) == 1:
         what = f"one weight differs, {which}"
@@ -311,7 +311,7 @@ def _systematically(systematic: "SystematicFacts") -> str:
 def _changed_weights(changed: Sequence["ChangedWeightFacts"]) -> str:
     """Say which weights differ although no state does."""
     largest = max(changed, key=lambda weight: weight["relative"])
-    which = f"`{largest['name']}` by {largest['relative']:.2g} of its norm"
+    which = f"`{largest['name']}` by {number(largest['relative'], 2)} of its norm"
     if len(changed) == 1:
         subject = f"One weight differs all the same: {which}."
     else:
@@ -320,7 +320,7 @@ def _changed_weights(changed: Sequence["ChangedWeightFacts"]) -> str:
 
 
 def _times(beyond: float) -> str:
-    return "infinitely many times" if np.isinf(beyond) else f"{beyond:,.3g} times"
+    return "infinitely many times" if np.isinf(beyond) else f"{number(beyond)} times"
 
 
 def _module(facts: "DriftFacts") -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.results import Result
-from hiddenscope.views.sentences import distinct, quote
+from hiddenscope.views.sentences import counted, distinct, quote
 from hiddenscope.views.values import Grid, Lines, Measure, Series, View
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def findings(result: Result) -> Iterator[str]:
     nearest.
     """
     facts = cast("EmbedFacts", result.facts)
-    yield f"{facts['texts']:,} vectors, each {facts['width']:,} wide."
+    yield f"{counted(facts['texts'], 'vector')}, {facts['width']:,} wide."
     if facts["texts"] < 2:
         return
     yield f"The mean cosine of two of them is {facts['mean_cosine']:.2f}."

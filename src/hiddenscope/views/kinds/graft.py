@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, cast
 
 from hiddenscope.results import Result
 from hiddenscope.views.drawing import labels, level
-from hiddenscope.views.sentences import as_prose, model_name, plural
+from hiddenscope.views.sentences import as_prose, counted, model_name
 from hiddenscope.views.values import Lines, Section, Series, View
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _comparison(facts: "GraftFacts") -> str:
     units = _prompts(facts)
     groups = facts.get("groups", facts["prompts"])
     if groups != facts["prompts"]:
-        units = f"{groups} {plural(groups, 'group')} of prompts"
+        units = f"{counted(groups, 'group')} of prompts"
     numbers = (
         f"With windows in the middle third of the depth ({_range(middle)})"
         f" {middle['accuracy']:.0%} of the answers stay right, with windows in the last"
@@ -101,10 +101,10 @@ def _prompts(facts: "GraftFacts") -> str:
     """Count the prompts, and their groups where some belong together."""
     prompts = facts["prompts"]
     groups = facts.get("groups", prompts)
-    counted = f"{prompts} {plural(prompts, 'prompt')}"
+    of_prompts = counted(prompts, "prompt")
     if groups == prompts:
-        return counted
-    return f"{counted} in {groups} {plural(groups, 'group')}"
+        return of_prompts
+    return f"{of_prompts} in {counted(groups, 'group')}"
 
 
 def _interval(share: "AccuracyFacts") -> str:
@@ -114,8 +114,8 @@ def _interval(share: "AccuracyFacts") -> str:
 def _grafted(facts: "GraftFacts") -> str:
     count = facts["layers"]
     if facts["grafted"] == "blocks":
-        return f"{count} {plural(count, 'block')}"
-    return f"the states of {count} {plural(count, 'layer')}"
+        return counted(count, "block")
+    return f"the states of {counted(count, 'layer')}"
 
 
 def _range(window: "WindowFacts") -> str:

@@ -11,9 +11,9 @@ from hiddenscope.views.sentences import (
     UNTESTED,
     as_prose,
     capitalised,
+    counted,
     in_series,
     model_name,
-    plural,
     quoted_token,
     quoted_tokens,
 )
@@ -133,12 +133,12 @@ def findings(result: Result) -> Iterator[str]:
             half = f"; layers from {site} on reach at least half of that"
         yield (
             f"{accuracy['site']} predicts the true next token for"
-            f" {accuracy['value']:.0%} of {accuracy['tokens']} tokens{half}."
+            f" {accuracy['value']:.0%} of {counted(accuracy['tokens'], 'token')}{half}."
         )
     yield from _target(facts)
     yield (
-        f"Measured with the {facts['lens']} lens on {facts['texts']}"
-        f" {plural(facts['texts'], 'text')}, {facts['tokens']} tokens."
+        f"Measured with the {facts['lens']} lens on"
+        f" {counted(facts['texts'], 'text')}, {counted(facts['tokens'], 'token')}."
     )
     yield from facts["notes"]
     yield UNTESTED
@@ -252,8 +252,8 @@ def _target(facts: "LensFacts") -> Iterator[str]:
     name = target["token"]
     if "median_rank" in target:
         yield (
-            f"{capitalised(name)} has a median rank of {target['median_rank']:g} at"
-            f" {target['site']}, over {target['tokens']} tokens."
+            f"{capitalised(name)} has a median rank of {target['median_rank']:,g} at"
+            f" {target['site']}, over {counted(target['tokens'], 'token')}."
         )
         return
     if target["id"] is not None:

@@ -18,8 +18,10 @@ from hiddenscope.views.drawing import (
 from hiddenscope.views.sentences import (
     UNTESTED,
     as_prose,
+    counted,
     in_series,
     model_name,
+    number,
     of_model,
     plural,
     quote,
@@ -351,16 +353,12 @@ def _whose(row: "RowFacts") -> str:
     return f"that of text {row['text']:,}"
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
 def _norms(stack: "ProfileStackFacts") -> Iterator[str]:
     if "norm_ratio" in stack:
         yield (
             f"In the middle layers{_of(stack)} ({stack['middle_layers']}) the median"
-            f" norm of the first token is {_number(stack['first_token_norm'])}, and"
-            f" that of the other tokens {_number(stack['other_tokens_norm'])}: the"
+            f" norm of the first token is {number(stack['first_token_norm'])}, and"
+            f" that of the other tokens {number(stack['other_tokens_norm'])}: the"
             f" first is {stack['norm_ratio']:,.1f} times as large."
         )
 
@@ -372,7 +370,7 @@ def _final_norm(stack: "ProfileStackFacts") -> Iterator[str]:
     changes = []
     for name, whose in WHOSE_NORM.items():
         if name in after:
-            change = f"from {_number(before[name])} to {_number(after[name])}"
+            change = f"from {number(before[name])} to {number(after[name])}"
             changes.append(f"{whose} {change}")
     if changes:
         yield (
@@ -385,7 +383,7 @@ def _largest_norm(stack: "ProfileStackFacts") -> Iterator[str]:
     largest = stack.get("largest_norm")
     if largest:
         yield (
-            f"The state with the largest norm{_of(stack)}, {_number(largest['norm'])},"
+            f"The state with the largest norm{_of(stack)}, {number(largest['norm'])},"
             f" is {_whose(largest)} at {largest['site']}."
         )
 
@@ -419,7 +417,7 @@ def _massive(stack: "ProfileStackFacts") -> Iterator[str]:
         at_first = f", {count} of them at a first token"
     position = f", position {largest['position']}" if "position" in largest else ""
     yield (
-        f"Massive activations{_of(stack)}: {values:,} {plural(values, 'value')} in"
+        f"Massive activations{_of(stack)}: {counted(values, 'value')} in"
         f" {plural(len(channels), 'channel')} {numbers} at"
         f" {massive['sites']}{at_first}; the largest is"
         f" {largest['times_median']:,.0f} times the median"
@@ -473,8 +471,8 @@ def _not_finite(stack: "ProfileStackFacts") -> Iterator[str]:
     broken = stack.get("not_finite")
     if broken:
         yield (
-            f"{broken['states']:,} states{_of(stack)} are not finite and were left out;"
-            f" the first is {_whose(broken)} at {broken['site']}."
+            f"{counted(broken['states'], 'state')}{_of(stack)} had to be left out as not"
+            f" finite; the first is {_whose(broken)} at {broken['site']}."
         )
 
 

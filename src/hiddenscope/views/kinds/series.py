@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 
 from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import labels, long_name, of_type, table_of
-from hiddenscope.views.sentences import as_prose, capitalised, in_series, plural
+from hiddenscope.views.sentences import (
+    as_prose,
+    capitalised,
+    counted,
+    in_series,
+    number,
+)
 from hiddenscope.views.values import (
     ColourScale,
     Grid,
@@ -437,12 +443,12 @@ def _headline(headline: "HeadlineFacts") -> str:
 def _value(value: "MemberValueFacts") -> str:
     if value["value"] is None:
         return f"none for {value['member']}"
-    number = f"{value['value']:.3g} for {value['member']}"
+    sentence = f"{number(value['value'])} for {value['member']}"
     details = [value["site"]] if value["site"] else []
     if "interval" in value:
         low, high = value["interval"]
-        details.append(f"interval {low:.3g} to {high:.3g}")
-    return f"{number} ({', '.join(details)})" if details else number
+        details.append(f"interval {number(low)} to {number(high)}")
+    return f"{sentence} ({', '.join(details)})" if details else sentence
 
 
 def _same(same: "SameWeightsFacts") -> str:
@@ -477,7 +483,7 @@ def _pairing(facts: "SeriesFacts") -> str:
     tokens = [member["tokens"] for member in facts["members"]]
     if facts["same_tokens"]:
         return (
-            f"All members read the same {tokens[0]:,} {plural(tokens[0], 'token')}, so"
+            f"All members read the same {counted(tokens[0], 'token')}, so"
             " that their numbers are paired: the texts are no reason for a difference."
         )
     return (

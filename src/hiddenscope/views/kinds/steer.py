@@ -9,8 +9,9 @@ from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import labels, level, of_type
 from hiddenscope.views.sentences import (
     as_prose,
+    counted,
     model_name,
-    plural,
+    number,
     quoted_token,
     quoted_tokens,
 )
@@ -71,7 +72,7 @@ def findings(result: Result) -> Iterator[str]:
     yield from extremes
     if extremes and facts["best"] is None:
         yield (
-            f"These are the extremes of {_count(facts['settings'], 'setting')}; others"
+            f"These are the extremes of {counted(facts['settings'], 'setting')}; others"
             " were not tested."
         )
     if facts.get("not_written"):
@@ -157,8 +158,8 @@ def _origin(direction: "DirectionFacts") -> tuple[str, str]:
         pooled = {"last": "at the last token", "mean": "averaged over the tokens"}
         pool = direction["pool"]
         origin = (
-            f"The direction is the mean state of {_count(direction['toward'], 'text')}"
-            f" less that of {_count(direction['away'], 'text')},"
+            f"The direction is the mean state of {counted(direction['toward'], 'text')}"
+            f" less that of {counted(direction['away'], 'text')},"
             f" {pooled.get(pool, f'pooled by {pool}')}"
         )
         return origin, "that difference"
@@ -174,17 +175,13 @@ def _origin(direction: "DirectionFacts") -> tuple[str, str]:
     return "The direction is a given vector", "that vector"
 
 
-def _count(count: int, word: str) -> str:
-    return f"{count} {plural(count, word)}"
-
-
 def _quality(facts: "SteerFacts") -> str:
     quality = facts["quality"]
     masked = ""
     if quality["masked_every"]:
         masked = f", of which every {quality['masked_every']}th token is masked"
     return (
-        f"The perplexity on {_count(quality['texts'], 'text')}{masked}, measured with"
+        f"The perplexity on {counted(quality['texts'], 'text')}{masked}, measured with"
         " the same change, shows what it costs; unchanged it is"
         f" {quality['perplexity']:.1f}."
     )
@@ -200,13 +197,13 @@ def _best(facts: "SteerFacts") -> str:
     strength = ""
     if facts["how"] == "add":
         strength = f" with strength {strongest['strength']:g}"
-    settings = _count(facts["settings"], "setting")
+    settings = counted(facts["settings"], "setting")
     reach = f"The interval accounts for the choice among {settings}."
     if not strongest.get("interval"):
         reach = (
             f"It is the {'best' if best else 'strongest'} of {settings} for"
-            f" {_count(facts['prompts'], 'prompt')}; whether it holds for other prompts"
-            " was not tested."
+            f" {counted(facts['prompts'], 'prompt')}; whether it holds for other"
+            " prompts was not tested."
         )
     moves = (
         f"{strongest['site']}{strength} moves {quoted_token(strongest['answer'])} most:"
@@ -220,7 +217,7 @@ def _best(facts: "SteerFacts") -> str:
 def _moved(setting: "SettingFacts") -> str:
     # An answer of probability 0 cannot become so many times as likely.
     ratio = setting["ratio"]
-    times = f" ({ratio:.2g} times)" if np.isfinite(ratio) else ""
+    times = f" ({number(ratio, 2)} times)" if np.isfinite(ratio) else ""
     nats, interval = "", setting.get("interval")
     if "log_odds_change" in setting:
         nats = f", log-odds of the median prompt {setting['log_odds_change']:+.2g}"

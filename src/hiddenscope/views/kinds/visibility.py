@@ -10,8 +10,10 @@ from hiddenscope.views.drawing import MAP, labels, of_type
 from hiddenscope.views.sentences import (
     UNTESTED,
     as_prose,
+    counted,
     in_series,
     model_name,
+    number,
     quote,
     quoted_token,
 )
@@ -315,7 +317,7 @@ def findings(result: Result) -> Iterator[str]:
     if facts["cut"]:
         yield (
             "All texts were cut to the length of the shortest,"
-            f" {facts['tokens']} tokens."
+            f" {counted(facts['tokens'], 'token')}."
         )
     if facts["probes"]:
         yield (
@@ -405,8 +407,8 @@ def _on_states(stack: "VisibilityStackFacts") -> Iterator[str]:
         bottom, top = reach["first"], reach["below"]
         yield (
             f"Summed over all tokens, the influence of {bottom['source_site']} on"
-            f" {reach['site']} is {bottom['influence']:.3g}; that of"
-            f" {top['source_site']} is {top['influence']:.3g}."
+            f" {reach['site']} is {number(bottom['influence'])}; that of"
+            f" {top['source_site']} is {number(top['influence'])}."
         )
 
 
@@ -568,7 +570,7 @@ def _on_predictions(stack: "VisibilityStackFacts") -> Iterator[str]:
 def _distance(source: str, distance: "DistanceFacts") -> str:
     return (
         f"Half of the influence that other tokens of {source} comes from at most"
-        f" {distance['half_within']} tokens away, and 90% from at most"
+        f" {counted(distance['half_within'], 'token')} away, and 90% from at most"
         f" {distance['nine_tenths_within']}; the farthest token that is counted is"
         f" {distance['farthest']} away."
     )
