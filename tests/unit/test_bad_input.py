@@ -24,6 +24,7 @@ from hiddenscope.errors import (
 )
 from hiddenscope.modules.hooks import finite_attention
 from hiddenscope.modules.weights import check_finite
+from hiddenscope.passes import text_encoder
 from hiddenscope.passes.clean_run import run_clean
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
@@ -112,7 +113,7 @@ def test_texts_that_a_model_cannot_take(tiny: Tiny, take: str, hanging: Any) -> 
 
 
 def test_a_text_that_is_too_long_is_said_to_be_how_long_and_may_be_cut(
-    tiny: Tiny, hanging: Any
+    tiny: Tiny, hanging: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny("bert")
     text = "the cat sat " * 40
@@ -128,6 +129,10 @@ def test_a_text_that_is_too_long_is_said_to_be_how_long_and_may_be_cut(
     )
     states = model.capture([text, "on"], truncate=True)
     assert states.tokens.lengths.tolist()[0] == 128
+    # Of a very long one only the beginning is encoded, which takes less memory.
+    monkeypatch.setattr(text_encoder, "_LONG", 1_000)
+    with pytest.raises(TextError, match="Text 1: it has more than .* takes at most"):
+        model.capture(["on", text * 20])
     assert states.of(0).tokens.strings[-1] == "<sep>", (
         "a cut text ends as every text does"
     )

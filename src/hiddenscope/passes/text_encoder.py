@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 NO_SPAN = (-1, -1)
 OTHER_TOKENIZER = "Use a tokenizer that you trust, or give lists of token ids."
 
+# Characters of a text of which the beginning is encoded first, and of a long token.
+_LONG, _LONG_TOKEN = 2**18, 16
+
 
 @dataclass
 class TextEncoder:
@@ -392,6 +395,8 @@ class TextEncoder:
         if all(isinstance(item, int) for item in items):
             items = [items]
         if all(isinstance(item, str) for item in items):
+            if limit is None:
+                self._check_beginnings(items)
             return self._tokenized(tuple(map(str, items)), limit)
         _require_ids(items)
         return Inputs(tuple(tuple(ids) for ids in items))
@@ -448,6 +453,22 @@ class TextEncoder:
             spans = tuple(tuple(map(_span, row)) for row in encoding["offset_mapping"])
         return Inputs(ids, texts, spans)
 
+    def _check_beginnings(self, texts: Sequence[str]) -> None:
+        """Refuse by its beginning a text that would take a gigabyte to encode."""
+        most = max(_LONG, _LONG_TOKEN * (self.window or 0))
+        for number, text in enumerate(texts):
+            if self.window and len(text) > most:
+                (length,) = self._tokenized((text[:most],), None).lengths
+                if length > self.window:
+                    raise self._too_long(number, f"more than {length:,}")
+
+    def _too_long(self, number: int, length: str) -> TextError:
+        return TextError(
+            f"Text {number}",
+            f"it has {length} tokens and {self.name} takes at most {self.window:,}",
+            "Split it, or give truncate=True to keep the first tokens only.",
+        )
+
     def _check(self, inputs: Inputs, *, whole: bool = False) -> None:
         for number, length in enumerate(inputs.lengths):
             if not length:
@@ -464,12 +485,7 @@ class TextEncoder:
                     "Give a longer one.",
                 )
             if self.window and length > self.window and not whole:
-                raise TextError(
-                    f"Text {number}",
-                    f"it has {length:,} tokens and {self.name} takes at most"
-                    f" {self.window:,}",
-                    "Split it, or give truncate=True to keep the first tokens only.",
-                )
+                raise self._too_long(number, f"{length:,}")
         try:
             outside = (inputs.flat < 0) | (inputs.flat >= self.vocabulary)
             if not bool(outside.any()):
