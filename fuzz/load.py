@@ -179,17 +179,13 @@ def served(folder: Path) -> Iterator[tuple[Client, str, psutil.Process]]:
 
     tiny_model("llama").save_pretrained(folder / "root" / "tiny")  # type: ignore[operator]
     tiny_tokenizer().save_pretrained(folder / "root" / "tiny")
-    program = (
-        "import sys; from hiddenscope.cli import main; sys.argv[0] = 'hiddenscope';"
-        " main()"
-    )
     words = ["serve", "--no-open", "--json", "--root", str(folder / "root")]
     own = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "HIDDENSCOPE_CACHE": str(folder / "cache"),
     }
     process = subprocess.Popen(
-        [sys.executable, "-c", program, *words],
+        [sys.executable, "-m", "hiddenscope", *words],
         stdout=subprocess.PIPE,
         text=True,
         env=own,
@@ -198,7 +194,10 @@ def served(folder: Path) -> Iterator[tuple[Client, str, psutil.Process]]:
         assert process.stdout is not None
         lines = ""
         while not lines.rstrip().endswith("}"):
-            lines += process.stdout.readline()
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError("the workbench did not start")
+            lines += line
         told = json.loads(lines)
         client = Client(
             int(told["address"].rstrip("/").rpartition(":")[2]), told["token"]
