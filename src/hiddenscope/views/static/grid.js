@@ -89,8 +89,10 @@ export class GridView {
     this.spacer = element("div", { class: "spacer" }, [this.frame]);
     this.scroller = element("div", { class: "scroller" }, [this.spacer]);
     this.more = element("div", { class: "more", hidden: "", "aria-hidden": "true" }, ["more →"]);
-    stage.append(this.axis.root, this.scroller, this.more);
+    stage.append(this.more, this.axis.root, this.scroller);
+    // Above the grid: below a tall one it would be out of sight.
     keys.append(this.key.canvas);
+    controls.append(keys);
   }
 
   listen() {
@@ -180,7 +182,6 @@ export class GridView {
     const width = Math.min(this.figure.stage.clientWidth, this.layout.width);
     for (const surface of [this.back, this.front]) surface.resize(width, this.layout.height);
     this.axis.arrange(this.layout, width);
-    if (this.more) this.more.style.top = `${this.layout.strip}px`;
     if (!this.spacer || !this.frame) return;
     this.spacer.style.width = `${this.layout.width}px`;
     this.frame.style.width = `${width}px`;
@@ -190,9 +191,12 @@ export class GridView {
     this.paintAll();
   }
 
-  /** Whether there is more to the right. */
+  /** Say whether there is more to the right; where all is seen at once there is no room for it. */
   cue() {
-    if (this.more) this.more.hidden = this.shift + this.front.width >= this.layout.width - 4;
+    if (!this.more) return;
+    this.more.hidden = this.front.width >= this.layout.width - 4;
+    const atEnd = this.shift + this.front.width >= this.layout.width - 4;
+    this.more.style.visibility = atEnd ? "hidden" : "";
   }
 
   /** @param {PointerEvent | MouseEvent} event */

@@ -12,7 +12,7 @@ import { fitted, widthOf } from "./canvas.js";
 import { lettering } from "./pen.js";
 import { shownText, shownToken } from "./text.js";
 
-export const SIZES = { site: 12, token: 12, word: 11.5, mark: 9, name: 11 };
+export const SIZES = { site: 12, token: 12, word: 11.5, mark: 15, name: 11 };
 const LONGEST_NAME = 110; // of a row of tokens, in pixels
 const LONGEST_TOKEN = 18;
 const NARROWEST_WORD = 46; // five letters or so; the read-out has the whole word

@@ -13,6 +13,10 @@ import { shownToken } from "./text.js";
  * @typedef {import("./pen.js").Pen} Pen
  */
 
+const LETTERS = { size: SIZES.word };
+// A full stop of the size of words can hardly be seen.
+const SIGN = { size: SIZES.mark, bold: true };
+
 /**
  * The columns that can be seen.
  * @param {Layout} layout
@@ -193,8 +197,8 @@ function flipped(pixels, columns) {
 }
 
 /**
- * The first word of every cell: small where it has no letter and no digit, and in some grids framed from where on
- * the word is that of the top row, and stays so.
+ * The first word of every cell: large where it is one sign or a space, and in some grids framed
+ * from where on the word is that of the top row, and stays so.
  * @param {Pen} pen
  * @param {Layout} layout
  * @param {Window} visible
@@ -212,9 +216,11 @@ export function paintWords(pen, layout, visible, words, pixels, theme) {
     const [x, y] = cornerOf(layout, cell);
     const clear = !pixels[4 * cell + 3];
     const fill = clear ? theme.ink : inkOn(pixels[4 * cell], pixels[4 * cell + 1], pixels[4 * cell + 2]);
-    const size = /[\p{L}\p{N}]/u.test(words.words[word]) ? SIZES.word : SIZES.mark;
-    const text = fitted(shownToken(words.words[word], 30), lettering(theme.font, { size }), layout.wide - 8);
-    pen.text(text, x - visible.shift + layout.wide / 2, y + layout.high / 2, { fill, size, anchor: "middle" });
+    const how = /^\s*[^\p{L}\p{N}\s]?\s*$/u.test(words.words[word]) ? SIGN : LETTERS;
+    const shown = shownToken(words.words[word], 30);
+    const text = fitted(shown, lettering(theme.font, how), layout.wide - 8);
+    const middle = x - visible.shift + layout.wide / 2;
+    pen.text(text, middle, y + layout.high / 2, { ...how, fill, anchor: "middle" });
     if (words.framed && cell === settled[column]) pen.outline(x - visible.shift + 1.5, y + 1.5, layout.wide - 4, layout.high - 4, fill, 1.5);
   }
 }

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hiddenscope.views import Grid, Measure
+from hiddenscope.views import Grid, Measure, Words
 from hiddenscope.views.figures import style
 from tests.pages.looking import Opener, Shown
 from tests.pages.scenes import (
@@ -19,6 +19,7 @@ from tests.pages.scenes import (
     long,
     norms,
     panels,
+    sites,
     visibility,
     words,
 )
@@ -245,6 +246,25 @@ def test_words_are_in_the_cells_and_the_read_out_has_them_all(show: Opener) -> N
     shown.keep("grid-words-light")
 
 
+def test_a_full_stop_in_a_cell_can_be_seen(show: Opener) -> None:
+    """And the key of the colours is above the grid, in sight with it."""
+    strings = np.full((32, 7, 1), ".", dtype=object)
+    measure = Measure("probability", np.zeros((32, 7)), limits=(0, 1))
+    grid = Grid("W", sites(30), FRANCE, (measure,), words=Words.of(strings))
+    shown = show([grid])
+    ink = shown.canvas().evaluate(
+        "(canvas) => { const at = canvas.width / 2; const data = canvas.getContext('2d')"
+        ".getImageData(at - 9, 6, 18, 22).data; return data.filter((part, i) => i % 4 === 0"
+        " && part < 120).length; }"
+    )
+    assert ink >= 4
+    key, cells = (
+        shown.view().locator(part).bounding_box()
+        for part in ("canvas.legend", ".scroller")
+    )
+    assert key and cells and key["y"] + key["height"] <= cells["y"]
+
+
 def test_gaps_are_no_values(show: Opener) -> None:
     shown = show([comparison()])
     shown.press("Home", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowRight")
@@ -389,6 +409,14 @@ def test_a_phone_reads_out_what_a_finger_touches_and_shows_that_there_is_more(
     assert "m exactly 0" in shown.readout(6)
     assert not shown.view(0).locator(".more").is_visible()
     assert shown.view(1).locator(".more").is_visible()
+    more, cells, axis = (
+        shown.view(1).locator(part).bounding_box()
+        for part in (".more", ".scroller", ".axis")
+    )
+    assert more and cells and axis
+    assert more["y"] + more["height"] <= min(cells["y"], axis["y"]), (
+        "it covers no token"
+    )
     shown.view(1).locator(".scroller").evaluate(
         "scroller => { scroller.scrollLeft = 1e6; }"
     )
