@@ -62,11 +62,12 @@ ORIGIN = (
 )
 
 
-def page(result: Result, docs: str = "") -> str:
+def page(result: Result, docs: str = "", *, folds: bool = False) -> str:
     """Return a result as one HTML page: its findings, then the views. `docs` is where
-    the docs lie, seen from the page.
+    the docs lie, seen from the page. With `folds`, all but the main view is closed at
+    first.
     """
-    sections = list(unfolded(sections_of(result)))
+    sections = list(unfolded(sections_of(result), folds=folds))
     first = sections[0]
     findings = _findings(result)
     # What the caption of the first picture says need not be said beside it.
@@ -76,8 +77,6 @@ def page(result: Result, docs: str = "") -> str:
     if result.kind not in FINDINGS and result.facts:
         tables = (_facts_table(result.facts), *sections[0].tables)
         sections[0] = replace(sections[0], tables=tables)
-    if result.kind in KINDS:
-        sections[-1] = replace(sections[-1], docs=result.kind)
     closing = []
     if more:
         closing += ["# More findings", "\n".join(f"- {sentence}" for sentence in more)]
@@ -220,7 +219,7 @@ def _save_page(result: Result, path: Path) -> None:
 
 
 def _framed_page(result: Result) -> str:
-    return frame(page(result), HEIGHT)
+    return frame(page(result, folds=True), HEIGHT)
 
 
 def _encoded_figure(result: Result) -> str:

@@ -173,10 +173,11 @@ def _terms(text: str, known: set[str]) -> str:
     return f'<dl class="terms">\n{"".join(lines)}</dl>\n' if lines else ""
 
 
-def unfolded(sections: Sequence[Section]) -> Iterator[Section]:
-    """Yield the sections without their prose and unfolded, for a page about one result,
-    where the findings stand above all of them.
+def unfolded(sections: Sequence[Section], *, folds: bool) -> Iterator[Section]:
+    """Yield the sections without their prose, for a page about one result, where the
+    findings stand above all of them; unfolded, unless the page may have `folds`.
     """
     for section in sections:
-        title = section.title if section.reading else ""
-        yield Section(title, "", section.views, section.reading, tables=section.tables)
+        folded = folds and section.folded
+        title = section.title if section.reading or folded else ""
+        yield replace(section, title=title, prose="", folded=folded)

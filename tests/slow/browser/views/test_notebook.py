@@ -216,6 +216,10 @@ def test_an_output_is_alive_under_the_rules_of_other_notebooks(
         "(canvas) => canvas.getBoundingClientRect().top + scrollY"
     )
     assert top <= 400, "the picture is in sight where the output begins"
+    # One picture is open; the others are a click away.
+    assert frame.locator("section[data-view]:visible").count() == 1
+    frame.locator("details.fold summary").first.click()
+    frame.locator('section[data-view="1"] canvas.front').wait_for()
     check_alive(page, frame)
     assert wrong == []
     context.close()
