@@ -100,17 +100,9 @@ def test_no_label_of_any_analysis_is_cut(word: str) -> None:
         check(result.figure(view, width="column"), WIDTHS["column"])
 
 
-# A grid of hundreds of tokens and a legend of long names make a figure wider than asked.
-TOO_WIDE = ("profile-long", "series-many")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names())
-def test_no_label_is_cut_at_any_width(
-    name: str, request: pytest.FixtureRequest
-) -> None:
-    if name in TOO_WIDE:
-        request.applymarker(pytest.mark.xfail(reason="wider than was asked for"))
+def test_no_label_is_cut_at_any_width(name: str) -> None:
     result = recorded(name)
     for view, (width, inches) in product(result.views, WIDTHS.items()):
         check(result.figure(view, width=width), inches)

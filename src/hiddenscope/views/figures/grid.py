@@ -81,7 +81,8 @@ def draw_grid(grid: Grid, sheet: Sheet) -> None:
     room = _room(grid, sheet.room(PAGE), label)
     room -= BAR_WIDTH * grid.bars
     lines = _lines_of_tokens(grid, room, label)
-    size = _cell_size(grid, label, room, sheet.room(PAGE), len(lines[0]) - grid.bars)
+    count = len(lines[0]) - grid.bars
+    size = _cell_size(grid, label, room, count, fixed=sheet.width is not None)
     top = bottom = 0.0
     for columns in lines:
         across = _edges(len(columns), grid.bars, size)
@@ -158,10 +159,10 @@ def _lines_of_tokens(grid: Grid, room: float, label: float) -> list[range]:
 
 
 def _cell_size(
-    grid: Grid, label: float, room: float, page: float, columns: int
+    grid: Grid, label: float, room: float, columns: int, *, fixed: bool
 ) -> CellSize:
     """Return cells as wide as the page allows, within reason; labels that nearly fit
-    get the room they need.
+    get the room they need. A page of a `fixed` width does not grow with them.
     """
     high = HIGH_CELL if grid.words or len(grid.sites) <= FEW_SITES else LOW_CELL
     high = min(high, max(LONGEST / len(grid.sites), 0.5))
@@ -169,8 +170,8 @@ def _cell_size(
     if grid.words:
         return CellSize(min(WIDEST_WORD_CELL, max(NARROWEST_WORD_CELL, share)), high)
     narrowest = min(NARROWEST_CELL, LONGEST / columns)
-    if page < PAGE or grid.bars:
-        narrowest = min(narrowest, max(share, 1.0))
+    if fixed or grid.bars:
+        narrowest = min(narrowest, max(share, 0.1))
     wide = max(narrowest, share)
     if label <= min(WIDEST_CELL, share * 1.02):
         wide = max(wide, label)

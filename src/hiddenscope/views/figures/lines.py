@@ -113,10 +113,12 @@ def _label_places(
         axes.set_xticks(places, labels)
     else:
         step = math.ceil(LABEL_APART / slot)
+        # A label that leans would reach out of a narrow paper.
+        leans = 0.71 * widest < TICKS + slot / 2
         axes.set_xticks(
             places[::step],
             labels[::step],
-            rotation=45,
+            rotation=45 if leans else 90,
             rotation_mode="anchor",
             ha="right",
             va="center",
