@@ -111,6 +111,16 @@ def dataset(
     return reader.read(checked_source(name), text=text, label=label, group=group)
 
 
+def check_group(label: str | None, group: str | None) -> None:
+    """Refuse groups that are the labels: no text of a label would be left to test."""
+    if group is not None and group == label:
+        raise TextError(
+            f"Cannot use --group {group}",
+            "it would be both group and label",
+            "Name another column, or leave it out.",
+        )
+
+
 def check_place(device: str | None, dtype: str | None) -> None:
     """Refuse a device or a dtype that torch does not know.
 

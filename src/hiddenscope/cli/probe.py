@@ -3,7 +3,7 @@
 from typing import Any
 
 import hiddenscope as hs
-from hiddenscope.cli.arguments import dataset
+from hiddenscope.cli.arguments import check_group, dataset
 from hiddenscope.cli.asking import argument_values, asks, show_result, source_of
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
@@ -23,6 +23,7 @@ def probe(shared: Shared, arguments: Arguments) -> None:
     """Probe labels of texts, or ready labels of tokens."""
     data = arguments.pop("data")
     text, label, group = (arguments[name] for name in ("text", "label", "group"))
+    check_group(label, group)
     of_states = arguments["states"] is not None
     if group is not None and (data in READY or (of_states and label in READY)):
         raise TextError(

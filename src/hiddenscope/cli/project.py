@@ -5,7 +5,7 @@ from typing import Any
 import hiddenscope as hs
 from hiddenscope import progress
 from hiddenscope.catalog import Parameter
-from hiddenscope.cli.arguments import dataset
+from hiddenscope.cli.arguments import check_group, dataset
 from hiddenscope.cli.asking import argument_values, asks, show_result
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
@@ -54,6 +54,7 @@ def project(shared: Shared, arguments: Arguments) -> None:
     """Draw the texts, by PCA at once and then by the chosen method."""
     names = arguments.pop("data") or []
     columns = [arguments[column.name] for column in COLUMNS]
+    check_group(*columns[1:])
     if arguments["states"] is None:
         data = _datasets(names, columns)
         source = _models(shared, arguments)

@@ -1,7 +1,5 @@
 """What the model answers and writes, changed along a direction."""
 
-from dataclasses import replace
-
 from hiddenscope.catalog import Parameter
 from hiddenscope.cli.arguments import dataset, texts_in
 from hiddenscope.cli.asking import ask, asks, show_result
@@ -15,7 +13,8 @@ from hiddenscope.texts import Labelled
 FEW = 10
 OPTIONS = (
     Parameter("data", "word", "Labelled texts: a shipped name, or a file."),
-    replace(COLUMNS[1], help="The column of the labels in --data."),
+    # Of the labels: --text is there already.
+    COLUMNS[1],
     Parameter(
         "ablate",
         "flag",

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hiddenscope import progress
-from hiddenscope.arguments import checked, renamed, require, shown
+from hiddenscope.arguments import checked, integer, renamed, require, shown
 from hiddenscope.discovery import (
     Anatomy,
     Inside,
@@ -429,12 +429,8 @@ class Model:
                 "the list is empty",
                 "Name at least one, such as 'layer.*'.",
             )
-        if batch_tokens is not None and batch_tokens < 1:
-            raise PassError(
-                f"batch_tokens must be at least 1, got {batch_tokens}",
-                "a text has at least one token",
-                "Give a larger number.",
-            )
+        if batch_tokens is not None:
+            integer(batch_tokens, "batch_tokens", 1)
         inputs = self.encode(texts, targets=targets, truncate=truncate)
         check_targets(self, inputs, selected, logits=False)
         kept_dtype = None if dtype is None else parse_dtype(dtype)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hiddenscope.arguments import integer
 from hiddenscope.errors import StatesError
 from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Ints
@@ -113,7 +114,7 @@ class SiteArray:
 
     def blocks(self, rows: int | None = None) -> Iterator[NDArray[np.float32]]:
         """Yield all rows in order, some at a time, so that only those are held."""
-        step = self._step if rows is None else _check_rows(rows)
+        step = self._step if rows is None else integer(rows, "rows", 1)
         starts = range(0, len(self), step)
         return (self._range(start, min(start + step, len(self))) for start in starts)
 
@@ -126,7 +127,7 @@ class SiteArray:
 
         bfloat16 is given as its bits.
         """
-        _check_rows(rows)
+        integer(rows, "rows", 1)
         for start in range(0, len(self), rows):
             parts = []
             runs = self._index.runs(start, min(start + rows, len(self)))
@@ -254,16 +255,6 @@ def as_xarray(
         name="states",
         attrs={"source": json.dumps(source.to_json())},
     )
-
-
-def _check_rows(rows: Any) -> int:
-    if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 1:
-        raise StatesError(
-            "Cannot read blocks",
-            f"rows must be an integer >= 1, got {str(rows)[:40]}",
-            "Give 1,024, say.",
-        )
-    return int(rows)
 
 
 def widen(native: NDArray[Any], stored: str, out: NDArray[np.float32]) -> None:

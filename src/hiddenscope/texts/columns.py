@@ -103,13 +103,12 @@ def select_columns(
                 problem, reason, 'Name the one that is: text="..." (and label="...").'
             )
         text = others[0]
-    for name, other in (("text", text), ("group", columns.group)):
-        if other == label is not None:
-            raise TextError(
-                problem,
-                f"{label!r} would be both {name} and label",
-                f'Name another: {name}="...", label="...".',
-            )
+    if text == label:
+        raise TextError(
+            problem,
+            f"{text!r} would be both text and label",
+            'Name another: text="...", label="...".',
+        )
     return SelectedColumns(text, label, columns.group)
 
 

@@ -130,13 +130,10 @@ def _check_texts(
     """Refuse a file of other texts: its labels would not belong to these states."""
     problem = f"The texts of {data.name[:80]} are not those of the states"
     remedy = "Give the file that they were made of."
-    reason = ""
-    if texts is None and len(data) != len(numbers):
-        reason = f"it has {len(data):,} texts, and the states {len(numbers):,}"
-    elif numbers and numbers[-1] >= len(data):
-        reason = f"it has {len(data):,} texts, and the states text {numbers[-1]:,}"
-    for number, text in zip(numbers, texts or (), strict=False):
-        if not reason and data.texts[number] != text:
-            reason = f"text {number:,} differs"
-    if reason:
+    needed = 1 + max(numbers, default=-1)
+    if needed > len(data) or (texts is None and needed < len(data)):
+        reason = f"it has {len(data):,} texts, and the states are of {needed:,}"
         raise TextError(problem, reason, remedy)
+    for number, text in zip(numbers, texts or (), strict=False):
+        if data.texts[number] != text:
+            raise TextError(problem, f"text {number:,} differs", remedy)

@@ -172,8 +172,12 @@ def test_labels_of_states_come_from_a_file_or_a_frame_of_their_texts(
     )
     for source, data, what in (
         (store, frame[::-1], "text 0 differs"),
-        (store, frame[:-1], "it has 23 texts, and the states text 23"),
-        (ids, pandas.concat([frame, frame]), "it has 48 texts, and the states 24"),
+        (store, frame[:-1], "it has 23 texts, and the states are of 24"),
+        (
+            ids,
+            pandas.concat([frame, frame]),
+            "it has 48 texts, and the states are of 24",
+        ),
     ):
         with pytest.raises(TextError, match=what):
             ask(source, data)

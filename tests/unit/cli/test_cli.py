@@ -774,7 +774,7 @@ EARLY = {
     "probe {table} --label author --seed -1": "must be an integer >= 0: got -1",
     "steer The --toward a --away b --new-tokens -1": "must be an integer >= 0: got -1",
     "visibility The --per-text 0": "must be an integer >= 1: got 0",
-    "visibility The --probes 0": "must be an integer >= 1: got 0",
+    "visibility The --probes 1": "must be an integer >= 2: got 1",
     "profile The --sample 2": "must be an integer >= 3: got 2",
     "contributions The --answer x --neurons -1": "must be an integer >= 0: got -1",
     "extract nowhere.txt --to {here}/s": "there is no such file",

@@ -17,6 +17,7 @@ from torch import Tensor
 from hiddenscope.analyses.visibility.random_weights import RandomModel
 from hiddenscope.analyses.visibility.sampling import DrawnTarget
 from hiddenscope.analyses.visibility.seeds import Seed, batched
+from hiddenscope.arguments import integer
 from hiddenscope.errors import NotFinite, StatesError
 from hiddenscope.model import Model
 from hiddenscope.modules import autograd
@@ -71,12 +72,8 @@ class InfluenceMeasure:
             return cls(name)
         if probes is None:
             probes = width if width <= EXACT_WIDTH else DEFAULT_PROBES
-        if isinstance(probes, bool) or not isinstance(probes, int) or probes < 2:
-            raise StatesError(
-                f"probes must be an integer >= 2, got {str(probes)[:40]}",
-                "an interval needs at least two",
-                f"Give 2 to {width}, which is exact.",
-            )
+        # An interval needs two.
+        probes = integer(probes, "probes", 2)
         if probes >= width:
             probes = 0
         return cls(name, probes, seed)

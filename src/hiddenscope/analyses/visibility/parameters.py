@@ -30,6 +30,7 @@ SAMPLING = (
         "probes",
         "integer",
         "Random vectors that estimate a Frobenius norm.",
+        least=2,
         aside=True,
     ),
 )
