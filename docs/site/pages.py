@@ -32,8 +32,9 @@ LIVE = re.compile(
 )
 RESULTS = ROOT / "docs" / "results"
 HEIGHT = 700
-# The width of a picture in the gallery, in pixels: twice what is shown.
-THUMBNAIL = 560
+# What the gallery shows of a tall picture, in pixels: its upper left. The whole of it
+# would be so small that nobody could read it.
+THUMBNAIL = (640, 400)
 # A public name in a table of docs/reference.md.
 NAME = re.compile(r"(?<=^\| )`hs\.(\w+)`(?= \|)", re.MULTILINE)
 CARDS = re.compile(
@@ -174,7 +175,7 @@ class Pages:
         return f":::{{container}} cards gallery\n{''.join(cards)}:::\n"
 
     def _thumbnail(self, page: Path) -> str:
-        """Make a small copy of a page's first picture, and return what shows it."""
+        """Cut out a part of a page's first picture, and return what shows it."""
         match = PICTURE.search(page.read_text("utf-8"))
         if not match:
             return ""
@@ -185,8 +186,11 @@ class Pages:
         small = self.folder / name
         small.parent.mkdir(parents=True, exist_ok=True)
         with Image.open(picture) as image:
-            height = round(image.height * THUMBNAIL / image.width)
-            image.convert("RGB").resize((THUMBNAIL, height)).save(small, optimize=True)
+            width, height = THUMBNAIL
+            if image.width * height > 0.9 * image.height * width:
+                width, height = image.size
+            box = (0, 0, min(width, image.width), min(height, image.height))
+            image.convert("RGB").crop(box).save(small, optimize=True)
         # The title beside it says what it shows.
         return f"![]({name})"
 

@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from importlib import import_module
 from typing import TypeAlias
 
@@ -24,6 +25,8 @@ SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 PLAIN_SPINNER = "|/-\\"
 # Seconds between two pictures of the spinner.
 STEP = 0.1
+# Seconds: an estimate that is longer comes of the first bytes, which are slow.
+LONGEST = 12 * 3600
 ERASE = "\r\x1b[2K"
 SHOW_CURSOR = "\x1b[?25h"
 
@@ -147,7 +150,6 @@ def track(
         MofNCompleteColumn,
         Progress,
         TextColumn,
-        TimeRemainingColumn,
     )
 
     count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
@@ -155,12 +157,19 @@ def track(
         TextColumn("{task.description}"),
         BarColumn(),
         count,
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),
     )
     progress = Progress(*columns, console=Console(stderr=True), transient=True)
     with _line.aside(), progress as bars:
-        task = bars.add_task(what, total=total)
-        yield lambda amount: bars.advance(task, amount)
+        task = bars.add_task(what, total=total, left="")
+
+        def advance(amount: float) -> None:
+            bars.advance(task, amount)
+            seconds = bars.tasks[0].time_remaining or LONGEST
+            left = timedelta(seconds=seconds) if seconds < LONGEST else ""
+            bars.update(task, left=left)
+
+        yield advance
 
 
 def _advancing(sink: Sink, what: str, total: float | None) -> Callable[[float], None]:

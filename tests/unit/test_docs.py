@@ -2,10 +2,12 @@
 
 import json
 import re
+import tomllib
 
 from docs.site.notebooks import notebook_text
 from docs.site.structure import name_groups, sections
 from hiddenscope.catalog import ANALYSES, PUBLIC
+from hiddenscope.diagnosis.environment import NOT_FOR_USERS
 from hiddenscope.loading import zoo
 from tests.places import ROOT
 from tests.slow.docs.running import DOCS, EXAMPLE, NOTEBOOKS, PAGES
@@ -54,6 +56,17 @@ def test_everything_is_in_the_docs_once() -> None:
     assert sorted(listed) == sorted(expected), "see docs/site/structure.toml"
     names = [name for group in name_groups() for name in group.names]
     assert sorted(names) == sorted([*PUBLIC, "errors"])
+
+
+def test_how_to_install_it_is_said_as_it_is() -> None:
+    """Every extra is in the table, and no page takes it from an index that has it not."""
+    table = (DOCS / "install.md").read_text("utf-8").partition("## Extras")[2]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    for extra in set(project["optional-dependencies"]) - NOT_FOR_USERS:
+        assert f"\n| `{extra}` |" in table, extra
+    for page in (*PAGES, *NOTEBOOKS.glob("*.ipynb")):
+        text = page.read_text("utf-8")
+        assert not re.search(r"pip install hiddenscope(?![-\[])", text), page.name
 
 
 def test_notebooks_are_made_of_their_pages_and_hold_no_outputs() -> None:

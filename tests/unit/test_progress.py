@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from hiddenscope import progress
 from hiddenscope.progress import ERASE, STEP, _Line
 
 
@@ -30,3 +31,22 @@ def test_a_status_is_drawn_again_and_erased(monkeypatch: pytest.MonkeyPatch) -> 
     assert said.endswith(ERASE)
     time.sleep(3 * STEP)
     assert terminal.getvalue() == said, "nothing is drawn without a message"
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(90, "0:01:30"), (1_435_250, None)])
+def test_a_bar_says_how_long_it_takes_unless_that_is_absurd(
+    seconds: float, shown: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first bytes of a download, by which it would take 398 hours."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    remaining = property(lambda task: seconds)
+    monkeypatch.setattr("rich.progress.Task.time_remaining", remaining)
+    with progress.track("Downloading", total=100, unit="bytes") as advance:
+        advance(1)
+        time.sleep(3 * STEP)
+    said = terminal.getvalue()
+    assert "Downloading" in said
+    assert shown is None or shown in said
+    assert "398" not in said
