@@ -638,6 +638,54 @@ def test_a_port_with_an_encoder_and_a_decoder() -> None:
     assert facts["pairing"]["by"] == "blocks" and facts["sites"] == 11
 
 
+class _PackedBert(nn.Module):
+    """BERT as torch's own encoder."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.embeddings = copy.deepcopy(module.embeddings)
+        config = module.config
+        layers = []
+        for block in copy.deepcopy(module.encoder.layer):
+            layer = nn.TransformerEncoderLayer(
+                config.hidden_size,
+                config.num_attention_heads,
+                config.intermediate_size,
+                activation="gelu",
+                layer_norm_eps=config.layer_norm_eps,
+                batch_first=True,
+            )
+            own, heads = block.attention.self, layer.self_attn
+            parts = own.query, own.key, own.value
+            heads.in_proj_weight.data = torch.cat([part.weight for part in parts]).data
+            heads.in_proj_bias.data = torch.cat([part.bias for part in parts]).data
+            heads.out_proj.load_state_dict(block.attention.output.dense.state_dict())
+            layer.norm1 = block.attention.output.LayerNorm
+            layer.linear1, layer.linear2 = block.intermediate.dense, block.output.dense
+            layer.norm2 = block.output.LayerNorm
+            layers.append(layer)
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        states = self.embeddings(ids)
+        for layer in self.layers:
+            states = layer(states)
+        out: Tensor = states
+        return out
+
+
+def test_norms_before_the_parts_of_a_packed_block_are_its_own_code() -> None:
+    row = {"model_class": "BertModel", "config_class": "BertConfig"}
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    config = {"vocab_size": 128, "num_hidden_layers": 3, **sizes}
+    model = hs.load((build({**row, "config": config}), None))
+    candidate = _PackedBert(model.module).eval()
+    assert not facts_of(candidate, model)["drifted"]
+    candidate.layers[1].norm_first = True  # type: ignore[assignment]
+    facts = facts_of(candidate, model)
+    assert blamed(facts) == ("layer.2", "layers.1") and facts["own_code"]
+
+
 def test_two_stacks_of_one_class_are_not_taken_for_two_blocks() -> None:
     row = {"model_class": "T5ForConditionalGeneration", "config_class": "T5Config"}
     config = {"vocab_size": 128, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2}

@@ -33,8 +33,16 @@ class ModuleCall:
     def copied(
         cls, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> ModuleCall:
-        """Return a call with copies of these arguments."""
-        return cls(path, map_tensors(args, clone), map_tensors(dict(kwargs), clone))
+        """Return a call with copies of these arguments.
+
+        One state that is given as queries, keys and values stays one.
+        """
+        copies: dict[int, Tensor] = {}
+
+        def copy(tensor: Tensor) -> Tensor:
+            return copies.setdefault(id(tensor), clone(tensor))
+
+        return cls(path, map_tensors(args, copy), map_tensors(dict(kwargs), copy))
 
     @property
     def state(self) -> Tensor | None:
