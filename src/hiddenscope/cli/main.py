@@ -66,6 +66,16 @@ COMMAND_GROUPS = (
 )
 
 
+def _near(option: str, similar: list[str]) -> list[str]:
+    """Return the options that may be meant by an unknown one, of those that have some
+    letters in common with it.
+    """
+    near = [name for name in similar if name[:4] == option[:4]]
+    if option == "--layer" and not near:
+        return ["--sites"]
+    return near
+
+
 class _Command(TyperCommand):
     """A command that refuses an option which is given twice.
 
@@ -78,21 +88,11 @@ class _Command(TyperCommand):
                 # A copy, because the parser empties the list that it is given.
                 _, _, order = self.make_parser(ctx).parse_args(args=list(args))
             except Exception as error:
-                self._suggest(error)
+                if hasattr(error, "possibilities"):
+                    error.possibilities = _near(error.option_name, error.possibilities)
                 raise
             self._refuse_repeated(ctx, order)
         return super().parse_args(ctx, args)
-
-    def _suggest(self, error: Any) -> None:
-        """Suggest only options that may be meant: typer names all that have some
-        letters in common with an unknown one.
-        """
-        given = getattr(error, "option_name", "")
-        near = getattr(error, "possibilities", None) or []
-        error.possibilities = [option for option in near if option[:4] == given[:4]]
-        names = [parameter.name for parameter in self.params]
-        if given.startswith("--layer") and "sites" in names:
-            error.possibilities.append("--sites")
 
     def _refuse_repeated(self, ctx: Any, order: list[Any]) -> None:
         for parameter, count in Counter(order).items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.analyses.lens.reading import EVEN, LensSites, Reading
+from hiddenscope.analyses.lens.reading import LensSites, Reading
 from hiddenscope.results import Facts
 from hiddenscope.results.dataset import (
     Attributes,
@@ -304,17 +304,15 @@ def _target_facts(predictions: Predictions, data: "xarray.Dataset") -> Facts:
     tied_beyond = tied & (np.exp(reading.entropy[:, -1]) > k + 0.5)
     # Parts do not come one after another as layers do: for them nothing is the first.
     whole = np.array([not site.part for site in predictions.sites])
-    highest = probability[:, -1].max()
-    at_highest = probability[:, -1] >= highest * (1 - EVEN)
-    is_alone = at_highest.sum() == 1 and not tied_beyond[at_highest].any()
+    last = probability[:, -1]
     return {
         "rank": int(rank[-1, -1]),
         "probability": probability[-1, -1],
         "first_best_at": _first(sites, whole & (rank[:, -1] == 1) & ~tied),
         "first_in_top_k_at": _first(sites, whole & (rank[:, -1] <= k) & ~tied_beyond),
         "k": k,
-        "most_probable_at": _first(sites, at_highest) if is_alone else None,
-        "highest_probability": float(highest),
+        "most_probable_at": _first(sites, (last == last.max()) & ~tied_beyond),
+        "highest_probability": float(last.max()),
     }
 
 

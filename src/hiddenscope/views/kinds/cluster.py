@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from hiddenscope.results import Result, Table
-from hiddenscope.views.sentences import as_prose, quote, shortened
+from hiddenscope.views.sentences import as_prose, counted, quote, shortened
 from hiddenscope.views.standing import standing
 from hiddenscope.views.values import Lines, Listing, Panels, Section, Series, View
 
@@ -84,9 +84,7 @@ def _scatter(result: Result, names: list[str]) -> Panels:
 
 
 def _counted(count: int) -> str:
-    if count == 0:
-        return "no cluster"
-    return "1 cluster" if count == 1 else f"{count:,} clusters"
+    return counted(count, "cluster") if count else "no cluster"
 
 
 def _names(result: Result) -> list[str]:

@@ -471,8 +471,8 @@ def _not_finite(stack: "ProfileStackFacts") -> Iterator[str]:
     broken = stack.get("not_finite")
     if broken:
         yield (
-            f"{counted(broken['states'], 'state')}{_of(stack)} had to be left out as not"
-            f" finite; the first is {_whose(broken)} at {broken['site']}."
+            f"{counted(broken['states'], 'state')}{_of(stack)} had to be left out as"
+            f" not finite; the first is {_whose(broken)} at {broken['site']}."
         )
 
 
