@@ -130,7 +130,6 @@ class _Seen:
 
     part: WatchedAttention
     operation: operations.Operation
-    versions: list[int]
     nbytes: int
     z: Tensor | None = None
 
@@ -146,7 +145,7 @@ class _Seen:
             held += TENSORS * rows * keys * _itemsize(query)
         else:
             held += TENSORS * first.nbytes
-        return cls(part, operation, _versions(operation), held)
+        return cls(part, operation, held)
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -285,13 +284,6 @@ class _Watcher:
         """Compute the weights of the attentions that wait, alike ones together."""
         groups: dict[tuple[object, ...], list[_Seen]] = defaultdict(list)
         for seen in self.waiting:
-            if _versions(seen.operation) != seen.versions:
-                raise PassError(
-                    f"Cannot compute the attention weights at {seen.part.site}",
-                    "the code of the model writes into its queries, keys or values"
-                    " after they were used",
-                    "Choose other layers.",
-                )
             groups[seen.form].append(seen)
         self.waiting.clear()
         for group in groups.values():
@@ -346,12 +338,6 @@ class _Watcher:
             )
         self.report.smallest_sum = min(smallest, self.report.smallest_sum)
         self.report.error = max(error, self.report.error)
-
-
-def _versions(operation: operations.Operation) -> list[int]:
-    """Return counters that tell whether the tensors of an operation were written to."""
-    tensors = *operation.operands, operation.named.get("attn_mask")
-    return [tensor._version for tensor in tensors if tensor is not None]
 
 
 def _errors(
