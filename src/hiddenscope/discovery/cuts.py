@@ -13,10 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
-from hiddenscope.discovery.blocks import differs, state_at
+from hiddenscope.discovery.blocks import differs
 from hiddenscope.discovery.proof import (
     DEEPEST_LIST,
     Chain,
@@ -28,20 +27,20 @@ from hiddenscope.discovery.proof import (
     same,
 )
 from hiddenscope.discovery.taps import Tap, layouts
-from hiddenscope.discovery.trace import Call, Trace, arguments
+from hiddenscope.discovery.trace import Call, Trace, arguments, trace
 from hiddenscope.discovery.vocabulary import trial_ids
-from hiddenscope.modules import autograd, hooks
+from hiddenscope.modules import hooks
 
 
-def whole_chains(module: nn.Module, trace: Trace) -> Iterator[Chain]:
+def whole_chains(module: nn.Module, trial: Trace) -> Iterator[Chain]:
     """Yield the chains that leave out none of the calls that are like theirs.
 
     These are the calls of one module list, or those of modules of one class in one
     place of the tree. The outermost come first.
     """
-    groups = [block_calls(module, trace, k + 1) for k in range(DEEPEST_LIST)]
+    groups = [block_calls(module, trial, k + 1) for k in range(DEEPEST_LIST)]
     by_class: dict[tuple[str, int], list[Call]] = defaultdict(list)
-    for call in trace.calls:
+    for call in trial.calls:
         part = module.get_submodule(call.path)
         parent = module.get_submodule(call.path.rpartition(".")[0])
         if any(part.children()) and not isinstance(parent, nn.ModuleList):
@@ -61,27 +60,31 @@ def _keeps_shape(call: Call) -> bool:
     return call.into.shape == call.out.shape
 
 
-def prove_by_cuts(module: nn.Module, chain: Chain, trace: Trace) -> Proof:
+def prove_by_cuts(module: nn.Module, chain: Chain, trial: Trace) -> Proof:
     """Enter another text's pass at every state; raise Unproved where it shows."""
     require_changes(chain)
-    layout = next(layouts(chain.values[0], trace.texts, trace.tokens), None)
-    if layout is None or layout.length(chain.values[0]) != trace.tokens:
+    texts, tokens = trial.texts, trial.tokens
+    layout = next(layouts(chain.values[0], texts, tokens), None)
+    if layout is None or layout.length(chain.values[0]) != tokens:
         raise Unproved(
-            f"its blocks hold {list(chain.values[0].shape)} for {trace.texts} texts of"
-            f" {trace.tokens} tokens, and not one row for each token"
+            f"its blocks hold {list(chain.values[0].shape)} for {texts} texts of"
+            f" {tokens} tokens, and not one row for each token"
         )
     device = hooks.input_device(module)
-    ids = trial_ids(module, trace.texts, trace.tokens).to(device)
-    others = trial_ids(module, trace.texts, trace.tokens, seed=2).to(device)
+    ids = trial_ids(module, texts, tokens).to(device)
+    others = trial_ids(module, texts, tokens, seed=2).to(device)
+    end = hooks.logits_in(trial.output)
 
     def gives(ids: Tensor, tap: Tap | None = None, value: Tensor | None = None) -> bool:
         """Tell whether a pass gives the output of the trial."""
         watches = [] if tap is None else [tap.watch(module, lambda _: value)]
-        with autograd.restored(), torch.no_grad(), hooks.watching(watches):
-            inputs = arguments(module, ids)
-            output = hooks.call_module(module, inputs, finite=False)
-        return same(hooks.logits_in(output), hooks.logits_in(trace.output))
+        # As the trial was: torch's own blocks take another kernel without hooks.
+        with hooks.watching(watches):
+            output = trace(module, arguments(module, ids)).output
+        return same(hooks.logits_in(output), end)
 
+    if end is None:
+        raise Unproved("its output holds no tensor to compare")
     if not gives(ids):
         raise Unproved("a second pass over the same text gives another output")
     if gives(others):
@@ -93,41 +96,36 @@ def prove_by_cuts(module: nn.Module, chain: Chain, trace: Trace) -> Proof:
                 f"layer.{k} does not decide the output: something that does is handed"
                 " on past it"
             )
-    _check_rows(module, taps, ids, others)
-    last = layout.states(chain.values[-1], trace.tokens)
-    norms = _norms_after(module, chain.ended, last, trace)
+    _check_rows(module, trial, taps, ids, others)
+    last = trial.states_at(taps[-1])
+    norms = _norms_after(module, chain.ended, last, trial)
     if norms and not gives(others, *norms[-1]):
         norms = []
     return Proof(
         taps=taps,
         final=norms[-1][0] if norms else None,
         exit=tuple(tap.path for tap, _ in norms),
-        entries=(),
         width=last.shape[-1],
         final_width=last.shape[-1] if norms else None,
         dtype=last.dtype,
-        differences=(),
-        raw_difference=float("nan"),
     )
 
 
 def _check_rows(
-    module: nn.Module, taps: tuple[Tap, ...], ids: Tensor, others: Tensor
+    module: nn.Module,
+    trial: Trace,
+    taps: tuple[Tap, ...],
+    ids: Tensor,
+    others: Tensor,
 ) -> None:
     """Change the first token of the first text, and refuse rows of something else."""
-    changed = ids.clone()
-    changed[0, 0] = others[others != ids[0, 0]][0]
-
-    def both(tap: Tap) -> list[Tensor]:
-        texts = (ids, changed)
-        inputs = [arguments(module, text) for text in texts]
-        return [state_at(module, given, tap, ids.shape[1]) for given in inputs]
-
-    before, after = both(taps[0])
-    if same(before[0, 0], after[0, 0]):
+    ids[0, 0] = others[others != ids[0, 0]][0]
+    changed = trace(module, arguments(module, ids))
+    first, last = taps[0], taps[-1]
+    if same(trial.states_at(first)[0, 0], changed.states_at(first)[0, 0]):
         raise Unproved("the first row of layer.0 does not depend on the first token")
-    before, after = both(taps[-1])
-    if differs(before[1:], after[1:], steps=len(taps)):
+    before, after = trial.states_at(last)[1:], changed.states_at(last)[1:]
+    if differs(before, after, steps=len(taps)):
         raise Unproved(
             "the states of a text depend on the other texts of its batch (do its"
             " modules take the axes of text and token in this order?)"
@@ -135,23 +133,23 @@ def _check_rows(
 
 
 def _norms_after(
-    module: nn.Module, time: int, state: Tensor, trace: Trace
+    module: nn.Module, time: int, state: Tensor, trial: Trace
 ) -> list[tuple[Tap, Tensor]]:
     """Return the outputs of modules that norm the last state, one after another.
 
     They hold no matrix.
     """
     norms = []
-    for call in trace.calls:
+    for call in trial.calls:
         weights = module.get_submodule(call.path).parameters()
         has_matrix = any(weight.numel() > state.shape[-1] for weight in weights)
         if call.entered < time or has_matrix or not _keeps_shape(call):
             continue
         assert call.into is not None
         assert call.out is not None
-        for layout in layouts(call.out, trace.texts, trace.tokens):
-            out = layout.states(call.out, trace.tokens)
-            is_fed = same(layout.states(call.into, trace.tokens), state)
+        for layout in layouts(call.out, trial.texts, trial.tokens):
+            out = layout.states(call.out, trial.tokens)
+            is_fed = same(layout.states(call.into, trial.tokens), state)
             if is_fed and not same(out, state):
                 norms.append((Tap(call.path, call.number, "output", layout), call.out))
                 state = out

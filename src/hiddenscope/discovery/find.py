@@ -195,7 +195,8 @@ def _with_all_logits(
     for name in list(calls.plain_parameters(module) or ())[1:2]:
         ids = inputs["input_ids"]
         vocabulary_size = vocabulary(module)
-        shape, whole = _logits_shape(traced), (*ids.shape, vocabulary_size)
+        whole = (*ids.shape, vocabulary_size)
+        shape = getattr(hooks.logits_in(traced.output), "shape", ())
         # As targets of anything but logits, ids may be out of bounds.
         if shape == whole or shape[-1:] != (vocabulary_size,):
             break
@@ -206,15 +207,10 @@ def _with_all_logits(
             if is_out_of_memory(error):
                 raise
             break
-        if _logits_shape(again) == whole:
+        if getattr(hooks.logits_in(again.output), "shape", ()) == whole:
             calls.GIVEN_IDS_TOO[type(calls.below_wrapper(module))] = name
             return with_targets, again
     return inputs, traced
-
-
-def _logits_shape(traced: Trace) -> tuple[int, ...]:
-    logits = hooks.logits_in(traced.output)
-    return () if logits is None else tuple(logits.shape)
 
 
 def _stream_sizes(module: nn.Module, traced: Trace, sizes: Sequence[int]) -> set[int]:
@@ -358,11 +354,11 @@ def _why_misnamed(
     layout = stack.proof.taps[number].layout
     entry = Tap(call.path, call.number, "input", layout)
     attn, mlp = block.parts["attn"], block.parts["mlp"]
-    plain = _recorded(stack.trace, attn)
+    plain = stack.trace.states_at(attn)
     if not mixes_tokens(module, trial.inputs, entry, attn, plain):
         return "its first branch carries nothing from token to token, as attention does"
     disturbed = entry if block.kind == "parallel" else attn
-    plain = _recorded(stack.trace, mlp)
+    plain = stack.trace.states_at(mlp)
     if mixes_tokens(module, trial.inputs, disturbed, mlp, plain):
         return (
             "its last branch carries something from token to token, as an MLP does not"
@@ -378,19 +374,9 @@ def _sees_ahead(module: nn.Module, trial: _TrialPass, number: int) -> bool:
     others = trial_ids(module, *ids.shape, seed=2).to(ids.device)
     inputs = {**trial.inputs, name: torch.cat([ids[:, :1], others[:, 1:]], dim=1)}
     last = stack.proof.taps[-1]
-    before = _recorded(stack.trace, last)
+    before = stack.trace.states_at(last)
     after = state_at(module, inputs, last, stack.trace.tokens)
     return differs(before[:, 0], after[:, 0], steps=stack.proof.depth)
-
-
-def _recorded(traced: Trace, tap: Tap) -> Tensor:
-    """Return the states at a tap in a trace."""
-    for call in traced.calls:
-        if call.path == tap.path and call.number == tap.call:
-            tensor = call.into if tap.side == "input" else call.out
-            if tensor is not None:
-                return tap.layout.states(tensor, traced.tokens)
-    raise AssertionError(f"{tap} was found in a trace and so has a value there")
 
 
 def _logits(module: nn.Module, stack: _TrialStack) -> Tensor | None:
@@ -403,7 +389,7 @@ def _logits(module: nn.Module, stack: _TrialStack) -> Tensor | None:
         named = getattr(traced.output, "logits", None)
         return named if isinstance(named, Tensor) else None
     logits = hooks.logits_in(traced.output)
-    last = _recorded(traced, proof.final or proof.taps[-1])
+    last = traced.states_at(proof.final or proof.taps[-1])
     if logits is None or logits.shape[-1] != vocabulary(module) or same(logits, last):
         return None
     return logits
@@ -424,7 +410,7 @@ def _head(module: nn.Module, stack: _TrialStack, logits: Tensor) -> Head | None:
     call = _last_call(traced, path) if path else None
     if call is None:
         return None
-    last = _recorded(traced, stack.proof.final or stack.proof.taps[-1])
+    last = traced.states_at(stack.proof.final or stack.proof.taps[-1])
     weight = getattr(module.get_submodule(path), "weight", None)
     tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
     tied = any(part.weight is weight for part in tables)

@@ -84,7 +84,7 @@ def model_type(module: nn.Module) -> str:
     return str(getattr(getattr(module, "config", None), "model_type", ""))
 
 
-def chains(module: nn.Module, trace: Trace) -> Iterator[Chain]:
+def chains(module: nn.Module, trace: Trace, /) -> Iterator[Chain]:
     """Yield the chains of a trace.
 
     Those of the outermost module lists come first, and of these the longest first.
@@ -210,12 +210,12 @@ class Proof:
     taps: tuple[Tap, ...]
     final: Tap | None
     exit: tuple[str, ...]
-    entries: tuple[int, ...]
     width: int
     final_width: int | None
     dtype: torch.dtype
-    differences: tuple[float, ...]
-    raw_difference: float
+    entries: tuple[int, ...] = ()
+    differences: tuple[float, ...] = ()
+    raw_difference: float = float("nan")
 
     @property
     def depth(self) -> int:
@@ -251,7 +251,7 @@ class _Exit:
     value: Tensor
 
 
-def prove(module: nn.Module, chain: Chain, trace: Trace) -> Proof:
+def prove(module: nn.Module, chain: Chain, trace: Trace, /) -> Proof:
     """Compare a chain with the model's report; raise Unproved where they disagree."""
     require_changes(chain)
     reasons = []

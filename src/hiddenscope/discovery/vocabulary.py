@@ -24,9 +24,8 @@ from hiddenscope.modules import autograd, calls, hooks
 
 LOOKUPS = ("aten::embedding", "aten::index_select", "aten::index.Tensor")
 CHARACTERS = sys.maxunicode + 1
-UNKNOWN = 256
 # The ids of a trial stay below this where nothing names the vocabulary.
-TRIAL_VOCABULARY = 256
+UNKNOWN = 256
 # The longest text of any trial.
 LONGEST_TRIAL = 13
 WINDOWS = (
@@ -54,14 +53,10 @@ def trial_shapes(
 ) -> Sequence[TrialShape]:
     """Return the usual shapes of two trial passes, or shapes for a short window."""
     config: Any = getattr(module, "config", None)
-    limits = [max(shape.tokens, shape.targets) for shape in usual]
-    longest = max(limits)
-    for limit in (
-        window(module),
-        getattr(config, "max_decoder_position_embeddings", None),
-    ):
-        longest = min(longest, limit or longest)
-    if longest == max(limits):
+    needed = max(max(shape[1:]) for shape in usual)
+    limits = window(module), getattr(config, "max_decoder_position_embeddings", None)
+    longest = min([needed, *filter(None, limits)])
+    if longest == needed:
         return usual
     return (
         TrialShape(longest + 1, longest, longest - 1),
@@ -94,7 +89,7 @@ def _ordinary_ids(module: nn.Module) -> list[int]:
                 reserved.update(value if isinstance(value, list) else [value])
     size = _declared_vocabulary(module)
     if size is None:
-        size = min(TRIAL_VOCABULARY, _measured(module).vocabulary)
+        size = min(UNKNOWN, _measured(module).vocabulary)
     start = min(100, size // 8)
     step = max(1, (size - start) // 512)
     return [token for token in range(start, size, step) if token not in reserved]
@@ -156,8 +151,7 @@ def window(module: nn.Module) -> int | None:
         if isinstance(table, Tensor) and isinstance(padding, int):
             limits.append(table.shape[0] - padding - 1 - ahead)
     if calls.plain_parameters(module) is not None:
-        measured = _measured(module).window
-        limits += [] if measured is None else [measured]
+        limits += _measured(module).windows
     return min(limits, default=None)
 
 
@@ -165,7 +159,7 @@ class _Limits(NamedTuple):
     """What trial passes show of the ids and the lengths that a module takes."""
 
     vocabulary: int
-    window: int | None
+    windows: list[int]
 
 
 _MEASURED: WeakKeyDictionary[nn.Module, _Limits] = WeakKeyDictionary()
@@ -187,13 +181,13 @@ def _measure(module: nn.Module) -> _Limits:
             if is_out_of_memory(error):
                 raise
             continue
-        limits = _read(before, after, first[0])
-        if limits.window is None and tokens < LONGEST_TRIAL:
-            return limits._replace(window=tokens)
-        return limits
+        size, windows = _read(before, after, first[0])
+        if not windows and tokens < LONGEST_TRIAL:
+            windows = [tokens]
+        return _Limits(size, windows)
     # Nothing tells the vocabulary of a module that cannot be run like this: its own
     # pass will refuse an id.
-    return _Limits(CHARACTERS, None)
+    return _Limits(CHARACTERS, [])
 
 
 def _read(
@@ -218,7 +212,7 @@ def _read(
             (sizes if is_of_ids else windows).append(length - int(offset[0]))
         elif is_of_ids:
             size = CHARACTERS
-    return _Limits(sizes[0] if sizes else size, min(windows, default=None))
+    return _Limits(sizes[0] if sizes else size, windows)
 
 
 class _LookupRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -248,6 +248,22 @@ class TimeFirst(GPT):
         return super().run(x.transpose(0, 1)).transpose(0, 1)
 
 
+class OfTorch(GPT):
+    """torch's own blocks, which run another kernel where nothing is hooked."""
+
+    class Layer(nn.TransformerEncoderLayer):
+        def __init__(self) -> None:
+            super().__init__(WIDTH, HEADS, 2 * WIDTH, batch_first=True)
+
+    block = Layer  # type: ignore[assignment]
+
+    def run(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        for block in self.order():
+            x = block(x, mask, is_causal=True)
+        return x
+
+
 class Encoder(GPT):
     """An encoder that gives back its states, and takes a mask."""
 
@@ -271,6 +287,7 @@ PROVED: list[Callable[[], GPT]] = [
     Reversed,
     Twice,
     TimeFirst,
+    OfTorch,
     Encoder,
 ]
 
@@ -474,6 +491,23 @@ class Deaf(GPT):
         return super().embedded(ids * 0)
 
 
+class Silent(GPT):
+    def forward(self, idx: Tensor) -> Any:  # type: ignore[override]
+        return self.logits(idx).argmax(-1)
+
+
+class Reminded(GPT):
+    """Every block is given the embeddings."""
+
+    def run(self, x: Tensor) -> Tensor:
+        first = x
+        for block in self.order():
+            x = block(x, first)
+        return x
+
+    block = TakingSkips.Joining
+
+
 class Translating(GPT):
     def forward(self, source: Tensor, target: Tensor) -> Any:  # type: ignore[override]
         return self.logits(source)
@@ -491,6 +525,8 @@ REFUSED = {
     Backwards: "first row of layer.0",
     WithFirstRow: r"\[2, 8, 16\] for 2 texts of 7 tokens",
     Deaf: "does not depend on the text",
+    Silent: "no tensor to compare",
+    Reminded: r"layer\.0 does not decide the output",
     Translating: "missing 1 required positional argument: 'target'",
 }
 

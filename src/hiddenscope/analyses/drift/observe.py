@@ -98,6 +98,8 @@ def observe(
     if returned is not None:
         observed.output = returned.detach().to("cpu", copy=True)
     logits = _logits(output)
+    if logits is None and model.anatomy.makes_logits and not model.is_port:
+        logits = hooks.logits_in(output)
     if logits is not None and logits.shape[:-1] == batch.of_stack("decoder").ids.shape:
         observation.show_logits(logits)
     return observed
