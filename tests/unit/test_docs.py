@@ -64,6 +64,9 @@ def test_how_to_install_it_is_said_as_it_is() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     for extra in set(project["optional-dependencies"]) - NOT_FOR_USERS:
         assert f"\n| `{extra}` |" in table, extra
+    opening = (DOCS / "index.md").read_text("utf-8").partition("<!-- sections")[0]
+    for said in ("make demo", "(install.md)", "<!-- live: "):
+        assert said in opening, "the first page shows a result, and how to have one"
     for page in (*PAGES, *NOTEBOOKS.glob("*.ipynb")):
         text = page.read_text("utf-8")
         assert not re.search(r"pip install hiddenscope(?![-\[])", text), page.name
