@@ -88,8 +88,10 @@ class _Command(TyperCommand):
                 # A copy, because the parser empties the list that it is given.
                 _, _, order = self.make_parser(ctx).parse_args(args=list(args))
             except Exception as error:
-                if hasattr(error, "possibilities"):
-                    error.possibilities = _near(error.option_name, error.possibilities)
+                unknown: Any = error
+                # None if nothing is similar, and missing in other errors.
+                if similar := getattr(unknown, "possibilities", None):
+                    unknown.possibilities = _near(unknown.option_name, similar)
                 raise
             self._refuse_repeated(ctx, order)
         return super().parse_args(ctx, args)
