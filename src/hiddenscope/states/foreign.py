@@ -353,6 +353,13 @@ def _rows(
         f" tokens in {tokens.count} texts"
     )
     remedy = GIVE_TOKENS
+    if (
+        values.ndim == 2
+        and len(values) < len(tokens)
+        and "token_ids" in foreign.tensors
+    ):
+        reason += ": vLLM gives no states of tokens that it took from its prefix cache"
+        remedy = "Run it with enable_prefix_caching=False."
     if values.ndim == 3 and values.shape[0] == tokens.count:
         reason = (
             f"the values at {site} are {list(values.shape)}, padded, and the texts have"

@@ -189,6 +189,9 @@ def test_the_name_of_an_array_does_not_say_which_axis_is_which() -> None:
             read(data, tokens=tokens, sites=[1, 2, 3])
     vllm = {"hidden_states": square, "token_ids": torch.tensor(ids)}
     assert torch.equal(read(vllm, sites=[1, 2, 3])["layer.2"], square[:, 1])
+    cut = {**vllm, "hidden_states": torch.randn(2, 2, 4)}
+    with pytest.raises(StatesError, match=r"prefix cache.*enable_prefix_caching=False"):
+        read(cut, sites=[1, 2])
     states = read(square, tokens=ids, sites=[1, 2, 3])
     assert torch.equal(states["layer.2"], square[1])
 
