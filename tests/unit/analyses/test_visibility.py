@@ -362,7 +362,7 @@ def test_what_cannot_be_answered_is_said(
         ({"texts": [[5]]}, errors.TextError, "no other token can influence"),
         ({"sites": "layer.9"}, errors.SiteError, "layer.9"),
         ({"influence": "l2"}, errors.StatesError, "l1, frobenius, relative, logit"),
-        (frobenius | {"sampling": one}, errors.StatesError, "at least two"),
+        (frobenius | {"sampling": one}, errors.StatesError, "an integer >= 2"),
         ({"sampling": eight}, errors.StatesError, "one vector for each target"),
         ({"target": " the"}, errors.TextError, "reads no token"),
         (logit | absent, errors.TextError, "tokens: "),
