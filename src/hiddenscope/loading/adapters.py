@@ -124,7 +124,8 @@ class AdapterFolder:
 
 def is_adapter(path: Path) -> bool:
     """Tell whether a folder holds an adapter and not a whole model."""
-    return (path / CONFIG).exists()
+    # For a name that is too long, Path would raise.
+    return os.path.exists(path / CONFIG)
 
 
 def check_adapter(path: Path) -> AdapterFolder:
@@ -271,7 +272,6 @@ def load_adapted(
             "it has adapters already, which would be switched off",
             "Give hs.Adapted all folders at once.",
         )
-    _check_number(folders, module, loaded.name)
     altered = _altered_weights(folders, module, is_live=loaded.folder is None)
     if loaded.folder is None:
         # PEFT freezes every weight of the base.
@@ -401,10 +401,11 @@ def _altered_weights(
         with safe_open(folder.path / WEIGHTS, framework="pt") as file:
             for key in folder.tensors:
                 name = key.removeprefix("base_model.model.").replace(".base_layer", "")
+                if name not in weights:
+                    continue
                 # Modules that were trained whole are kept beside those of the base.
                 apart = folder.config.get("modules_to_save") or ()
-                is_apart = any(f".{part}." in f".{name}" for part in apart)
-                if name not in weights or is_apart:
+                if any(f".{part}." in f".{name}" for part in apart):
                     continue
                 if is_live:
                     raise LoadError(
@@ -417,15 +418,6 @@ def _altered_weights(
                 if base.shape != saved.shape or not bool((base == saved).all()):
                     altered = name
     return altered
-
-
-def _check_number(folders: list[AdapterFolder], module: nn.Module, base: str) -> None:
-    """Refuse files of so many tensors that looking for their places takes hours."""
-    modules = len(list(module.modules()))
-    for folder in folders:
-        if len(folder.tensors) > _TENSORS_PER_MODULE * modules:
-            counts = f"{len(folder.tensors):,} tensors for {modules:,} modules"
-            raise _another_base(folder, base, f"it has {counts}")
 
 
 def _settings(folder: AdapterFolder, module: nn.Module) -> Any:
@@ -454,6 +446,7 @@ def _put_on(module: nn.Module, folders: list[AdapterFolder], base: str) -> Any:
     """Wrap a module in PEFT's, with all adapters loaded and active."""
     import peft
 
+    modules = len(list(module.modules()))
     of_base = sum(weight.nbytes for weight in module.parameters()) // _SHARE_OF_BASE
     kinds = {folder.kind for folder in folders}
     wrap: Any = peft.PeftModel if len(kinds) == 1 else peft.PeftMixedModel
@@ -465,6 +458,9 @@ def _put_on(module: nn.Module, folders: list[AdapterFolder], base: str) -> Any:
         name = f"default_{len(names)}"
         path = str(folder.path)
         held = folder.held + WeightTotals(bytes=of_base)
+        if len(folder.tensors) > _TENSORS_PER_MODULE * modules:
+            counts = f"{len(folder.tensors):,} tensors for {modules:,} modules"
+            raise _another_base(folder, base, f"it has {counts}")
         limit = SizeLimit(module, folder.name)
         limit.config = folder.config
         try:

@@ -457,6 +457,9 @@ class TestBadInput:
             change(second / "adapter_config.json", base_model_name_or_path="lora")
             with pytest.raises(LoadError, match="is an adapter too"):
                 load(own_lora)
+        change(own_lora / "adapter_config.json", base_model_name_or_path="a" * 5_000)
+        with pytest.raises(UnknownModel, match="not a hub id"):
+            load(own_lora)
 
     def test_a_file_of_very_many_tensors(
         self, own_lora: Path, saved_llama: Path
