@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from hiddenscope import errors as errors
 from hiddenscope import progress as _progress
-from hiddenscope.catalog import ANALYSIS, PUBLIC, RENAMED
+from hiddenscope.catalog import ANALYSIS, PUBLIC
 
 # The same names for type checkers; tests/test_public.py prints what is missing here.
 if TYPE_CHECKING:
@@ -105,10 +105,6 @@ sys.modules[__name__].__class__ = _Public
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        if name in RENAMED:
-            raise AttributeError(
-                f"{__name__}.{name} is now called {__name__}.{RENAMED[name]}"
-            )
         if name not in PUBLIC:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if name == "Result" or (name in ANALYSIS and ANALYSIS[name].result):

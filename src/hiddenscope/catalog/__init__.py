@@ -14,5 +14,4 @@ from hiddenscope.catalog.parameters import Description as Description
 from hiddenscope.catalog.parameters import Kind as Kind
 from hiddenscope.catalog.parameters import Parameter as Parameter
 from hiddenscope.catalog.stability import PROVISIONAL as PROVISIONAL
-from hiddenscope.catalog.stability import RENAMED as RENAMED
 from hiddenscope.catalog.stability import is_provisional as is_provisional

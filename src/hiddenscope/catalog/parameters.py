@@ -72,10 +72,6 @@ class Parameter:
     # On the command line.
     spelling: tuple[str, ...] = ()
     repeated: bool = False
-    # An old spelling is refused, with the new one, which some values may have to
-    # themselves: (("each", "--each-token"),).
-    renamed: str = ""
-    renamed_values: tuple[tuple[str, str], ...] = ()
     python_only: str = ""
     # Options that make the command use Python's default, if its own differs.
     python_default: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Which public names may still change, and which have been renamed.
+"""Which public names may still change.
 
 Every name that is not in `PROVISIONAL` is stable. docs/stability.md says what that
 promises, and its table is written from here by `make docs`.
@@ -22,13 +22,6 @@ PROVISIONAL = {
     "visibility": "its averages over many texts are young",
 }
 """Public names and commands that may change in any version, and why."""
-
-RENAMED: dict[str, str] = {}
-"""Public names that were renamed, and what they are called now.
-
-`hs.old` raises an error with the new name. An entry stays for at least one minor
-version.
-"""
 
 
 def is_provisional(name: str) -> bool:

@@ -134,12 +134,6 @@ def _read(parameters: Sequence[Parameter], values: Arguments) -> Arguments:
             arguments[parameter.name] = texts
         elif word is None:
             continue
-        elif parameter.renamed:
-            new_spellings = dict(parameter.renamed_values)
-            new = new_spellings.get(word, f"{parameter.renamed} {word}")
-            raise errors.ArgumentError(
-                f"There is no {parameter.option}", f"it is now {new}", f"Write {new}."
-            )
         elif parameter.kind == "integer" and parameter.least is not None:
             integer(word, parameter.option, parameter.least)
         elif parameter.kind == "sites":

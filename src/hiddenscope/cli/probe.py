@@ -8,7 +8,7 @@ from hiddenscope.cli.asking import argument_values, asks, show_result, source_of
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.errors import TextError
-from hiddenscope.interface.typer_parameters import EACH_TOKEN, OLD_TOKEN
+from hiddenscope.interface.typer_parameters import EACH_TOKEN
 
 # Labels that every token has, whatever the text.
 READY = ("position", "word-start", "previous-token")
@@ -18,7 +18,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@asks("probe", EACH_TOKEN, OLD_TOKEN, changes=CHANGES)
+@asks("probe", EACH_TOKEN, changes=CHANGES)
 def probe(shared: Shared, arguments: Arguments) -> None:
     """Probe labels of texts, or ready labels of tokens."""
     data = arguments.pop("data")

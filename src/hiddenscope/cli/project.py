@@ -15,12 +15,10 @@ from hiddenscope.interface.typer_parameters import (
     COLUMNS,
     EACH_TOKEN,
     MODEL_HELP,
-    OLD_TOKEN,
 )
 
 OPTIONS = (
     EACH_TOKEN,
-    OLD_TOKEN,
     Parameter(
         "neighbours",
         "integer",

@@ -32,13 +32,6 @@ EACH_TOKEN = Parameter(
     # A spelling of its own keeps typer from adding --no-each-token.
     spelling=("--each-token",),
 )
-OLD_TOKEN = Parameter(
-    "token",
-    "word",
-    "The old spelling of --pool.",
-    renamed="--pool",
-    renamed_values=(("each", "--each-token"),),
-)
 # Options of every command that takes any number of texts.
 TEXTS_FILE = Parameter(
     "texts_file",
@@ -107,15 +100,11 @@ def as_typer(parameter: Parameter) -> inspect.Parameter:
         # `cli.command` parses the comma list; typer must not see the tuple default.
         type_, default = str | None, None
     completion = COMPLETIONS.get(parameter.kind)
-    is_hidden = bool(parameter.renamed)
     if parameter.is_argument:
         place: Any = typer.Argument(help=parameter.help, autocompletion=completion)
     else:
         place = typer.Option(
-            *parameter.spelling,
-            help=parameter.help,
-            autocompletion=completion,
-            hidden=is_hidden,
+            *parameter.spelling, help=parameter.help, autocompletion=completion
         )
     return inspect.Parameter(
         parameter.name,

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, FileError, StoreError
@@ -112,12 +112,6 @@ class Writer:
         # Units that were read and are not committed yet.
         self._read: dict[str, list[StoreSequence]] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def path(self) -> Path:
         """Return the folder of the store."""
@@ -187,9 +181,6 @@ class Writer:
         record = Complete(self.digest, commits)
         with _explained(self.folder):
             self.folder.publish(self.folder.complete, record.encode())
-
-    def close(self) -> None:
-        """Do nothing, since no file stays open between commits."""
 
     def _unit(self, name: str) -> UnitDigest:
         unit = self.plan.by_name.get(name)

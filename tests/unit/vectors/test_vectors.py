@@ -6,10 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import hiddenscope as hs
-from hiddenscope.cli.main import app
 from hiddenscope.errors import (
     ArgumentError,
     NotFinite,
@@ -330,7 +328,3 @@ def test_rows_that_are_tokens_are_not_pooled_and_old_spellings_name_the_new(
     ):
         with pytest.raises(ArgumentError, match=said):
             function(*given, **options)
-    for old, new in (("each", "--each-token"), ("mean", "--pool mean")):
-        result = CliRunner().invoke(app, ["probe", "position", "--token", old])
-        assert result.exit_code == 2
-        assert f"it is now {new}" in result.output
