@@ -30,6 +30,7 @@ STRENGTHS = (
     3.0,
 )
 NONE = (0.0,) * SITES  # nothing is planted
+STRONG = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0)  # many probes make no error
 REAL_SITES = "layer.0,layer.6,layer.12,layer.18,layer.24,layer.30"
 
 

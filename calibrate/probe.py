@@ -9,6 +9,7 @@ of `hs.probe`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +20,15 @@ import hiddenscope as hs
 from calibrate import draws, fits
 from calibrate.draws import Drawn
 from calibrate.trials import Claim, Experiment, Study, mapped
-from hiddenscope.analyses.probe.design import Design, ProbeTarget, design_of, target_of
+from hiddenscope.analyses.probe.design import (
+    MANY_ROWS,
+    PERMUTATIONS,
+    PERMUTATIONS_OF_MANY,
+    Design,
+    ProbeTarget,
+    design_of,
+    target_of,
+)
 from hiddenscope.analyses.probe.findings import as_best, is_above
 from hiddenscope.analyses.probe.labels import labelled_rows
 from hiddenscope.analyses.probe.significance import (
@@ -108,7 +117,12 @@ def prepared(seed: int, draw: Draw, rows: int, share: float) -> Prepared:
         states, labels_of(drawn, states), task, "layer.*", pool, False
     )
     target = target_of(labelled, task)
-    return Prepared(seed, target, design_of(labelled, target, seed))
+    design = design_of(labelled, target, seed)
+    if len(design.permuted) == 1:
+        # Draws are fitted together, and need equally many labellings.
+        count = PERMUTATIONS_OF_MANY if len(target.values) > MANY_ROWS else PERMUTATIONS
+        design = replace(design, permuted=design.permuted.repeat(1 + count, 1))
+    return Prepared(seed, target, design)
 
 
 def trials(
@@ -231,7 +245,8 @@ def _record(
         for own in held_out
     ]
     found = [permutation_test(torch.stack([other.scores for other in others[:sites]]))]
-    assert design.smallest_p is not None  # so that there are p-values
+    if design.smallest_p is None:
+        found = [found[0]._replace(p_values=[float("nan")] * sites)]
     # The mix is by itself, and numbers have none.
     found += [permutation_test(other.scores[None]) for other in others[sites:]]
     chances = [*found[:1] * sites, *found[1:]]
@@ -389,22 +404,46 @@ def grouped_experiment(
     return Experiment(f"{what}, {groups} {unit}", trial, partial(sum_up, chance=0.5))
 
 
-WITH_GROUPS = [
-    grouped_experiment(
-        what,
-        partial(draws.grouped, sizes=sizes, strengths=strengths, as_tokens=as_tokens),
-        groups,
-    )
-    for what, sizes, strengths, as_tokens, groups in GROUPED
-] + [
-    grouped_experiment(
-        f"{what}, minimal pairs",
-        partial(draws.minimal_pairs, strengths=strengths),
-        30,
-        "pairs",
-    )
-    for what, strengths in (("noise", draws.NONE), ("planted", draws.STRENGTHS))
-]
+WITH_GROUPS = (
+    [
+        grouped_experiment(
+            what,
+            partial(
+                draws.grouped, sizes=sizes, strengths=strengths, as_tokens=as_tokens
+            ),
+            groups,
+        )
+        for what, sizes, strengths, as_tokens, groups in GROUPED
+    ]
+    + [
+        grouped_experiment(
+            f"{what}, minimal pairs",
+            partial(draws.minimal_pairs, strengths=strengths),
+            pairs,
+            "pairs",
+        )
+        for pairs in (20, 30)
+        for what, strengths in (
+            ("noise", draws.NONE),
+            ("planted", draws.STRENGTHS),
+            ("often without an error", draws.STRONG),
+        )
+    ]
+    + [
+        grouped_experiment(
+            f"often without an error, {what}",
+            partial(
+                draws.grouped, sizes=sizes, strengths=draws.STRONG, as_tokens=False
+            ),
+            groups,
+        )
+        for what, sizes, groups in (
+            ("groups of 4 paraphrases", draws.equal_sizes, 10),
+            ("groups of 4 paraphrases", draws.equal_sizes, 20),
+            ("Zipf group sizes", draws.zipf_sizes, 50),
+        )
+    ]
+)
 STUDY = Study(
     "probe",
     "Six sites of 64 channels of independent noise; the same with a direction that"

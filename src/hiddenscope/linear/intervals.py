@@ -33,6 +33,7 @@ such as paraphrases, are not independent. A labelling gives every row a label, a
 arrays hold many labellings at once.
 """
 
+from math import pi
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -47,6 +48,9 @@ from hiddenscope.states.arrays import Floats, Ints
 LEVEL = 0.95
 # Standard deviations from a normal estimate to either end of its 95% interval: 1.96.
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+ONE_SIDED = NormalDist().inv_cdf(LEVEL)
+# What cross-validation does to the variance of an accuracy on noise (see above).
+DEPENDENCE = 1 + 2 / pi
 # With fewer groups of rows, intervals were not calibrated.
 MIN_GROUPS = 20
 # Candidate values of log(1 - R²) that an R² interval tests. They are evenly spaced, so
@@ -99,12 +103,13 @@ class Interval(NamedTuple):
 
     `joint_low` is a lower bound that also holds for the best of several sites.
     `decision_low` is the bound that decides, together with the p-value, whether a score
-    is called above chance. For an accuracy it is `low`, since the p-value is corrected
-    for the number of sites already. With 50 texts it finds 37% of planted sites;
-    `joint_low` would find 11%. For an R² it is `joint_low` computed without the
+    is called above chance. For an accuracy it is `low`, or a one-sided bound with the
+    variance of permuted labels if that is larger: the p-value is corrected for the
+    number of sites already. With 50 texts `joint_low` would find 11% of planted sites,
+    and with 20 minimal pairs `low` alone would find a third as many weak ones as both
+    do. For an R² it is `joint_low` computed without the
     jackknife. With 50 texts it finds 23% of planted sites; with the jackknife it would
-    find 1%. A site is wrongly called above chance in at most 4.5% of runs for an
-    accuracy and 3.5% for an R² (docs/log.md).
+    find 1%. How often a site is wrongly called above chance is in docs/calibration.md.
     """
 
     score: float
@@ -131,11 +136,13 @@ class VarianceFactors(NamedTuple):
     """Factors by which the parts of an `AccuracyEstimate`'s variance are too small.
 
     `within` makes up for the dependence that cross-validation creates between rows,
-    `between` for the error that sampled class sizes bring.
+    `between` for the error that sampled class sizes bring. `null_deviation` is the
+    standard deviation of the score itself under permuted labels.
     """
 
     within: float
     between: float
+    null_deviation: float = 0.0
 
 
 class PlantedSpread(NamedTuple):
@@ -163,7 +170,11 @@ def accuracy(scores: Tensor, targets: Tensor, groups: Ints) -> AccuracyEstimate:
     correct, recalls = _recalls(scores, targets, int(targets.max()) + 1)
     score = correct.mean(0)
     recall_of_row = recalls.gather(0, targets)
-    within = _variance_of_mean(correct - recall_of_row, groups, len(recalls))
+    residuals = correct - recall_of_row
+    within = _variance_of_mean(residuals, groups, len(recalls))
+    # Of a minimal pair, a probe that reads what both share is right once: such rows
+    # vary less than independent ones, but only as long as nothing is read.
+    within = torch.maximum(within, residuals.square().sum(0) / len(residuals) ** 2)
     between = _variance_of_mean(recall_of_row - score, groups, 1)
     return AccuracyEstimate(score, within, between)
 
@@ -243,8 +254,8 @@ def nadeau_bengio_factor(folds: int) -> float:
 
     They correct 1/k to 1/k + test size / training size, a factor of 1 + k / (k - 1). On
     noise that is too large: 2.25 for five folds, where about 1.6 is needed. So it is
-    used only where groups are too few to measure a factor, or cannot be permuted, and
-    the measured factor is then at least this.
+    used only for R² where groups are too few to measure a factor, or cannot be
+    permuted. The factor of an accuracy is then at least 1 + 2/π.
 
     >>> nadeau_bengio_factor(5)
     2.25
@@ -298,12 +309,12 @@ def variance_factors(
     2.0
     """
     expected = float(within.double().mean())
+    deviation = float(scores.double().std())
     factor = lower_bound
     if expected > 0:
-        factor = max(lower_bound, float(scores.double().var()) / expected)
-    if bootstrap is None:
-        return VarianceFactors(factor, 1.0)
-    return VarianceFactors(factor, _between_factor(bootstrap, factor))
+        factor = max(lower_bound, deviation**2 / expected)
+    between = 1.0 if bootstrap is None else _between_factor(bootstrap, factor)
+    return VarianceFactors(factor, between, deviation)
 
 
 def _between_factor(bootstrap: BootstrapSample, within_factor: float) -> float:
@@ -327,32 +338,38 @@ def accuracy_interval(
     factors: VarianceFactors,
     test: PermutationTest,
 ) -> Interval:
-    """Return Wilson's interval for the equivalent number of independent rows."""
+    """Return Wilson's interval for the equivalent number of independent rows.
+
+    It holds for a score without an error too, and its ends rise with the score.
+    """
     score, within, between = (float(part) for part in estimate)
-    variance = within + between
-    effective_groups = effective_count(groups)
-    if variance > 0:
-        # A share p of n independent rows has variance p (1 - p) / n, solved here for n.
-        # Rows of a group that are right and wrong together count for fewer, but a group
-        # never counts for less than one row.
-        count = score * (1 - score) / variance
-        count = min(float(len(groups)), max(effective_groups, count))
-        inflated = factors.within * within + factors.between * between
-        count /= inflated / variance
-    else:
-        # All rows are right, or all wrong: their variance is unknown, and every group
-        # is taken as one row.
-        count = effective_groups / factors.within
-    low, high = wilson(score, count)
-    # The same bound with two critical values: the larger bound has the smaller value.
-    # Each value is meant for the best of all sites, and neither is picked by where the
-    # signal is: Bonferroni's follows from the number of sites, and `joint_z` from all
-    # labellings. But strong signal at all sites lowers `joint_z` (`PermutationTest`).
-    # Bonferroni's is smaller where scores of permuted labels are skewed, as those of a
-    # probe that leans to one class are. R² has no classes, so it uses `joint_z` alone.
-    by_max_statistic, _ = _wilson(score, count, test.joint_z)
-    by_bonferroni, _ = wilson(score, count, len(test.p_values))
-    return Interval(score, low, high, max(by_max_statistic, by_bonferroni), low)
+    rows = len(groups)
+    group_size = rows / effective_count(groups)
+
+    def bounds(z: float) -> tuple[float, float]:
+        # Rows of a group that are right and wrong together count for fewer: by the
+        # design effect (Kish 1965), the variance over that of independent rows. A few
+        # errors say little of it, so z²/2 more groups are supposed that are wrong
+        # altogether, as Wilson's interval supposes z²/2 more rows. Without an error
+        # every group then counts as one row, and with fewer errors no bound falls.
+        supposed = z**2 / 2 * group_size
+        own_variance = within + supposed * group_size / rows**2
+        variance = own_variance + between
+        inflated = factors.within * own_variance + factors.between * between
+        design_effect = rows**2 * variance / (rows * score * (1 - score) + supposed)
+        count = rows / min(group_size, max(1.0, design_effect))
+        return _wilson(score, count * variance / inflated, z)
+
+    low, high = bounds(Z)
+    # Each of the two critical values is meant for the best of all sites, and neither is
+    # picked by where the signal is: Bonferroni's follows from the number of sites, and
+    # `joint_z` from all labellings. But strong signal at all sites lowers `joint_z`
+    # (`PermutationTest`). Bonferroni's is smaller where scores of permuted labels are
+    # skewed, as those of a probe that leans to one class are. R² has no classes, so it
+    # uses `joint_z` alone.
+    joint_low, _ = bounds(min(test.joint_z, _bonferroni(len(test.p_values))))
+    decision_low = max(low, score - ONE_SIDED * factors.null_deviation)
+    return Interval(score, low, high, joint_low, decision_low)
 
 
 def planted_spread(
@@ -448,8 +465,12 @@ def wilson(share: float, count: float, comparisons: int = 1) -> tuple[float, flo
     >>> [round(end, 3) for end in wilson(0.8, 10)]
     [0.49, 0.943]
     """
-    z = NormalDist().inv_cdf(1 - (1 - LEVEL) / 2 / comparisons)
-    return _wilson(share, count, z)
+    return _wilson(share, count, _bonferroni(comparisons))
+
+
+def _bonferroni(comparisons: int) -> float:
+    """Return the standard deviations to either end of that many 95% intervals."""
+    return NormalDist().inv_cdf(1 - (1 - LEVEL) / 2 / comparisons)
 
 
 def _wilson(share: float, count: float, z: float) -> tuple[float, float]:

@@ -8,6 +8,7 @@ import torch
 from hiddenscope.analyses.probe.design import Design, ProbeTarget
 from hiddenscope.linear.bootstrap import STRENGTHS, plant_signal
 from hiddenscope.linear.intervals import (
+    DEPENDENCE,
     AccuracyEstimate,
     BootstrapSample,
     ExplainedVariance,
@@ -97,6 +98,8 @@ def summarise_labellings(
     lower_bound = 1.0
     if not design.calibrated:
         lower_bound = nadeau_bengio_factor(design.fold_count)
+        if target.classes is not None:
+            lower_bound = DEPENDENCE
     count = len(design.permuted)
     scores = measured[0][:count]
     if target.classes is None:
