@@ -2,7 +2,10 @@
 
 sandbox      one case in a process of its own, with limits on its time and memory
 folders      model folders and GGUF files with absurd numbers, special files and damage
-saved        single bits flipped in every kind of file that is saved, and in cached models
+adapters     adapter folders with slow patterns, absurd ranks, odd tensors and odd bases
+saved        single bits flipped in every kind of file that is saved, and in cached models;
+             headers with other values in files that were sealed again
+disk         a disk that becomes full while something is written
 texts        mutated text files and compressed bombs
 calls        public functions and methods with arguments of wrong types and values
 sites        site strings

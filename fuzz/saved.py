@@ -1,8 +1,10 @@
 """Single bits flipped in every kind of file that is saved, and in models in the cache.
 
-What was flipped must be refused, or make no difference.
+What was flipped must be refused, or make no difference. And headers with other values,
+in files whose seal was made again: whatever they say is loaded or refused.
 """
 
+import json
 import os
 import random
 import shutil
@@ -12,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 import hiddenscope as hs
 from fuzz import folders
 from fuzz.calls import LABELS, TEXTS, model, result, states
 from fuzz.sandbox import Case
+from hiddenscope.files import UNSEALED, seal, write_tensors
 
 
 def cases(count: int, seed: int, work: Path) -> Iterator[Case]:
@@ -29,6 +34,12 @@ def cases(count: int, seed: int, work: Path) -> Iterator[Case]:
                 f"{kind} {seed}/{number}",
                 _flipped(path, read, chance, work),
             )
+            if kind != "nc":
+                yield Case(
+                    f"sealed {kind}",
+                    f"sealed {kind} {seed}/{number}",
+                    _resealed(path, read, chance, work),
+                )
     for number in range(count):
         chance = random.Random(f"cached {seed} {number}")
         yield Case(
@@ -100,6 +111,48 @@ def _flipped(
             shutil.rmtree(folder, ignore_errors=True)
 
     return attempt
+
+
+def _resealed(
+    sound: Path, read: Callable[[Path], Any], chance: random.Random, work: Path
+) -> Callable[[], str]:
+    def attempt() -> str:
+        folder = work / f"case-{os.getpid()}"
+        folder.mkdir()
+        try:
+            path = folder / sound.name
+            if path.suffix == ".json":
+                content = _mutated(json.loads(sound.read_text()), chance)
+                path.write_text(json.dumps(content | {"seal": UNSEALED}))
+                seal(path)
+            else:
+                with safe_open(sound, framework="pt") as file:
+                    header = {**file.metadata()}
+                for name in set(header) - {"format", "seal"}:
+                    header[name] = json.dumps(_mutated(_parsed(header[name]), chance))
+                write_tensors(path, load_file(sound), header)
+            read(path)
+            return "loaded"
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    return attempt
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"": text}
+
+
+def _mutated(content: Any, chance: random.Random) -> Any:
+    places = folders._places(content)
+    if not places:
+        return folders._value(chance)
+    container, key = chance.choice(places)
+    container[key] = folders._value(chance)
+    return content
 
 
 def _flipped_cache(chance: random.Random, work: Path) -> Callable[[], str]:

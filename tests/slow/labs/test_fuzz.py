@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzz import calls, interrupts, saved, texts
+from fuzz import adapters, calls, disk, interrupts, saved, texts
 from fuzz.sandbox import Case, sandboxed
 from tests.slices import sliced
 
@@ -97,6 +97,8 @@ def test_calls_that_once_ended_in_a_foreign_error(tmp_path: Path) -> None:
     [
         (calls.cases, 60, 60),
         (saved.cases, 2, 1),
+        (adapters.cases, 12, 1),
+        (disk.cases, 1, 1),
         (texts.cases, 8, 1),
         (texts.sites, 300, 1),
         (interrupts.cases, 4, 1),
