@@ -4,6 +4,7 @@ clicks.
 
 from pathlib import Path
 
+import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -29,3 +30,12 @@ def save_word_model(folder: Path) -> None:
     )  # type: ignore[no-untyped-call]
     tiny_model("llama").save_pretrained(folder)  # type: ignore[operator]
     fast.save_pretrained(folder)
+
+
+def save_adapter(base: Path, folder: Path) -> None:
+    """Save a LoRA of a tiny Llama, whose configuration names the folder of its base."""
+    peft = pytest.importorskip("peft")
+    module = tiny_model("llama")
+    module.name_or_path = str(base)  # type: ignore[assignment]
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"])
+    peft.get_peft_model(module, config).save_pretrained(folder)

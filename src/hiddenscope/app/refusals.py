@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hiddenscope.app.schemas import DATA_NAME, MODEL_NAME, SITES, STORE_NAME
+from hiddenscope.app.schemas import MODEL_NAME, SITES
 from hiddenscope.arguments import shown
 from hiddenscope.errors import Error
 
@@ -17,7 +17,7 @@ MAX_PROBLEMS = 5
 TYPE = re.compile(r"\]$|^constrained-|^[0-9]+$")
 ONLY_LOADING = re.compile("Load it with task=.*")
 # What the page calls these fields.
-LABELS = {"a": "Text A", "b": "Text B"}
+LABELS = {"a": "Text A", "b": "Text B", "name": "model"}
 PREDICATES = {
     "string_too_short": "is empty",
     "too_short": "is empty",
@@ -36,15 +36,13 @@ PREDICATES = {
     "missing": "is missing",
     "extra_forbidden": "is not asked for here",
     "value_error": "cannot be answered: {error}",
-    "union_tag_invalid": "names an analysis that there is not: {tag}",
+    "union_tag_invalid": "names an analysis that there is not",
 }
 PATTERNS = {
     MODEL_NAME: (
         "cannot be {input}: no model has such a name. Choose one of the list, or give a"
         " Hugging Face id such as org/name"
     ),
-    DATA_NAME: "cannot be {input}: choose one of the datasets, or upload one",
-    STORE_NAME: "cannot be {input}: choose one of the stores",
     SITES: "cannot be {input}: name sites such as layer.3, layer.* or final",
 }
 
@@ -68,7 +66,7 @@ def explain(problems: Iterable[Mapping[str, Any]]) -> str:
     sentences = []
     for place, problem in list(by_place.items())[:MAX_PROBLEMS]:
         subject = f"“{place}”" if place else "The request"
-        sentences.append(f"{subject} {_predicate(problem)[:300]}.")
+        sentences.append(f"{subject} {_predicate(problem)}.")
     return " ".join(sentences)
 
 
@@ -78,15 +76,11 @@ def _place(location: Iterable[str | int]) -> str:
     names = [str(part) for part in location if not TYPE.search(str(part))]
     # The first part says where in the request, the second which analysis.
     place = names[-1] if len(names) > 1 else ""
-    if place == "name":
-        place = names[-2]
-    return LABELS.get(place, place.replace("_", " "))[:60]
+    return LABELS.get(place, place)[:60]
 
 
 def _predicate(problem: Mapping[str, Any]) -> str:
     details = {**problem.get("ctx", {}), "input": shown(problem.get("input"))}
-    if "tag" in details:
-        details["tag"] = shown(details["tag"])
     words = PREDICATES.get(problem["type"], "cannot be understood")
     words = PATTERNS.get(details.get("pattern", ""), words)
     return words.format(**details)

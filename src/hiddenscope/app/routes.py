@@ -57,6 +57,11 @@ FileName = Annotated[
     ),
 ]
 
+ColumnName = Annotated[
+    str | None,
+    Query(min_length=1, max_length=200, description="The column that holds these."),
+]
+
 PICTURES = ("png", "svg", "pdf")
 MEDIA_TYPES: dict[Format, str] = {
     "html": "text/html",
@@ -153,18 +158,9 @@ def _add_lists(router: APIRouter, desk: Desk) -> None:
     async def upload_dataset(
         request: Request,
         file: FileName,
-        text: Annotated[
-            str | None,
-            Query(min_length=1, max_length=200, description="The column of the texts."),
-        ] = None,
-        label: Annotated[
-            str | None,
-            Query(min_length=1, max_length=200, description="That of the labels."),
-        ] = None,
-        group: Annotated[
-            str | None,
-            Query(min_length=1, max_length=200, description="That of the groups."),
-        ] = None,
+        text: ColumnName = None,
+        label: ColumnName = None,
+        group: ColumnName = None,
     ) -> DatasetAnswer:
         """Upload labelled texts as .txt, .csv, .tsv or .jsonl."""
         content = await request.body()

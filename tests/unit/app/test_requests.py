@@ -11,7 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from hiddenscope.app.refusals import explain
 from hiddenscope.app.schemas import ASKED, REQUESTS, JobRequest, analyses, form_field
-from hiddenscope.catalog import Parameter
+from hiddenscope.catalog import ANALYSES, Parameter
+from tests.places import ROOT
 from tests.workbench.asking import QUESTIONS, TEXT
 from tests.workbench.serving import Bench
 
@@ -170,6 +171,12 @@ def test_every_analysis_has_a_form_that_asks_for_what_its_request_takes() -> Non
         "other",
     ]
     assert all(field.required for field in contrast.fields)
+
+
+def test_the_docs_say_which_analyses_the_page_has_not() -> None:
+    left_out = " and ".join(f"`{one.word}`" for one in ANALYSES if not one.in_app)
+    told = " ".join((ROOT / "docs" / "serve.md").read_text("utf-8").split())
+    assert told.count(f"except {left_out}") == 2
 
 
 def test_a_form_asks_as_a_parameter_says() -> None:

@@ -17,7 +17,8 @@
  *   python: string | null, command: string | null, command_reason: string, state: StateAnswer | null,
  *   continuation: {before: string, after: string | null} | null, answers: {answer: string, other: string} | null,
  *   columns: (number | null)[], other_columns: (number | null)[], nearest: NearestAnswer[]}} ResultAnswer
- * @typedef {{name: string, label: string, source: string, here: boolean}} ModelAnswer
+ * @typedef {{name: string, label: string, source: string, here: boolean,
+ *   headless: boolean}} ModelAnswer
  * @typedef {{name: string, label: string, texts: number, labels: Record<string, number>, groups: number | null,
  *   sample: string[], columns: ColumnChoice | null}} DatasetAnswer
  * @typedef {{text: string | null, label: string | null, group: string | null}} ColumnChoice
@@ -61,6 +62,16 @@ async function fetched(path, options) {
  */
 export async function read(path) {
   return (await fetched(path)).json();
+}
+
+/**
+ * Read the models anew into the list that the page has: a folder may have been made since.
+ * @param {ModelAnswer[]} models
+ */
+export async function refreshModels(models) {
+  /** @type {ModelAnswer[]} */
+  const fresh = await read("/api/models");
+  models.splice(0, models.length, ...fresh);
 }
 
 /** @param {string} path */

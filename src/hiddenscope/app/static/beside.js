@@ -18,6 +18,35 @@ export class Beside {
     this.open = open;
     this.turn = 0;
     this.root = element("div", { class: "views beside", hidden: "" });
+    /** @type {ChoosingGrid | null} */
+    this.grid = null;
+    /** @type {ChoosingGrid | null} the grid of the first model */
+    this.first = null;
+    this.heights = new ResizeObserver(() => this.align());
+  }
+
+  /** @param {ChoosingGrid} first the grid that this one stands beside */
+  follow(first) {
+    this.first = first;
+    this.mirror();
+  }
+
+  /** Pin in the second grid what is pinned in the first. */
+  mirror() {
+    if (this.first && this.grid) this.grid.mirror(sameCell(this.first, this.grid));
+  }
+
+  /** The rows of both begin at one height: what stands above them may be higher in one. */
+  align() {
+    const pair = [this.first, this.grid].filter((grid) => grid?.figure.root.isConnected);
+    const stages = pair.map((grid) => /** @type {ChoosingGrid} */ (grid).figure.stage);
+    for (const stage of stages) stage.style.marginTop = "";
+    if (stages.length < 2) return;
+    const tops = stages.map((stage) => stage.closest("section")?.getBoundingClientRect().top);
+    if (tops[0] !== tops[1]) return; // one stands below the other
+    const rows = pair.map((grid) => grid?.frame?.getBoundingClientRect().top ?? 0);
+    const lowest = Math.max(...rows);
+    stages.forEach((stage, i) => { stage.style.marginTop = `${lowest - rows[i]}px`; });
   }
 
   clear() {
@@ -25,6 +54,8 @@ export class Beside {
     this.asker.cancel("beside");
     this.root.hidden = true;
     this.root.replaceChildren();
+    this.grid = null;
+    this.align();
   }
 
   /**
@@ -65,8 +96,35 @@ export class Beside {
     this.root.replaceChildren(root, element("div", { class: "acts" }, [saveMenu(result, () => ({ view: name, measure: "" }))]));
     const columns = new Columns(result, view.tokens.length);
     const grid = new ChoosingGrid(root, view, (pin) => {
-      if (pin >= 0) this.open(columns, { site: view.sites[Math.floor(pin / view.tokens.length)], column: pin % view.tokens.length }, model);
+      this.first?.mirror(sameCell(grid, this.first));
+      const count = view.tokens.length;
+      const cell = { site: view.sites[Math.floor(pin / count)], column: pin % count };
+      if (pin >= 0) this.open(columns, cell, model);
+      else this.first?.hold(-1);
     }, PLACE);
-    remembered(root, grid);
+    this.grid = remembered(root, grid);
+    this.mirror();
+    this.heights.disconnect();
+    for (const { figure, axis } of [grid, this.first].filter((one) => one !== null)) {
+      for (const part of [figure.heading, figure.controls, figure.readout, axis.root]) {
+        this.heights.observe(part);
+      }
+    }
   }
+}
+
+/**
+ * The cell of one grid in another: of the same site, and of the same token, counted among its
+ * equals; or -1.
+ * @param {ChoosingGrid} from
+ * @param {ChoosingGrid} to
+ */
+function sameCell({ pin, grid: from }, { grid: to }) {
+  if (pin < 0) return -1;
+  const column = pin % from.tokens.length;
+  const token = from.tokens[column];
+  const row = to.sites.indexOf(from.sites[Math.floor(pin / from.tokens.length)]);
+  const before = from.tokens.slice(0, column).filter((one) => one === token).length;
+  const equal = to.tokens.flatMap((one, place) => (one === token ? [place] : []));
+  return row < 0 || equal[before] === undefined ? -1 : row * to.tokens.length + equal[before];
 }

@@ -20,4 +20,12 @@ export class ChoosingGrid extends GridView {
     super.hold(cell);
     this.chosen?.(this.pin);
   }
+
+  /**
+   * Pin the cell that is chosen in another grid; nobody is told.
+   * @param {number} cell or -1
+   */
+  mirror(cell) {
+    if (cell !== this.pin) super.hold(cell);
+  }
 }

@@ -1,6 +1,9 @@
 /** Fields: a text that grows, a model by name or from a list. */
 
 import { element } from "../../views/static/elements.js";
+import { refreshModels } from "./api.js";
+
+/** @typedef {import("./api.js").ModelAnswer} ModelAnswer */
 
 export const DTYPES = ["as it is", "float32", "bfloat16", "float16"];
 let lists = 0;
@@ -34,22 +37,41 @@ export function dtypeField(label, value, act) {
 /**
  * A model: from the list, or any Hugging Face id.
  * @param {string} label
- * @param {import("./api.js").ModelAnswer[]} models
+ * @param {ModelAnswer[]} models
  * @param {string} value
  * @param {(name: string) => void} act
  */
 export function modelField(label, models, value, act) {
   const id = `models-${lists++}`;
-  const names = new Map(models.map((model) => [model.source === "folder" ? model.label : model.name, model.name]));
-  const shown = (/** @type {string} */ name) => [...names].find(([, known]) => known === name)?.[0] ?? name;
-  const options = models.map((model) => element("option", { value: shown(model.name), label: `${model.label}${model.here ? "" : " (is downloaded first)"}` }));
-  const input = element("input", { type: "text", list: id, value: shown(value), spellcheck: "false", autocomplete: "off" });
-  input.addEventListener("change", () => act(names.get(input.value.trim()) ?? input.value.trim()));
-  const root = element("label", { class: "field" }, [element("span", {}, [label]), input, element("datalist", { id }, options)]);
+  const wordOf = (/** @type {ModelAnswer} */ { source, label: shownAs, name }) =>
+    (source === "folder" ? shownAs : name);
+  const shown = (/** @type {string} */ name) => {
+    const known = models.find((model) => model.name === name);
+    return known ? wordOf(known) : name;
+  };
+  const chosen = () => models.find((model) => wordOf(model) === input.value.trim());
+  const get = () => chosen()?.name ?? input.value.trim();
+  const offered = element("datalist", { id });
+  const offer = () => offered.replaceChildren(...models.map((model) => {
+    const words = `${model.label}${model.here ? "" : " (is downloaded first)"}`;
+    return element("option", { value: wordOf(model), label: words });
+  }));
+  // Without an answer, what was offered before is still offered.
+  const refresh = () => refreshModels(models).then(offer, () => undefined);
+  const input = element("input", {
+    type: "text", list: id, value: shown(value), spellcheck: "false", autocomplete: "off",
+  });
+  offer();
+  input.addEventListener("focus", () => void refresh());
+  input.addEventListener("change", async () => {
+    if (!chosen()) await refresh();
+    act(get());
+  });
+  const root = element("label", { class: "field" }, [element("span", {}, [label]), input, offered]);
   return {
     root,
     input,
-    get: () => names.get(input.value.trim()) ?? input.value.trim(),
+    get,
     set: (/** @type {string} */ name) => { input.value = shown(name); },
   };
 }

@@ -17,9 +17,15 @@ import { findingsShown, remembered, said, saveMenu, showViews, viewsOf } from ".
  * @typedef {import("./panel.js").Cell} Cell
  */
 
+const NO_HEAD =
+  "By its config this model has no head, and so it predicts no tokens. " +
+  "Choose another for Lens and Patch.";
 const REST = 80; // milliseconds after the last keystroke
-const OVERLAYS = { norm: "Norm", difference: "Difference to B", lens: "Lens", visibility: "Visibility", attention: "Attention", patch: "Patch", drift: "Drift" };
-const EXPLAINED = /** @type {Record<string, string>} */ ({
+export const OVERLAYS = {
+  norm: "Norm", difference: "Difference to B", lens: "Lens", visibility: "Visibility",
+  attention: "Attention", patch: "Patch", drift: "Drift",
+};
+export const EXPLAINED = /** @type {Record<string, string>} */ ({
   norm: "The L2 norm of every state.",
   difference: "How far the states of the two texts are apart.",
   lens: "Logit lens: the token that each layer would predict if it were the last.",
@@ -29,6 +35,7 @@ const EXPLAINED = /** @type {Record<string, string>} */ ({
   drift: "Where a second model, or the same in another dtype, diverges.",
 });
 
+const PREDICTING = ["lens", "patch"]; // overlays that read what the model predicts
 const NEEDS_NOTHING_MORE = ["lens", "visibility", "attention"]; // overlays that a model answers from the text alone, or never
 
 export class GridTab {
@@ -74,7 +81,7 @@ export class GridTab {
     this.explained = element("p", { class: "lead tight" });
     this.why = element("div");
     this.stage = element("div", { class: "views" }, [said("Asking …", true)]);
-    this.beside = new Beside(this.asker, (columns, cell, model) => this.open(columns, cell, null, model));
+    this.beside = new Beside(this.asker, (...chosen) => this.chosenBeside(...chosen));
     this.besideModel = modelField("Second model, beside it", this.models, held("beside"), (name) => { hold("beside", name); void this.paint(); });
     this.below = element("div", { class: "views below" });
     this.aside = element("aside", { class: "state", "aria-label": "The chosen state" });
@@ -140,6 +147,10 @@ export class GridTab {
   arrange() {
     const overlay = held("overlay");
     this.overlays?.set(overlay);
+    for (const input of this.overlays?.root.querySelectorAll("input") ?? []) {
+      input.disabled = PREDICTING.includes(input.value) && this.isHeadless();
+      if (input.parentElement) input.parentElement.title = input.disabled ? NO_HEAD : "";
+    }
     if (this.explained) this.explained.textContent = EXPLAINED[overlay] ?? "";
     this.why?.replaceChildren(...(this.instead ? [said(this.reason ?? "", true)] : []));
     const again = (/** @type {import("./place.js").Held} */ name) => (/** @type {string} */ value) => {
@@ -206,6 +217,9 @@ export class GridTab {
   /** Ask for what the overlay shows, and paint it. */
   async paint() {
     const turn = ++this.turn;
+    if (PREDICTING.includes(held("overlay")) && this.isHeadless()) {
+      return this.replace(NO_HEAD);
+    }
     const needs = missing(this.usesB());
     if (needs) return this.nothing(said(needs, true));
     this.stage?.classList.add("stale");
@@ -241,16 +255,29 @@ export class GridTab {
    */
   async refused(reason) {
     const [overlay, turn] = [held("overlay"), this.turn];
-    const label = OVERLAYS[/** @type {keyof typeof OVERLAYS} */ (overlay)] ?? overlay;
     const replaced = NEEDS_NOTHING_MORE.includes(overlay) && (await this.hasNorms());
     if (turn !== this.turn) return undefined; // something else was asked in the meantime
     if (!replaced) {
       const norms = button("Show the norms", "Paint the norm of every state in its place", () => this.changeOverlay("norm"));
       return this.nothing(said(reason), this.again(), ...(overlay === "norm" ? [] : [norms]));
     }
-    this.instead = overlay;
+    return this.replace(reason);
+  }
+
+  /**
+   * Show the norms in place of the overlay, and say why.
+   * @param {string} reason
+   */
+  replace(reason) {
+    this.instead = held("overlay");
+    const label = OVERLAYS[/** @type {keyof typeof OVERLAYS} */ (this.instead)] ?? this.instead;
     this.reason = `${reason} The norms are shown in place of ${label}.`;
     return this.changeOverlay("norm");
+  }
+
+  /** Whether the model predicts no tokens, as far as that is known before it is loaded. */
+  isHeadless() {
+    return this.models.some((model) => model.name === held("model") && model.headless);
   }
 
   /** Whether the model can be loaded, and the text read. */
@@ -298,6 +325,7 @@ export class GridTab {
     const root = element("section", { "data-view": "0", class: "grid" });
     this.stage.replaceChildren(root);
     this.grid = remembered(root, new ChoosingGrid(root, view, (cell) => this.chosen(cell)));
+    this.beside?.follow(this.grid);
     const rest = element("div");
     this.below.replaceChildren(...(result.findings.length ? [findingsShown(result.findings)] : []), rest);
     showViews(rest, views.filter((_, i) => i !== first), 1);
@@ -324,14 +352,34 @@ export class GridTab {
     if (!this.grid || !this.columns || pin < 0) {
       this.asker.cancel("state");
       this.stateTurn += 1;
+      this.beside?.mirror();
       return this.panel?.empty();
     }
     const { sites, tokens } = this.grid.grid;
     this.open(this.columns, { site: sites[Math.floor(pin / tokens.length)], column: pin % tokens.length });
+    this.beside?.mirror();
     // In this overlay the grid shows what the chosen token reads.
     const token = this.columns.tokenAt(pin % tokens.length);
     if (held("overlay") === "attention" && typeof token === "number" && token !== this.reader) void this.paint();
     return undefined;
+  }
+
+  /**
+   * A cell of the second model: the first grid shows the same one, the panel the second's state.
+   * @param {Columns} columns
+   * @param {{site: string, column: number}} cell
+   * @param {string} model
+   */
+  chosenBeside(columns, cell, model) {
+    const { grid } = this;
+    writePage("change", "");
+    this.state = null;
+    if (grid && grid.pin >= 0) {
+      const token = this.columns?.tokenAt(grid.pin % grid.grid.tokens.length);
+      const site = grid.grid.sites[Math.floor(grid.pin / grid.grid.tokens.length)];
+      if (typeof token === "number") this.state = { site, token };
+    }
+    this.open(columns, cell, null, model);
   }
 
   /**

@@ -1,11 +1,16 @@
 /** Help: what the page shows and how it is used. It comes with the package, and needs no network. */
 
 import { element } from "../../views/static/elements.js";
+import { EXPLAINED, OVERLAYS } from "./gridtab.js";
+
+const GRID = "The grid";
 
 const PARTS = /** @type {[string, string[]][]} */ ([
-  ["The grid", [
+  [GRID, [
     "Tokens run across and layers run up: each cell is one hidden state. layer.0 is what enters the first block, layer.k what comes after k blocks, and final is the last layer after the model’s final norm.",
-    "Choose a model and type a text; the grid follows. Norm shows how large each state is. Lens shows the token that each layer would predict if it were the last; a model without an unembedding, such as a sentence encoder, has no lens. Visibility shows which states influence the chosen one. Difference to B and Patch need a second text. Drift compares two models, or one model in two dtypes.",
+    "Choose a model and type a text; the grid follows. Each overlay colours it in its own way.",
+    "A model without an unembedding, such as a sentence encoder, predicts no tokens: it has no " +
+    "Lens and no Patch. Difference to B and Patch need a second text.",
     "Patch needs two answers that tell the texts apart. Left empty, they are the tokens that the model finds likeliest after each text.",
     "A second model can stand beside the first: both are asked the same question.",
   ]],
@@ -21,14 +26,39 @@ const PARTS = /** @type {[string, string[]][]} */ ([
     "The address of the page holds everything: copy it to show the same view again. Undo and History lead back to what was asked before in this window.",
     "Save offers files, and the code that makes the same result, as Python and as a command.",
   ]],
-  ["More", ["In a terminal, `hiddenscope --help` lists every command, and in Python `help(hs.lens)` explains an analysis. The folder docs of the project has a page for each."]],
+  ["More", [
+    "`series` runs an analysis on one model after another, and `extract` writes to a folder: " +
+    "both are asked in a terminal or in Python.",
+    "In a terminal, `hiddenscope --help` lists every command, and in Python `help(hs.lens)` explains an analysis. The folder docs of the project has a page for each.",
+  ]],
 ]);
 
-/** @param {HTMLElement} root */
-export function helpTab(root) {
-  const parts = PARTS.flatMap(([title, paragraphs]) => [element("h3", {}, [title]), ...paragraphs.map((words) => element("p", {}, inline(words)))]);
-  root.replaceChildren(element("h2", { class: "tab" }, ["Help"]), element("div", { class: "prose help" }, parts));
+/**
+ * @param {HTMLElement} root
+ * @param {import("./api.js").AnalysisAnswer[]} analyses that the server offers
+ */
+export function helpTab(root, analyses) {
+  const parts = PARTS.flatMap(([title, paragraphs]) => {
+    const said = paragraphs.map((words) => element("p", {}, inline(words)));
+    return [element("h3", {}, [title]), ...said, ...(title === GRID ? [overlaysExplained()] : [])];
+  });
+  const listed = analyses.map(({ word, question }) => /** @type {const} */ ([word, question]));
+  const all = [...parts, element("h3", {}, ["All analyses"]), explained(listed)];
+  const heading = element("h2", { class: "tab" }, ["Help"]);
+  root.replaceChildren(heading, element("div", { class: "prose help" }, all));
   document.documentElement.dataset.ready = "true";
+}
+
+function overlaysExplained() {
+  const names = Object.entries(OVERLAYS);
+  return explained(names.map(([name, label]) => /** @type {const} */ ([label, EXPLAINED[name]])));
+}
+
+/** @param {(readonly [string, string])[]} pairs of a name and what it is */
+function explained(pairs) {
+  return element("dl", { class: "terms" }, pairs.flatMap(([name, words]) => [
+    element("dt", {}, [name]), element("dd", {}, [words]),
+  ]));
 }
 
 /**

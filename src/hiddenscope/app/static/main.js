@@ -54,7 +54,7 @@ async function start() {
     } else if (tab === "data") new DatasetTab(root, asker, analyses, lists);
     else if (tab === "stores") storeTab(root, asker, analyses, lists).catch((error) => root.replaceChildren(said(String(error.message))));
     else if (tab === "drift" && drift) driftTab(root, asker, drift, lists);
-    else if (tab === "help") helpTab(root);
+    else if (tab === "help") helpTab(root, analyses);
     else askTab(root, asker, analyses, lists);
   };
 

@@ -3,10 +3,14 @@ what is said where something is missing.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import pytest
+
 from tests.workbench.asking import SLOW
+from tests.workbench.models import save_adapter, save_word_model
 from tests.workbench.pages import Opener, Workbench, fragment
 from tests.workbench.serving import Bench
 
@@ -184,6 +188,56 @@ def test_two_models_stand_side_by_side(look: Opener, grid: Grid) -> None:
     shown.until("() => document.querySelector('.beside').hidden")
 
 
+def test_the_rows_of_two_grids_line_up_and_a_pin_stands_in_both(
+    look: Opener, tiny_name: str, bench: Bench
+) -> None:
+    """What is pinned is read out above a grid, in more lines in one than in the other."""
+    other = bench.folder("models/words")
+    address = {"model": tiny_name, "beside": other, "a": "Paul said that Mary was late"}
+    shown = look(fragment(**address, overlay="lens", **{"0.pin": "layer.2~1"}))
+    page = shown.page
+    page.locator(".beside canvas.front").wait_for()
+    for width in (1440, 1920):
+        page.set_viewport_size({"width": width, "height": 900})
+        shown.idle()
+        tops = page.evaluate(
+            "() => [...document.querySelectorAll('.pairing .window')].map((one) =>"
+            " one.getBoundingClientRect().top)"
+        )
+        assert len(tops) == 2 and tops[0] == pytest.approx(tops[1], abs=0.5)
+    second = look(fragment(**address | {"beside": tiny_name}, **{"0.pin": "layer.2~1"}))
+    readouts = second.page.locator(".pairing .readout")
+    second.page.locator(".beside canvas.front").wait_for()
+    second.idle()
+    said = readouts.all_inner_texts()
+    assert said[0] == said[1] and said[0].startswith("layer.2")
+    second.page.locator(".beside canvas.front").click(position={"x": 200, "y": 40})
+    second.idle()
+    first, mirrored = readouts.all_inner_texts()
+    assert first.split("(pinned)")[0].strip() in mirrored and first != said[0]
+    second.press("Escape")
+    second.panel.get_by_text("Choose a cell").wait_for()
+    assert "pinned" not in "".join(readouts.all_inner_texts())
+
+
+def test_a_folder_that_was_made_later_is_offered(
+    look: Opener, another: Any, tmp_path: Path
+) -> None:
+    """An adapter too, whose base lies beside it."""
+    root = tmp_path / "root"
+    save_word_model(root / "first")
+    with another(root=root) as fresh:
+        first = fresh.folder("first")
+        shown = look(fragment(model=first, a=A, overlay="norm"), at=fresh)
+        shown.heading("The norm")
+        save_word_model(root / "later")
+        shown.model("later")
+        shown.heading("The norm of every state of later")
+        save_adapter(root / "later", root / "lora")
+        shown.model("lora")
+        shown.heading("later + lora")
+
+
 def test_what_was_asked_is_listed_and_undone(grid: Grid) -> None:
     shown = grid(PIN)
     page = shown.page
@@ -195,6 +249,11 @@ def test_what_was_asked_is_listed_and_undone(grid: Grid) -> None:
     shown.act("Ablate", "Ablated")
     page.get_by_role("button", name="History").click()
     dialog = page.get_by_role("dialog")
+    # Its numbers stand outside the lines, where what scrolls is cut off.
+    room = dialog.locator("ol").evaluate(
+        "(list) => parseFloat(getComputedStyle(list).paddingLeft)"
+    )
+    assert room >= 2 * 16
     listed = dialog.locator("li").all_inner_texts()
     asked = [words.split(" of ")[0].split("\n")[0] for words in listed]
     assert asked == ["ablate layer.1", "Lens", "Norm"]
@@ -218,9 +277,12 @@ def test_a_model_without_a_lens_shows_norms_and_says_why(
     shown.heading("The norm of every state")
     assert shown.page.get_by_role("radio", name="Norm", exact=True).is_checked()
     said = shown.page.locator(".first .say").inner_text()
-    assert "no language-model head" in said and "in place of Lens" in said
+    assert "has no head" in said and "in place of Lens" in said
+    # Nobody is asked for answers that the model cannot compare.
+    assert shown.page.get_by_role("radio", name="Patch", exact=True).is_disabled()
     shown.model("models/tiny")
     shown.heading("What each layer")  # what was wanted in the first place
+    assert shown.page.get_by_role("radio", name="Patch", exact=True).is_enabled()
     assert shown.page.locator(".first .say").count() == 0
 
 
@@ -298,4 +360,4 @@ def test_nothing_of_an_earlier_grid_stays_beside_a_sentence(
 def test_a_model_name_that_is_refused_says_so(grid: Grid) -> None:
     shown = grid(expected=("422",))
     shown.model("../../etc/passwd")
-    shown.page.get_by_role("alert").get_by_text("cannot be understood").wait_for()
+    shown.page.get_by_role("alert").get_by_text("no model has such a name").wait_for()

@@ -186,6 +186,17 @@ def test_a_form_that_is_not_filled_in_says_what_is_missing(
     shown.page.get_by_text("Fill in “Contrast” first.").wait_for()
 
 
+def test_help_explains_every_overlay_and_lists_every_analysis(
+    look: Opener, bench: Bench
+) -> None:
+    shown = look("#tab=help")
+    told = shown.page.locator("dt").all_inner_texts()
+    shown.open("Grid")
+    overlays = shown.page.locator("#overlays label").all_inner_texts()
+    words = [one["word"] for one in bench.ask("GET", "/api/analyses").json]
+    assert told == [*overlays, *words] and "Attention" in overlays
+
+
 def test_pooling_is_a_word_or_a_position_and_what_is_left_alone_is_not_asked_for(
     look: Opener, tiny_name: str
 ) -> None:
@@ -200,6 +211,8 @@ def test_pooling_is_a_word_or_a_position_and_what_is_left_alone_is_not_asked_for
     assert asked_in(shown) == {"texts": [A, B]}
     page.get_by_text("More options").click()
     assert "as trained, or mean" in page.get_by_label("Pooling").inner_text()
+    box = page.get_by_label("Pooling").bounding_box()
+    assert box and box["width"] > 200, "what is chosen is not cut off"
     position = page.get_by_role("spinbutton", name="Position")
     assert position.count() == 0
     for chosen, value in (("first", "first"), ("a position", -2)):
