@@ -19,7 +19,7 @@ from hiddenscope.analyses.drift.program import is_compiled
 from hiddenscope.discovery import Anatomy, vocabulary
 from hiddenscope.errors import AnatomyError, StatesError, TextError
 from hiddenscope.model import Model, load
-from hiddenscope.modules import hooks
+from hiddenscope.modules import calls, hooks
 from hiddenscope.modules.module_copy import named_weights, private_copy
 from hiddenscope.passes import Inputs, TextEncoder, Texts, require_recordable
 from hiddenscope.states import Tokens
@@ -62,14 +62,14 @@ def as_candidate(side: Model | BareModule, reference: Model) -> LiveModel | None
     dtype = majority_dtype(module)
     if _has_same_tree(module, reference.module, reference.anatomy):
         return LiveModel(name, module, reference.anatomy, reference.pad, dtype)
+    # A module in plain PyTorch is a port: it is paired by what it computes.
+    if calls.plain_parameters(module) is not None:
+        return None
     if isinstance(side, BareModule):
         try:
             side = load((module, side.tokenizer))
         except AnatomyError:
             return None
-    # A module that reports no states is paired by what it computes, as a port is.
-    if not all(stack.proof.entries for stack in side.anatomy.stacks):
-        return None
     if _depths(side.anatomy) != _depths(reference.anatomy):
         return None
     return LiveModel(name, module, side.anatomy, reference.pad, dtype)
