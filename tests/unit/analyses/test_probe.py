@@ -68,7 +68,7 @@ from hiddenscope.linear.intervals import (
 from hiddenscope.linear.jackknife import jackknife_deviation
 from hiddenscope.measures.grouped import effective_count
 from hiddenscope.sites import Site
-from hiddenscope.texts import copy_key
+from hiddenscope.texts import Labelled, copy_key
 from hiddenscope.vectors.dataset import strings_of
 
 Tiny = Callable[..., hs.Model]
@@ -600,6 +600,20 @@ def test_one_more_right_row_never_lowers_an_interval(
     # It reaches no lower than the exact binomial one of as many rows as groups.
     exact = 0.025 ** (1 / effective_count(groups))
     assert interval_of(np.ones(len(rows), dtype=bool), groups).low > exact - 0.01
+
+
+def test_twenty_minimal_pairs_show_a_direction_that_permuted_labels_do_not() -> None:
+    """Also where the accuracy is so uncertain that its interval reaches to guessing."""
+    shared = noise(1, 20, 64, seed=8).repeat_interleave(2, 1)
+    values = 0.9**0.5 * shared + 0.1**0.5 * noise(1, 40, 64, seed=9)
+    labels = [0, 1] * 20
+    values[0, :, 0] += torch.tensor(labels) * 2 - 1
+    texts = tuple(f"text {row}" for row in range(40))
+    pairs = tuple(row // 2 for row in range(40))
+    data = Labelled(texts, tuple(labels), "pairs", pairs)
+    facts = hs.probe(states(values), data, pool="last").facts
+    assert facts["best"]["interval"][0] < 0.5
+    assert facts["above_chance_at"] == ["layer.0"]
 
 
 def test_rows_that_go_together_count_for_fewer() -> None:
