@@ -309,7 +309,8 @@ def variance_factors(
     2.0
     """
     expected = float(within.double().mean())
-    deviation = float(scores.double().std())
+    # Nothing is known of permuted labels where there are none.
+    deviation = float(scores.double().std()) if len(scores) > 1 else 0.0
     factor = lower_bound
     if expected > 0:
         factor = max(lower_bound, deviation**2 / expected)

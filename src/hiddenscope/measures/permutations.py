@@ -35,7 +35,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from hiddenscope.measures.grouped import numbered
-from hiddenscope.measures.serial import SerialCorrelation, serial_correlation
+from hiddenscope.measures.serial import serial_inflation
 from hiddenscope.states.arrays import Ints, Labels
 
 # Each round of draws misses a given order with probability 1/e, so that 30 rounds miss
@@ -60,12 +60,13 @@ class Permuted(NamedTuple):
     Where few orders of texts exist, each is there once. `smallest_p` is the smallest
     p-value that these labellings can give: the share of them that are the true one, or
     the true one with its classes renamed. It is None where all are, so that there is
-    nothing to compare with; `serial` says so where the order of the rows is why.
+    nothing to compare with; where the order of the rows is why, `serial` is the
+    inflation.
     """
 
     labellings: Tensor
     smallest_p: float | None
-    serial: SerialCorrelation | None = None
+    serial: float | None = None
 
 
 class _Uniform(NamedTuple):
@@ -135,7 +136,7 @@ def permuted(
     unit_of = rows if units is None else _codes(units)
     group_of = unit_of if groups is None else _codes(groups)
     if states is not None:
-        serial = serial_correlation(labels, states, numbered(group_of.tolist()))
+        serial = serial_inflation(labels, states, numbered(group_of.tolist()))
         if serial is not None:
             return Permuted(labels[None], None, serial)
     stratum_of = np.zeros_like(rows) if strata is None else _codes(strata)

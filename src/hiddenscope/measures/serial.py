@@ -1,20 +1,19 @@
 """Serial correlation: do labels and states both drift along the order of the rows?
 
-Two random walks are correlated though neither knows of the other (Yule 1926): rows
-that follow one another are not independent, and permuted labels, which do not drift,
-look worse than the true ones. It takes both. Labels that are sorted meet states that
-are not, and the other way round, as in any order.
+Two random walks go together though neither knows of the other (Yule 1926): rows that
+follow one another are not independent, and permuted labels, which do not drift, look
+worse than the true ones. It takes both. Sorted labels meet states that do not drift as
+in any other order. So labels are shifted along the order, which keeps their drift, and
+compared with permuted ones: how closely do they go with the states?
 
 >>> import torch
->>> drifting = torch.randn(2, 1, 60, 8, generator=torch.Generator().manual_seed(0))
->>> states, other = drifting.cumsum(2)
->>> serial_correlation(other[0, :, 0], states, np.arange(60)) is None
-False
->>> serial_correlation(torch.arange(60) // 30, drifting[0], np.arange(60)) is None
+>>> steps = torch.randn(2, 1, 60, 8, generator=torch.Generator().manual_seed(0))
+>>> states, other = steps.cumsum(2)
+>>> serial_inflation(other[0, :, 0], states, np.arange(60)) > 2
+True
+>>> serial_inflation(torch.arange(60) // 30, steps[0], np.arange(60)) is None
 True
 """
-
-from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -22,36 +21,26 @@ from torch import Tensor
 from hiddenscope.measures.grouped import group_sums
 from hiddenscope.states.arrays import Floats, Ints
 
-# A group is compared with so many that follow it.
-LAGS = 3
 # With fewer groups nothing is told, and more are not looked at.
 FEWEST = 12
 MOST = 500
-# Standard errors from which on a correlation is no chance.
-CERTAIN = 2.5
-# The least product of both correlations that matters: the variance of a score grows by
-# about twice its sum over all lags (Bartlett 1935).
-MATTERS = 0.02
+# A group is a neighbour of so many that follow it.
+LAGS = 3
+# A smaller deviation, relative to the largest state, is rounding.
+ROUNDING = 1e-6
+# Standard errors from which on a drift is no chance, and the inflation that matters.
+CERTAIN = 3.0
+MATTERS = 1.5
 
 
-class SerialCorrelation(NamedTuple):
-    """The mean correlation of neighbours, for labels and for what they leave of states.
+def serial_inflation(labels: Tensor, states: Tensor, groups: Ints) -> float | None:
+    """Return how much more closely shifted labels go with states than permuted ones.
 
-    The states are those of the site where it is largest.
-    """
-
-    labels: float
-    states: float
-
-
-def serial_correlation(
-    labels: Tensor, states: Tensor, groups: Ints
-) -> SerialCorrelation | None:
-    """Return how labels and states `[site, row, width]` drift; None unless both do.
-
-    `groups` numbers the group of each row by first occurrence. Groups are compared by
-    their means. What labels explain of the states is taken out first, numbers as cubic
-    polynomials, so that states that merely follow sorted labels do not count.
+    That is the ratio of mean squared covariances, and of the site of `states`
+    `[site, row, width]` where it is largest; None unless it is certain and matters.
+    `groups` numbers the group of each row by first occurrence, and groups are compared
+    by their means. What labels explain of the states is taken out first, of numbers a
+    cubic polynomial, so that states that merely follow sorted labels do not count.
     """
     rows = np.flatnonzero(groups < MOST)
     inside = groups[rows]
@@ -65,26 +54,40 @@ def serial_correlation(
         features = (values - values.mean()) / values.std()
         powers = 3
     design = group_sums(features, inside) / sizes
-    of_labels = _neighbours(design - design.mean(0))
-    if not of_labels:
+    centred = design - design.mean(0)
+    order = np.arange(len(sizes))
+    near = np.abs(np.subtract.outer(order, order)) <= LAGS
+    if _inflation(centred, near) == 1:
         return None
+    shifted = _shifted(centred)
     design = np.hstack([design**power for power in range(powers + 1)])
     fitted = design @ np.linalg.pinv(design)
-    of_states = 0.0
+    largest = MATTERS
     for site in states:
         means = group_sums(site[rows].double().numpy(), inside) / sizes
-        of_states = max(of_states, _neighbours(means - fitted @ means))
-    if of_labels * of_states < MATTERS:
-        return None
-    return SerialCorrelation(of_labels, of_states)
+        residuals = means - fitted @ means
+        deviation = residuals.std(0)
+        varied = deviation > ROUNDING * np.abs(means).max()
+        # A few channels of large variance would be as few independent trials.
+        scaled = residuals[:, varied] / deviation[varied]
+        largest = max(largest, _inflation(scaled, shifted))
+    return largest if largest > MATTERS else None
 
 
-def _neighbours(rows: Floats) -> float:
-    """Return the mean correlation of centred rows with the next; 0 if it is chance."""
-    products = rows @ rows.T
-    near = np.concatenate([products.diagonal(lag) for lag in range(1, LAGS + 1)])
-    others = products[np.triu_indices(len(rows), 1)]
-    excess = near.mean() - others.mean()
-    if excess <= CERTAIN * others.std() / len(near) ** 0.5:
-        return 0.0
-    return float(excess / products.diagonal().mean())
+def _shifted(labels: Floats) -> Floats:
+    """Return the mean products `[row, row]` of labels over all shifts."""
+    spectrum = np.abs(np.fft.fft(labels, axis=0)) ** 2
+    by_lag = np.fft.ifft(spectrum.sum(1)).real
+    return by_lag[np.subtract.outer(*[np.arange(len(labels))] * 2)]
+
+
+def _inflation(rows: Floats, shifted: Floats) -> float:
+    """Return the inflation of centred rows, 1 where chance explains it."""
+    others = ~np.eye(len(rows), dtype=bool)
+    one, other = (rows @ rows.T)[others], shifted[others].astype(float)
+    # Both are products of centred rows, so that entries are nearly uncorrelated.
+    excess = ((one - one.mean()) * (other - other.mean())).sum()
+    error = one.std() * other.std() * (2 * len(one)) ** 0.5
+    if excess <= CERTAIN * error:
+        return 1.0
+    return float(1 + excess / (np.square(rows).sum() * shifted[0, 0]))

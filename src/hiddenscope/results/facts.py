@@ -21,13 +21,6 @@ class NearDuplicateFacts(TypedDict):
     example: list[str]
 
 
-class SerialFacts(TypedDict):
-    """The mean correlation of neighbours, where both labels and states drift."""
-
-    labels: float
-    states: float
-
-
 class GroupFacts(TypedDict, total=False):
     """Which texts belong together, and what speaks against their independence."""
 
@@ -36,7 +29,7 @@ class GroupFacts(TypedDict, total=False):
     groups_given: bool
     copies: int
     near_duplicates: NearDuplicateFacts
-    serial_correlation: SerialFacts
+    serial_inflation: float
 
 
 class SiteValueFacts(TypedDict):

@@ -35,15 +35,15 @@ def independence(facts: Facts, of: str = "") -> str:
             f"The texts{of} are taken as independent of one another, since no groups"
             " were given."
         )
-    serial = facts.get("serial_correlation")
+    serial = facts.get("serial_inflation")
     if serial is not None:
         sentence += (
             " That is doubtful: labels and states both drift along the order of the"
-            f" texts (neighbours correlate by {serial['labels']:.2f} and"
-            f" {serial['states']:.2f}), and what drifts goes together by chance. So"
-            " permuted labels are no comparison, and fresh texts may be read much"
-            " worse. Put texts that follow one another, such as those of one document"
-            " or day, into one group."
+            " texts, and what drifts goes together by chance (labels shifted along the"
+            f" order explain {serial:.1f} times as much as permuted ones). So permuted"
+            " labels are no comparison, and fresh texts may be read much worse. Put"
+            " texts that follow one another, such as those of one document or day, into"
+            " one group."
         )
     near = facts.get("near_duplicates")
     if near is None or near["texts"] < MANY * near["of"]:

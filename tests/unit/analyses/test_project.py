@@ -610,8 +610,8 @@ def test_groups_of_paraphrases_are_one_piece_of_evidence_each() -> None:
         assert grouped.facts["parts"][0]["groups_given"]
     assert alone >= 5 and together <= 1
     in_order = drawn(values, list(data.labels)).facts["parts"][0]
-    assert "serial_correlation" in in_order and in_order["smallest_p"] is None
-    assert "serial_correlation" not in grouped.facts["parts"][0]
+    assert "serial_inflation" in in_order and in_order["smallest_p"] is None
+    assert "serial_inflation" not in grouped.facts["parts"][0]
 
 
 def test_copies_move_no_score() -> None:

@@ -17,7 +17,6 @@ from hiddenscope.linear.intervals import MIN_GROUPS
 from hiddenscope.linear.probe import Task
 from hiddenscope.measures.grouped import effective_count
 from hiddenscope.measures.permutations import permuted
-from hiddenscope.measures.serial import SerialCorrelation
 from hiddenscope.states.arrays import Ints, Labels
 
 FOLDS = 5
@@ -67,7 +66,7 @@ class Design:
     permuted: torch.Tensor
     bootstrap: torch.Tensor
     smallest_p: float | None
-    serial: SerialCorrelation | None
+    serial: float | None
 
     @property
     def fold_count(self) -> int:

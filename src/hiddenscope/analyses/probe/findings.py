@@ -232,7 +232,7 @@ def probe_facts(scored: Scored, pool: Pooling | None) -> Facts:
     if rows.belonging is not None:
         facts |= rows.belonging.facts
     if scored.design.serial is not None:
-        facts["serial_correlation"] = scored.design.serial._asdict()
+        facts["serial_inflation"] = scored.design.serial
     facts |= {
         "texts": len(set(rows.texts)),
         "folds": scored.design.fold_count,
@@ -299,7 +299,7 @@ def as_best(interval: Interval) -> list[float]:
 def is_above(interval: Interval, p: float, chance: float) -> bool:
     """Return whether a score is above chance.
 
-    Permuted labels must not explain it, and its interval must be above chance.
+    Permuted labels must not explain it, and its lower bound must be above chance.
     """
     return p <= SIGNIFICANCE and interval.decision_low > chance
 

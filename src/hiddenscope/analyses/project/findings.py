@@ -223,7 +223,7 @@ def project_facts(part: Points, panels: Sequence[Panel], beside: Beside) -> Fact
     if beside.order is not None:
         facts |= {**part.belonging.facts, "smallest_p": beside.order.smallest_p}
         if beside.order.serial is not None:
-            facts["serial_correlation"] = beside.order.serial._asdict()
+            facts["serial_inflation"] = beside.order.serial
     pairs = zip(part.sites, panels, strict=True)
     equal = [site for site, panel in pairs if panel.picture is None]
     if equal:
