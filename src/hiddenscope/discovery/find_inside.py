@@ -305,6 +305,9 @@ class _Search:
         """Return the layout in which an operation's output is z, head by head."""
         output, texts = operation.output, self.traced.texts
         if output.ndim == 4:
+            # An einsum may put tokens before heads.
+            if output.shape[2] != self.tokens:
+                output = output.transpose(1, 2)
             layout = HeadLayout(output.shape[1])
         elif output.ndim == 3 and output.shape[0] % texts == 0:
             count = output.shape[0] // texts

@@ -161,7 +161,7 @@ def trace(
             operands = tuple(part.detach().clone() for part in operation.operands)
         output = run(operation)
         if isinstance(output, Tensor):
-            copy = operation.laid_out(output.detach()).clone()
+            copy = output.detach().clone()
             traced.operations.append(
                 TracedOperation(
                     operation.kind, next(clock), tuple(places), operands, copy

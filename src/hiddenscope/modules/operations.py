@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -65,9 +65,6 @@ class Operation:
 
         They are empty for a call in a form that is not understood.
         """
-        if self.function is torch.einsum:
-            factors = zip(self.args[1:], self._axes, strict=False)
-            return tuple(factor.permute(axes) for factor, axes in factors)
         named = self.named
         operands = [named.get(name) for name in self._operand_names]
         if not all(isinstance(operand, Tensor) for operand in operands):
@@ -91,25 +88,14 @@ class Operation:
             return _NAMES_WHEN_ADDING[1:]
         return _NAMES[self.kind]
 
-    @property
-    def _axes(self) -> Sequence[Sequence[int]]:
-        is_product = self.function is torch.einsum and len(self.args) == 3
-        return _product_axes(self.args[0]) if is_product else ()
-
-    def laid_out(self, output: Tensor) -> Tensor:
-        """Return what an einsum made with its axes as a product has them."""
-        return output.permute(self._axes[2]) if self._axes else output
-
     def with_operand(self, index: int, tensor: Tensor) -> Operation:
         """Return the same call with another operand."""
         name = self._operand_names[index]
         if name in self.kwargs:
             return replace(self, kwargs={**self.kwargs, name: tensor})
         args = list(self.args)
-        if self._axes:
-            tensor = tensor.movedim(tuple(range(tensor.ndim)), self._axes[index])
-        # Operands are the first arguments; a term or an equation may come before them.
-        args[index + int(self.function in (*_ADDING, torch.einsum))] = tensor
+        # Operands are the first arguments, or the last of a product that adds.
+        args[index + int(self.function in _ADDING)] = tensor
         return replace(self, args=tuple(args))
 
     def run(self) -> Any:
@@ -117,34 +103,26 @@ class Operation:
         return self.function(*self.args, **self.kwargs)
 
 
-@cache
-def _product_axes(equation: str) -> Sequence[Sequence[int]]:
-    """Return the axes of both factors of an einsum, and of its result, as a product.
+def _as_product(equation: Any, *factors: Any) -> tuple[Callable[..., Any], Any]:
+    """Return an einsum as a function of [shared, row, inner], [shared, inner, column].
 
-    They are [shared, row, inner], [shared, inner, column] and [shared, row, column]; it
-    is empty for an einsum that is no product.
-
-    >>> _product_axes("bhqk,bkhd->bqhd")
-    [[0, 1, 2, 3], [0, 2, 1, 3], [0, 2, 1, 3]]
+    One that is no product stays as it is.
     """
-    match = re.fullmatch(r"(\w+),(\w+)->(\w+)", equation.replace(" ", ""))
-    if match is None:
-        return []
-    left, right, made = match.groups()
-    shared = "".join(axis for axis in made if axis in left and axis in right)
-    row = "".join(axis for axis in made if axis not in right)
-    column = "".join(axis for axis in made if axis not in left)
-    inner = "".join(axis for axis in left if axis not in made)
-    axes = []
-    for letters, order in (
-        (left, shared + row + inner),
-        (right, shared + inner + column),
-        (made, shared + row + column),
-    ):
-        if sorted(letters) != sorted(order) or len(order) != len(shared) + 2:
-            return []
-        axes.append([letters.index(axis) for axis in order])
-    return axes
+    if len(factors) == 1:
+        (factors,) = factors
+    match = re.fullmatch(r"(\w+),(\w+)->(\w+)", str(equation).replace(" ", ""))
+    if match is not None:
+        left, right, made = match.groups()
+        row = re.sub(f"[{right}]", "", left)
+        inner = re.sub(f"[{made}]", "", left)
+        column = re.sub(f"[{left}]", "", right)
+        if len(row) == len(inner) == len(column) == 1:
+            shared = re.sub(f"[{row}{column}]", "", made)
+            first, second = shared + row + inner, shared + inner + column
+            function = partial(torch.einsum, f"{first},{second}->{made}")
+            permuted = torch.einsum(f"{left}->{first}", factors[0])
+            return function, (permuted, torch.einsum(f"{right}->{second}", factors[1]))
+    return torch.einsum, (equation, *factors)
 
 
 RunOperation: TypeAlias = Callable[[Operation], Any]
@@ -174,10 +152,10 @@ class OperationMode(TorchFunctionMode):
         kind = None if self.is_over else KINDS.get(function)
         if kind is None:
             return function(*args, **(kwargs or {}))
+        if function is torch.einsum:
+            function, args = _as_product(*args)
         number = self._counts[kind]
         self._counts[kind] += 1
-        if function is torch.einsum and isinstance(args[1], list | tuple):
-            args = (args[0], *args[1])
         operation = Operation(
             kind, number, function, args, dict(kwargs or {}), self._forward
         )

@@ -239,9 +239,9 @@ def test_an_einsum_shows_the_heads_that_a_product_shows(attend):
     close(*changed, **NEAR)
 
 
-def einsum_turned(q, k, v):
+def einsum_with_dots(q, k, v):
     pattern = pattern_of(torch.einsum("bqhd,bkhd->bhqk", q, k))
-    return torch.einsum("bkhd,bhqk->bqhd", v, pattern)
+    return torch.einsum("...hqk,...khd->...qhd", pattern, v)
 
 
 def by_groups(q, k, v):
@@ -254,7 +254,7 @@ def by_groups(q, k, v):
 @pytest.mark.parametrize(
     ("attend", "reason"),
     [
-        (einsum_turned, "in a form that is not understood"),
+        (einsum_with_dots, "in a form that is not understood"),
         (by_groups, "a piece of what enters"),
         (
             lambda *parts: 1.5 * einsum_by_tokens(*parts),
