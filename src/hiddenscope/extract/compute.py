@@ -3,7 +3,6 @@ computed.
 """
 
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -36,21 +35,15 @@ from hiddenscope.store import StorePlan, StoreSequence, Writer
 # Units that are written at once: one core hashes more slowly than a good disk writes.
 # With the one that is computed, three are in memory.
 WRITERS = 2
-# A job is timed if it has that many times the tokens of the batch that is timed.
-WORTH_TIMING = 40
 
 
 @dataclass(frozen=True)
 class Done:
-    """A unit that has been committed, by this worker or by another one before.
-
-    `bare_seconds` is what the bare forward pass over the unit would take.
-    """
+    """A unit that has been committed, by this worker or by another one before."""
 
     unit: str
     tokens: int
     bytes: int
-    bare_seconds: float
     committed_here: bool
 
 
@@ -210,48 +203,6 @@ class Unit:
         return f"{site}, text {sequence.text:,}, position {position}"
 
 
-def bare_speed(
-    model: Model, sequences: Sequence[StoreSequence], spec: ExtractSpec, tokens: int
-) -> float | None:
-    """Return the tokens per second of the bare forward pass, up to the deepest site.
-
-    One batch of a unit is timed. Return None where that would cost too much, for a job
-    of that many tokens.
-    """
-    inputs = _inputs(model, sequences)
-    batches = _batches(sequences)
-    costs = inputs.costs
-    sizes = [sum(costs[index] for index in batch) for batch in batches]
-    # The median by size: the last batch of a unit may be one short text, which keeps a
-    # GPU waiting.
-    size = sorted(sizes)[len(sizes) // 2]
-    if tokens < WORTH_TIMING * size:
-        return None
-    median = sizes.index(size)
-    # The first pass of a process is a slow one; on a GPU, so is the first of a shape.
-    first = median if model.device.type == "cuda" else sizes.index(min(sizes))
-    with model.lock:
-        run_bare(model, inputs, [batches[first]], spec)
-        begin = time.perf_counter()
-        run_bare(model, inputs, [batches[median]], spec)
-        return size / (time.perf_counter() - begin)
-
-
-def run_bare(
-    model: Model, inputs: Inputs, batches: Sequence[Sequence[int]], spec: ExtractSpec
-) -> None:
-    """Run the forward pass up to the deepest site, and do nothing with the states."""
-    for indices in batches:
-        batch = inputs.some(indices)
-        buffers = buffers_for(model, spec.sites[-1:], batch, keep="device")
-        run_pass(model, batch.pad(model), range(len(batch)), buffers)
-        for stack_buffer in buffers.values():
-            stack_buffer.finish()
-    # A GPU works on after the call has returned.
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
-
-
 def _inputs(model: Model, sequences: Sequence[StoreSequence]) -> Inputs:
     return model.encode(Inputs(tuple(sequence.ids for sequence in sequences)))
 
@@ -281,7 +232,7 @@ class Pipeline:
     the number of tokens of every batch that has been run, both by one thread at a time.
     `failed` is called at once with the error of a unit that could not be committed: the
     next `put` raises it too, but whoever waits for an answer before the next `put`
-    would wait for ever. `speed` is that of the bare pass.
+    would wait for ever.
     """
 
     def __init__(
@@ -289,7 +240,6 @@ class Pipeline:
         model: Model,
         writer: Writer,
         report: Callable[[Done], None],
-        speed: float | None = None,
         failed: Callable[[BaseException], None] = lambda error: None,
         batch_done: Callable[[int], None] = lambda tokens: None,
     ) -> None:
@@ -300,7 +250,6 @@ class Pipeline:
         self.failed = failed
         self.spec = spec_of(writer.plan)
         self._batch_done = batch_done
-        self._speed = speed
         self._error: BaseException | None = None
         self._reporting = threading.Lock()
         self._memory = HostMemory()
@@ -378,7 +327,6 @@ class Pipeline:
             unit=unit,
             tokens=digest.tokens,
             bytes=rows * self.spec.row_bytes,
-            bare_seconds=digest.tokens / self._speed if self._speed else 0.0,
             committed_here=committed_here,
         )
         with self._reporting:

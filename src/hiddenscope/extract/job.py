@@ -23,7 +23,7 @@ import torch
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Error, FileError, PassError, TooLarge, is_out_of_memory
 from hiddenscope.extract import local
-from hiddenscope.extract.compute import Done, Pipeline, bare_speed, spec_of
+from hiddenscope.extract.compute import Done, Pipeline, spec_of
 from hiddenscope.extract.corpus import Corpus, SeenTexts
 from hiddenscope.extract.engine import Engine, EngineKind
 from hiddenscope.extract.planning import (
@@ -89,7 +89,6 @@ class ExtractJob:
         if not new and self.pending:
             first = random.randrange(len(self.pending))
             self.pending = self.pending[first:] + self.pending[:first]
-        self._speed = self._measure_speed()
         self.cost = self._cost(tuple(damaged))
 
     @classmethod
@@ -106,10 +105,9 @@ class ExtractJob:
     ) -> ExtractJob:
         """Read the corpus and plan a job, with the parameters of `hs.extract`.
 
-        This creates the store on disk, with its plan but without states. A local job
-        that is large enough runs two batches, of which it times one. In a folder that
-        holds a job already, the same job is continued and another one is refused. The
-        records of damaged units are deleted, so that `run` computes these again.
+        This creates the store on disk, with its plan but without states. In a folder
+        that holds a job already, the same job is continued and another one is refused.
+        The records of damaged units are deleted, so that `run` computes these again.
         """
         if pool is not None:
             pool = parse_pooling(pool, PassError)
@@ -132,18 +130,6 @@ class ExtractJob:
         units = self.writer.plan.units
         return sum(unit.tokens for unit in units if unit.name in pending)
 
-    @property
-    def _threads(self) -> int:
-        return int(self.writer.plan.environment["threads"])
-
-    def _measure_speed(self) -> float | None:
-        """Return the tokens per second of the bare pass, if it runs on this machine."""
-        if self.engine.kind != "local" or not self.pending:
-            return None
-        sequences = self.writer.sequences(self.pending[0])
-        with hooks.threads(self._threads):
-            return bare_speed(self.model, sequences, self.spec, self.pending_tokens)
-
     def _cost(self, damaged: tuple[str, ...]) -> JobCost:
         plan = self.writer.plan
         pending = set(self.pending)
@@ -153,10 +139,6 @@ class ExtractJob:
             total_bytes += unit_bytes
             if unit.name in pending:
                 bytes_left += unit_bytes
-        seconds = None
-        if self._speed:
-            workers = self.engine.workers or 1
-            seconds = self.pending_tokens / self._speed / workers
         return JobCost(
             texts=plan.corpus["count"],
             duplicates=plan.corpus["duplicates"],
@@ -170,7 +152,6 @@ class ExtractJob:
             bytes=total_bytes,
             bytes_left=bytes_left,
             bytes_free=free_on_disk(self.writer.path),
-            seconds=seconds,
             damaged=damaged,
         )
 
@@ -199,14 +180,11 @@ class ExtractJob:
         workers = engine.workers or 1
         if engine.kind == "local" and workers == 1:
             pipeline = Pipeline(
-                self.model,
-                writer,
-                meter.unit_done,
-                self._speed,
-                batch_done=meter.batch_done,
+                self.model, writer, meter.unit_done, batch_done=meter.batch_done
             )
             # Sums over another number of threads have other last bits.
-            with hooks.threads(self._threads), pipeline:
+            threads = int(writer.plan.environment["threads"])
+            with hooks.threads(threads), pipeline:
                 for unit, upcoming in zip_longest(pending, pending[1:]):
                     pipeline.put(unit, upcoming)
             return
@@ -219,7 +197,6 @@ class ExtractJob:
                     workers,
                     meter.unit_done,
                     meter.batch_done,
-                    self._speed,
                 )
             else:
                 run_on_ray(
@@ -251,7 +228,6 @@ class _Meter:
         *,
         every_batch: bool,
     ) -> None:
-        self.job = job
         self.report = report
         self.every_batch = every_batch
         self.begin = time.perf_counter()
@@ -265,7 +241,6 @@ class _Meter:
         self.committed_tokens = 0
         self.foreign_tokens = 0
         self.batch_tokens = 0
-        self.bare_seconds = 0.0
 
     def batch_done(self, tokens: int) -> None:
         """Count one more batch, and report if every batch is reported."""
@@ -280,7 +255,6 @@ class _Meter:
         if done.committed_here:
             self.bytes_written += done.bytes
             self.committed_tokens += done.tokens
-            self.bare_seconds += done.bare_seconds
         else:
             self.foreign_tokens += done.tokens
         self.report(self._progress())
@@ -294,10 +268,6 @@ class _Meter:
         tokens_computed = min(self.total_tokens, self.foreign_tokens + computed)
         if self.units_done == self.total_units:
             tokens_computed = self.total_tokens
-        share = None
-        if self.bare_seconds:
-            workers = self.job.engine.workers or 1
-            share = self.bare_seconds / workers / seconds
         seconds_left = None
         if speed:
             seconds_left = (self.total_tokens - tokens_computed) / speed
@@ -310,7 +280,6 @@ class _Meter:
             bytes_written=self.bytes_written,
             seconds=seconds,
             tokens_per_second=speed,
-            share_of_bare_pass=share,
             seconds_left=seconds_left,
         )
 

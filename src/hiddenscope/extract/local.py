@@ -38,7 +38,6 @@ def run_locally(
     workers: int,
     report: Callable[[Done], None],
     batch_done: Callable[[int], None],
-    speed: float | None = None,
 ) -> None:
     """Compute units in worker processes; one that dies is started again."""
     schedule = Schedule(units, report)
@@ -48,7 +47,6 @@ def run_locally(
             "recipe": recipe.to_json(),
             "store": str(writer.path.absolute()),
             "digest": writer.digest,
-            "speed": speed,
             "device": _device(recipe, number),
         }
         supervisors.append(_Supervisor(schedule, order, batch_done))
@@ -231,7 +229,6 @@ def _compute_units(channel: Channel, fail: Callable[[BaseException], None]) -> N
             recipe.model(writer.plan, order["device"]),
             writer,
             lambda done: channel.send({"type": "done", "done": asdict(done)}),
-            order["speed"],
             fail,
             lambda tokens: channel.send({"type": "batch", "tokens": tokens}),
         )

@@ -11,13 +11,9 @@ MAX_NAMED = 5
 class JobProgress:
     """How far a job is, of the units that were pending when it began.
 
-    `share_of_bare_pass` is the time of the forward passes alone over the time taken: 1
-    means no overhead. It is an estimate, from the speed of one batch that is timed when
-    the job is planned. It is None for a job on a cluster, for one that is too small to
-    be timed, and until this job has committed a unit. Speeds count what this job
-    committed itself, so `seconds_left` is too long while another job works on the same
-    store. `tokens_done` are those of units that are kept; `tokens_computed` also counts
-    the batches of units that are still at work.
+    Speeds count what this job committed itself, so `seconds_left` is too long while
+    another job works on the same store. `tokens_done` are those of units that are kept;
+    `tokens_computed` also counts the batches of units that are still at work.
     """
 
     units: int
@@ -28,7 +24,6 @@ class JobProgress:
     bytes_written: int
     seconds: float
     tokens_per_second: float
-    share_of_bare_pass: float | None
     seconds_left: float | None
 
     def line(self) -> str:
@@ -38,8 +33,6 @@ class JobProgress:
             f"{self.units_done:,} of {self.units:,} units kept",
             f"{self.tokens_per_second:,.0f} tokens/s",
         ]
-        if self.share_of_bare_pass is not None:
-            parts.append(f"{self.share_of_bare_pass:.0%} of the bare pass")
         if self.seconds_left is not None:
             parts.append(f"{format_duration(self.seconds_left)} left")
         return ", ".join(parts)
@@ -54,7 +47,6 @@ class JobCost:
     """What a job will cost, as it was when the job was planned: `run` does not change
     it.
 
-    `seconds` is for the forward passes; None where they run elsewhere, or are few.
     `units_left` and `bytes_left` are what was not in the store yet. All `tokens` are
     computed; the states of `tokens_kept` of them are written, or in a pooled store of
     none. `damaged` are the files of the plan and the units that were damaged or lost
@@ -73,7 +65,6 @@ class JobCost:
     bytes: int
     bytes_left: int
     bytes_free: int
-    seconds: float | None
     damaged: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
@@ -99,8 +90,6 @@ class JobCost:
             f"still to write: {format_size(self.bytes_left)}"
             f" ({format_size(self.bytes_free)} free on this disk)"
         )
-        if self.seconds is not None:
-            left += f", about {format_duration(self.seconds)}"
 
         lines = [f"{texts}, {tokens}, {self.sites} sites", units, left]
         if self.damaged:

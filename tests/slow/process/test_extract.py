@@ -95,7 +95,7 @@ def test_a_worker_that_is_started_while_the_job_ends_is_ended_too(
 
     def start_late(log: Any) -> WorkerProcess:
         # Another worker has committed the last unit meanwhile.
-        planned.done(compute.Done("000000", 1, 1, 0.0, True))
+        planned.done(compute.Done("000000", 1, 1, True))
         started.append(standing_in(tmp_path / "heard"))
         return started[-1]
 
@@ -147,7 +147,7 @@ def test_a_unit_that_was_meant_for_a_dead_worker_never_precedes_the_order_of_the
     while not heard.exists() or heard.read_text().count("\n") < 2:
         assert time.monotonic() < until
         time.sleep(0.05)
-    planned.done(compute.Done("000000", 1, 1, 0.0, True))
+    planned.done(compute.Done("000000", 1, 1, True))
     served.end()
     assert heard.read_text().splitlines() == ['{"order": 1}', '{"unit": "000000"}']
 
