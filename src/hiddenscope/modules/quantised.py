@@ -285,7 +285,7 @@ def _unpack(part: nn.Module, weight: Any) -> Tensor:
     return _unpack_4bit(weight, weight.quant_state)
 
 
-def _unpack_4bit(weight: Tensor, state: object) -> Tensor:
+def _unpack_4bit(weight: Tensor, state: Any) -> Tensor:
     from bitsandbytes import functional
 
     unpacked: Tensor = functional.dequantize_4bit(weight.detach(), state)
