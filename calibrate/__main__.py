@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from calibrate import attention, graft, patch, probe, project, visibility
+from calibrate import attention, exchange, graft, patch, probe, project, visibility
 from calibrate.trials import Row, Share, Study
 
 ROOT = Path(__file__).parent.parent
@@ -24,6 +24,7 @@ RESULTS, PAGE, PROBE = (
 STUDIES = (
     probe.STUDY,
     project.STUDY,
+    exchange.STUDY,
     visibility.STUDY,
     graft.STUDY,
     patch.STUDY,
