@@ -66,7 +66,11 @@ class Library:
                 )
             )
         for name in _hub_models():
-            models.append(ModelAnswer(name=name, label=name, source="hub", here=True))
+            models.append(
+                ModelAnswer(
+                    name=name, label=name, source="hub", here=True, headless=False
+                )
+            )
         for name, path in self._search(_is_model, "folder"):
             models.append(
                 ModelAnswer(

@@ -56,7 +56,7 @@ def serial_inflation(labels: Tensor, states: Tensor, groups: Ints) -> float | No
     design = group_sums(features, inside) / sizes
     centred = design - design.mean(0)
     order = np.arange(len(sizes))
-    near = np.abs(np.subtract.outer(order, order)) <= LAGS
+    near = (np.abs(np.subtract.outer(order, order)) <= LAGS).astype(float)
     if _inflation(centred, near) == 1:
         return None
     shifted = _shifted(centred)
@@ -84,7 +84,7 @@ def _shifted(labels: Floats) -> Floats:
 def _inflation(rows: Floats, shifted: Floats) -> float:
     """Return the inflation of centred rows, 1 where chance explains it."""
     others = ~np.eye(len(rows), dtype=bool)
-    one, other = (rows @ rows.T)[others], shifted[others].astype(float)
+    one, other = (rows @ rows.T)[others], shifted[others]
     # Both are products of centred rows, so that entries are nearly uncorrelated.
     excess = ((one - one.mean()) * (other - other.mean())).sum()
     error = one.std() * other.std() * (2 * len(one)) ** 0.5

@@ -206,7 +206,7 @@ def _write(
             remedy = load_with_head(model)
         raise PassError(
             f"Cannot generate with {model.anatomy.name}",
-            "it has no `generate` of transformers with a language-model head",
+            "it has no language-model head, or no `generate` of transformers",
             remedy,
         )
     settings = {

@@ -108,7 +108,8 @@ def _as_product(equation: Any, *factors: Any) -> tuple[Callable[..., Any], Any]:
 
     One that is no product stays as it is.
     """
-    if len(factors) == 1:
+    # torch takes them as a list too.
+    if isinstance(factors[0], list | tuple):
         (factors,) = factors
     match = re.fullmatch(r"(\w+),(\w+)->(\w+)", str(equation).replace(" ", ""))
     if match is not None:

@@ -321,7 +321,6 @@ REFUSED: list[tuple[Any, str, str]] = [
     (["a", "b"], "classify", "80 texts and 2 labels"),
     (["a", None] * 40, "classify", "the label of text 1 is missing"),
     ([0.5, float("nan")] * 40, "classify", "the label of text 1 is missing"),
-    ("yes", "classify", "got str"),
     (7, "classify", "got int"),
     (["a", "b"] * 40, "regress", "label 0 is 'a'"),
     ([1.0] * 80, "regress", "all labels are 1"),
@@ -335,6 +334,8 @@ def test_labels_that_cannot_be_probed_are_refused() -> None:
     for labels, task, what in REFUSED:
         with pytest.raises(StatesError, match=what):
             hs.probe(given, labels, task=task)  # type: ignore[arg-type]
+    with pytest.raises(FileError, match="'yes': there is no such file"):
+        hs.probe(given, "yes")
 
 
 def test_other_bad_input_is_refused(tiny: Tiny) -> None:

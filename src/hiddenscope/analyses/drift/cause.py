@@ -92,8 +92,8 @@ class WeightComparison:
             actual = _numbers(candidate.module, path, packed[1])
             if expected is None or actual is None or expected is actual:
                 continue
-            unpackers = [packed[0].get(name), packed[1].get(path)]
-            unpackers = [weight for weight in unpackers if weight is not None]
+            both = packed[0].get(name), packed[1].get(path)
+            unpackers = [weight for weight in both if weight is not None]
             if any(weight.is_misread for weight in unpackers):
                 comparison.misread.append(path)
                 unpackers = []
@@ -127,15 +127,14 @@ def explain(weights: WeightComparison, model: Model, inputs: Inputs) -> Cause:
     changed = weights.changed
     if not changed:
         return Cause(None)
+    everything = [change.name for change in changed]
     rounded = [change.name for change in changed if change.is_rounding]
-    others = None
-    if rounded:
-        errors, sides = _compare_exchanged(weights, rounded, model, inputs)
-        if not errors.drifting:
-            return Cause("quantisation")
-        others = Cause("weights", errors, sides)
-    if len(rounded) < len(changed):
-        everything = [change.name for change in changed]
+    exchanged = rounded or everything
+    errors, sides = _compare_exchanged(weights, exchanged, model, inputs)
+    if rounded and not errors.drifting:
+        return Cause("quantisation")
+    others = Cause("weights", errors, sides) if rounded else None
+    if exchanged != everything:
         errors, sides = _compare_exchanged(weights, everything, model, inputs)
     if errors.drifting:
         return Cause(None, errors, sides)
