@@ -61,7 +61,9 @@ def explain(problems: Iterable[Mapping[str, Any]]) -> str:
     by_place: dict[str, Mapping[str, Any]] = {}
     # A value that may be of several types has a problem with each of them. A limit that
     # it exceeds says more than a type that it has not.
-    for problem in sorted(problems, key=lambda one: one["type"].endswith("_type")):
+    for problem in sorted(
+        problems, key=lambda problem: problem["type"].endswith("_type")
+    ):
         by_place.setdefault(_place(problem["loc"]), problem)
     sentences = []
     for place, problem in list(by_place.items())[:MAX_PROBLEMS]:

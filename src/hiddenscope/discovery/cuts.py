@@ -1,10 +1,10 @@
 """Cuts: the proof for a module that reports no hidden states.
 
-A state is a cut if the rest of the pass knows the text by it alone: put into a pass
-over another text, it turns the output into that of its own text, bit for bit. Blocks
-are a stack if each takes in what the one before gave out and every state between them
-is a cut. A connection that skips blocks would be seen, because it still carries the
-other text.
+A state is a cut if the rest of the pass depends on the text only through it: put into
+a pass over another text, it turns the output into that of its own text, bit for bit.
+Blocks are a stack if each takes in what the one before gave out and every state between
+them is a cut. A connection that skips blocks would be seen, because it still carries
+the other text.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from hiddenscope.modules import hooks
 
 
 def whole_chains(module: nn.Module, trial: Trace) -> Iterator[Chain]:
-    """Yield the chains that leave out none of the calls that are like theirs.
+    """Yield the chains that use every call of their group. The outermost come first.
 
-    These are the calls of one module list, or those of modules of one class in one
-    place of the tree. The outermost come first.
+    A group is the calls of module lists of one depth, or those of modules of one class
+    and depth that are in no list.
     """
     groups = [block_calls(module, trial, k + 1) for k in range(DEEPEST_LIST)]
     by_class: dict[tuple[str, int], list[Call]] = defaultdict(list)
     for call in trial.calls:
         part = module.get_submodule(call.path)
         parent = module.get_submodule(call.path.rpartition(".")[0])
+        # A block has parts; a norm or an activation has none.
         if any(part.children()) and not isinstance(parent, nn.ModuleList):
             by_class[type(part).__name__, call.path.count(".")].append(call)
     groups += [calls for calls in by_class.values() if len(calls) > 1]
@@ -61,7 +62,10 @@ def _keeps_shape(call: Call) -> bool:
 
 
 def prove_by_cuts(module: nn.Module, chain: Chain, trial: Trace) -> Proof:
-    """Enter another text's pass at every state; raise Unproved where it shows."""
+    """Enter a pass over another text at every state.
+
+    Raise Unproved if the other text still shows in the output.
+    """
     require_changes(chain)
     texts, tokens = trial.texts, trial.tokens
     layout = next(layouts(chain.values[0], texts, tokens), None)
@@ -71,16 +75,19 @@ def prove_by_cuts(module: nn.Module, chain: Chain, trial: Trace) -> Proof:
             f" {tokens} tokens, and not one row for each token"
         )
     device = hooks.input_device(module)
+    # These are the ids of the trial.
     ids = trial_ids(module, texts, tokens).to(device)
     others = trial_ids(module, texts, tokens, seed=2).to(device)
     end = hooks.logits_in(trial.output)
 
-    def gives(ids: Tensor, tap: Tap | None = None, value: Tensor | None = None) -> bool:
+    def gives(
+        read: Tensor, tap: Tap | None = None, value: Tensor | None = None
+    ) -> bool:
         """Tell whether a pass gives the output of the trial."""
         watches = [] if tap is None else [tap.watch(module, lambda _: value)]
-        # As the trial was: torch's own blocks take another kernel without hooks.
+        # Traced like the trial: torch's own blocks take another kernel without hooks.
         with hooks.watching(watches):
-            output = trace(module, arguments(module, ids)).output
+            output = trace(module, arguments(module, read)).output
         return same(hooks.logits_in(output), end)
 
     if end is None:
@@ -93,12 +100,13 @@ def prove_by_cuts(module: nn.Module, chain: Chain, trial: Trace) -> Proof:
     for k, (tap, value) in enumerate(zip(taps, chain.values, strict=True)):
         if not gives(others, tap, value):
             raise Unproved(
-                f"layer.{k} does not decide the output: something that does is handed"
-                " on past it"
+                f"layer.{k} does not decide the output: something else that matters"
+                " bypasses it"
             )
-    _check_rows(module, trial, taps, ids, others)
+    _check_rows(module, trial, taps, ids.clone(), others)
     last = trial.states_at(taps[-1])
     norms = _norms_after(module, chain.ended, last, trial)
+    # What is no cut is not what the head reads, and `final` must be.
     if norms and not gives(others, *norms[-1]):
         norms = []
     return Proof(
@@ -118,7 +126,7 @@ def _check_rows(
     ids: Tensor,
     others: Tensor,
 ) -> None:
-    """Change the first token of the first text, and refuse rows of something else."""
+    """Change the first token of the first text; refuse rows that are no tokens'."""
     ids[0, 0] = others[others != ids[0, 0]][0]
     changed = trace(module, arguments(module, ids))
     first, last = taps[0], taps[-1]
@@ -137,7 +145,8 @@ def _norms_after(
 ) -> list[tuple[Tap, Tensor]]:
     """Return the outputs of modules that norm the last state, one after another.
 
-    They hold no matrix.
+    A norm is taken for what it is by having no matrix: no weight is larger than the
+    state.
     """
     norms = []
     for call in trial.calls:

@@ -94,8 +94,8 @@ def chains(module: nn.Module, trace: Trace, /) -> Iterator[Chain]:
         yield from _chain_at(paths, trace)
         return
     for depth in range(1, DEEPEST_LIST + 1):
-        found = linked(block_calls(module, trace, depth))
-        yield from sorted(found, key=lambda chain: -len(chain.blocks))
+        chains = linked(block_calls(module, trace, depth))
+        yield from sorted(chains, key=lambda chain: -len(chain.blocks))
 
 
 def block_calls(

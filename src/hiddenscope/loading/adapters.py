@@ -433,9 +433,9 @@ def _settings(folder: AdapterFolder, module: nn.Module) -> Any:
     lists = [getattr(settings, name, None) or () for name in _NO_PATTERNS[:2]]
     if any(isinstance(names, str) or len(names) > _MOST_PATTERNS for names in lists):
         mark = f".{peft.PEFT_TYPE_TO_TUNER_MAPPING[settings.peft_type].prefix}"
-        own = {key.rpartition(mark)[0] for key in folder.tensors}
-        own = {name.removeprefix("base_model.model.") for name in own if name}
-        settings.target_modules = own & {name for name, _ in module.named_modules()}
+        layers = {key.rpartition(mark)[0] for key in folder.tensors}
+        layers = {name.removeprefix("base_model.model.") for name in layers if name}
+        settings.target_modules = layers & {name for name, _ in module.named_modules()}
         vars(settings).update(
             exclude_modules=None, layers_to_transform=None, layers_pattern=None
         )

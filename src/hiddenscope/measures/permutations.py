@@ -83,8 +83,8 @@ class _Uniform(NamedTuple):
         self, labels: Labels, count: int, generator: np.random.Generator
     ) -> Labels:
         """Shuffle the labels among the groups, `[labelling, unit]`."""
-        own = labels[[group[0] for group in self.groups]]
-        drawn = generator.permuted(np.tile(own, (count, 1)), axis=1)
+        group_labels = labels[[group[0] for group in self.groups]]
+        drawn = generator.permuted(np.tile(group_labels, (count, 1)), axis=1)
         return drawn.repeat([len(group) for group in self.groups], axis=1)
 
     def exchanges(self) -> list[list[Ints]]:
@@ -286,10 +286,10 @@ def _swapped(
         cells += members
     first, length = np.array(spans).T
     rows = np.array([sizes[units].sum() for units in cells])
-    own = np.array([labels[units[0]] for units in cells])
-    goals = own[:, None]
+    cell_labels = np.array([labels[units[0]] for units in cells])
+    goals = cell_labels[:, None]
     if labels.dtype.kind != "f":
-        goals = own[:, None] == np.unique(own)
+        goals = cell_labels[:, None] == np.unique(cell_labels)
     goals = goals.astype(float)
     tolerance = max(
         ROW_TOLERANCE * rows.sum(), TOLERANCE * rows.std() * len(cells) ** 0.5
@@ -299,20 +299,22 @@ def _swapped(
     drift = np.zeros((count, goals.shape[1]))
     chains = np.arange(count)
     for _ in range(min(MAX_SWAPS, SWAPS * len(cells))):
-        one = generator.integers(len(cells), size=count)
-        other = first[one] + generator.integers(length[one])
-        pair = source[chains, one], source[chains, other]
-        difference = (rows[other] - rows[one])[:, None]
+        left = generator.integers(len(cells), size=count)
+        right = first[left] + generator.integers(length[left])
+        pair = source[chains, left], source[chains, right]
+        difference = (rows[right] - rows[left])[:, None]
         moved = drift + difference * (goals[pair[0]] - goals[pair[1]])
-        kept = (np.abs(moved) <= tolerance).all(1)
-        drift = np.where(kept[:, None], moved, drift)
-        source[chains, one], source[chains, other] = np.where(kept, pair[::-1], pair)
+        accepted = (np.abs(moved) <= tolerance).all(1)
+        drift = np.where(accepted[:, None], moved, drift)
+        source[chains, left], source[chains, right] = np.where(
+            accepted, pair[::-1], pair
+        )
     change = (goals[source] - goals).var((0, 1)) / 2
     if change.sum() < LEAST_CHANGE * goals.var(0).sum():
         return labels[None]
     labellings = np.tile(labels, (1 + count, 1))
     for cell, units in enumerate(cells):
-        labellings[1:, units] = own[source[:, cell, None]]
+        labellings[1:, units] = cell_labels[source[:, cell, None]]
     return labellings
 
 
@@ -344,13 +346,13 @@ def _permute_sequences(
     parts = np.split(order, starts)
     stratum_of = strata[[part[0] for part in parts]]
     for labelling in labellings[1:]:
-        found = 0
-        while found < needed:
+        present = 0
+        while present < needed:
             # Sources in another order, and still sorted by stratum.
             sources = np.lexsort((generator.random(len(parts)), stratum_of))
             for rows, source in zip(parts, sources, strict=True):
                 mirrored = np.r_[parts[source], parts[source][::-1]]
                 turned = np.roll(mirrored, generator.integers(len(mirrored)))
                 labelling[rows] = labels[np.resize(turned, len(rows))]
-            found = len(np.unique(labelling))
+            present = len(np.unique(labelling))
     return labellings

@@ -2,8 +2,8 @@
 
 Two random walks go together though neither knows of the other (Yule 1926): rows that
 follow one another are not independent, and permuted labels, which do not drift, look
-worse than the true ones. It takes both. Sorted labels meet states that do not drift as
-in any other order. So labels are shifted along the order, which keeps their drift, and
+worse than the true ones. Both must drift: if the states do not, sorted labels are as
+harmless as any. So labels are shifted along the order, which keeps their drift, and
 compared with permuted ones: how closely do they go with the states?
 
 >>> import torch
@@ -21,14 +21,14 @@ from torch import Tensor
 from hiddenscope.measures.grouped import group_sums
 from hiddenscope.states.arrays import Floats, Ints
 
-# With fewer groups nothing is told, and more are not looked at.
+# With fewer groups nothing can be told; groups beyond the most are ignored.
 FEWEST = 12
 MOST = 500
-# A group is a neighbour of so many that follow it.
+# Groups this close in order count as neighbours.
 LAGS = 3
 # A smaller deviation, relative to the largest state, is rounding.
 ROUNDING = 1e-6
-# Standard errors from which on a drift is no chance, and the inflation that matters.
+# Standard errors above which a drift is not chance, and the inflation that matters.
 CERTAIN = 3.0
 MATTERS = 1.5
 
@@ -36,11 +36,12 @@ MATTERS = 1.5
 def serial_inflation(labels: Tensor, states: Tensor, groups: Ints) -> float | None:
     """Return how much more closely shifted labels go with states than permuted ones.
 
-    That is the ratio of mean squared covariances, and of the site of `states`
+    That is the ratio of mean squared covariances, at the site of `states`
     `[site, row, width]` where it is largest; None unless it is certain and matters.
     `groups` numbers the group of each row by first occurrence, and groups are compared
-    by their means. What labels explain of the states is taken out first, of numbers a
-    cubic polynomial, so that states that merely follow sorted labels do not count.
+    by their means. Integers are classes. What labels explain of the states is taken
+    out first, of numbers a cubic polynomial, so that states that merely follow sorted
+    labels do not count.
     """
     rows = np.flatnonzero(groups < MOST)
     inside = groups[rows]
@@ -57,7 +58,8 @@ def serial_inflation(labels: Tensor, states: Tensor, groups: Ints) -> float | No
     centred = design - design.mean(0)
     order = np.arange(len(sizes))
     near = (np.abs(np.subtract.outer(order, order)) <= LAGS).astype(float)
-    if _inflation(centred, near) == 1:
+    labels_drift = _inflation(centred, near) > 1
+    if not labels_drift:
         return None
     shifted = _shifted(centred)
     design = np.hstack([design**power for power in range(powers + 1)])
@@ -68,26 +70,28 @@ def serial_inflation(labels: Tensor, states: Tensor, groups: Ints) -> float | No
         residuals = means - fitted @ means
         deviation = residuals.std(0)
         varied = deviation > ROUNDING * np.abs(means).max()
-        # A few channels of large variance would be as few independent trials.
+        # Unscaled, a few channels of large variance would decide alone.
         scaled = residuals[:, varied] / deviation[varied]
         largest = max(largest, _inflation(scaled, shifted))
     return largest if largest > MATTERS else None
 
 
 def _shifted(labels: Floats) -> Floats:
-    """Return the mean products `[row, row]` of labels over all shifts."""
+    """Return the products `[row, row]` of labels, summed over all circular shifts."""
     spectrum = np.abs(np.fft.fft(labels, axis=0)) ** 2
     by_lag = np.fft.ifft(spectrum.sum(1)).real
-    return by_lag[np.subtract.outer(*[np.arange(len(labels))] * 2)]
+    order = np.arange(len(labels))
+    return by_lag[np.subtract.outer(order, order)]
 
 
 def _inflation(rows: Floats, shifted: Floats) -> float:
     """Return the inflation of centred rows, 1 where chance explains it."""
     others = ~np.eye(len(rows), dtype=bool)
-    one, other = (rows @ rows.T)[others], shifted[others]
+    products, expected = (rows @ rows.T)[others], shifted[others]
     # Both are products of centred rows, so that entries are nearly uncorrelated.
-    excess = ((one - one.mean()) * (other - other.mean())).sum()
-    error = one.std() * other.std() * (2 * len(one)) ** 0.5
+    excess = ((products - products.mean()) * (expected - expected.mean())).sum()
+    # Each pair of rows is there twice, so the variance of the sum is doubled.
+    error = products.std() * expected.std() * (2 * len(products)) ** 0.5
     if excess <= CERTAIN * error:
         return 1.0
     return float(1 + excess / (np.square(rows).sum() * shifted[0, 0]))

@@ -113,14 +113,14 @@ def _as_product(equation: Any, *factors: Any) -> tuple[Callable[..., Any], Any]:
         (factors,) = factors
     match = re.fullmatch(r"(\w+),(\w+)->(\w+)", str(equation).replace(" ", ""))
     if match is not None:
-        left, right, made = match.groups()
+        left, right, output = match.groups()
         row = re.sub(f"[{right}]", "", left)
-        inner = re.sub(f"[{made}]", "", left)
+        inner = re.sub(f"[{output}]", "", left)
         column = re.sub(f"[{left}]", "", right)
         if len(row) == len(inner) == len(column) == 1:
-            shared = re.sub(f"[{row}{column}]", "", made)
+            shared = re.sub(f"[{row}{column}]", "", output)
             first, second = shared + row + inner, shared + inner + column
-            function = partial(torch.einsum, f"{first},{second}->{made}")
+            function = partial(torch.einsum, f"{first},{second}->{output}")
             permuted = torch.einsum(f"{left}->{first}", factors[0])
             return function, (permuted, torch.einsum(f"{right}->{second}", factors[1]))
     return torch.einsum, (equation, *factors)

@@ -49,8 +49,8 @@ def _is_torn(
 ) -> bool:
     """Tell whether fewer equal tokens meet token by token than in the best match."""
     in_place = 0
-    for one, other in zip(a, b, strict=True):
-        in_place += one == other
+    for token, other in zip(a, b, strict=True):
+        in_place += token == other
     matched = 0
     for match in matcher.get_matching_blocks():
         matched += match.size

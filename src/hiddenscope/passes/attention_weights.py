@@ -1,10 +1,10 @@
 """Attention weights: run a model once, and compute them beside its own kernel.
 
 The weights of an attention are computed from the arguments of the operation that uses
-them, of alike attentions together: on a GPU, thirty small products take thirty times as
-long as one. Only the layers, heads and rows that are asked for are computed. In every
-pass some rows are compared with what the pass itself computed: weights times values
-must be what the heads hand on.
+them, all alike attentions as one batched product: on a GPU, thirty small ones take
+thirty times as long. Only the layers, heads and rows that are asked for are computed.
+In every pass some rows are compared with what the pass itself computed: weights times
+values must be what the heads hand on.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class WatchedAttention:
 class WeightRows(NamedTuple):
     """Some rows of weights, `values` [site, text, head, row, key].
 
-    `positions` are those of the queries, and `texts` the indices of the texts. The same
-    heads are of every site.
+    `positions` are those of the queries, and `texts` the indices of the texts. All
+    sites share the same heads.
     """
 
     sites: Sequence[Site]
@@ -122,7 +122,7 @@ class _Expected(NamedTuple):
 
 
 @dataclass
-class _Seen:
+class _AttentionCall:
     """One attention of a pass: its operation, and `z`, which its heads hand on.
 
     `nbytes` is how much memory its tensors and the weights of all rows take.
@@ -134,7 +134,9 @@ class _Seen:
     z: Tensor | None = None
 
     @classmethod
-    def of(cls, part: WatchedAttention, operation: operations.Operation) -> _Seen:
+    def of(
+        cls, part: WatchedAttention, operation: operations.Operation
+    ) -> _AttentionCall:
         """Keep what the weights of an attention are computed from."""
         first, *others = operation.operands
         held = sum(tensor.nbytes for tensor in (first, *others))
@@ -149,7 +151,7 @@ class _Seen:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """Return what is equal of attentions whose weights can be computed together."""
+        """Return the key by which attentions are computed together."""
         layout, named = self.part.layout, self.operation.named
         layouts = layout.heads, layout.queries, layout.keys, layout.values
         options: tuple[object, ...] = ()
@@ -186,8 +188,8 @@ class _Watcher:
         self.report = report
         self.positions: Sequence[int] | None = None
         self.writes = False
-        self.seen: dict[Site, _Seen] = {}
-        self.waiting: list[_Seen] = []
+        self.started: dict[Site, _AttentionCall] = {}
+        self.waiting: list[_AttentionCall] = []
         self.missing = {part.site for part in attentions}
         self.stops = not hooks.is_offloaded(model.module)
         self.memory = block_memory(model.device, MOST_BYTES)
@@ -235,7 +237,7 @@ class _Watcher:
             output = run(operation)
             if threading.get_ident() != self.thread:
                 return output
-            # Each call of the module has a stand-in of its own.
+            # Each call of the module has an object of its own as its `forward`.
             if not forwards or forwards[-1] is not operation.forward:
                 forwards.append(operation.forward)
             for part in parts:
@@ -243,7 +245,7 @@ class _Watcher:
                 is_same_call = place.call == len(forwards) - 1
                 is_same_kind = place.kind == operation.kind
                 if is_same_call and is_same_kind and place.number == operation.number:
-                    self.seen[part.site] = _Seen.of(part, operation)
+                    self.started[part.site] = _AttentionCall.of(part, operation)
             return output
 
         return callback
@@ -258,16 +260,16 @@ class _Watcher:
             call = next(calls)
             for part in parts:
                 tap = part.projection.tap
-                if tap.call == call and part.site in self.seen:
-                    self._wait(part, tap.read(*arguments))
-            if sum(seen.nbytes for seen in self.waiting) > self.memory:
+                if tap.call == call and part.site in self.started:
+                    self._enqueue(part, tap.read(*arguments))
+            if sum(attention.nbytes for attention in self.waiting) > self.memory:
                 self._compute()
             if self.stops and not self.missing:
                 raise hooks.Stopped
 
         return callback
 
-    def _wait(self, part: WatchedAttention, z: Tensor | None) -> None:
+    def _enqueue(self, part: WatchedAttention, z: Tensor | None) -> None:
         """Let an attention wait for others like it."""
         if z is None:
             raise PassError(
@@ -275,24 +277,24 @@ class _Watcher:
                 f"the {part.projection.tap} holds no tensor",
                 "Report this model.",
             )
-        seen = self.seen.pop(part.site)
-        seen.z = z
-        self.waiting.append(seen)
+        attention = self.started.pop(part.site)
+        attention.z = z
+        self.waiting.append(attention)
         self.missing.discard(part.site)
 
     def _compute(self) -> None:
         """Compute the weights of the attentions that wait, alike ones together."""
-        groups: dict[tuple[object, ...], list[_Seen]] = defaultdict(list)
-        for seen in self.waiting:
-            groups[seen.form].append(seen)
+        groups: dict[tuple[object, ...], list[_AttentionCall]] = defaultdict(list)
+        for attention in self.waiting:
+            groups[attention.form].append(attention)
         self.waiting.clear()
         for group in groups.values():
-            self._show(group)
+            self._deliver(group)
 
-    def _show(self, group: Sequence[_Seen]) -> None:
+    def _deliver(self, group: Sequence[_AttentionCall]) -> None:
         """Hand on the weights of alike attentions, some rows at a time."""
         source = _source(group)
-        sites = [seen.part.site for seen in group]
+        sites = [attention.part.site for attention in group]
         by_site = len(group), len(self.texts)
         texts, heads, queries, keys = source.shape
         positions = self.positions
@@ -310,13 +312,13 @@ class _Watcher:
         if self.writes:
             # Of each site's texts, the first.
             values = source.values[list(self.texts).index(0) :: len(self.texts)]
-            parts = [seen.part for seen in group]
+            parts = [attention.part for attention in group]
             norms = _write_norms(self.model.module, parts, values)
             self.report.write_norms.update(zip(sites, norms, strict=True))
         expected = source.expected(_spread(positions))
         errors = _errors(group, expected, len(self.texts))
         columns = torch.stack([torch.stack(smallest).amin(0), *errors], 1)
-        # To read numbers waits for the device.
+        # Reading numbers waits for the device.
         for site, numbers in zip(sites, columns.tolist(), strict=True):
             self._report(site, *numbers)
 
@@ -341,7 +343,7 @@ class _Watcher:
 
 
 def _errors(
-    group: Sequence[_Seen], expected: _Expected, texts: int
+    group: Sequence[_AttentionCall], expected: _Expected, texts: int
 ) -> tuple[Tensor, Tensor]:
     """Return how far weights times values are from what the heads hand on, by site.
 
@@ -350,10 +352,10 @@ def _errors(
     part = group[0].part
     layout = part.projection.tap.layout
     of_sites = []
-    for seen in group:
-        assert seen.z is not None
-        tokens = seen.z.numel() // (texts * part.projection.width)
-        of_sites.append(layout.states(seen.z, tokens))
+    for attention in group:
+        assert attention.z is not None
+        tokens = attention.z.numel() // (texts * part.projection.width)
+        of_sites.append(layout.states(attention.z, tokens))
     states = _joined(of_sites)
     states = _rows(states, expected.positions, 1)
     by_head = states.reshape(*states.shape[:2], part.layout.heads, -1).transpose(1, 2)
@@ -391,11 +393,11 @@ def _spread(positions: Sequence[int]) -> list[int]:
     return [positions[place] for place in sorted(places)]
 
 
-def _source(group: Sequence[_Seen]) -> _FusedWeights | _EagerWeights:
+def _source(group: Sequence[_AttentionCall]) -> _FusedWeights | _EagerWeights:
     """Return what computes the weights of alike attentions, [site x text, ...]."""
     part = group[0].part
     layout, heads = part.layout, part.heads
-    operands = zip(*(seen.operation.operands for seen in group), strict=True)
+    operands = zip(*(attention.operation.operands for attention in group), strict=True)
 
     def take(layout_of: HeadLayout, tensors: Sequence[Tensor]) -> Tensor:
         split = [layout_of.split(tensor) for tensor in tensors]
@@ -431,7 +433,7 @@ def _source(group: Sequence[_Seen]) -> _FusedWeights | _EagerWeights:
 
 
 def _take_heads(tensor: Tensor, heads: tuple[int, ...], count: int) -> Tensor:
-    """Return some heads of [text, head, ...], in which several may share a row."""
+    """Return some heads of [text, head, ...]; grouped queries share keys and values."""
     copies = count // tensor.shape[1]
     if copies == 1 and heads == tuple(range(count)):
         return tensor
@@ -603,7 +605,9 @@ def _norms_by_code(module: nn.Module, part: WatchedAttention, values: Tensor) ->
 def _norms_by_weight(
     writes: Sequence[Write], part: WatchedAttention, values: Tensor
 ) -> Tensor:
-    """Return the norms of what values [site, head, key, dim] write, by some keys."""
+    """Return the norms of what values [site, head, key, dim] write, a few keys at a
+    time.
+    """
     weights = []
     for write in writes:
         assert write.weight is not None

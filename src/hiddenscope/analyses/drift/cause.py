@@ -220,21 +220,23 @@ def _exchange(copied: nn.Module, name: str, candidate: LiveModel, path: str) -> 
     container, _, weight_name = name.rpartition(".")
     part = copied.get_submodule(container)
     other = candidate.module.get_submodule(path.rpartition(".")[0])
-    own = _own_parameter(part, name)
+    replaced = _own_parameter(part, name)
     if type(part) is type(other) and not _is_offloaded(other):
         weight = _own_parameter(other, path)
         # Packed weights have a dtype of their own; others must fit the states.
-        if type(weight) is type(own) is nn.Parameter:
-            weight = nn.Parameter(weight.detach().to(own), requires_grad=False)
-        elif weight.device != own.device:
-            weight = nn.Parameter(weight.detach().to(own.device), requires_grad=False)
+        if type(weight) is type(replaced) is nn.Parameter:
+            weight = nn.Parameter(weight.detach().to(replaced), requires_grad=False)
+        elif weight.device != replaced.device:
+            weight = nn.Parameter(
+                weight.detach().to(replaced.device), requires_grad=False
+            )
         part.register_parameter(weight_name, weight)
         return
     # Packed weights come with the code that multiplies by them.
     outside, _, attribute = container.rpartition(".")
     exchanged = private_copy(other)
     if not _is_offloaded(other):
-        exchanged.to(own.device)
+        exchanged.to(replaced.device)
     setattr(copied.get_submodule(outside), attribute, exchanged)
 
 

@@ -58,8 +58,8 @@ def weights(suspect: Suspect) -> Iterator[Hypothesis]:
         if name.endswith("inv_freq"):
             fault, words = _rotary_relation(fault, words, other)
         # The reference cannot run with another shape, which is a fault by itself.
-        made = suspect.output if other.shape != weight.shape else output
-        yield Hypothesis(fault, f"`{name}` of the candidate {words}.", made)
+        predicted = suspect.output if other.shape != weight.shape else output
+        yield Hypothesis(fault, f"`{name}` of the candidate {words}.", predicted)
 
 
 def _relation(suspect: Suspect, weight: Tensor, other: Tensor) -> tuple[str, str]:
