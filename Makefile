@@ -96,26 +96,26 @@ conformance: $(STAMP) ## Prove the anatomy of every text model that transformers
 	$(BIN)/python tests/conformance/run.py $(if $(ANALYSES),--analyses)
 
 bench: $(EVERYTHING)  ## Measure speed and memory beside other libraries (an hour). QUICK=1 make bench   takes minutes.
-	$(BIN)/python -m bench $(if $(QUICK),--quick,--write --peers)
+	$(BIN)/python -m labs.bench $(if $(QUICK),--quick,--write --peers)
 
 calibrate: $(EVERYTHING) ## Measure whether intervals and tests hold at the level that they state (hours; minutes with DEVICE=cuda).
-	$(BIN)/python -m calibrate $(if $(DEVICE),--device $(DEVICE)) $(if $(SEED),--seed-offset $(SEED))
+	$(BIN)/python -m labs.calibrate $(if $(DEVICE),--device $(DEVICE)) $(if $(SEED),--seed-offset $(SEED))
 
 fuzz: $(EVERYTHING)   ## Try hostile and damaged input at length. CASES=1000 make fuzz   tries fewer.
-	$(BIN)/python -m fuzz --cases $(or $(CASES),10000)
-	$(BIN)/python -m fuzz.requests --cases $(or $(CASES),5000)
-	$(BIN)/python -m fuzz.load
+	$(BIN)/python -m labs.fuzz --cases $(or $(CASES),10000)
+	$(BIN)/python -m labs.fuzz.requests --cases $(or $(CASES),5000)
+	$(BIN)/python -m labs.fuzz.load
 	HIDDENSCOPE_THOROUGH=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m '' $$(grep -rlE 'tests\.(slices|untouched)' tests --include='test_*.py')
 
 chaos: $(EVERYTHING)  ## Do faults to stores and jobs at length: flipped bits, crashes, kills, races, losses of power.
-	$(BIN)/python -m chaos
+	$(BIN)/python -m labs.chaos
 
 faults: $(EVERYTHING) ## Plant faults in models, let drift look for them, and write the table of docs/faults.md.
-	$(BIN)/python -m faults --write
-	$(BIN)/python -m faults.systematic --write
+	$(BIN)/python -m labs.faults --write
+	$(BIN)/python -m labs.faults.systematic --write
 
 truth: $(EVERYTHING)  ## Score the analyses on models whose inner workings are known, and write docs/truth.md (half an hour, of which training is cached).
-	$(BIN)/python -m truth --peers --write
+	$(BIN)/python -m labs.truth --peers --write
 
 docs: $(EVERYTHING)   ## Write the generated pages and pictures again, run the docs' examples, build the site. FULL=1 runs the experiments too (hours).
 	$(BIN)/python -m docs.generate
@@ -132,10 +132,10 @@ dist: $(EVERYTHING)   ## Build the wheel and the sdist in dist, and look into th
 	rm -rf dist
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
-	$(BIN)/python -m release.contents dist
+	$(BIN)/python -m labs.release.contents dist
 
 smoke: dist browser ## Install the wheel in an empty environment outside the checkout, and use it there.
-	$(BIN)/python -m release.smoke
+	$(BIN)/python -m labs.release.smoke
 
 clean:           ## Remove .venv and what tools left behind (never the models' cache).
 	rm -rf .venv .venv-peers node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import hiddenscope as hs
-from chaos.kills import texts
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from labs.chaos.kills import texts
 
 ENGINE = hs.Engine(threads=1)
 

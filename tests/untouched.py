@@ -22,8 +22,8 @@ from torch import Tensor, nn, overrides
 from torch.utils import _python_dispatch
 
 import hiddenscope as hs
-from fuzz.questions import state_of
 from hiddenscope.modules import installation
+from labs.fuzz.questions import state_of
 from tests.registry import IDS
 from tests.slices import THOROUGH
 

@@ -2,7 +2,7 @@
 
 Each `in_<library>.py` is a script with a cell for every task. The pages show these
 cells and never a copy that somebody typed; `make docs` puts them there.
-`python -m bench.coming_from` runs all four scripts on the same model, compares what
+`python -m labs.bench.coming_from` runs all four scripts on the same model, compares what
 they compute, and writes agreement.json, of which the pages show a table.
 """
 

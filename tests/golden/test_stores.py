@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import hiddenscope as hs
-from chaos.kills import files_of
 from hiddenscope.store import create, verify
 from hiddenscope.testing.stores import COPIES, SITES, tiny_sequences
+from labs.chaos.kills import files_of
 from tests.places import TESTS
 
 STRINGS = {number: f"t{number}" for number in range(200)}

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import hiddenscope as hs
-from fuzz.questions import QUESTIONS, asked_model, state_of
 from hiddenscope.catalog import ANALYSES, ANALYSIS
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from labs.fuzz.questions import QUESTIONS, asked_model, state_of
 from tests.conformance.analyses import LAWS, Subject
 from tests.registry import ENTRIES, IDS
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 import hiddenscope as hs
-from chaos.kills import files_of, texts
 from hiddenscope.store import verify
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from labs.chaos.kills import files_of, texts
 from tests.places import ROOT
 
 JOB = """
 import sys
 import hiddenscope as hs
-from chaos.kills import texts
+from labs.chaos.kills import texts
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 model = hs.load((tiny_model("gpt2"), tiny_tokenizer()))
 hs.extract(model, texts(200), sys.argv[1], engine=hs.Engine(unit_tokens=50, threads=1))

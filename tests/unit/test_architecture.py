@@ -403,7 +403,7 @@ def _violations_with(folder: Path, module: str, source: str) -> list[str]:
 
 def test_no_file_names_a_path_of_somebodys_machine() -> None:
     kinds = {".py", ".md", ".toml", ".txt", ".cfg", ".js", ".json", ".html"}
-    folders = ("src", "tests", "bench", "docs", "examples")
+    folders = ("src", "tests", "labs", "docs", "examples")
     files = [
         path
         for folder in folders

@@ -4,12 +4,12 @@ harmless changes; and what the lab declares of them is true.
 
 import pytest
 
-from faults import oracle
-from faults.models import subject
-from faults.pairs import SOUND, Spec
-from faults.planted import HARMLESS
-from faults.ports import PORTS
-from faults.trial import attempt, plant
+from labs.faults import oracle
+from labs.faults.models import subject
+from labs.faults.pairs import SOUND, Spec
+from labs.faults.planted import HARMLESS
+from labs.faults.ports import PORTS
+from labs.faults.trial import attempt, plant
 from tests.slices import sliced
 from tests.unit.analyses.planted import (
     HINTS,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
 import hiddenscope as hs
-from fuzz.questions import asked_model
+from labs.fuzz.questions import asked_model
 from tests.registry import IDS, faulty
 from tests.slices import THOROUGH
 from tests.unit.analyses.planted import plain_llama

@@ -12,12 +12,12 @@ import torch
 import transformers
 
 import hiddenscope as hs
-from fuzz import folders
-from fuzz.sandbox import Case, sandboxed
 from hiddenscope.errors import Error
 from hiddenscope.loading import limits
 from hiddenscope.loading.limits import WeightTotals
 from hiddenscope.testing import tiny_model
+from labs.fuzz import folders
+from labs.fuzz.sandbox import Case, sandboxed
 from tests.folders import change, tiny_llama, tiny_tokenizer
 from tests.places import TESTS
 

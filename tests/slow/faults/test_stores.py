@@ -8,12 +8,12 @@ import pytest
 from hypothesis import settings
 
 import hiddenscope as hs
-from chaos import interleavings, kills
-from chaos.flips import intact
-from chaos.power import power_losses
 from hiddenscope.errors import FileError
 from hiddenscope.store import writer as store_writer
 from hiddenscope.testing import tiny_store
+from labs.chaos import interleavings, kills
+from labs.chaos.flips import intact
+from labs.chaos.power import power_losses
 from tests.slices import THOROUGH
 from tests.unit.store.machine import StoreMachine
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fuzz.questions import QUESTIONS, asked_model, state_of
+from labs.fuzz.questions import QUESTIONS, asked_model, state_of
 from tests.slices import sliced
 
 BLOCK = "model.layers.1"

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import hiddenscope as hs
-from faults.models import subject
-from faults.pairs import SOUND, Spec
-from faults.planted import HARMLESS, KINDS
-from faults.trial import attempt
 from hiddenscope.testing import tiny_model
+from labs.faults.models import subject
+from labs.faults.pairs import SOUND, Spec
+from labs.faults.planted import HARMLESS, KINDS
+from labs.faults.trial import attempt
 from tests.unit.analyses.planted import assert_blamed_rightly, compared
 
 FAMILIES = ("gpt2", "llama", "gemma3_text", "bert", "mixtral")

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import hiddenscope as hs
-from calibrate import draws
-from calibrate.probe import trials
 from hiddenscope.errors import NotFinite
 from hiddenscope.testing import nan_weight, tiny_model, tiny_tokenizer
+from labs.calibrate import draws
+from labs.calibrate.probe import trials
 from tests.registry import CASES, RUNS, placed
 
 # What chance or a sign decides, and what therefore need not agree in every digit.

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from bench import growth, page, results
-from bench.measure import Cost, Row, ratios
-from bench.peers import beside, hiddenscope_, plain_, tasks
-from bench.peers.environments import OURS, PLAIN, Library
-from bench.peers.ways import Way, flat
+from labs.bench import growth, page, results
+from labs.bench.measure import Cost, Row, ratios
+from labs.bench.peers import beside, hiddenscope_, plain_, tasks
+from labs.bench.peers.environments import OURS, PLAIN, Library
+from labs.bench.peers.ways import Way, flat
 
 MACHINE = {
     "cpu": "a CPU",

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import hiddenscope as hs
-from calibrate import __main__ as page
-from calibrate import attention, draws, fits, graft, patch, probe
-from calibrate.probe import Draw, experiment, labels_of, states_of, trials
-from calibrate.trials import Claim, Share, Study
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.sites import Site
+from labs.calibrate import __main__ as page
+from labs.calibrate import attention, draws, fits, graft, patch, probe
+from labs.calibrate.probe import Draw, experiment, labels_of, states_of, trials
+from labs.calibrate.trials import Claim, Share, Study
 
 # Plain intervals of the best site hold their truth in little more than half of the
 # runs: ten of twelve, which ours need, come up in 4% of all draws.

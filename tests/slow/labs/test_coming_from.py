@@ -11,9 +11,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hiddenscope as hs
-from bench import coming_from as lab
 from docs import coming_from
 from hiddenscope.loading import zoo
+from labs.bench import coming_from as lab
 
 PAGES = sorted(coming_from.PAGES.glob("*.md"))
 
@@ -21,7 +21,7 @@ PAGES = sorted(coming_from.PAGES.glob("*.md"))
 def small_model(folder: Path) -> Path:
     """Save random weights of smollm2's depth, with its tokenizer.
 
-    The real model would take a minute here; `python -m bench.coming_from` runs it.
+    The real model would take a minute here; `python -m labs.bench.coming_from` runs it.
     """
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -6,12 +6,12 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-from faults import oracle
-from faults.__main__ import END, MARK, _written
-from faults.models import FAMILIES, subject
-from faults.pairs import SOUND, Spec, specs
-from faults.planted import HARMLESS, KINDS, UNNAMED
-from faults.report import (
+from labs.faults import oracle
+from labs.faults.__main__ import END, MARK, _written
+from labs.faults.models import FAMILIES, subject
+from labs.faults.pairs import SOUND, Spec, specs
+from labs.faults.planted import HARMLESS, KINDS, UNNAMED
+from labs.faults.report import (
     BARS,
     fault_rows,
     harmless_rows,
@@ -21,7 +21,7 @@ from faults.report import (
     port_rows,
     shares,
 )
-from faults.trial import Outcome
+from labs.faults.trial import Outcome
 from tests.unit.analyses.planted import HINTS
 
 

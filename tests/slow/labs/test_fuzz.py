@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fuzz import adapters, calls, disk, interrupts, saved, texts
-from fuzz.sandbox import Case, sandboxed
+from labs.fuzz import adapters, calls, disk, interrupts, saved, texts
+from labs.fuzz.sandbox import Case, sandboxed
 from tests.slices import sliced
 
 GOOD = {"loaded", "answered", "clean", "refused"}

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from faults.port_oracle import IDS, logits, objection
-from faults.ports import PORTS, faults_of, plant
-from faults.ports.plant import TRUE_HINTS
 from hiddenscope.errors import ModuleError
+from labs.faults.port_oracle import IDS, logits, objection
+from labs.faults.ports import PORTS, faults_of, plant
+from labs.faults.ports.plant import TRUE_HINTS
 from tests.slices import sliced
 
 
@@ -46,7 +46,7 @@ def test_a_port_agrees_with_its_reference_and_its_faults_are_as_declared(
     theirs = (reference_logits(narrow).float() - expected).abs().mean()
     ours = (logits(layout.port(narrow), IDS).float() - expected).abs().mean()
     assert ours < 2 * theirs
-    # Some kinds, each in its last place, in one block or in all; `python -m faults
+    # Some kinds, each in its last place, in one block or in all; `python -m labs.faults
     # --check port` checks every place of every kind.
     faults = faults_of(layout)
     kinds = {(fault.kind, fault.every): fault for fault in faults}

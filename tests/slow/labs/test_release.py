@@ -16,7 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 
 import hiddenscope as hs
-from release import contents, smoke
+from labs.release import contents, smoke
 from tests.places import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

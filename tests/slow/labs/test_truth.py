@@ -14,18 +14,17 @@ import torch
 
 import hiddenscope as hs
 from hiddenscope.errors import TextError
-from tests.slices import sliced
-from truth.__main__ import main
-from truth.circuit import circuit_of
-from truth.exchange import Component
-from truth.hosts import HOSTS, compile_into
-from truth.outputs import check_outputs
-from truth.program import ASK, START
-from truth.programs import PROGRAMS
-from truth.report import report
-from truth.runs import Job, Outcome, require_program
-from truth.save import save
-from truth.scores import (
+from labs.truth.__main__ import main
+from labs.truth.circuit import circuit_of
+from labs.truth.exchange import Component
+from labs.truth.hosts import HOSTS, compile_into
+from labs.truth.outputs import check_outputs
+from labs.truth.program import ASK, START
+from labs.truth.programs import PROGRAMS
+from labs.truth.report import report
+from labs.truth.runs import Job, Outcome, require_program
+from labs.truth.save import save
+from labs.truth.scores import (
     attention,
     contributions,
     drift,
@@ -36,8 +35,9 @@ from truth.scores import (
     steer,
     visibility,
 )
-from truth.tally import Question, Scorecard, score
-from truth.train import ACCURACY, Trainer
+from labs.truth.tally import Question, Scorecard, score
+from labs.truth.train import ACCURACY, Trainer
+from tests.slices import sliced
 
 # What each program says at its last position, in plain Python.
 Letters = Sequence[str]

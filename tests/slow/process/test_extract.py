@@ -15,9 +15,6 @@ from typing import Any
 import pytest
 
 import hiddenscope as hs
-from chaos import kills
-from chaos.kills import UNIT_BYTES, files_of, texts
-from chaos.nodes import NOT_STARTED
 from hiddenscope.extract import (
     Engine,
     ExtractJob,
@@ -30,6 +27,9 @@ from hiddenscope.extract import (
 from hiddenscope.store import resume_store
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.workers import WorkerProcess
+from labs.chaos import kills
+from labs.chaos.kills import UNIT_BYTES, files_of, texts
+from labs.chaos.nodes import NOT_STARTED
 from tests.places import ROOT
 
 TEXTS = texts()
@@ -179,7 +179,7 @@ def test_too_few_descriptors_or_too_little_memory_is_an_error_of_ours() -> None:
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 def test_a_node_of_a_ray_cluster_is_killed_and_the_store_is_the_same() -> None:
-    command = [sys.executable, "-m", "chaos", "nodes", "--count", "1"]
+    command = [sys.executable, "-m", "labs.chaos", "nodes", "--count", "1"]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -7,10 +7,10 @@ like. Fast tests take a few, tests/slow/faults takes all of them.
 import importlib.util
 from typing import Any
 
-from faults.models import subject
-from faults.pairs import Spec
-from faults.planted import KINDS, UNNAMED
-from faults.trial import Outcome, attempt
+from labs.faults.models import subject
+from labs.faults.pairs import Spec
+from labs.faults.planted import KINDS, UNNAMED
+from labs.faults.trial import Outcome, attempt
 from tests.places import ROOT
 
 NOTHING: set[str] = set()

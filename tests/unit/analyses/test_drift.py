@@ -17,9 +17,6 @@ from torch import nn
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from faults import trial
-from faults.pairs import Spec
-from faults.ports import PORTS
 from hiddenscope.analyses.drift.baseline import FORMAT, read_baseline, write_baseline
 from hiddenscope.analyses.drift.calls import ModuleCall
 from hiddenscope.analyses.drift.dtypes import stored_dtype
@@ -32,6 +29,9 @@ from hiddenscope.loading import open_source
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid, Lines
+from labs.faults import trial
+from labs.faults.pairs import Spec
+from labs.faults.ports import PORTS
 from tests.unit.analyses.planted import assert_blamed_rightly, compared
 
 TEXTS = [

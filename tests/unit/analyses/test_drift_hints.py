@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from faults.models import _padded, subject
-from faults.planted import HARMLESS, KINDS, UNNAMED, ModelParts, Planted
-from faults.planted.attention import Mistake, attend_plainly
-from faults.planted.fault import replace_forward
 from hiddenscope.analyses.drift.calls import ModuleCall, record_calls, tensors_in
 from hiddenscope.analyses.drift.hints import argument_hints, explain_fault
 from hiddenscope.analyses.drift.noise import Noise, gap
 from hiddenscope.analyses.drift.observe import real_rows
 from hiddenscope.analyses.drift.suspect import Suspect
+from labs.faults.models import _padded, subject
+from labs.faults.planted import HARMLESS, KINDS, UNNAMED, ModelParts, Planted
+from labs.faults.planted.attention import Mistake, attend_plainly
+from labs.faults.planted.fault import replace_forward
 from tests.unit.analyses.planted import HINTS, families_for, hints_of
 
 CPU = torch.device("cpu")

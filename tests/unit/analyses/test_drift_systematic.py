@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from faults.small import Trial, measure
 from hiddenscope.analyses.drift.systematic import FEWEST_ROWS, Finding, SystematicTest
+from labs.faults.small import Trial, measure
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDTH = 96

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from calibrate.visibility import trial
 from hiddenscope.analyses.visibility import maps
 from hiddenscope.cli.main import app
 from hiddenscope.passes import record
@@ -23,6 +22,7 @@ from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import views_of
 from hiddenscope.views.kinds import visibility as visibility_kind
 from hiddenscope.views.values import Grid, Lines
+from labs.calibrate.visibility import trial
 
 # Torch's own forward mode, when it is first used.
 pytestmark = pytest.mark.filterwarnings(

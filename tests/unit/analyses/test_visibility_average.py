@@ -12,7 +12,6 @@ import torch
 from scipy import stats
 
 import hiddenscope as hs
-from calibrate.visibility import PlantedLaw, Texts, depth_trial, texts_trial
 from hiddenscope.analyses.visibility.decay import estimate
 from hiddenscope.analyses.visibility.jackknife import jackknife
 from hiddenscope.analyses.visibility.laws import fit_law
@@ -24,6 +23,7 @@ from hiddenscope.testing import tiny_model
 from hiddenscope.views import views_of
 from hiddenscope.views.kinds.visibility import findings
 from hiddenscope.views.values import Lines
+from labs.calibrate.visibility import PlantedLaw, Texts, depth_trial, texts_trial
 
 Tiny = Callable[..., hs.Model]
 ALL = hs.Sampling(per_text=10**6)
@@ -175,7 +175,7 @@ def test_each_law_is_told_from_the_other() -> None:
 @pytest.mark.slow
 def test_intervals_hold_planted_truths(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick slice of `make calibrate`: 60 samples of 20 texts."""
-    monkeypatch.setattr("calibrate.visibility.ALL_TEXTS", 4_000)
+    monkeypatch.setattr("labs.calibrate.visibility.ALL_TEXTS", 4_000)
     # Three standard errors of a share of 60.
     least = 0.95 - 3 * (0.95 * 0.05 / 60) ** 0.5
     laws: tuple[PlantedLaw, ...] = ("power", "none")

@@ -9,11 +9,11 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import hiddenscope as hs
-from fuzz import folders
 from hiddenscope.discovery import Inside, bias_of
 from hiddenscope.errors import SiteError
 from hiddenscope.modules.trials import _decoded, _encoded
 from hiddenscope.testing import build, tiny_model
+from labs.fuzz import folders
 
 TEXTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13, 14]]
 TARGETS = [[4, 5], [6, 7, 8]]

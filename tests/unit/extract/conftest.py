@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 import hiddenscope as hs
-from chaos import memory_folder
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from labs.chaos import memory_folder
 
 
 @pytest.fixture

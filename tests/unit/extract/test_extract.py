@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import hiddenscope as hs
-from chaos.kills import UNIT_BYTES, files_of, texts
 from hiddenscope.analyses.probe.labels import labelled_rows
 from hiddenscope.errors import (
     ArgumentError,
@@ -29,6 +28,7 @@ from hiddenscope.extract.planning import tokenizer_identity
 from hiddenscope.store import resume_store, verify
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.vectors import vectors
+from labs.chaos.kills import UNIT_BYTES, files_of, texts
 
 Tiny = Callable[..., hs.Model]
 

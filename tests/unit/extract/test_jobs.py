@@ -21,7 +21,6 @@ import torch
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from chaos.kills import UNIT_BYTES, files_of, texts
 from hiddenscope.cli import main as cli
 from hiddenscope.errors import FileError, NotFinite, PassError, StoreError
 from hiddenscope.extract import (
@@ -41,6 +40,7 @@ from hiddenscope.passes import buffers, inputs
 from hiddenscope.store import resume_store, verify, writer
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.workers import Channel
+from labs.chaos.kills import UNIT_BYTES, files_of, texts
 
 runner = CliRunner()
 TEXTS = texts()

@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from fuzz.gguf_file import PIECES, write_gguf
 from hiddenscope import progress
 from hiddenscope.errors import Damaged, FileError, LoadError
 from hiddenscope.loading import open_source
 from hiddenscope.loading.gguf import read_header
+from labs.fuzz.gguf_file import PIECES, write_gguf
 from tests.folders import tiny_llama
 
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from fuzz.gguf_file import PIECES, write_gguf
 from hiddenscope.errors import Damaged, Unreachable
 from hiddenscope.loading import open_source, wheels, zoo
 from hiddenscope.loading.wheels import Wheel, WheelMember
+from labs.fuzz.gguf_file import PIECES, write_gguf
 from tests.folders import tiny_llama
 
 MakeModel = Callable[..., zoo.ZooModel]

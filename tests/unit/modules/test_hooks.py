@@ -16,13 +16,13 @@ import torch
 from torch import nn, overrides
 
 import hiddenscope as hs
-from fuzz.interrupts import AtLine, AtPoint
-from fuzz.questions import QUESTIONS, asked_model
 from hiddenscope.catalog import ANALYSIS, PUBLIC
 from hiddenscope.loading import open_source
 from hiddenscope.model.model import _first_pass as first_pass
 from hiddenscope.modules import hooks, installation, kernels
 from hiddenscope.testing import tiny_model
+from labs.fuzz.interrupts import AtLine, AtPoint
+from labs.fuzz.questions import QUESTIONS, asked_model
 from tests.registry import IDS
 from tests.slices import THOROUGH, sliced
 from tests.untouched import (

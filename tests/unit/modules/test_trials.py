@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import hiddenscope as hs
-from fuzz import folders
 from hiddenscope.discovery import find, vocabulary
 from hiddenscope.errors import LoadError, TooLarge
 from hiddenscope.loading import sources
@@ -24,6 +23,7 @@ from hiddenscope.passes.clean_run import run_clean
 from hiddenscope.passes.sweep import shortcuts_of
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
+from labs.fuzz import folders
 
 TEXT = [[5, 6, 7, 8]]
 

@@ -19,11 +19,11 @@ from hypothesis.stateful import (
 )
 
 import hiddenscope as hs
-from chaos.crashes import dying
 from hiddenscope.errors import StoreError
 from hiddenscope.store import discard_damaged, gc, resume_store, verify
 from hiddenscope.testing import tiny_store
 from hiddenscope.testing.stores import tiny_plan, tiny_values
+from labs.chaos.crashes import dying
 
 UNITS = ("000000", "000001", "000002")
 SOME_UNITS = st.lists(st.sampled_from(UNITS), unique=True)

@@ -18,9 +18,6 @@ from hypothesis import settings
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from chaos.crashes import dying
-from chaos.flips import flips, intact, readable
-from chaos.kills import files_of
 from hiddenscope.cli import main as cli
 from hiddenscope.errors import Damaged, Error, FileError, StoreError
 from hiddenscope.store import (
@@ -35,6 +32,9 @@ from hiddenscope.store.checksums import block_sums
 from hiddenscope.store.shard import layout_of
 from hiddenscope.testing import tiny_store
 from hiddenscope.testing.stores import SITES, tiny_sequences, tiny_values
+from labs.chaos.crashes import dying
+from labs.chaos.flips import flips, intact, readable
+from labs.chaos.kills import files_of
 from tests.unit.store.machine import UNITS, StoreMachine, damage, shard
 
 TestStoreMachine = StoreMachine.TestCase

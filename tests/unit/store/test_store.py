@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import hiddenscope as hs
-from chaos.kills import files_of
 from hiddenscope.errors import Damaged, Error, StatesError, StoreError
 from hiddenscope.store import (
     StorePlan,
@@ -35,6 +34,7 @@ from hiddenscope.testing.stores import (
     tiny_sequences,
     tiny_values,
 )
+from labs.chaos.kills import files_of
 from tests.unit.store.machine import damage
 
 WIDTH = 24

@@ -6,8 +6,8 @@ import os
 
 import psutil
 
-from fuzz.load import CLIENTS, Client, under_load
-from fuzz.requests import Known, try_requests
+from labs.fuzz.load import CLIENTS, Client, under_load
+from labs.fuzz.requests import Known, try_requests
 from tests.workbench.asking import TEXT
 from tests.workbench.serving import TOKEN, Bench
 

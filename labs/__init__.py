@@ -1,0 +1,1 @@
+"""Labs: what is measured beside the package. README.md says which lab answers what."""
