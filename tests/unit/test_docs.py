@@ -7,7 +7,7 @@ import tomllib
 from docs.site.notebooks import notebook_text
 from docs.site.structure import name_groups, sections
 from hiddenscope.catalog import ANALYSES, PUBLIC
-from hiddenscope.diagnosis.environment import NOT_FOR_USERS
+from hiddenscope.diagnosis import NOT_FOR_USERS
 from hiddenscope.loading import zoo
 from tests.places import ROOT
 from tests.slow.docs.running import DOCS, EXAMPLE, NOTEBOOKS, PAGES

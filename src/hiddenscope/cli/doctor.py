@@ -1,6 +1,7 @@
 """A look at this installation: what works, what is missing, and what to do about it."""
 
 from collections import Counter
+from dataclasses import asdict
 
 import typer
 
@@ -8,8 +9,7 @@ import hiddenscope as hs
 from hiddenscope.cli.command import command
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import echo, print_json, visible
-from hiddenscope.diagnosis import Check, diagnose
-from hiddenscope.diagnosis.check import Status
+from hiddenscope.diagnosis import Check, Status, diagnose
 
 TITLES = {
     "environment": "Python and packages",
@@ -37,7 +37,7 @@ def doctor(shared: Shared) -> None:
     counts = Counter(check.status for check in checks)
     healthy = counts["problem"] == 0
     if shared.json:
-        records = [check.as_json() for check in checks]
+        records = [asdict(check) for check in checks]
         print_json({"healthy": healthy, "checks": records})
     else:
         echo(f"\n{_verdict(counts)}")

@@ -3,9 +3,9 @@
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ import pytest
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
+from hiddenscope import diagnosis
 from hiddenscope.cli import main as cli
-from hiddenscope.diagnosis import caches, devices, environment
-from hiddenscope.diagnosis.check import Check
+from hiddenscope.diagnosis import Check
 from hiddenscope.loading import zoo
 from hiddenscope.loading.cache import build_once
 
@@ -35,9 +35,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_lines_that_a_library_prints_are_passed_over() -> None:
-    line = json.dumps(Check("devices", "cpu", "ok", "Fine.").as_json())
+    line = json.dumps(asdict(Check("devices", "cpu", "ok", "Fine.")))
     output = f"warming up\n[]\n{{}}\n{line}\n".encode()
-    assert [check.message for check in devices._checks(output)] == ["Fine."]
+    assert [check.message for check in diagnosis.read_checks(output)] == ["Fine."]
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_cache_that_cannot_be_written_is_a_problem(
     below: str, readonly: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HIDDENSCOPE_CACHE", str(readonly / below))
-    (check,) = caches.examine_cache_folder()
+    check, _ = diagnosis.examine_cache()
     assert check.status == "problem"
     assert "Permission denied" in check.message
     assert "HIDDENSCOPE_CACHE" in check.remedy
@@ -70,9 +70,7 @@ def test_a_cache_that_cannot_be_written_is_a_problem(
 @pytest.fixture
 def _no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the devices out: to import torch takes seconds."""
-    # The package gives the function of this name, not the module.
-    module = sys.modules["hiddenscope.diagnosis.diagnose"]
-    monkeypatch.setattr(module, "examine_devices", lambda: iter(()))
+    monkeypatch.setattr(diagnosis, "examine_devices", lambda: iter(()))
 
 
 @pytest.mark.usefixtures("_no_devices")
@@ -88,9 +86,9 @@ def test_a_cache_below_a_file_is_a_problem_and_exits_with_1(
 
 
 def test_looking_at_a_cache_creates_nothing(cache: Path) -> None:
-    assert [check.status for check in caches.examine_cache_folder()] == ["ok"]
-    assert [check.facts["bytes"] for check in caches.examine_cache_size()] == [0]
-    list(caches.examine_zoo())
+    folder, size = diagnosis.examine_cache()
+    assert (folder.status, size.facts["bytes"]) == ("ok", 0)
+    list(diagnosis.examine_zoo())
     assert not cache.exists()
 
 
@@ -101,12 +99,12 @@ def test_a_damaged_model_is_a_problem(cache: Path) -> None:
         (part / "model.safetensors").write_bytes(b"12345678")
 
     folder = build_once(model.folder, build)
-    checks = {check.name: check for check in caches.examine_zoo()}
+    checks = {check.name: check for check in diagnosis.examine_zoo()}
     assert checks["minilm"].status == "ok"
     assert checks["smollm2"].status == "note"
     # The same length, so that only the checksum tells.
     (folder / "model.safetensors").write_bytes(b"12345679")
-    checks = {check.name: check for check in caches.examine_zoo()}
+    checks = {check.name: check for check in diagnosis.examine_zoo()}
     assert checks["minilm"].status == "problem"
     assert "model.safetensors" in checks["minilm"].message
     assert "Remove that folder" in checks["minilm"].remedy
@@ -116,9 +114,9 @@ def test_a_folder_of_wheels_that_is_not_there_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HIDDENSCOPE_WHEELS", str(tmp_path))
-    assert [check.status for check in caches.examine_download()] == ["ok"]
+    assert [check.status for check in diagnosis.examine_download()] == ["ok"]
     monkeypatch.setenv("HIDDENSCOPE_WHEELS", str(tmp_path / "nowhere"))
-    assert [check.status for check in caches.examine_download()] == ["problem"]
+    assert [check.status for check in diagnosis.examine_download()] == ["problem"]
 
 
 @pytest.fixture
@@ -126,7 +124,7 @@ def required(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
     """Let the installed package require something else."""
 
     def require(lines: list[str]) -> None:
-        monkeypatch.setattr(environment.metadata, "requires", lambda _: lines)
+        monkeypatch.setattr(diagnosis.metadata, "requires", lambda _: lines)
 
     return require
 
@@ -135,7 +133,7 @@ def test_packages_are_held_to_what_the_package_asks_for(
     required: Callable[[list[str]], None],
 ) -> None:
     required(["numpy>=2", "torch>=99", "no-such-project>=1", "ray>=99; extra == 'ray'"])
-    checks = {check.name: check for check in environment.examine_packages()}
+    checks = {check.name: check for check in diagnosis.examine_packages()}
     assert set(checks) == {"torch", "no-such-project", "packages"}
     assert checks["torch"].message.endswith("is not >=99.")
     assert checks["torch"].remedy == "Run `pip install 'torch>=99'`."
@@ -153,7 +151,7 @@ def test_a_missing_extra_is_a_note_and_an_old_one_a_problem(
             "numpy>=1; extra == 'pacmap'",
         ]
     )
-    checks = {check.name: check for check in environment.examine_extras()}
+    checks = {check.name: check for check in diagnosis.examine_extras()}
     statuses = {name: check.status for name, check in checks.items()}
     others = dict.fromkeys(("adapters", "export", "pacmap", "quantised"), "ok")
     assert statuses == {"app": "note", "ray": "problem", **others}
@@ -161,14 +159,14 @@ def test_a_missing_extra_is_a_note_and_an_old_one_a_problem(
 
 
 def test_damaged_metadata_of_a_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment.metadata, "version", lambda _: "not a version")
-    problem = environment.compare_package(Requirement("numpy>=2"))
+    monkeypatch.setattr(diagnosis.metadata, "version", lambda _: "not a version")
+    problem = diagnosis.compare_package(Requirement("numpy>=2"))
     assert problem is not None
 
 
 def test_another_version_on_the_path_is_a_problem() -> None:
-    (same,) = environment.examine_installation(metadata.version("hiddenscope"))
-    (other,) = environment.examine_installation("99.0")
+    (same,) = diagnosis.examine_installation(metadata.version("hiddenscope"))
+    (other,) = diagnosis.examine_installation("99.0")
     assert (same.status, other.status) == ("ok", "problem")
     assert "99.0 runs from" in other.message
 
@@ -180,7 +178,7 @@ def test_a_check_that_fails_does_not_end_the_others(
     def fail(_: str) -> None:
         raise RuntimeError("torn\nin two")
 
-    monkeypatch.setattr(environment.metadata, "requires", fail)
+    monkeypatch.setattr(diagnosis.metadata, "requires", fail)
     done = CliRunner().invoke(cli.app, ["doctor", "--json"])
     assert done.exit_code == 1
     checks = by_name(json.loads(done.stdout))
@@ -192,7 +190,7 @@ def test_a_check_that_fails_does_not_end_the_others(
 def test_a_checkout_that_is_not_installed_is_a_note(
     monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
-    monkeypatch.setattr(environment, "PROJECT", "hiddenscope-that-nobody-installed")
+    monkeypatch.setattr(diagnosis, "PROJECT", "hiddenscope-that-nobody-installed")
     done = CliRunner().invoke(cli.app, ["doctor", "--json"])
     assert done.exit_code == 0, done.stdout
     checks = by_name(json.loads(done.stdout))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hiddenscope as hs
-from hiddenscope.diagnosis import devices
+from hiddenscope import diagnosis
 from hiddenscope.loading import zoo
 from tests.unit.cli.test_doctor import Report, by_name
 
@@ -110,7 +110,7 @@ def test_a_torch_that_hangs_is_given_up(
 ) -> None:
     for name, value in foreign_torch(tmp_path, "import time; time.sleep(600)").items():
         monkeypatch.setenv(name, value)
-    (check,) = devices.examine_devices(seconds=2)
+    (check,) = diagnosis.examine_devices(seconds=2)
     assert (check.status, check.name) == ("problem", "torch")
     assert "did not answer within 2 seconds" in check.message
 
@@ -120,7 +120,7 @@ def test_a_torch_of_the_current_folder_is_not_run(
 ) -> None:
     (tmp_path / "torch.py").write_text("open('touched', 'w')")
     monkeypatch.chdir(tmp_path)
-    list(devices.examine_devices())
+    list(diagnosis.examine_devices())
     assert not (tmp_path / "touched").exists()
 
 
