@@ -8,6 +8,7 @@ STAMP := .venv/.installed
 CHECKS := .venv/.checks
 EVERYTHING := .venv/.everything
 EXPERIMENTS := two_sentences visibility cities hooks port corpus steering lenses
+SCRIPTS := 'src/hiddenscope/*/static/*.js' 'docs/site/static/*.js'
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
 # A network that fails for a moment is asked again, twice.
 AGAIN := again() { "$$@" || { sleep 10; "$$@"; } || { sleep 60; "$$@"; }; }; again
@@ -76,19 +77,21 @@ check: $(CHECKS) scripts ## Check format, lint and types.
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-scripts: node_modules/.package-lock.json ## Check the types of the pages' scripts.
+scripts: node_modules/.package-lock.json ## Check the format and the types of the pages' scripts.
+	node_modules/.bin/prettier --check --log-level warn $(SCRIPTS)
 	node_modules/.bin/tsc --project tsconfig.json
 
 node_modules/.package-lock.json: package.json package-lock.json
-	@command -v npm >/dev/null || { echo 'The scripts are checked with TypeScript: install Node.js with npm.' >&2; exit 2; }
-	@echo 'Installing TypeScript in node_modules.'
+	@command -v npm >/dev/null || { echo 'The scripts are checked with prettier and TypeScript: install Node.js with npm.' >&2; exit 2; }
+	@echo 'Installing prettier and TypeScript in node_modules.'
 	@$(AGAIN) npm ci --silent --no-audit --no-fund
 	@touch $@
 
 figures:         ## Print how dense the package is to read, as docs/architecture.md explains.
 	@$(PYTHON) docs/figures.py
 
-format: $(CHECKS) ## Format, and mend what lint can mend.
+format: $(CHECKS) node_modules/.package-lock.json ## Format, and mend what lint can mend.
+	node_modules/.bin/prettier --write --log-level warn $(SCRIPTS)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

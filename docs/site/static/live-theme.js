@@ -1,4 +1,5 @@
-// Live views follow the site's button for light and dark. Their frames are sandboxed, so they are told by message.
+// Live views follow the site's button for light and dark. Their frames are sandboxed, so they are
+// told by message.
 function tellTheme(frame) {
   const theme = document.documentElement.dataset.theme;
   frame.contentWindow.postMessage({ hiddenscope: "theme", theme }, "*");

@@ -2,35 +2,42 @@
  * The API, as the page uses it: lists, jobs that are followed until they are over, and results.
  *
  * @typedef {{name: string, dtype?: string}} ModelChoice
- * @typedef {{analysis: string, model?: ModelChoice, store?: string, arguments: Record<string, unknown>}} Asked
+ * @typedef {{analysis: string, model?: ModelChoice, store?: string, arguments: Record<string,
+ *   unknown>}} Asked
  * @typedef {{what: string, done: number, total: number | null}} Progress
- * @typedef {{id: string, analysis: string, state: "queued" | "running" | "done" | "failed" | "cancelled", waiting: number,
- *   progress: Progress | null, partial: number, result: string | null, error: string | null, note: string}} Job
+ * @typedef {{id: string, analysis: string, state: "queued" | "running" | "done" | "failed" |
+ *   "cancelled", waiting: number, progress: Progress | null, partial: number, result: string |
+ *   null, error: string | null, note: string}} Job
  * @typedef {{word: string, probability: number}} Prediction
- * @typedef {{site: string, token: number, string: string, id: number, names: Record<string, string>, norm: number,
- *   nearest: {site: string, token: number, string?: string, cosine: number}[], lens: Prediction[] | string, model?: string,
- *   before: Prediction[] | string, after?: Prediction[], change?: string, used?: Used}} StateAnswer
- * @typedef {{token?: number, string?: string, toward?: string, away?: string, strength?: number}} Used what a state was changed with
+ * @typedef {{site: string, token: number, string: string, id: number, names: Record<string,
+ *   string>, norm: number, nearest: {site: string, token: number, string?: string, cosine:
+ *   number}[], lens: Prediction[] | string, model?: string, before: Prediction[] | string, after?:
+ *   Prediction[], change?: string, used?: Used}} StateAnswer
+ * @typedef {{token?: number, string?: string, toward?: string, away?: string, strength?: number}}
+ *   Used what a state was changed with
  * @typedef {{text: number, token: number | null, string: string, score: number}} NearestAnswer
- * @typedef {{id: string, analysis: string, model: ModelChoice | null, title: string, findings: string[],
- *   views: {name: string, title: string, kind: string}[], sections: {title: string, prose: string, views: number[]}[],
- *   python: string | null, command: string | null, command_reason: string, state: StateAnswer | null,
- *   continuation: {before: string, after: string | null} | null, answers: {answer: string, other: string} | null,
- *   columns: (number | null)[], other_columns: (number | null)[], nearest: NearestAnswer[]}} ResultAnswer
+ * @typedef {{id: string, analysis: string, model: ModelChoice | null, title: string, findings:
+ *   string[], views: {name: string, title: string, kind: string}[], sections: {title: string,
+ *   prose: string, views: number[]}[], python: string | null, command: string | null,
+ *   command_reason: string, state: StateAnswer | null, continuation: {before: string, after: string
+ *   | null} | null, answers: {answer: string, other: string} | null, columns: (number | null)[],
+ *   other_columns: (number | null)[], nearest: NearestAnswer[]}} ResultAnswer
  * @typedef {{name: string, label: string, source: string, here: boolean,
  *   headless: boolean}} ModelAnswer
- * @typedef {{name: string, label: string, texts: number, labels: Record<string, number>, groups: number | null,
- *   sample: string[], columns: ColumnChoice | null}} DatasetAnswer
+ * @typedef {{name: string, label: string, texts: number, labels: Record<string, number>, groups:
+ *   number | null, sample: string[], columns: ColumnChoice | null}} DatasetAnswer
  * @typedef {{text: string | null, label: string | null, group: string | null}} ColumnChoice
- * @typedef {{file: string, columns: string[], rows: string[][], likely: ColumnChoice, certain: boolean, parameters: Question[]}} TableAnswer
- * @typedef {{name: string, label: string, bytes: number, sites: string[], tokens: number, texts: number, model: string,
- *   dtype: string, width: number, complete: boolean}} StoreAnswer
+ * @typedef {{file: string, columns: string[], rows: string[][], likely: ColumnChoice, certain:
+ *   boolean, parameters: Question[]}} TableAnswer
+ * @typedef {{name: string, label: string, bytes: number, sites: string[], tokens: number, texts:
+ *   number, model: string, dtype: string, width: number, complete: boolean}} StoreAnswer
  * @typedef {{number: number, text: string, cut: boolean, tokens: number}} StoreText
  * @typedef {{total: number, first: number, texts: StoreText[]}} StoreTexts
- * @typedef {{name: string, kind: string, required: boolean, default: string | number | boolean | null, choices: string[],
- *   empty_choice: string, help: string, label: string, aside: boolean, fields: Question[], of_states: boolean}} Question
- * @typedef {{word: string, question: string, group: string, on_states: boolean, action: string, promise: string,
- *   parameters: Question[]}} AnalysisAnswer
+ * @typedef {{name: string, kind: string, required: boolean, default: string | number | boolean |
+ *   null, choices: string[], empty_choice: string, help: string, label: string, aside: boolean,
+ *   fields: Question[], of_states: boolean}} Question
+ * @typedef {{word: string, question: string, group: string, on_states: boolean, action: string,
+ *   promise: string, parameters: Question[]}} AnalysisAnswer
  */
 
 /** What went wrong, in a sentence for the reader. */
@@ -48,7 +55,9 @@ async function fetched(path, options) {
   try {
     response = await fetch(path, options);
   } catch {
-    throw new Refused("The server does not answer. Start `hiddenscope serve` again, and reload this page.");
+    throw new Refused(
+      "The server does not answer. Start `hiddenscope serve` again, and reload this page.",
+    );
   }
   if (response.ok) return response;
   const said = await response.json().catch(() => ({}));
@@ -85,7 +94,12 @@ export async function readText(path) {
  * @returns {Promise<TableAnswer>}
  */
 export async function readTable(file) {
-  return (await fetched(`/api/tables?file=${encodeURIComponent(file.name)}`, { method: "POST", body: file })).json();
+  return (
+    await fetched(`/api/tables?file=${encodeURIComponent(file.name)}`, {
+      method: "POST",
+      body: file,
+    })
+  ).json();
 }
 
 /**
@@ -99,7 +113,8 @@ export async function upload(file, columns) {
 }
 
 /**
- * Ask a question and follow its job: the result once it is done, or a Refused or Cancelled. `told` hears how it stands.
+ * Ask a question and follow its job: the result once it is done, or a Refused or Cancelled. `told`
+ * hears how it stands.
  * @param {Asked} asked
  * @param {(job: Job) => void} told
  * @param {AbortSignal} signal
@@ -108,7 +123,9 @@ export async function upload(file, columns) {
 export async function ask(asked, told, signal) {
   const headers = { "Content-Type": "application/json" };
   /** @type {Job} */
-  const first = await (await fetched("/api/jobs", { method: "POST", headers, body: JSON.stringify(asked) })).json();
+  const first = await (
+    await fetched("/api/jobs", { method: "POST", headers, body: JSON.stringify(asked) })
+  ).json();
   const job = first.state === "done" ? first : await followed(first, told, signal);
   if (job.state === "cancelled") throw new Cancelled();
   if (job.state === "failed") throw new Refused(job.error ?? "It failed.");
@@ -144,7 +161,9 @@ function followed(first, told, signal) {
     };
     events.onerror = () => {
       over();
-      failed(new Refused("The server went away. Start `hiddenscope serve` again, and reload this page."));
+      failed(
+        new Refused("The server went away. Start `hiddenscope serve` again, and reload this page."),
+      );
     };
   });
 }

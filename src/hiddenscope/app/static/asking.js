@@ -1,4 +1,7 @@
-/** Asking from the page: one question at a time in each place, its progress in the page's head, with a way to cancel it. */
+/**
+ * Asking from the page: one question at a time in each place, its progress in the page's head, with
+ * a way to cancel it.
+ */
 
 import { button, element } from "../../views/static/elements.js";
 import { ask, Cancelled } from "./api.js";
@@ -15,7 +18,8 @@ export class Asker {
   }
 
   /**
-   * Ask in a place of the page; what is still asked there is cancelled. Undefined where another question took its place.
+   * Ask in a place of the page; what is still asked there is cancelled. Undefined where another
+   * question took its place.
    * @param {string} place
    * @param {import("./api.js").Asked} asked
    * @param {(job: import("./api.js").Job) => void} [told]
@@ -29,14 +33,21 @@ export class Asker {
     /** @type {import("./api.js").Job | null} */
     let last = null;
     let patient = true;
-    const waiting = setTimeout(() => { patient = false; if (last) this.show(last, control); }, PATIENCE);
+    const waiting = setTimeout(() => {
+      patient = false;
+      if (last) this.show(last, control);
+    }, PATIENCE);
     try {
-      return await ask(asked, (job) => {
-        last = job;
-        if (!patient) this.show(job, control);
-        told?.(job);
-        if (job.note) this.say(job.note);
-      }, control.signal);
+      return await ask(
+        asked,
+        (job) => {
+          last = job;
+          if (!patient) this.show(job, control);
+          told?.(job);
+          if (job.note) this.say(job.note);
+        },
+        control.signal,
+      );
     } catch (error) {
       if (error instanceof Cancelled) return undefined;
       throw error;
@@ -74,11 +85,18 @@ export class Asker {
   show(job, control) {
     if (job.state !== "queued" && job.state !== "running") return;
     delete this.status.dataset.kept;
-    const words = job.state === "queued" ? `${job.analysis}: ${job.waiting} before it` : `${job.analysis}: ${job.progress?.what ?? "working"}`;
+    const words =
+      job.state === "queued"
+        ? `${job.analysis}: ${job.waiting} before it`
+        : `${job.analysis}: ${job.progress?.what ?? "working"}`;
     let shown = this.status.querySelector("span");
     if (!shown) {
       shown = element("span");
-      this.status.replaceChildren(shown, element("progress", { "aria-label": "Progress", max: "1" }), button("Cancel", "Stop this question", () => undefined));
+      this.status.replaceChildren(
+        shown,
+        element("progress", { "aria-label": "Progress", max: "1" }),
+        button("Cancel", "Stop this question", () => undefined),
+      );
     }
     shown.textContent = words.slice(0, 80);
     const bar = this.status.querySelector("progress");
@@ -86,6 +104,10 @@ export class Asker {
     if (total) bar?.setAttribute("value", String(Math.min(1, done / total)));
     else bar?.removeAttribute("value");
     const stop = this.status.querySelector("button");
-    if (stop) stop.onclick = () => { control.abort(); this.say("Cancelled.", true); };
+    if (stop)
+      stop.onclick = () => {
+        control.abort();
+        this.say("Cancelled.", true);
+      };
   }
 }

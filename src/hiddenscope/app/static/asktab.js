@@ -1,4 +1,7 @@
-/** A question with its form and its answer: any analysis, on any model. The address holds what was filled in. */
+/**
+ * A question with its form and its answer: any analysis, on any model. The address holds what was
+ * filled in.
+ */
 
 import { element } from "../../views/static/elements.js";
 import { forgetViews, newEntry, readPage, writePage } from "../../views/static/hash.js";
@@ -18,8 +21,8 @@ export class Questioning {
    * @param {AnalysisAnswer} analysis
    * @param {import("./form.js").Lists} lists
    * @param {import("./asking.js").Asker} asker
-   * @param {{named?: string, tab?: string, store?: string}} [how] what its model is called, the tab whose model it is, or the
-   *   store that is asked in place of a model
+   * @param {{named?: string, tab?: string, store?: string}} [how] what its model is called, the tab
+   *   whose model it is, or the store that is asked in place of a model
    */
   constructor(analysis, lists, asker, { named = "Model", tab = "ask", store = "" } = {}) {
     this.analysis = analysis;
@@ -29,7 +32,11 @@ export class Questioning {
     this.parameters = analysis.parameters.filter((one) => one.of_states || !store);
     this.form = new Form(this.parameters, store ? { ...lists, unlabelled: true } : lists);
     this.model = modelField(named, lists.models, heldModel(tab), (name) => holdModel(tab, name));
-    this.answer = element("div", { class: "views" }, analysis.promise ? [said(analysis.promise, true)] : []);
+    this.answer = element(
+      "div",
+      { class: "views" },
+      analysis.promise ? [said(analysis.promise, true)] : [],
+    );
     if (!store) this.form.root.prepend(this.model.root);
     const asking = element("form", { class: "asking" }, [this.form.root]);
     asking.addEventListener("submit", (event) => {
@@ -51,22 +58,32 @@ export class Questioning {
     }
   }
 
-  /** @param {boolean} [written] whether the address is to hold the question; the example's is short */
+  /**
+   * @param {boolean} [written] whether the address is to hold the question; the example's is short
+   */
   async ask(written = true) {
     const given = this.form.get();
     const empty = this.parameters.find((one) => one.required && given[one.name] === undefined);
-    if (empty) return this.answer.replaceChildren(said(`Fill in “${this.form.labelOf(empty.name)}” first.`));
+    if (empty)
+      return this.answer.replaceChildren(said(`Fill in “${this.form.labelOf(empty.name)}” first.`));
     if (written) writePage("q", JSON.stringify(given));
     this.answer.classList.add("stale");
     const turn = ++this.turn;
     try {
       const source = this.store ? { store: this.store } : { model: { name: this.model.get() } };
-      const result = await this.asker.ask("question", { analysis: this.analysis.word, ...source, arguments: given }, (job) => void this.early(job, turn));
+      const result = await this.asker.ask(
+        "question",
+        { analysis: this.analysis.word, ...source, arguments: given },
+        (job) => void this.early(job, turn),
+      );
       const views = result ? await viewsOf(result.id) : [];
       if (turn !== this.turn) return undefined;
       this.turn += 1;
       if (result) this.show(result, views);
-      else this.answer.querySelector(".early")?.replaceChildren("Cancelled: this is the first picture alone.");
+      else
+        this.answer
+          .querySelector(".early")
+          ?.replaceChildren("Cancelled: this is the first picture alone.");
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       if (turn !== this.turn) return undefined;
@@ -90,7 +107,10 @@ export class Questioning {
     if (!packed) return; // the job is over by now
     const views = await unpack(packed);
     if (turn !== this.turn) return;
-    const [place, words] = [element("div"), said("A first picture; the rest is being computed.", true)];
+    const [place, words] = [
+      element("div"),
+      said("A first picture; the rest is being computed.", true),
+    ];
     words.classList.add("early");
     this.answer.replaceChildren(words, place);
     showViews(place, views, 0);
@@ -108,7 +128,12 @@ export class Questioning {
       // It scrolls by itself, so the keyboard must reach it.
       list.tabIndex = 0;
     });
-    const head = element("div", { class: "row" }, [element("h2", { class: "tab" }, [result.title.slice(0, 1).toUpperCase() + result.title.slice(1)]), saveMenu(result, () => ({ view: "", measure: "" }))]);
+    const head = element("div", { class: "row" }, [
+      element("h2", { class: "tab" }, [
+        result.title.slice(0, 1).toUpperCase() + result.title.slice(1),
+      ]),
+      saveMenu(result, () => ({ view: "", measure: "" })),
+    ]);
     this.answer.replaceChildren(element("div", { class: "found" }, [head, ...findings, place]));
     showViews(place, views, 0);
     document.documentElement.dataset.ready = "true";
@@ -126,7 +151,10 @@ export class Questioning {
 export function askTab(root, asker, analyses, lists) {
   const place = element("div");
   const cards = analyses.map((analysis) => {
-    const card = element("button", { type: "button", class: "card", "aria-pressed": "false" }, [element("strong", {}, [analysis.word]), element("span", {}, [analysis.question])]);
+    const card = element("button", { type: "button", class: "card", "aria-pressed": "false" }, [
+      element("strong", {}, [analysis.word]),
+      element("span", {}, [analysis.question]),
+    ]);
     card.addEventListener("click", () => {
       newEntry();
       forgetViews();
@@ -145,8 +173,15 @@ export function askTab(root, asker, analyses, lists) {
   };
   root.replaceChildren(
     element("h2", { class: "tab" }, ["All analyses"]),
-    element("p", { class: "lead" }, ["Each of these is one function in Python and one command in a terminal, under the same name."]),
-    element("ul", { class: "cards" }, cards.map(([, card]) => element("li", {}, [card]))), place,
+    element("p", { class: "lead" }, [
+      "Each of these is one function in Python and one command in a terminal, under the same name.",
+    ]),
+    element(
+      "ul",
+      { class: "cards" },
+      cards.map(([, card]) => element("li", {}, [card])),
+    ),
+    place,
   );
   const linked = analyses.find((one) => one.word === readPage("word"));
   if (linked) open(linked, true);
@@ -164,11 +199,19 @@ export function driftTab(root, asker, drift, lists) {
   const questioning = new Questioning(drift, lists, asker, { named: "Reference", tab: "drift" });
   root.replaceChildren(
     element("h2", { class: "tab" }, ["Where do two models diverge?"]),
-    element("p", { class: "lead" }, ["The first is the reference, the second the candidate: a port, a fine-tuned copy, another checkpoint of the same shape, or the same model in another dtype."]),
+    element("p", { class: "lead" }, [
+      "The first is the reference, the second the candidate: a port, a fine-tuned copy, " +
+        "another checkpoint of the same shape, or the same model in another dtype.",
+    ]),
     questioning.root,
   );
   const known = questioning.restore();
-  if (!known) questioning.form.set({ candidate: { name: held("second"), dtype: held("seconddtype") }, texts: [held("a")] });
-  if (known || (heldModel("drift") === EXAMPLE.model && isExample(["a", "second", "seconddtype"]))) void questioning.ask(known);
+  if (!known)
+    questioning.form.set({
+      candidate: { name: held("second"), dtype: held("seconddtype") },
+      texts: [held("a")],
+    });
+  if (known || (heldModel("drift") === EXAMPLE.model && isExample(["a", "second", "seconddtype"])))
+    void questioning.ask(known);
   document.documentElement.dataset.ready = "true";
 }

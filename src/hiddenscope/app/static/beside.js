@@ -11,7 +11,8 @@ const PLACE = 9; // its view in the address: those below the first grid count fr
 export class Beside {
   /**
    * @param {import("./asking.js").Asker} asker
-   * @param {(columns: Columns, cell: {site: string, column: number}, model: string) => void} open read a state of the second model
+   * @param {(columns: Columns, cell: {site: string, column: number}, model: string) => void} open
+   *   read a state of the second model
    */
   constructor(asker, open) {
     this.asker = asker;
@@ -46,7 +47,9 @@ export class Beside {
     if (tops[0] !== tops[1]) return; // one stands below the other
     const rows = pair.map((grid) => grid?.frame?.getBoundingClientRect().top ?? 0);
     const lowest = Math.max(...rows);
-    stages.forEach((stage, i) => { stage.style.marginTop = `${lowest - rows[i]}px`; });
+    stages.forEach((stage, i) => {
+      stage.style.marginTop = `${lowest - rows[i]}px`;
+    });
   }
 
   clear() {
@@ -93,15 +96,23 @@ export class Beside {
     if (!view || view.kind !== "Grid") return;
     const root = element("section", { "data-view": String(PLACE), class: "grid" });
     const name = result.views[place]?.name ?? "";
-    this.root.replaceChildren(root, element("div", { class: "acts" }, [saveMenu(result, () => ({ view: name, measure: "" }))]));
+    this.root.replaceChildren(
+      root,
+      element("div", { class: "acts" }, [saveMenu(result, () => ({ view: name, measure: "" }))]),
+    );
     const columns = new Columns(result, view.tokens.length);
-    const grid = new ChoosingGrid(root, view, (pin) => {
-      this.first?.mirror(sameCell(grid, this.first));
-      const count = view.tokens.length;
-      const cell = { site: view.sites[Math.floor(pin / count)], column: pin % count };
-      if (pin >= 0) this.open(columns, cell, model);
-      else this.first?.hold(-1);
-    }, PLACE);
+    const grid = new ChoosingGrid(
+      root,
+      view,
+      (pin) => {
+        this.first?.mirror(sameCell(grid, this.first));
+        const count = view.tokens.length;
+        const cell = { site: view.sites[Math.floor(pin / count)], column: pin % count };
+        if (pin >= 0) this.open(columns, cell, model);
+        else this.first?.hold(-1);
+      },
+      PLACE,
+    );
     this.grid = remembered(root, grid);
     this.mirror();
     this.heights.disconnect();

@@ -1,4 +1,7 @@
-/** Which token of text A, and of text B, each column of a grid stands for: one place for every overlay. */
+/**
+ * Which token of text A, and of text B, each column of a grid stands for: one place for every
+ * overlay.
+ */
 
 export class Columns {
   /**
@@ -7,7 +10,9 @@ export class Columns {
    */
   constructor(result, count) {
     /** @type {(number | null)[]} */
-    this.tokens = result.columns.length ? result.columns.slice(0, count) : Array.from({ length: count }, (_, i) => i);
+    this.tokens = result.columns.length
+      ? result.columns.slice(0, count)
+      : Array.from({ length: count }, (_, i) => i);
     /** @type {(number | null)[]} */
     this.others = result.other_columns;
   }
@@ -21,7 +26,8 @@ export class Columns {
   }
 
   /**
-   * The token of text B in a column: null in a gap, undefined where the grid knows nothing of text B.
+   * The token of text B in a column: null in a gap, undefined where the grid knows nothing of text
+   * B.
    * @param {number} column
    */
   otherAt(column) {

@@ -25,30 +25,53 @@ export class DatasetTab {
    */
   constructor(root, asker, analyses, lists) {
     this.asker = asker;
-    this.analyses = analyses.filter(({ parameters }) => parameters.some(({ kind }) => kind === "data"));
+    this.analyses = analyses.filter(({ parameters }) =>
+      parameters.some(({ kind }) => kind === "data"),
+    );
     this.lists = lists;
     this.cards = element("ul", { class: "cards" });
     this.place = element("div");
     this.problem = element("div");
     this.columns = element("div");
-    const file = element("input", { type: "file", accept: ".txt,.csv,.tsv,.jsonl", "aria-label": "Upload a dataset" });
+    const file = element("input", {
+      type: "file",
+      accept: ".txt,.csv,.tsv,.jsonl",
+      "aria-label": "Upload a dataset",
+    });
     file.addEventListener("change", () => void this.take(file.files?.[0]));
     const drop = element("label", { class: "card drop" }, [
-      element("strong", {}, ["Your own"]), element("span", {}, ["A .csv, .tsv, .jsonl or .txt file with texts and labels."]), file,
+      element("strong", {}, ["Your own"]),
+      element("span", {}, ["A .csv, .tsv, .jsonl or .txt file with texts and labels."]),
+      file,
     ]);
     this.drop = element("li", {}, [drop]);
     for (const name of ["dragover", "dragleave", "drop"]) {
       drop.addEventListener(name, (event) => {
         event.preventDefault();
         drop.classList.toggle("over", name === "dragover");
-        if (name === "drop") void this.take(/** @type {DragEvent} */ (event).dataTransfer?.files[0]);
+        if (name === "drop")
+          void this.take(/** @type {DragEvent} */ (event).dataTransfer?.files[0]);
       });
     }
-    this.what = choice("Analysis", Object.fromEntries(this.analyses.map(({ word, action }) => [word, action])), (word) => { writePage("word", word); this.open(false); });
+    this.what = choice(
+      "Analysis",
+      Object.fromEntries(this.analyses.map(({ word, action }) => [word, action])),
+      (word) => {
+        writePage("word", word);
+        this.open(false);
+      },
+    );
     root.replaceChildren(
       element("h2", { class: "tab" }, ["Datasets"]),
-      element("p", { class: "lead" }, ["Labelled texts: how their states lie in every layer, whether the classes are apart in the full space, and where a probe can read the label."]),
-      this.cards, this.columns, this.problem, element("div", { class: "row" }, [this.what.root]), this.place,
+      element("p", { class: "lead" }, [
+        "Labelled texts: how their states lie in every layer, whether the classes are apart " +
+          "in the full space, and where a probe can read the label.",
+      ]),
+      this.cards,
+      this.columns,
+      this.problem,
+      element("div", { class: "row" }, [this.what.root]),
+      this.place,
     );
     this.list();
     this.open(true);
@@ -57,7 +80,10 @@ export class DatasetTab {
 
   get chosen() {
     const name = readPage("data");
-    return this.lists.datasets.find((one) => one.name === (name || EXAMPLE_DATA)) ?? this.lists.datasets[0];
+    return (
+      this.lists.datasets.find((one) => one.name === (name || EXAMPLE_DATA)) ??
+      this.lists.datasets[0]
+    );
   }
 
   get word() {
@@ -66,7 +92,8 @@ export class DatasetTab {
   }
 
   /**
-   * Show the columns of a file; where their names say what they are, and in a file of lines, it is taken at once.
+   * Show the columns of a file; where their names say what they are, and in a file of lines, it is
+   * taken at once.
    * @param {File | undefined} file
    */
   async take(file) {
@@ -74,7 +101,11 @@ export class DatasetTab {
     try {
       const table = await readTable(file);
       this.problem.replaceChildren();
-      this.columns.replaceChildren(...(table.columns.length ? [columnForm(table, (columns) => void this.add(file, columns))] : []));
+      this.columns.replaceChildren(
+        ...(table.columns.length
+          ? [columnForm(table, (columns) => void this.add(file, columns))]
+          : []),
+      );
       if (table.certain || !table.columns.length) await this.add(file, {});
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
@@ -89,7 +120,10 @@ export class DatasetTab {
   async add(file, columns) {
     try {
       const added = await upload(file, columns);
-      this.lists.datasets = [...this.lists.datasets.filter((one) => one.name !== added.name), added];
+      this.lists.datasets = [
+        ...this.lists.datasets.filter((one) => one.name !== added.name),
+        added,
+      ];
       writePage("data", added.name);
       this.problem.replaceChildren();
       this.list();
@@ -102,14 +136,28 @@ export class DatasetTab {
 
   list() {
     const cards = this.lists.datasets.map((one) => {
-      const labels = Object.entries(one.labels).slice(0, 4).map(([label, count]) => `${label} ${count}`).join(", ");
-      const card = element("button", { type: "button", class: "card", "aria-pressed": String(one === this.chosen) }, [
-        element("strong", {}, [shownText(one.label, 80)]),
-        element("span", {}, [`${one.texts} texts${labels ? `: ${shownText(labels, 120)}` : ", no labels"}${one.groups === null ? "" : `; ${one.groups} groups`}`]),
-        ...namedColumns(one),
-        element("span", {}, [`“${shownText(one.sample[0] ?? "", 90)}”`]),
-      ]);
-      card.addEventListener("click", () => { writePage("data", one.name); writePage("q", ""); this.list(); this.open(false); });
+      const labels = Object.entries(one.labels)
+        .slice(0, 4)
+        .map(([label, count]) => `${label} ${count}`)
+        .join(", ");
+      const card = element(
+        "button",
+        { type: "button", class: "card", "aria-pressed": String(one === this.chosen) },
+        [
+          element("strong", {}, [shownText(one.label, 80)]),
+          element("span", {}, [
+            `${one.texts} texts${labels ? `: ${shownText(labels, 120)}` : ", no labels"}${one.groups === null ? "" : `; ${one.groups} groups`}`,
+          ]),
+          ...namedColumns(one),
+          element("span", {}, [`“${shownText(one.sample[0] ?? "", 90)}”`]),
+        ],
+      );
+      card.addEventListener("click", () => {
+        writePage("data", one.name);
+        writePage("q", "");
+        this.list();
+        this.open(false);
+      });
       return element("li", {}, [card]);
     });
     this.cards.replaceChildren(...cards, ...(this.drop ? [this.drop] : []));
@@ -123,9 +171,15 @@ export class DatasetTab {
     const questioning = new Questioning(analysis, this.lists, this.asker, { tab: "data" });
     this.place.replaceChildren(questioning.root);
     const known = linked && questioning.restore();
-    questioning.form.set({ data: this.chosen.name, ...(known || this.word !== EXAMPLE_WORD ? {} : { method: EXAMPLE_METHOD }) });
+    questioning.form.set({
+      data: this.chosen.name,
+      ...(known || this.word !== EXAMPLE_WORD ? {} : { method: EXAMPLE_METHOD }),
+    });
     questioning.form.hide("data");
-    const example = this.word === EXAMPLE_WORD && this.chosen.name === EXAMPLE_DATA && heldModel("data") === EXAMPLE.model;
+    const example =
+      this.word === EXAMPLE_WORD &&
+      this.chosen.name === EXAMPLE_DATA &&
+      heldModel("data") === EXAMPLE.model;
     if (known || example) void questioning.ask(known);
   }
 }

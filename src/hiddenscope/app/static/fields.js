@@ -15,10 +15,18 @@ let lists = 0;
  * @param {string} [size]
  */
 export function textField(label, value, act, size = "") {
-  const input = size ? element("input", { type: "text", value, spellcheck: "false" }) : element("textarea", { rows: "1", spellcheck: "false" }, [value]);
+  const input = size
+    ? element("input", { type: "text", value, spellcheck: "false" })
+    : element("textarea", { rows: "1", spellcheck: "false" }, [value]);
   input.addEventListener("input", () => act(input.value));
   const root = element("label", { class: `field ${size}` }, [element("span", {}, [label]), input]);
-  return { root, input, set: (/** @type {string} */ text) => { if (input.value !== text) input.value = text; } };
+  return {
+    root,
+    input,
+    set: (/** @type {string} */ text) => {
+      if (input.value !== text) input.value = text;
+    },
+  };
 }
 
 /**
@@ -28,10 +36,17 @@ export function textField(label, value, act, size = "") {
  * @param {(value: string) => void} act
  */
 export function dtypeField(label, value, act) {
-  const select = element("select", {}, DTYPES.map((name) => element("option", { value: name }, [name])));
+  const select = element(
+    "select",
+    {},
+    DTYPES.map((name) => element("option", { value: name }, [name])),
+  );
   select.value = value;
   select.addEventListener("change", () => act(select.value));
-  return { root: element("label", { class: "field small" }, [element("span", {}, [label]), select]), input: select };
+  return {
+    root: element("label", { class: "field small" }, [element("span", {}, [label]), select]),
+    input: select,
+  };
 }
 
 /**
@@ -44,7 +59,7 @@ export function dtypeField(label, value, act) {
 export function modelField(label, models, value, act) {
   const id = `models-${lists++}`;
   const wordOf = (/** @type {ModelAnswer} */ { source, label: shownAs, name }) =>
-    (source === "folder" ? shownAs : name);
+    source === "folder" ? shownAs : name;
   const shown = (/** @type {string} */ name) => {
     const known = models.find((model) => model.name === name);
     return known ? wordOf(known) : name;
@@ -52,14 +67,21 @@ export function modelField(label, models, value, act) {
   const chosen = () => models.find((model) => wordOf(model) === input.value.trim());
   const get = () => chosen()?.name ?? input.value.trim();
   const offered = element("datalist", { id });
-  const offer = () => offered.replaceChildren(...models.map((model) => {
-    const words = `${model.label}${model.here ? "" : " (is downloaded first)"}`;
-    return element("option", { value: wordOf(model), label: words });
-  }));
+  const offer = () =>
+    offered.replaceChildren(
+      ...models.map((model) => {
+        const words = `${model.label}${model.here ? "" : " (is downloaded first)"}`;
+        return element("option", { value: wordOf(model), label: words });
+      }),
+    );
   // Without an answer, what was offered before is still offered.
   const refresh = () => refreshModels(models).then(offer, () => undefined);
   const input = element("input", {
-    type: "text", list: id, value: shown(value), spellcheck: "false", autocomplete: "off",
+    type: "text",
+    list: id,
+    value: shown(value),
+    spellcheck: "false",
+    autocomplete: "off",
   });
   offer();
   input.addEventListener("focus", () => void refresh());
@@ -72,6 +94,8 @@ export function modelField(label, models, value, act) {
     root,
     input,
     get,
-    set: (/** @type {string} */ name) => { input.value = shown(name); },
+    set: (/** @type {string} */ name) => {
+      input.value = shown(name);
+    },
   };
 }

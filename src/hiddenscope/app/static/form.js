@@ -5,13 +5,18 @@ import { DTYPES, dtypeField, modelField } from "./fields.js";
 
 /**
  * @typedef {import("./api.js").Question} Question
- * @typedef {{models: import("./api.js").ModelAnswer[], datasets: import("./api.js").DatasetAnswer[],
- *   unlabelled?: boolean}} Lists where `unlabelled` says that a dataset may be left out
+ * @typedef {{models: import("./api.js").ModelAnswer[], datasets:
+ *   import("./api.js").DatasetAnswer[], unlabelled?: boolean}} Lists where `unlabelled` says that a
+ *   dataset may be left out
  * @typedef {{root: HTMLElement, get: () => unknown, set: (value: any) => void}} Field
  */
 
 // What a field shows while it is empty and has no default.
-const EXAMPLES = /** @type {Record<string, string>} */ ({ texts: "one text on each line", sites: "layer.3, layer.*, final, *.attn", numbers: "-1,1,2, or ablate" });
+const EXAMPLES = /** @type {Record<string, string>} */ ({
+  texts: "one text on each line",
+  sites: "layer.3, layer.*, final, *.attn",
+  numbers: "-1,1,2, or ablate",
+});
 const POSITION = "position";
 
 /** A form whose values are the arguments of a request. */
@@ -23,17 +28,29 @@ export class Form {
   constructor(questions, lists) {
     this.fields = new Map(questions.map((question) => [question.name, fieldOf(question, lists)]));
     this.labels = new Map(questions.map(({ name, label }) => [name, label]));
-    const rootsOf = (/** @type {Question[]} */ some) => some.map(({ name }) => /** @type {Field} */ (this.fields.get(name)).root);
+    const rootsOf = (/** @type {Question[]} */ some) =>
+      some.map(({ name }) => /** @type {Field} */ (this.fields.get(name)).root);
     const first = rootsOf(questions.filter(({ aside }) => !aside));
     const aside = rootsOf(questions.filter((question) => question.aside));
-    const more = element("details", {}, [element("summary", {}, ["More options"]), element("div", {}, aside)]);
+    const more = element("details", {}, [
+      element("summary", {}, ["More options"]),
+      element("div", {}, aside),
+    ]);
     this.go = element("button", { type: "submit", class: "main" }, ["Run"]);
-    this.root = element("div", { class: "form" }, [...first, this.go, ...(aside.length ? [more] : [])]);
+    this.root = element("div", { class: "form" }, [
+      ...first,
+      this.go,
+      ...(aside.length ? [more] : []),
+    ]);
   }
 
   /** @returns {Record<string, unknown>} those that were filled in */
   get() {
-    return Object.fromEntries([...this.fields].map(([name, field]) => [name, field.get()]).filter(([, value]) => value !== undefined));
+    return Object.fromEntries(
+      [...this.fields]
+        .map(([name, field]) => [name, field.get()])
+        .filter(([, value]) => value !== undefined),
+    );
   }
 
   /**
@@ -81,13 +98,17 @@ const FIELDS = { model: modelOf, flag, pooling, choice: chosen, data: chosen };
 function typed({ kind, label, help, default: value }) {
   const many = kind === "texts";
   const wide = many || kind === "text";
-  const input = wide ? element("textarea", { rows: many ? "3" : "1", spellcheck: "false" }) : element("input", { type: kind === "integer" ? "number" : "text", spellcheck: "false" });
-  const example = value === null ? EXAMPLES[kind] ?? "" : String(value);
+  const input = wide
+    ? element("textarea", { rows: many ? "3" : "1", spellcheck: "false" })
+    : element("input", { type: kind === "integer" ? "number" : "text", spellcheck: "false" });
+  const example = value === null ? (EXAMPLES[kind] ?? "") : String(value);
   if (example) input.setAttribute("placeholder", example);
   return {
     root: labelled(label, input, help, wide),
     get: () => valueOf(kind, input.value),
-    set: (values) => { input.value = Array.isArray(values) ? values.join(many ? "\n" : ",") : String(values); },
+    set: (values) => {
+      input.value = Array.isArray(values) ? values.join(many ? "\n" : ",") : String(values);
+    },
   };
 }
 
@@ -100,7 +121,8 @@ function valueOf(kind, typed) {
   if (!typed.trim()) return undefined;
   if (kind === "texts") return typed.split("\n").filter((line) => line.trim());
   if (kind === "integer") return Math.round(Number(typed));
-  if (kind === "numbers") return typed.trim() === "ablate" ? "ablate" : typed.split(",").map(Number);
+  if (kind === "numbers")
+    return typed.trim() === "ablate" ? "ablate" : typed.split(",").map(Number);
   return typed;
 }
 
@@ -111,7 +133,11 @@ function valueOf(kind, typed) {
  * @param {boolean} [wide]
  */
 function labelled(label, input, help, wide = false) {
-  return element("label", { class: wide ? "field wide" : "field" }, [element("span", {}, [label]), input, ...(help ? [element("small", {}, [help])] : [])]);
+  return element("label", { class: wide ? "field wide" : "field" }, [
+    element("span", {}, [label]),
+    input,
+    ...(help ? [element("small", {}, [help])] : []),
+  ]);
 }
 
 /**
@@ -126,7 +152,10 @@ function modelOf({ label }, lists) {
   return {
     root: element("div", { class: "pair" }, [field.root, dtype.root]),
     get: () => (field.get() ? { name: field.get(), ...kind() } : undefined),
-    set: (value) => { field.set(value.name); dtype.input.value = value.dtype ?? DTYPES[0]; },
+    set: (value) => {
+      field.set(value.name);
+      dtype.input.value = value.dtype ?? DTYPES[0];
+    },
   };
 }
 
@@ -136,15 +165,27 @@ function modelOf({ label }, lists) {
  * @returns {Field}
  */
 function chosen(question, lists) {
-  const options = question.kind === "data" ? lists.datasets.map((one) => [one.name, one.label]) : question.choices.map((word) => [word, word]);
+  const options =
+    question.kind === "data"
+      ? lists.datasets.map((one) => [one.name, one.label])
+      : question.choices.map((word) => [word, word]);
   const optional = question.kind === "choice" || lists.unlabelled;
-  const none = question.default === null && !question.required && optional ? [["", question.empty_choice]] : []; // or the first would be asked for
-  const select = element("select", {}, [...none, ...options].map(([value, words]) => element("option", { value }, [words])));
+  const none =
+    question.default === null && !question.required && optional
+      ? [["", question.empty_choice]]
+      : []; // or the first would be asked for
+  const select = element(
+    "select",
+    {},
+    [...none, ...options].map(([value, words]) => element("option", { value }, [words])),
+  );
   if (question.default !== null) select.value = String(question.default);
   return {
     root: labelled(question.label, select, question.help),
     get: () => (select.value && select.value !== question.default ? select.value : undefined),
-    set: (value) => { select.value = String(value); },
+    set: (value) => {
+      select.value = String(value);
+    },
   };
 }
 
@@ -154,17 +195,36 @@ function chosen(question, lists) {
  * @returns {Field}
  */
 function pooling(question) {
-  const options = [...(question.default === null ? [["", question.empty_choice]] : []), ...question.choices.map((word) => [word, word]), [POSITION, "a position"]];
-  const select = element("select", {}, options.map(([value, words]) => element("option", { value }, [words])));
+  const options = [
+    ...(question.default === null ? [["", question.empty_choice]] : []),
+    ...question.choices.map((word) => [word, word]),
+    [POSITION, "a position"],
+  ];
+  const select = element(
+    "select",
+    {},
+    options.map(([value, words]) => element("option", { value }, [words])),
+  );
   select.value = String(question.default ?? "");
   const position = element("input", { type: "number", step: "1", value: "0" });
   const beside = labelled("Position", position, "0 is the first token, -1 the last");
-  const arrange = () => { beside.hidden = select.value !== POSITION; position.required = !beside.hidden; };
+  const arrange = () => {
+    beside.hidden = select.value !== POSITION;
+    position.required = !beside.hidden;
+  };
   select.addEventListener("change", arrange);
   arrange();
   return {
-    root: element("div", { class: "pair" }, [labelled(question.label, select, question.help), beside]),
-    get: () => (select.value === POSITION ? Math.round(Number(position.value)) : select.value && select.value !== question.default ? select.value : undefined),
+    root: element("div", { class: "pair" }, [
+      labelled(question.label, select, question.help),
+      beside,
+    ]),
+    get: () =>
+      select.value === POSITION
+        ? Math.round(Number(position.value))
+        : select.value && select.value !== question.default
+          ? select.value
+          : undefined,
     set: (value) => {
       select.value = typeof value === "number" ? POSITION : String(value);
       if (typeof value === "number") position.value = String(value);
@@ -183,7 +243,9 @@ function flag(question) {
   return {
     root: element("label", { class: "check" }, [input, question.label]),
     get: () => (input.checked === (question.default === true) ? undefined : input.checked),
-    set: (value) => { input.checked = value === true; },
+    set: (value) => {
+      input.checked = value === true;
+    },
   };
 }
 
@@ -196,10 +258,18 @@ function flag(question) {
 function group(question, lists) {
   const parts = question.fields.map((part) => /** @type {const} */ ([part, fieldOf(part, lists)]));
   const lacking = () => parts.some(([part, field]) => part.required && field.get() === undefined);
-  const filled = () => parts.map(([part, field]) => [part.name, field.get()]).filter(([, value]) => value !== undefined);
+  const filled = () =>
+    parts
+      .map(([part, field]) => [part.name, field.get()])
+      .filter(([, value]) => value !== undefined);
   return {
-    root: element("fieldset", {}, [element("legend", {}, [question.label]), ...parts.map(([, field]) => field.root)]),
+    root: element("fieldset", {}, [
+      element("legend", {}, [question.label]),
+      ...parts.map(([, field]) => field.root),
+    ]),
     get: () => (lacking() || !filled().length ? undefined : Object.fromEntries(filled())),
-    set: (value) => { for (const [part, field] of parts) field.set(value[part.name] ?? part.default ?? ""); },
+    set: (value) => {
+      for (const [part, field] of parts) field.set(value[part.name] ?? part.default ?? "");
+    },
   };
 }

@@ -1,4 +1,7 @@
-/** The grid is the page: a model, a text, a second text, one grid that overlays paint, one state beside it, lines below. */
+/**
+ * The grid is the page: a model, a text, a second text, one grid that overlays paint, one state
+ * beside it, lines below.
+ */
 
 import { button, choice, element } from "../../views/static/elements.js";
 import { forgetViews, readPage, writePage, writeState } from "../../views/static/hash.js";
@@ -22,21 +25,33 @@ const NO_HEAD =
   "Choose another for Lens and Patch.";
 const REST = 80; // milliseconds after the last keystroke
 export const OVERLAYS = {
-  norm: "Norm", difference: "Difference to B", lens: "Lens", visibility: "Visibility",
-  attention: "Attention", patch: "Patch", drift: "Drift",
+  norm: "Norm",
+  difference: "Difference to B",
+  lens: "Lens",
+  visibility: "Visibility",
+  attention: "Attention",
+  patch: "Patch",
+  drift: "Drift",
 };
 export const EXPLAINED = /** @type {Record<string, string>} */ ({
   norm: "The L2 norm of every state.",
   difference: "How far the states of the two texts are apart.",
   lens: "Logit lens: the token that each layer would predict if it were the last.",
-  visibility: "Influence, from exact gradients: which states influence the chosen one, and which it influences.",
-  attention: "What the chosen token reads in each layer: the largest weight of any head. The list of measures has the mean of all heads too, and both value-weighted.",
-  patch: "Activation patching: how much of the answer comes back when one state of text A is put into text B.",
+  visibility:
+    "Influence, from exact gradients: which states influence the chosen one, and which it " +
+    "influences.",
+  attention:
+    "What the chosen token reads in each layer: the largest weight of any head. The list of " +
+    "measures has the mean of all heads too, and both value-weighted.",
+  patch:
+    "Activation patching: how much of the answer comes back when one state of text A is put " +
+    "into text B.",
   drift: "Where a second model, or the same in another dtype, diverges.",
 });
 
 const PREDICTING = ["lens", "patch"]; // overlays that read what the model predicts
-const NEEDS_NOTHING_MORE = ["lens", "visibility", "attention"]; // overlays that a model answers from the text alone, or never
+// Overlays that a model answers from the text alone, or never.
+const NEEDS_NOTHING_MORE = ["lens", "visibility", "attention"];
 
 export class GridTab {
   /**
@@ -61,7 +76,10 @@ export class GridTab {
     this.result = null;
     /** @type {Columns | null} */
     this.columns = null;
-    /** @type {{site: string, token: number} | null} the state that is chosen, whatever column it has in a grid */
+    /**
+     * @type {{site: string, token: number} | null} the state that is chosen, whatever column it has
+     *   in a grid
+     */
     this.state = null;
     this.instead = ""; // the overlay that the model could not answer
     this.build();
@@ -69,12 +87,27 @@ export class GridTab {
   }
 
   build() {
-    const later = () => { clearTimeout(this.resting); this.resting = window.setTimeout(() => void this.paint(), REST); };
+    const later = () => {
+      clearTimeout(this.resting);
+      this.resting = window.setTimeout(() => void this.paint(), REST);
+    };
     this.model = modelField("Model", this.models, held("model"), (name) => this.changeModel(name));
-    this.a = textField("Text A", held("a"), (text) => { hold("a", text); writePage("change", ""); later(); });
-    this.b = textField("Text B, to compare with", held("b"), (text) => { hold("b", text); if (this.usesB() || heldChange()?.kind === "replace") later(); });
-    const offered = Object.entries(OVERLAYS).filter(([overlay]) => overlay !== "attention" || this.words.includes(overlay));
-    this.overlays = choice("Overlay", Object.fromEntries(offered), (overlay) => { this.instead = ""; this.changeOverlay(overlay); });
+    this.a = textField("Text A", held("a"), (text) => {
+      hold("a", text);
+      writePage("change", "");
+      later();
+    });
+    this.b = textField("Text B, to compare with", held("b"), (text) => {
+      hold("b", text);
+      if (this.usesB() || heldChange()?.kind === "replace") later();
+    });
+    const offered = Object.entries(OVERLAYS).filter(
+      ([overlay]) => overlay !== "attention" || this.words.includes(overlay),
+    );
+    this.overlays = choice("Overlay", Object.fromEntries(offered), (overlay) => {
+      this.instead = "";
+      this.changeOverlay(overlay);
+    });
     this.overlays.root.id = "overlays";
     this.extra = element("div", { class: "extra" });
     this.save = element("div", { class: "save" });
@@ -82,12 +115,26 @@ export class GridTab {
     this.why = element("div");
     this.stage = element("div", { class: "views" }, [said("Asking …", true)]);
     this.beside = new Beside(this.asker, (...chosen) => this.chosenBeside(...chosen));
-    this.besideModel = modelField("Second model, beside it", this.models, held("beside"), (name) => { hold("beside", name); void this.paint(); });
+    this.besideModel = modelField(
+      "Second model, beside it",
+      this.models,
+      held("beside"),
+      (name) => {
+        hold("beside", name);
+        void this.paint();
+      },
+    );
     this.below = element("div", { class: "views below" });
     this.aside = element("aside", { class: "state", "aria-label": "The chosen state" });
     this.panel = new StatePanel(this.aside, (cell, change) => this.changeState(cell, change), {
-      choose: (site, token, model) => (model === held("model") ? this.choose(site, token) : void this.read({ site, column: token, token, other: undefined, model }, null)),
-      see: () => { this.instead = ""; this.changeOverlay("visibility"); },
+      choose: (site, token, model) =>
+        model === held("model")
+          ? this.choose(site, token)
+          : void this.read({ site, column: token, token, other: undefined, model }, null),
+      see: () => {
+        this.instead = "";
+        this.changeOverlay("visibility");
+      },
       textB: () => held("b"),
       isFirst: (cell) => cell.model === held("model"),
       write: (cell, change) => this.continued(cell, change),
@@ -95,8 +142,21 @@ export class GridTab {
     this.panel.empty();
     this.root.replaceChildren(
       element("div", { class: "ask", id: "ask" }, [this.model.root, this.a.root, this.b.root]),
-      element("div", { class: "overlays" }, [this.overlays.root, this.extra, this.besideModel.root, this.save]),
-      element("div", { class: "desk" }, [element("div", { class: "first" }, [this.explained, this.why, element("div", { class: "pairing" }, [this.stage, this.beside.root])]), this.below, this.aside]),
+      element("div", { class: "overlays" }, [
+        this.overlays.root,
+        this.extra,
+        this.besideModel.root,
+        this.save,
+      ]),
+      element("div", { class: "desk" }, [
+        element("div", { class: "first" }, [
+          this.explained,
+          this.why,
+          element("div", { class: "pairing" }, [this.stage, this.beside.root]),
+        ]),
+        this.below,
+        this.aside,
+      ]),
     );
   }
 
@@ -153,16 +213,25 @@ export class GridTab {
     }
     if (this.explained) this.explained.textContent = EXPLAINED[overlay] ?? "";
     this.why?.replaceChildren(...(this.instead ? [said(this.reason ?? "", true)] : []));
-    const again = (/** @type {import("./place.js").Held} */ name) => (/** @type {string} */ value) => {
-      hold(name, value);
-      clearTimeout(this.resting);
-      this.resting = window.setTimeout(() => void this.paint(), 3 * REST);
-    };
+    const again =
+      (/** @type {import("./place.js").Held} */ name) => (/** @type {string} */ value) => {
+        hold(name, value);
+        clearTimeout(this.resting);
+        this.resting = window.setTimeout(() => void this.paint(), 3 * REST);
+      };
     const fields = {
-      patch: () => [this.answerField("Answer to A", "answer", again("answer")), this.answerField("Answer to B", "other", again("other"))],
-      drift: () => [modelField("Against", this.models, held("second"), again("second")), dtypeField("in dtype", held("seconddtype"), again("seconddtype"))],
+      patch: () => [
+        this.answerField("Answer to A", "answer", again("answer")),
+        this.answerField("Answer to B", "other", again("other")),
+      ],
+      drift: () => [
+        modelField("Against", this.models, held("second"), again("second")),
+        dtypeField("in dtype", held("seconddtype"), again("seconddtype")),
+      ],
     };
-    this.extra?.replaceChildren(...(fields[/** @type {"patch" | "drift"} */ (overlay)]?.() ?? []).map(({ root }) => root));
+    this.extra?.replaceChildren(
+      ...(fields[/** @type {"patch" | "drift"} */ (overlay)]?.() ?? []).map(({ root }) => root),
+    );
   }
 
   /**
@@ -179,18 +248,28 @@ export class GridTab {
   }
 
   /**
-   * The two answers of Patch: those that were typed, or what the model finds likeliest after each text.
+   * The two answers of Patch: those that were typed, or what the model finds likeliest after each
+   * text.
    * @returns {Promise<{answer: string, other: string} | null>} null where it was cancelled
    */
   async answers() {
     const typed = { answer: held("answer"), other: held("other") };
     if (typed.answer && typed.other) return typed;
-    const result = await this.asker.ask("answers", { analysis: "answers", model: { name: held("model") }, arguments: { a: held("a"), b: held("b") } });
+    const result = await this.asker.ask("answers", {
+      analysis: "answers",
+      model: { name: held("model") },
+      arguments: { a: held("a"), b: held("b") },
+    });
     if (!result?.answers) return null;
     for (const name of /** @type {const} */ (["answer", "other"])) {
-      this.extra?.querySelector(`[data-answer="${name}"]`)?.setAttribute("placeholder", result.answers[name]);
+      this.extra
+        ?.querySelector(`[data-answer="${name}"]`)
+        ?.setAttribute("placeholder", result.answers[name]);
     }
-    return { answer: typed.answer || result.answers.answer, other: typed.other || result.answers.other };
+    return {
+      answer: typed.answer || result.answers.answer,
+      other: typed.other || result.answers.other,
+    };
   }
 
   /**
@@ -200,7 +279,10 @@ export class GridTab {
   asked(answers) {
     const [text, other, model] = [held("a"), held("b"), { name: held("model") }];
     const contrasts = { clean: text, corrupt: other, ...answers };
-    const second = held("seconddtype") === "as it is" ? { name: held("second") } : { name: held("second"), dtype: held("seconddtype") };
+    const second =
+      held("seconddtype") === "as it is"
+        ? { name: held("second") }
+        : { name: held("second"), dtype: held("seconddtype") };
     const questions = /** @type {Record<string, [string, Record<string, unknown>]>} */ ({
       norm: ["grid", { text }],
       difference: ["compare", { a: text, b: other }],
@@ -250,7 +332,8 @@ export class GridTab {
   }
 
   /**
-   * The overlay was refused. One that needs nothing but the text gives way to the norms, which every model has.
+   * The overlay was refused. One that needs nothing but the text gives way to the norms, which
+   * every model has.
    * @param {string} reason
    */
   async refused(reason) {
@@ -258,7 +341,9 @@ export class GridTab {
     const replaced = NEEDS_NOTHING_MORE.includes(overlay) && (await this.hasNorms());
     if (turn !== this.turn) return undefined; // something else was asked in the meantime
     if (!replaced) {
-      const norms = button("Show the norms", "Paint the norm of every state in its place", () => this.changeOverlay("norm"));
+      const norms = button("Show the norms", "Paint the norm of every state in its place", () =>
+        this.changeOverlay("norm"),
+      );
       return this.nothing(said(reason), this.again(), ...(overlay === "norm" ? [] : [norms]));
     }
     return this.replace(reason);
@@ -283,7 +368,13 @@ export class GridTab {
   /** Whether the model can be loaded, and the text read. */
   async hasNorms() {
     try {
-      return (await this.asker.ask("norms", { analysis: "grid", model: { name: held("model") }, arguments: { text: held("a") } })) !== undefined;
+      return (
+        (await this.asker.ask("norms", {
+          analysis: "grid",
+          model: { name: held("model") },
+          arguments: { text: held("a") },
+        })) !== undefined
+      );
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       return false;
@@ -327,15 +418,30 @@ export class GridTab {
     this.grid = remembered(root, new ChoosingGrid(root, view, (cell) => this.chosen(cell)));
     this.beside?.follow(this.grid);
     const rest = element("div");
-    this.below.replaceChildren(...(result.findings.length ? [findingsShown(result.findings)] : []), rest);
-    showViews(rest, views.filter((_, i) => i !== first), 1);
+    this.below.replaceChildren(
+      ...(result.findings.length ? [findingsShown(result.findings)] : []),
+      rest,
+    );
+    showViews(
+      rest,
+      views.filter((_, i) => i !== first),
+      1,
+    );
     const named = result.views[first]?.name ?? "";
-    this.save?.replaceChildren(saveMenu(result, () => ({ view: named, measure: this.grid?.shown ? this.grid.measure.name : "" })));
+    this.save?.replaceChildren(
+      saveMenu(result, () => ({
+        view: named,
+        measure: this.grid?.shown ? this.grid.measure.name : "",
+      })),
+    );
     document.documentElement.dataset.ready = "true";
     const cell = heldCell();
     if (cell) this.open(this.columns, cell, heldChange());
     else this.panel?.empty();
-    remember(`${OVERLAYS[/** @type {keyof typeof OVERLAYS} */ (held("overlay"))] ?? ""} of “${held("a")}”`, held("model"));
+    remember(
+      `${OVERLAYS[/** @type {keyof typeof OVERLAYS} */ (held("overlay"))] ?? ""} of “${held("a")}”`,
+      held("model"),
+    );
   }
 
   /** The chosen state stays chosen: in another overlay it may stand in another column. */
@@ -356,11 +462,15 @@ export class GridTab {
       return this.panel?.empty();
     }
     const { sites, tokens } = this.grid.grid;
-    this.open(this.columns, { site: sites[Math.floor(pin / tokens.length)], column: pin % tokens.length });
+    this.open(this.columns, {
+      site: sites[Math.floor(pin / tokens.length)],
+      column: pin % tokens.length,
+    });
     this.beside?.mirror();
     // In this overlay the grid shows what the chosen token reads.
     const token = this.columns.tokenAt(pin % tokens.length);
-    if (held("overlay") === "attention" && typeof token === "number" && token !== this.reader) void this.paint();
+    if (held("overlay") === "attention" && typeof token === "number" && token !== this.reader)
+      void this.paint();
     return undefined;
   }
 
@@ -391,11 +501,15 @@ export class GridTab {
    */
   open(columns, { site, column }, change = null, model = held("model")) {
     const [token, count] = [columns.tokenAt(column), columns.tokens.length];
-    if (typeof token === "number") return void this.read({ site, column, token, other: columns.otherAt(column), model }, change);
+    if (typeof token === "number")
+      return void this.read({ site, column, token, other: columns.otherAt(column), model }, change);
     this.asker.cancel("state");
     this.stateTurn += 1;
-    if (token === null) return this.panel?.wrong("Text A has no token here: this column belongs to text B alone.");
-    return this.panel?.wrong(`The text has ${count} token${count === 1 ? "" : "s"} now. Choose another cell.`);
+    if (token === null)
+      return this.panel?.wrong("Text A has no token here: this column belongs to text B alone.");
+    return this.panel?.wrong(
+      `The text has ${count} token${count === 1 ? "" : "s"} now. Choose another cell.`,
+    );
   }
 
   /**
@@ -408,7 +522,11 @@ export class GridTab {
     this.panel?.wait(cell);
     this.panel?.fill(change);
     try {
-      const result = await this.asker.ask("state", { analysis: "state", model: { name: cell.model }, arguments: stateArguments(cell, change) });
+      const result = await this.asker.ask("state", {
+        analysis: "state",
+        model: { name: cell.model },
+        arguments: stateArguments(cell, change),
+      });
       if (turn !== this.stateTurn || !this.grid) return undefined;
       if (!result) return this.panel?.wrong("Cancelled. Choose a cell to read it.");
       this.panel?.show(result, cell, this.grid.grid, change);
@@ -426,7 +544,11 @@ export class GridTab {
    * @param {Record<string, unknown> | null} change
    */
   continued(cell, change) {
-    return this.asker.ask("continuation", { analysis: "continuation", model: { name: cell.model }, arguments: stateArguments(cell, change) });
+    return this.asker.ask("continuation", {
+      analysis: "continuation",
+      model: { name: cell.model },
+      arguments: stateArguments(cell, change),
+    });
   }
 
   /**
@@ -438,7 +560,11 @@ export class GridTab {
     if (!this.grid || !this.columns) return;
     const { sites, tokens } = this.grid.grid;
     const [row, column] = [sites.indexOf(site), this.columns.columnOf(token)];
-    if (row < 0 || column < 0) return void this.read({ site, column: token, token, other: undefined, model: held("model") }, null);
+    if (row < 0 || column < 0)
+      return void this.read(
+        { site, column: token, token, other: undefined, model: held("model") },
+        null,
+      );
     const cell = row * tokens.length + column;
     if (cell !== this.grid.pin) this.grid.hold(cell);
   }
@@ -453,7 +579,9 @@ function stateArguments(cell, change) {
   const asked = { text: held("a"), site: cell.site, token: cell.token };
   if (!change) return asked;
   if (change.kind !== "replace") return { ...asked, change };
-  const aligned = typeof cell.other === "number" && cell.other !== cell.token ? { token: cell.other } : {}; // where it stands in text B
+  const aligned =
+    // Where it stands in text B.
+    typeof cell.other === "number" && cell.other !== cell.token ? { token: cell.other } : {};
   return { ...asked, change: { ...change, text: held("b"), ...aligned } };
 }
 

@@ -1,4 +1,6 @@
-/** Help: what the page shows and how it is used. It comes with the package, and needs no network. */
+/**
+ * Help: what the page shows and how it is used. It comes with the package, and needs no network.
+ */
 
 import { element } from "../../views/static/elements.js";
 import { EXPLAINED, OVERLAYS } from "./gridtab.js";
@@ -6,31 +8,59 @@ import { EXPLAINED, OVERLAYS } from "./gridtab.js";
 const GRID = "The grid";
 
 const PARTS = /** @type {[string, string[]][]} */ ([
-  [GRID, [
-    "Tokens run across and layers run up: each cell is one hidden state. layer.0 is what enters the first block, layer.k what comes after k blocks, and final is the last layer after the model’s final norm.",
-    "Choose a model and type a text; the grid follows. Each overlay colours it in its own way.",
-    "A model without an unembedding, such as a sentence encoder, predicts no tokens: it has no " +
-    "Lens and no Patch. Difference to B and Patch need a second text.",
-    "Patch needs two answers that tell the texts apart. Left empty, they are the tokens that the model finds likeliest after each text.",
-    "A second model can stand beside the first: both are asked the same question.",
-  ]],
-  ["One state", [
-    "Click a cell, or move with the arrow keys and press Enter; Escape lets it go. Home, End, Page Up and Page Down go to the edges.",
-    "Ablate puts zeros in the place of the state. Patch from text B puts in the state of text B in the same column, or at the same position where the grid shows text A alone. Steer adds the difference of two texts’ last states, times a strength. The next token is shown before and after, and Write on lets the model continue the text.",
-  ]],
-  ["Your own texts", [
-    "Under Datasets you can upload a .csv, .tsv, .jsonl or .txt file. Choose which column holds the texts, which the labels, and which the groups: texts that belong together, such as paraphrases or the sentences of one document.",
-    "Under Stores you find states that `hiddenscope extract` or `hiddenscope capture` kept below the folder that the workbench was started with (--root). They can be browsed, searched, profiled, projected, probed and clustered without a model.",
-  ]],
-  ["Keep it, and go back", [
-    "The address of the page holds everything: copy it to show the same view again. Undo and History lead back to what was asked before in this window.",
-    "Save offers files, and the code that makes the same result, as Python and as a command.",
-  ]],
-  ["More", [
-    "`series` runs an analysis on one model after another, and `extract` writes to a folder: " +
-    "both are asked in a terminal or in Python.",
-    "In a terminal, `hiddenscope --help` lists every command, and in Python `help(hs.lens)` explains an analysis. The folder docs of the project has a page for each.",
-  ]],
+  [
+    GRID,
+    [
+      "Tokens run across and layers run up: each cell is one hidden state. layer.0 is what " +
+        "enters the first block, layer.k what comes after k blocks, and final is the last layer " +
+        "after the model’s final norm.",
+      "Choose a model and type a text; the grid follows. Each overlay colours it in its own way.",
+      "A model without an unembedding, such as a sentence encoder, predicts no tokens: it has no " +
+        "Lens and no Patch. Difference to B and Patch need a second text.",
+      "Patch needs two answers that tell the texts apart. Left empty, they are the tokens " +
+        "that the model finds likeliest after each text.",
+      "A second model can stand beside the first: both are asked the same question.",
+    ],
+  ],
+  [
+    "One state",
+    [
+      "Click a cell, or move with the arrow keys and press Enter; Escape lets it go. Home, " +
+        "End, Page Up and Page Down go to the edges.",
+      "Ablate puts zeros in the place of the state. Patch from text B puts in the state of " +
+        "text B in the same column, or at the same position where the grid shows text A alone. " +
+        "Steer adds the difference of two texts’ last states, times a strength. The next token " +
+        "is shown before and after, and Write on lets the model continue the text.",
+    ],
+  ],
+  [
+    "Your own texts",
+    [
+      "Under Datasets you can upload a .csv, .tsv, .jsonl or .txt file. Choose which column " +
+        "holds the texts, which the labels, and which the groups: texts that belong together, " +
+        "such as paraphrases or the sentences of one document.",
+      "Under Stores you find states that `hiddenscope extract` or `hiddenscope capture` kept " +
+        "below the folder that the workbench was started with (--root). They can be browsed, " +
+        "searched, profiled, projected, probed and clustered without a model.",
+    ],
+  ],
+  [
+    "Keep it, and go back",
+    [
+      "The address of the page holds everything: copy it to show the same view again. Undo " +
+        "and History lead back to what was asked before in this window.",
+      "Save offers files, and the code that makes the same result, as Python and as a command.",
+    ],
+  ],
+  [
+    "More",
+    [
+      "`series` runs an analysis on one model after another, and `extract` writes to a folder: " +
+        "both are asked in a terminal or in Python.",
+      "In a terminal, `hiddenscope --help` lists every command, and in Python `help(hs.lens)` " +
+        "explains an analysis. The folder docs of the project has a page for each.",
+    ],
+  ],
 ]);
 
 /**
@@ -56,9 +86,11 @@ function overlaysExplained() {
 
 /** @param {(readonly [string, string])[]} pairs of a name and what it is */
 function explained(pairs) {
-  return element("dl", { class: "terms" }, pairs.flatMap(([name, words]) => [
-    element("dt", {}, [name]), element("dd", {}, [words]),
-  ]));
+  return element(
+    "dl",
+    { class: "terms" },
+    pairs.flatMap(([name, words]) => [element("dt", {}, [name]), element("dd", {}, [words])]),
+  );
 }
 
 /**

@@ -1,4 +1,7 @@
-/** What was asked in this window, the last first: any of it is shown again, and the last step is undone. */
+/**
+ * What was asked in this window, the last first: any of it is shown again, and the last step is
+ * undone.
+ */
 
 import { button, element } from "../../views/static/elements.js";
 import { shownText } from "../../views/static/text.js";
@@ -7,7 +10,8 @@ import { shownText } from "../../views/static/text.js";
 
 const KEY = "hiddenscope-history";
 const MOST = 60;
-const TYPING = 1500; // milliseconds: a question that follows sooner, while a text is typed, takes the place of the last
+// Milliseconds: a question that follows sooner, while a text is typed, takes the place of the last.
+const TYPING = 1500;
 const TEXTS = ["a", "b", "answer", "other"];
 
 /** @type {Step[]} */
@@ -41,7 +45,10 @@ export function undo() {
 export function historyButtons() {
   const back = button("Undo", "Show what was asked before", undo);
   const open = button("History", "What was asked in this window", () => list());
-  const arrange = () => { back.disabled = steps.length < 2; open.disabled = !steps.length; };
+  const arrange = () => {
+    back.disabled = steps.length < 2;
+    open.disabled = !steps.length;
+  };
   listeners.push(arrange);
   arrange();
   return [back, open];
@@ -49,15 +56,24 @@ export function historyButtons() {
 
 function list() {
   const items = steps.toReversed().map((step) => {
-    const link = element("button", { type: "button", class: "plain" }, [element("bdi", {}, [shownText(step.words, 120)])]);
-    link.addEventListener("click", () => { dialog.close(); go(step); });
+    const link = element("button", { type: "button", class: "plain" }, [
+      element("bdi", {}, [shownText(step.words, 120)]),
+    ]);
+    link.addEventListener("click", () => {
+      dialog.close();
+      go(step);
+    });
     return element("li", {}, [link, element("small", {}, [shownText(step.model, 40)])]);
   });
   const dialog = element("dialog", { "aria-label": "History", class: "history" }, [
     element("h2", {}, ["What was asked in this window"]),
     element("ol", {}, items),
     element("div", { class: "acts" }, [
-      button("Forget all", "Empty this list", () => { steps = steps.slice(-1); keep(); dialog.close(); }),
+      button("Forget all", "Empty this list", () => {
+        steps = steps.slice(-1);
+        keep();
+        dialog.close();
+      }),
       button("Close", "Close this", () => dialog.close()),
     ]),
   ]);
@@ -86,7 +102,9 @@ function onlyTyped(first, second) {
 function read() {
   try {
     const known = JSON.parse(sessionStorage.getItem(KEY) ?? "[]");
-    return Array.isArray(known) ? known.filter((step) => typeof step?.hash === "string" && typeof step.words === "string") : [];
+    return Array.isArray(known)
+      ? known.filter((step) => typeof step?.hash === "string" && typeof step.words === "string")
+      : [];
   } catch {
     return [];
   }

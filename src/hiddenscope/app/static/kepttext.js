@@ -1,4 +1,7 @@
-/** One text of kept states: its tokens, the norm of each of its states, and the nearest states to the one that is chosen. */
+/**
+ * One text of kept states: its tokens, the norm of each of its states, and the nearest states to
+ * the one that is chosen.
+ */
 
 import { element } from "../../views/static/elements.js";
 import { shownToken } from "../../views/static/text.js";
@@ -29,14 +32,23 @@ export class KeptText {
 
   /** No text is chosen. */
   empty() {
-    this.root.replaceChildren(said("Choose a text: you see its tokens, and how large each of its states is at every kept site.", true));
+    this.root.replaceChildren(
+      said(
+        "Choose a text: you see its tokens, and how large each of its states is at every kept " +
+          "site.",
+        true,
+      ),
+    );
     this.noCell();
   }
 
   noCell() {
     this.aside.replaceChildren(
       element("h2", {}, ["Nearest states"]),
-      element("p", {}, ["Choose a cell of the grid, or a token, to see which states at its site, over all texts, have the highest cosine with it."]),
+      element("p", {}, [
+        "Choose a cell of the grid, or a token, to see which states at its site, over all " +
+          "texts, have the highest cosine with it.",
+      ]),
     );
   }
 
@@ -46,7 +58,10 @@ export class KeptText {
     this.asker.cancel("nearest");
     this.root.classList.add("stale");
     try {
-      const result = await this.asker.ask("kept", { analysis: "kept", arguments: { store: this.store.name, text: number } });
+      const result = await this.asker.ask("kept", {
+        analysis: "kept",
+        arguments: { store: this.store.name, text: number },
+      });
       const views = result ? await viewsOf(result.id) : [];
       if (result && number === this.number) await this.show(result, views);
     } catch (error) {
@@ -68,19 +83,31 @@ export class KeptText {
     const place = element("section", { "data-view": "0", class: "grid" });
     const last = view.sites[view.sites.length - 1];
     const tokens = view.tokens.slice(0, MOST_TOKENS).map((token, i) => {
-      const chip = element("button", { type: "button", class: "token", title: `token ${i}, counted from 0` }, [element("bdi", {}, [shownToken(token, 40)])]);
+      const chip = element(
+        "button",
+        { type: "button", class: "token", title: `token ${i}, counted from 0` },
+        [element("bdi", {}, [shownToken(token, 40)])],
+      );
       chip.addEventListener("click", () => this.pin(last, i));
       return chip;
     });
     const rest = view.tokens.length - tokens.length;
     const menu = saveMenu(result, () => ({ view: result.views[0]?.name ?? "", measure: "" }));
     this.root.replaceChildren(
-      element("div", { class: "turn" }, [element("h3", {}, [`Text ${this.number.toLocaleString("en")}`]), menu]),
-      element("p", { class: "tokens" }, [...tokens, ...(rest > 0 ? [` and ${rest.toLocaleString("en")} more`] : [])]), place,
+      element("div", { class: "turn" }, [
+        element("h3", {}, [`Text ${this.number.toLocaleString("en")}`]),
+        menu,
+      ]),
+      element("p", { class: "tokens" }, [
+        ...tokens,
+        ...(rest > 0 ? [` and ${rest.toLocaleString("en")} more`] : []),
+      ]),
+      place,
     );
     this.grid = remembered(place, new ChoosingGrid(place, view, (cell) => this.chosen(cell)));
     const cell = heldCell();
-    if (cell && view.sites.includes(cell.site) && cell.column in view.tokens) await this.near(cell.site, cell.column);
+    if (cell && view.sites.includes(cell.site) && cell.column in view.tokens)
+      await this.near(cell.site, cell.column);
     else this.noCell();
   }
 
@@ -133,7 +160,10 @@ export class KeptText {
   listed(result, site, token) {
     const string = this.grid?.grid.tokens[token] ?? "";
     const items = result.nearest.map((one) => {
-      const go = element("button", { type: "button", class: "plain" }, [element("bdi", {}, [shownToken(one.string, 24)]), `text ${one.text.toLocaleString("en")}, token ${one.token}`]);
+      const go = element("button", { type: "button", class: "plain" }, [
+        element("bdi", {}, [shownToken(one.string, 24)]),
+        `text ${one.text.toLocaleString("en")}, token ${one.token}`,
+      ]);
       go.addEventListener("click", () => this.choose(one.text, `${site}~${one.token}`));
       return element("li", {}, [go, element("span", {}, [one.score.toFixed(3)])]);
     });

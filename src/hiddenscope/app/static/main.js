@@ -15,7 +15,14 @@ import { storeTab } from "./storetab.js";
 import { themeSwitch } from "./themeswitch.js";
 import { tour } from "./tour.js";
 
-const TABS = /** @type {Record<string, string>} */ ({ grid: "Grid", data: "Datasets", stores: "Stores", drift: "Drift", ask: "All analyses", help: "Help" });
+const TABS = /** @type {Record<string, string>} */ ({
+  grid: "Grid",
+  data: "Datasets",
+  stores: "Stores",
+  drift: "Drift",
+  ask: "All analyses",
+  help: "Help",
+});
 const FIRST_CELL = "layer.24~4";
 
 const work = /** @type {HTMLElement} */ (document.getElementById("work"));
@@ -49,31 +56,42 @@ async function start() {
     destroyDetached();
     grid = null;
     if (tab === "grid") {
-      grid = new GridTab(root, asker, models, analyses.map(({ word }) => word));
+      grid = new GridTab(
+        root,
+        asker,
+        models,
+        analyses.map(({ word }) => word),
+      );
       tour(root);
     } else if (tab === "data") new DatasetTab(root, asker, analyses, lists);
-    else if (tab === "stores") storeTab(root, asker, analyses, lists).catch((error) => root.replaceChildren(said(String(error.message))));
+    else if (tab === "stores")
+      storeTab(root, asker, analyses, lists).catch((error) =>
+        root.replaceChildren(said(String(error.message))),
+      );
     else if (tab === "drift" && drift) driftTab(root, asker, drift, lists);
     else if (tab === "help") helpTab(root, analyses);
     else askTab(root, asker, analyses, lists);
   };
 
-  nav.replaceChildren(...Object.entries(TABS).map(([tab, label]) => {
-    const link = element("a", { href: `#tab=${tab}`, "data-tab": tab }, [label]);
-    link.addEventListener("click", (event) => {
-      if (event.ctrlKey || event.metaKey || event.shiftKey) return;
-      event.preventDefault();
-      if (grid) pinned = readPage("0.pin");
-      newEntry();
-      for (const name of ["q", "word", "data", "store", "text", "site", "from", "change"]) writePage(name, "");
-      forgetViews();
-      if (tab === "grid") writePage("0.pin", pinned);
-      writePage("tab", tab === "grid" ? "" : tab);
-      show();
-      work.focus({ preventScroll: true });
-    });
-    return link;
-  }));
+  nav.replaceChildren(
+    ...Object.entries(TABS).map(([tab, label]) => {
+      const link = element("a", { href: `#tab=${tab}`, "data-tab": tab }, [label]);
+      link.addEventListener("click", (event) => {
+        if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+        event.preventDefault();
+        if (grid) pinned = readPage("0.pin");
+        newEntry();
+        for (const name of ["q", "word", "data", "store", "text", "site", "from", "change"])
+          writePage(name, "");
+        forgetViews();
+        if (tab === "grid") writePage("0.pin", pinned);
+        writePage("tab", tab === "grid" ? "" : tab);
+        show();
+        work.focus({ preventScroll: true });
+      });
+      return link;
+    }),
+  );
   tools.replaceChildren(...historyButtons(), themeSwitch());
   whenLinked(() => (grid && held("tab") === "grid" ? grid.restore() : show()));
   if (readPage("token")) writePage("token", "");
@@ -81,5 +99,7 @@ async function start() {
 }
 
 start().catch((/** @type {Error} */ error) => {
-  work.replaceChildren(said(error instanceof Refused ? error.message : `The page cannot be shown: ${error.message}`));
+  work.replaceChildren(
+    said(error instanceof Refused ? error.message : `The page cannot be shown: ${error.message}`),
+  );
 });

@@ -1,4 +1,7 @@
-/** The side panel: one state. Its names, its norm, its nearest others, what a lens reads there, and what changes do. */
+/**
+ * The side panel: one state. Its names, its norm, its nearest others, what a lens reads there, and
+ * what changes do.
+ */
 
 import { button, element } from "../../views/static/elements.js";
 import { largest, sourcesOf, targetsOf } from "../../views/static/influence.js";
@@ -8,20 +11,26 @@ import { Refused } from "./api.js";
 import { saveMenu, said } from "./result.js";
 
 /**
- * @typedef {{site: string, column: number, token: number, other: number | null | undefined, model: string}} Cell a state of
- *   text A, where it stands in a grid, and the token of text B in the same column
+ * @typedef {{site: string, column: number, token: number, other: number | null | undefined, model:
+ *   string}} Cell a state of text A, where it stands in a grid, and the token of text B in the same
+ *   column
  * @typedef {import("./api.js").ResultAnswer} ResultAnswer
  */
 
 const MOST_LINKS = 3;
-const CHANGED = /** @type {Record<string, string>} */ ({ ablate: "Ablated", replace: "Patched", steer: "Steered" });
+const CHANGED = /** @type {Record<string, string>} */ ({
+  ablate: "Ablated",
+  replace: "Patched",
+  steer: "Steered",
+});
 
 export class StatePanel {
   /**
    * @param {HTMLElement} root
    * @param {(cell: Cell, change: Record<string, unknown> | null) => void} ask
-   * @param {{choose: (site: string, token: number, model: string) => void, see: () => void, textB: () => string, isFirst: (cell: Cell) => boolean,
-   *   write: (cell: Cell, change: Record<string, unknown> | null) => Promise<ResultAnswer | undefined>}} page
+   * @param {{choose: (site: string, token: number, model: string) => void, see: () => void, textB:
+   *   () => string, isFirst: (cell: Cell) => boolean, write: (cell: Cell, change: Record<string,
+   *   unknown> | null) => Promise<ResultAnswer | undefined>}} page
    */
   constructor(root, ask, page) {
     this.root = root;
@@ -37,7 +46,11 @@ export class StatePanel {
     this.fresh();
     this.root.replaceChildren(
       element("h2", {}, ["One state"]),
-      element("p", {}, ["Choose a cell of the grid: click it, or move with the arrow keys and press Enter. Here you see what that state is, what is near it, and what happens when it is changed."]),
+      element("p", {}, [
+        "Choose a cell of the grid: click it, or move with the arrow keys and press Enter. " +
+          "Here you see what that state is, what is near it, and what happens when it is " +
+          "changed.",
+      ]),
     );
   }
 
@@ -59,13 +72,18 @@ export class StatePanel {
    */
   fill(change) {
     if (change?.kind !== "steer") return;
-    [this.toward, this.away, this.strength] = [change.toward, change.away, change.strength].map((one) => String(one ?? ""));
+    [this.toward, this.away, this.strength] = [change.toward, change.away, change.strength].map(
+      (one) => String(one ?? ""),
+    );
   }
 
   /** @param {Cell} cell */
   wait(cell) {
     if (this.root.dataset.cell === nameOf(cell)) return this.root.classList.add("stale");
-    this.root.replaceChildren(element("h2", {}, [cell.site]), element("p", {}, ["Reading this state …"]));
+    this.root.replaceChildren(
+      element("h2", {}, [cell.site]),
+      element("p", {}, ["Reading this state …"]),
+    );
     return undefined;
   }
 
@@ -82,16 +100,31 @@ export class StatePanel {
     this.root.dataset.cell = nameOf(cell);
     this.root.scrollTop = 0;
     const facts = [
-      ...Object.entries(state.names).flatMap(([tool, name]) => [element("dt", {}, [tool]), element("dd", {}, [element("code", {}, [name])])]),
-      element("dt", {}, ["norm"]), element("dd", {}, [formatNumber(state.norm)]),
-      element("dt", {}, ["token id"]), element("dd", {}, [String(state.id)]),
+      ...Object.entries(state.names).flatMap(([tool, name]) => [
+        element("dt", {}, [tool]),
+        element("dd", {}, [element("code", {}, [name])]),
+      ]),
+      element("dt", {}, ["norm"]),
+      element("dd", {}, [formatNumber(state.norm)]),
+      element("dt", {}, ["token id"]),
+      element("dd", {}, [String(state.id)]),
     ];
     this.root.replaceChildren(
-      element("h2", {}, [`${state.site}, “`, element("bdi", {}, [shownToken(state.string)]), "”", ...(this.page.isFirst(cell) ? [] : [` in ${state.model}`])]),
-      heading("Change it, and read the next token"), this.changes(cell), this.outcome(state), this.writing(cell, change),
+      element("h2", {}, [
+        `${state.site}, “`,
+        element("bdi", {}, [shownToken(state.string)]),
+        "”",
+        ...(this.page.isFirst(cell) ? [] : [` in ${state.model}`]),
+      ]),
+      heading("Change it, and read the next token"),
+      this.changes(cell),
+      this.outcome(state),
+      this.writing(cell, change),
       element("dl", {}, facts),
-      heading("What this layer would predict here"), predictions(state.lens),
-      heading("Nearest states of this text"), this.near(state.nearest, cell),
+      heading("What this layer would predict here"),
+      predictions(state.lens),
+      heading("Nearest states of this text"),
+      this.near(state.nearest, cell),
       ...this.seen(cell, grid),
       element("div", { class: "acts" }, [saveMenu(result, () => ({ view: "", measure: "" }))]),
     );
@@ -102,11 +135,17 @@ export class StatePanel {
    * @param {Cell} cell
    */
   near(nearest, cell) {
-    return element("ul", { class: "words" }, nearest.slice(0, 5).map(({ site, token, string, cosine }) => {
-      const go = element("button", { type: "button", class: "plain" }, [`${site}, ${shownToken(string ?? null, 20)}`]);
-      go.addEventListener("click", () => this.page.choose(site, token, cell.model));
-      return element("li", {}, [go, element("span", {}, [`cosine ${cosine.toFixed(3)}`])]);
-    }));
+    return element(
+      "ul",
+      { class: "words" },
+      nearest.slice(0, 5).map(({ site, token, string, cosine }) => {
+        const go = element("button", { type: "button", class: "plain" }, [
+          `${site}, ${shownToken(string ?? null, 20)}`,
+        ]);
+        go.addEventListener("click", () => this.page.choose(site, token, cell.model));
+        return element("li", {}, [go, element("span", {}, [`cosine ${cosine.toFixed(3)}`])]);
+      }),
+    );
   }
 
   /**
@@ -118,33 +157,78 @@ export class StatePanel {
     const map = grid.measures.find((measure) => measure.influence)?.influence;
     const row = this.page.isFirst(cell) ? grid.sites.indexOf(cell.site) : -1;
     const title = heading("What it sees, and what sees it");
-    if (!map || row < 0) return [title, element("div", { class: "acts" }, [button("Show on the grid", "Paint which states influence it, and which it influences", () => this.page.see())])];
+    if (!map || row < 0)
+      return [
+        title,
+        element("div", { class: "acts" }, [
+          button(
+            "Show on the grid",
+            "Paint which states influence it, and which it influences",
+            () => this.page.see(),
+          ),
+        ]),
+      ];
     const count = grid.sites.length * grid.tokens.length;
     const at = row * grid.tokens.length + cell.column;
     const data = /** @type {Float32Array} */ (map.data);
-    const both = /** @type {const} */ ([["Sees most", sourcesOf(data, at, count)], ["Is seen most by", targetsOf(data, at, count)]]);
-    const lines = both.map(([words, values]) => element("p", {}, [`${words}: ${strongest(values, grid) || "none"}.`]));
+    const both = /** @type {const} */ ([
+      ["Sees most", sourcesOf(data, at, count)],
+      ["Is seen most by", targetsOf(data, at, count)],
+    ]);
+    const lines = both.map(([words, values]) =>
+      element("p", {}, [`${words}: ${strongest(values, grid) || "none"}.`]),
+    );
     return [title, ...lines];
   }
 
   /** @param {Cell} cell */
   changes(cell) {
-    const toward = element("input", { type: "text", value: this.toward, placeholder: "She is very happy", "aria-label": "Steer toward this text" });
-    const away = element("input", { type: "text", value: this.away, placeholder: "She is very sad", "aria-label": "Steer away from this text" });
-    const strength = element("input", { type: "number", value: this.strength, step: "0.5", "aria-label": "Strength" });
-    const replace = button("Patch from text B", "Put the state of text B in the same column here, or at the same position", () => this.ask(cell, { kind: "replace" }));
+    const toward = element("input", {
+      type: "text",
+      value: this.toward,
+      placeholder: "She is very happy",
+      "aria-label": "Steer toward this text",
+    });
+    const away = element("input", {
+      type: "text",
+      value: this.away,
+      placeholder: "She is very sad",
+      "aria-label": "Steer away from this text",
+    });
+    const strength = element("input", {
+      type: "number",
+      value: this.strength,
+      step: "0.5",
+      "aria-label": "Strength",
+    });
+    const replace = button(
+      "Patch from text B",
+      "Put the state of text B in the same column here, or at the same position",
+      () => this.ask(cell, { kind: "replace" }),
+    );
     replace.disabled = !this.page.textB() || cell.other === null;
     if (cell.other === null) replace.title = "Text B has no token in this column.";
     const steer = button("Steer", "Add the difference of two texts' last states", () => {
       [this.toward, this.away, this.strength] = [toward.value, away.value, strength.value];
-      const texts = { toward: toward.value || toward.placeholder, away: away.value || away.placeholder };
+      const texts = {
+        toward: toward.value || toward.placeholder,
+        away: away.value || away.placeholder,
+      };
       this.ask(cell, { kind: "steer", ...texts, strength: Number(strength.value) || 0 });
     });
     return element("div", {}, [
-      element("div", { class: "acts" }, [button("Ablate", "Put zeros in its place", () => this.ask(cell, { kind: "ablate" })), replace]),
+      element("div", { class: "acts" }, [
+        button("Ablate", "Put zeros in its place", () => this.ask(cell, { kind: "ablate" })),
+        replace,
+      ]),
       element("details", {}, [
         element("summary", {}, ["Steer along a direction"]),
-        element("div", { class: "form" }, [field("Toward", toward), field("Away from", away), field("Strength", strength), steer]),
+        element("div", { class: "form" }, [
+          field("Toward", toward),
+          field("Away from", away),
+          field("Strength", strength),
+          steer,
+        ]),
       ]),
     ]);
   }
@@ -156,7 +240,10 @@ export class StatePanel {
       ...usedWords(state.used ?? {}),
       element("div", { class: "sides" }, [
         element("div", {}, [heading("As it is"), predictions(state.before)]),
-        element("div", {}, [heading(CHANGED[state.change ?? ""] ?? "Changed"), predictions(state.after)]),
+        element("div", {}, [
+          heading(CHANGED[state.change ?? ""] ?? "Changed"),
+          predictions(state.after),
+        ]),
       ]),
     ]);
   }
@@ -172,13 +259,19 @@ export class StatePanel {
       place.replaceChildren(element("p", {}, ["Writing …"]));
       try {
         const result = await this.page.write(cell, change);
-        place.replaceChildren(...(result?.continuation ? written(result, change) : [element("p", {}, ["Cancelled."])]));
+        place.replaceChildren(
+          ...(result?.continuation ? written(result, change) : [element("p", {}, ["Cancelled."])]),
+        );
       } catch (error) {
         if (!(error instanceof Refused)) throw error;
         place.replaceChildren(said(error.message));
       }
     };
-    const go = button("Write on", "Let the model continue the text, as it is and with the change", () => void act());
+    const go = button(
+      "Write on",
+      "Let the model continue the text, as it is and with the change",
+      () => void act(),
+    );
     return element("div", {}, [element("div", { class: "acts" }, [go]), place]);
   }
 }
@@ -189,11 +282,18 @@ export class StatePanel {
  * @param {Record<string, unknown> | null} change
  */
 function written(result, change) {
-  const { before, after } = /** @type {NonNullable<ResultAnswer["continuation"]>} */ (result.continuation);
-  const line = (/** @type {string} */ words, /** @type {string} */ text) => [heading(words), element("p", {}, [element("bdi", {}, [shownText(text, 1000) || "(nothing)"])])];
+  const { before, after } = /** @type {NonNullable<ResultAnswer["continuation"]>} */ (
+    result.continuation
+  );
+  const line = (/** @type {string} */ words, /** @type {string} */ text) => [
+    heading(words),
+    element("p", {}, [element("bdi", {}, [shownText(text, 1000) || "(nothing)"])]),
+  ];
   return [
     ...line("It writes, as it is", before),
-    ...(after === null ? [] : line(`It writes, ${(CHANGED[String(change?.kind)] ?? "changed").toLowerCase()}`, after)),
+    ...(after === null
+      ? []
+      : line(`It writes, ${(CHANGED[String(change?.kind)] ?? "changed").toLowerCase()}`, after)),
     element("div", { class: "acts" }, [saveMenu(result, () => ({ view: "", measure: "" }))]),
   ];
 }
@@ -204,10 +304,24 @@ function written(result, change) {
  */
 function usedWords(used) {
   if (used.strength !== undefined) {
-    return [element("p", { class: "used" }, [`${formatNumber(used.strength)} × (“`, element("bdi", {}, [shownText(used.toward ?? "", 80)]), "” − “", element("bdi", {}, [shownText(used.away ?? "", 80)]), "”)"])];
+    return [
+      element("p", { class: "used" }, [
+        `${formatNumber(used.strength)} × (“`,
+        element("bdi", {}, [shownText(used.toward ?? "", 80)]),
+        "” − “",
+        element("bdi", {}, [shownText(used.away ?? "", 80)]),
+        "”)",
+      ]),
+    ];
   }
   if (used.token === undefined) return [];
-  return [element("p", { class: "used" }, ["With the state of “", element("bdi", {}, [shownToken(used.string ?? "", 40)]), `”, token ${used.token} of text B`])];
+  return [
+    element("p", { class: "used" }, [
+      "With the state of “",
+      element("bdi", {}, [shownToken(used.string ?? "", 40)]),
+      `”, token ${used.token} of text B`,
+    ]),
+  ];
 }
 
 /** @param {Cell} cell */
@@ -231,12 +345,19 @@ function field(label, input) {
 /** @param {import("./api.js").Prediction[] | string} given */
 function predictions(given) {
   if (typeof given === "string") return element("p", {}, [shownText(given, 400)]);
-  return element("ol", { class: "words" }, given.slice(0, 6).map(({ word, probability }) => {
-    const shown = probability >= 0.0005 ? probability.toFixed(3) : probability.toExponential(1);
-    const item = element("li", {}, [element("bdi", {}, [shownToken(word, 24)]), element("span", {}, [shown])]);
-    item.style.setProperty("--share", `${100 * probability}%`);
-    return item;
-  }));
+  return element(
+    "ol",
+    { class: "words" },
+    given.slice(0, 6).map(({ word, probability }) => {
+      const shown = probability >= 0.0005 ? probability.toFixed(3) : probability.toExponential(1);
+      const item = element("li", {}, [
+        element("bdi", {}, [shownToken(word, 24)]),
+        element("span", {}, [shown]),
+      ]);
+      item.style.setProperty("--share", `${100 * probability}%`);
+      return item;
+    }),
+  );
 }
 
 /**
@@ -250,7 +371,9 @@ function strongest(values, grid) {
   for (let i = 0; i < MOST_LINKS; i++) {
     const at = largest(rest);
     if (at < 0) break;
-    places.push(`${grid.sites[Math.floor(at / grid.tokens.length)]} at ${shownToken(grid.tokens[at % grid.tokens.length], 14)}`);
+    places.push(
+      `${grid.sites[Math.floor(at / grid.tokens.length)]} at ${shownToken(grid.tokens[at % grid.tokens.length], 14)}`,
+    );
     rest[at] = NaN;
   }
   return places.join("; ");

@@ -28,7 +28,8 @@ export function held(name) {
 }
 
 /**
- * What is meant where the address says nothing. Paris and Berlin answer the texts of the example alone.
+ * What is meant where the address says nothing. Paris and Berlin answer the texts of the example
+ * alone.
  * @param {Held} name
  */
 function usual(name) {

@@ -34,7 +34,8 @@ export async function viewsOf(id) {
 const attached = new Map();
 
 /**
- * Remember a view, so that it is destroyed once its root has left the page; those that have left are destroyed now.
+ * Remember a view, so that it is destroyed once its root has left the page; those that have left
+ * are destroyed now.
  * @template {{destroy: () => void}} T
  * @param {HTMLElement} root
  * @param {T} view
@@ -45,7 +46,10 @@ export function remembered(root, view) {
   return view;
 }
 
-/** Destroy the views whose roots have left the page: a view listens to the window's size and theme until then. */
+/**
+ * Destroy the views whose roots have left the page: a view listens to the window's size and theme
+ * until then.
+ */
 export function destroyDetached() {
   for (const [root, view] of attached) {
     if (root.isConnected) continue;
@@ -78,7 +82,11 @@ export function showViews(parent, views, first) {
 
 /** @param {string[]} findings */
 export function findingsShown(findings) {
-  return element("ul", { class: "findings" }, findings.map((sentence) => element("li", {}, inline(sentence))));
+  return element(
+    "ul",
+    { class: "findings" },
+    findings.map((sentence) => element("li", {}, inline(sentence))),
+  );
 }
 
 /**
@@ -86,7 +94,9 @@ export function findingsShown(findings) {
  * @param {string} sentence
  */
 function inline(sentence) {
-  return shownText(sentence, 2000).split("`").map((part, i) => (i % 2 ? element("code", {}, [part]) : part));
+  return shownText(sentence, 2000)
+    .split("`")
+    .map((part, i) => (i % 2 ? element("code", {}, [part]) : part));
 }
 
 /**
@@ -95,7 +105,11 @@ function inline(sentence) {
  * @param {boolean} [quiet]
  */
 export function said(sentence, quiet = false) {
-  return element("p", quiet ? { class: "say quiet" } : { class: "say", role: "alert" }, inline(sentence));
+  return element(
+    "p",
+    quiet ? { class: "say quiet" } : { class: "say", role: "alert" },
+    inline(sentence),
+  );
 }
 
 /**
@@ -118,17 +132,35 @@ export function saveMenu(result, look) {
     const link = element("a", { href: "#", download: "" }, [label]);
     link.addEventListener("click", () => {
       const query = new URLSearchParams({ format });
-      if (format === "png" || format === "svg" || format === "pdf") Object.entries(look()).forEach(([name, value]) => value && query.set(name, value));
+      if (format === "png" || format === "svg" || format === "pdf")
+        Object.entries(look()).forEach(([name, value]) => value && query.set(name, value));
       link.href = `/api/results/${result.id}/file?${query}`;
       shut();
     });
     items.append(link);
   }
-  const python = button("As Python", "Code that makes the same result", () => { shut(); code("As Python", result.python ?? ""); });
-  const command = button("As command", result.command ? "A command that makes the same result" : result.command_reason, () => { shut(); code("As command", result.command ?? ""); });
+  const python = button("As Python", "Code that makes the same result", () => {
+    shut();
+    code("As Python", result.python ?? "");
+  });
+  const command = button(
+    "As command",
+    result.command ? "A command that makes the same result" : result.command_reason,
+    () => {
+      shut();
+      code("As command", result.command ?? "");
+    },
+  );
   python.disabled = !result.python;
   command.disabled = !result.command;
-  items.append(python, command, button("Copy the link to this view", "The address holds everything", () => { shut(); code("The link to this view", location.href, true); }));
+  items.append(
+    python,
+    command,
+    button("Copy the link to this view", "The address holds everything", () => {
+      shut();
+      code("The link to this view", location.href, true);
+    }),
+  );
   open.addEventListener("click", () => {
     if (isOpen()) return shut();
     items.showPopover();
@@ -152,7 +184,8 @@ export function saveMenu(result, look) {
 }
 
 /**
- * Put an open menu below its button, or above it where there is more room; never over the edge of the window.
+ * Put an open menu below its button, or above it where there is more room; never over the edge of
+ * the window.
  * @param {HTMLElement} items
  * @param {HTMLElement} opener
  */
@@ -173,13 +206,18 @@ function placeBeside(items, opener) {
  */
 function code(title, text, taken = false) {
   const told = element("span", { role: "status" });
-  const take = async () => { told.textContent = (await copied(text)) ? "Copied." : "The browser did not allow it: select the text and copy it."; };
+  const take = async () => {
+    told.textContent = (await copied(text))
+      ? "Copied."
+      : "The browser did not allow it: select the text and copy it.";
+  };
   const dialog = element("dialog", { "aria-label": title }, [
     element("h2", {}, [title]),
     element("pre", { tabindex: "0" }, [element("code", {}, [text])]),
     element("div", { class: "acts" }, [
       button("Copy", "Copy it", () => void take()),
-      button("Close", "Close this", () => dialog.close()), told,
+      button("Close", "Close this", () => dialog.close()),
+      told,
     ]),
   ]);
   dialog.addEventListener("close", () => dialog.remove());

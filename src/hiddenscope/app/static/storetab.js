@@ -1,4 +1,7 @@
-/** Stores: states that were kept before. What they hold, the texts nearest to a query, and their texts one by one. */
+/**
+ * Stores: states that were kept before. What they hold, the texts nearest to a query, and their
+ * texts one by one.
+ */
 
 import { button, choice, element } from "../../views/static/elements.js";
 import { forgetViews, readPage, writePage } from "../../views/static/hash.js";
@@ -17,10 +20,14 @@ import { said, saveMenu } from "./result.js";
 
 const PAGE = 20;
 const BROWSE = "browse";
-const LABELS_FROM = "The labels come from the dataset that the states were made of: its texts are compared with those that were kept. Upload it under Datasets.";
+const LABELS_FROM =
+  "The labels come from the dataset that the states were made of: its texts are compared with " +
+  "those that were kept. Upload it under Datasets.";
 const NONE =
-  "There are no states to show yet. `hiddenscope extract corpus.jsonl --to states/` keeps those of a corpus in a store, " +
-  "`hiddenscope capture --out states.safetensors` those of a few texts in a file; then start `hiddenscope serve --root FOLDER` above them.";
+  "There are no states to show yet. `hiddenscope extract corpus.jsonl --to states/` keeps " +
+  "those of a corpus in a store, " +
+  "`hiddenscope capture --out states.safetensors` those of a few texts in a file; then start " +
+  "`hiddenscope serve --root FOLDER` above them.";
 
 /**
  * Every store below the root as a card; the one that the address names, or else the first, is open.
@@ -36,7 +43,9 @@ export async function storeTab(root, asker, analyses, lists) {
   const cards = stores.map((store) => {
     const card = element("button", { type: "button", class: "card", "aria-pressed": "false" }, [
       element("strong", {}, [shownText(store.label, 100)]),
-      element("span", {}, [`${count(store.texts, "text")}, states of ${shownText(store.model, 60)}`]),
+      element("span", {}, [
+        `${count(store.texts, "text")}, states of ${shownText(store.model, 60)}`,
+      ]),
     ]);
     card.addEventListener("click", () => {
       for (const name of ["q", "text", "site", "from", "word", "0.pin"]) writePage(name, "");
@@ -50,7 +59,10 @@ export async function storeTab(root, asker, analyses, lists) {
     const opened = new OpenStore(store, asker, lists);
     const work = element("div");
     const asked = analyses.filter((one) => one.on_states);
-    const todo = { [BROWSE]: "Browse its texts", ...Object.fromEntries(asked.map(({ word, action }) => [word, action])) };
+    const todo = {
+      [BROWSE]: "Browse its texts",
+      ...Object.fromEntries(asked.map(({ word, action }) => [word, action])),
+    };
     const start = (/** @type {boolean} */ linked) => {
       const analysis = asked.find((one) => one.word === readPage("word"));
       what.set(analysis?.word ?? BROWSE);
@@ -71,8 +83,20 @@ export async function storeTab(root, asker, analyses, lists) {
   };
   root.replaceChildren(
     element("h2", { class: "tab" }, ["Stores"]),
-    element("p", { class: "lead" }, ["Hidden states that were computed before and kept: read their texts, see the norm of every state, and find what is nearest to a query or to a state."]),
-    ...(stores.length ? [element("ul", { class: "cards" }, cards.map(([, card]) => element("li", {}, [card])))] : [said(NONE, true)]), place,
+    element("p", { class: "lead" }, [
+      "Hidden states that were computed before and kept: read their texts, see the norm of " +
+        "every state, and find what is nearest to a query or to a state.",
+    ]),
+    ...(stores.length
+      ? [
+          element(
+            "ul",
+            { class: "cards" },
+            cards.map(([, card]) => element("li", {}, [card])),
+          ),
+        ]
+      : [said(NONE, true)]),
+    place,
   );
   const first = stores.find((one) => one.name === readPage("store")) ?? stores[0];
   if (first) open(first);
@@ -90,7 +114,9 @@ export async function storeTab(root, asker, analyses, lists) {
 function ofStore(analysis, store, asker, lists, linked) {
   const questioning = new Questioning(analysis, lists, asker, { tab: "stores", store: store.name });
   if (linked && questioning.restore()) void questioning.ask();
-  const labels = analysis.parameters.some((one) => one.kind === "data") ? [element("p", { class: "lead" }, [LABELS_FROM])] : [];
+  const labels = analysis.parameters.some((one) => one.kind === "data")
+    ? [element("p", { class: "lead" }, [LABELS_FROM])]
+    : [];
   return element("div", {}, [...labels, questioning.root]);
 }
 
@@ -106,17 +132,45 @@ class OpenStore {
     this.asker = asker;
     this.list = element("section", { class: "texts", "aria-label": "Texts" });
     this.text = new KeptText(store, asker, (number, cell) => this.choose(number, cell));
-    const made = lists.models.find((one) => one.name === store.model || (one.source === "folder" && one.label.split("/").pop() === store.model));
-    this.model = modelField("Model that encodes the query", lists.models, made?.name ?? heldModel("stores"), (name) => holdModel("stores", name));
-    this.query = element("input", { type: "search", value: readPage("q"), "aria-label": "Query", placeholder: "a text" });
-    this.site = element("select", { "aria-label": "Site" }, store.sites.map((name) => element("option", { value: name }, [name])));
-    this.site.value = store.sites.includes(readPage("site")) ? readPage("site") : store.sites[store.sites.length - 1];
+    const made = lists.models.find(
+      (one) =>
+        one.name === store.model ||
+        (one.source === "folder" && one.label.split("/").pop() === store.model),
+    );
+    this.model = modelField(
+      "Model that encodes the query",
+      lists.models,
+      made?.name ?? heldModel("stores"),
+      (name) => holdModel("stores", name),
+    );
+    this.query = element("input", {
+      type: "search",
+      value: readPage("q"),
+      "aria-label": "Query",
+      placeholder: "a text",
+    });
+    this.site = element(
+      "select",
+      { "aria-label": "Site" },
+      store.sites.map((name) => element("option", { value: name }, [name])),
+    );
+    this.site.value = store.sites.includes(readPage("site"))
+      ? readPage("site")
+      : store.sites[store.sites.length - 1];
     const form = element("form", { class: "search" }, [
-      field("Find the texts nearest to", this.query), field("Site", this.site), this.model.root,
+      field("Find the texts nearest to", this.query),
+      field("Site", this.site),
+      this.model.root,
       element("button", { type: "submit", class: "main" }, ["Search"]),
     ]);
-    form.addEventListener("submit", (event) => { event.preventDefault(); void this.search(); });
-    this.root = element("div", {}, [form, element("div", { class: "browse" }, [this.list, this.text.root, this.text.aside])]);
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      void this.search();
+    });
+    this.root = element("div", {}, [
+      form,
+      element("div", { class: "browse" }, [this.list, this.text.root, this.text.aside]),
+    ]);
   }
 
   /** What the address says: a search or a page of texts, and a text. */
@@ -136,17 +190,35 @@ class OpenStore {
     this.query.value = "";
     await this.shown(async () => {
       /** @type {import("./api.js").StoreTexts} */
-      const { total, texts } = await read(`/api/stores/${this.store.name}/texts?first=${first}&count=${PAGE}`);
-      const turn = (/** @type {string} */ label, /** @type {string} */ hint, /** @type {number} */ to) => {
+      const { total, texts } = await read(
+        `/api/stores/${this.store.name}/texts?first=${first}&count=${PAGE}`,
+      );
+      const turn = (
+        /** @type {string} */ label,
+        /** @type {string} */ hint,
+        /** @type {number} */ to,
+      ) => {
         const made = button(label, hint, () => void this.page(to));
         made.disabled = to < 0 || to >= total;
         made.setAttribute("aria-label", hint);
         return made;
       };
-      const range = texts.length ? `Texts ${number(first)} to ${number(first + texts.length - 1)} of ${number(total)}` : "No texts here";
+      const range = texts.length
+        ? `Texts ${number(first)} to ${number(first + texts.length - 1)} of ${number(total)}`
+        : "No texts here";
       return [
-        element("div", { class: "turn" }, [element("h3", {}, [range]), turn("‹", "Earlier texts", Math.max(first - PAGE, first ? 0 : -1)), turn("›", "Later texts", first + PAGE)]),
-        this.items(texts.map((one) => ({ number: one.number, words: one.text + (one.cut ? " …" : ""), aside: count(one.tokens, "token") }))),
+        element("div", { class: "turn" }, [
+          element("h3", {}, [range]),
+          turn("‹", "Earlier texts", Math.max(first - PAGE, first ? 0 : -1)),
+          turn("›", "Later texts", first + PAGE),
+        ]),
+        this.items(
+          texts.map((one) => ({
+            number: one.number,
+            words: one.text + (one.cut ? " …" : ""),
+            aside: count(one.tokens, "token"),
+          })),
+        ),
       ];
     });
   }
@@ -158,11 +230,22 @@ class OpenStore {
     writePage("site", this.site.value);
     const asked = { store: this.store.name, query: this.query.value, site: this.site.value };
     return this.shown(async () => {
-      const result = await this.asker.ask("store", { analysis: "store", model: { name: this.model.get() }, arguments: asked });
+      const result = await this.asker.ask("store", {
+        analysis: "store",
+        model: { name: this.model.get() },
+        arguments: asked,
+      });
       if (!result) return null;
-      const rows = result.nearest.map((one) => ({ number: one.text, words: one.string, aside: `cosine ${one.score.toFixed(3)}` }));
+      const rows = result.nearest.map((one) => ({
+        number: one.text,
+        words: one.string,
+        aside: `cosine ${one.score.toFixed(3)}`,
+      }));
       return [
-        element("div", { class: "turn" }, [element("h3", {}, [`Nearest at ${this.site.value}`]), saveMenu(result, () => ({ view: "", measure: "" }))]),
+        element("div", { class: "turn" }, [
+          element("h3", {}, [`Nearest at ${this.site.value}`]),
+          saveMenu(result, () => ({ view: "", measure: "" })),
+        ]),
         this.items(rows),
         button("Show all texts", "Leave the search", () => void this.page(0)),
       ];
@@ -180,7 +263,10 @@ class OpenStore {
       if (pieces) this.list.replaceChildren(...pieces);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      this.list.replaceChildren(said(error.message), button("Show all texts", "Leave the search", () => void this.page(0)));
+      this.list.replaceChildren(
+        said(error.message),
+        button("Show all texts", "Leave the search", () => void this.page(0)),
+      );
     } finally {
       this.list.classList.remove("stale");
     }
@@ -189,14 +275,18 @@ class OpenStore {
 
   /** @param {{number: number, words: string, aside: string}[]} rows */
   items(rows) {
-    return element("ol", {}, rows.map((row) => {
-      const item = element("button", { type: "button", "data-text": String(row.number) }, [
-        element("small", {}, [`text ${number(row.number)}`, element("span", {}, [row.aside])]),
-        element("bdi", {}, [shownText(row.words, 160) || "(the text was not kept)"]),
-      ]);
-      item.addEventListener("click", () => this.choose(row.number, ""));
-      return element("li", {}, [item]);
-    }));
+    return element(
+      "ol",
+      {},
+      rows.map((row) => {
+        const item = element("button", { type: "button", "data-text": String(row.number) }, [
+          element("small", {}, [`text ${number(row.number)}`, element("span", {}, [row.aside])]),
+          element("bdi", {}, [shownText(row.words, 160) || "(the text was not kept)"]),
+        ]);
+        item.addEventListener("click", () => this.choose(row.number, ""));
+        return element("li", {}, [item]);
+      }),
+    );
   }
 
   /**
@@ -213,7 +303,8 @@ class OpenStore {
   /** Mark the text that is open. */
   mark() {
     for (const item of this.list.querySelectorAll("button[data-text]")) {
-      if (item.getAttribute("data-text") === readPage("text")) item.setAttribute("aria-current", "true");
+      if (item.getAttribute("data-text") === readPage("text"))
+        item.setAttribute("aria-current", "true");
       else item.removeAttribute("aria-current");
     }
   }
@@ -222,13 +313,25 @@ class OpenStore {
 /** @param {StoreAnswer} store */
 function facts(store) {
   const { sites } = store;
-  const named = sites.length > 1 ? `${sites[0]} to ${sites[sites.length - 1]}` : sites[0] ?? "none";
+  const named =
+    sites.length > 1 ? `${sites[0]} to ${sites[sites.length - 1]}` : (sites[0] ?? "none");
   const pairs = /** @type {[string, string][]} */ ([
-    ["Model", shownText(store.model, 80)], ["Sites", `${sites.length}: ${named}`], ["Hidden size", number(store.width)], ["Dtype", store.dtype],
-    ["Texts", number(store.texts)], ["Tokens", number(store.tokens)], ["On disk", size(store.bytes)],
+    ["Model", shownText(store.model, 80)],
+    ["Sites", `${sites.length}: ${named}`],
+    ["Hidden size", number(store.width)],
+    ["Dtype", store.dtype],
+    ["Texts", number(store.texts)],
+    ["Tokens", number(store.tokens)],
+    ["On disk", size(store.bytes)],
     ...(store.complete ? [] : [["State", "not complete: more units are to come"]]),
   ]);
-  return element("dl", { class: "facts" }, pairs.map(([name, value]) => element("div", {}, [element("dt", {}, [name]), element("dd", {}, [value])])));
+  return element(
+    "dl",
+    { class: "facts" },
+    pairs.map(([name, value]) =>
+      element("div", {}, [element("dt", {}, [name]), element("dd", {}, [value])]),
+    ),
+  );
 }
 
 /**
@@ -254,5 +357,7 @@ function count(many, what) {
 
 /** @param {number} bytes */
 function size(bytes) {
-  return bytes < 1e6 ? `${number(Math.ceil(bytes / 1e3))} kB` : `${number(Math.round(bytes / 1e5) / 10)} MB`;
+  return bytes < 1e6
+    ? `${number(Math.ceil(bytes / 1e3))} kB`
+    : `${number(Math.round(bytes / 1e5) / 10)} MB`;
 }

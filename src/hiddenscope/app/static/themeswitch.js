@@ -7,7 +7,11 @@ const KEY = "hiddenscope-theme";
 const THEMES = { auto: "Theme: system", light: "Theme: light", dark: "Theme: dark" };
 
 export function themeSwitch() {
-  const select = element("select", { "aria-label": "Theme" }, Object.entries(THEMES).map(([value, label]) => element("option", { value }, [label])));
+  const select = element(
+    "select",
+    { "aria-label": "Theme" },
+    Object.entries(THEMES).map(([value, label]) => element("option", { value }, [label])),
+  );
   select.value = remembered();
   chooseTheme(select.value);
   select.addEventListener("change", () => {

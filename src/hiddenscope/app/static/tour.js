@@ -3,9 +3,21 @@
 import { button, element } from "../../views/static/elements.js";
 
 const STEPS = [
-  ["#ask", "Type a text. Every token runs across the grid, every layer up it: each cell is one hidden state. What you see is an example, computed before."],
-  ["#overlays", "Paint the grid in another way: how large states are, what each layer would predict, which states carry an answer."],
-  ["aside.state", "Click a cell to read that state: its names, what is near it, what it predicts, and what happens when it is taken away."],
+  [
+    "#ask",
+    "Type a text. Every token runs across the grid, every layer up it: each cell is one " +
+      "hidden state. What you see is an example, computed before.",
+  ],
+  [
+    "#overlays",
+    "Paint the grid in another way: how large states are, what each layer would predict, " +
+      "which states carry an answer.",
+  ],
+  [
+    "aside.state",
+    "Click a cell to read that state: its names, what is near it, what it predicts, and what " +
+      "happens when it is taken away.",
+  ],
 ];
 const KEY = "hiddenscope-toured";
 
@@ -15,9 +27,22 @@ export function tour(parent) {
   let step = 0;
   const words = element("p");
   const count = element("span", { class: "step" });
-  const end = () => { point(""); bar.remove(); remember(); };
-  const next = button("Next", "The next step", () => { step += 1; if (step >= STEPS.length) end(); else show(); });
-  const bar = element("section", { class: "tour", "aria-label": "A short tour" }, [count, words, next, button("Dismiss", "Do not show this again", end)]);
+  const end = () => {
+    point("");
+    bar.remove();
+    remember();
+  };
+  const next = button("Next", "The next step", () => {
+    step += 1;
+    if (step >= STEPS.length) end();
+    else show();
+  });
+  const bar = element("section", { class: "tour", "aria-label": "A short tour" }, [
+    count,
+    words,
+    next,
+    button("Dismiss", "Do not show this again", end),
+  ]);
   const show = () => {
     count.textContent = `${step + 1} of ${STEPS.length}`;
     words.textContent = STEPS[step][1];

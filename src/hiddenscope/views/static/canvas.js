@@ -1,4 +1,6 @@
-/** Canvases that are sharp on every screen, follow their container, and are painted once a frame. */
+/**
+ * Canvases that are sharp on every screen, follow their container, and are painted once a frame.
+ */
 
 /**
  * @param {number} width
@@ -47,7 +49,10 @@ export class Surface {
    */
   resize(width, height) {
     const ratio = devicePixelRatio || 1;
-    const [wide, high] = [Math.max(1, Math.round(width * ratio)), Math.max(1, Math.round(height * ratio))];
+    const [wide, high] = [
+      Math.max(1, Math.round(width * ratio)),
+      Math.max(1, Math.round(height * ratio)),
+    ];
     if (this.canvas.width !== wide || this.canvas.height !== high) {
       this.canvas.width = wide;
       this.canvas.height = high;
@@ -67,7 +72,8 @@ export class Surface {
 }
 
 /**
- * However often it is asked for, the work is done once, in the next frame; `painted` is told how long it took.
+ * However often it is asked for, the work is done once, in the next frame; `painted` is told how
+ * long it took.
  * @param {() => void} work
  * @param {EventTarget} teller
  */
@@ -149,7 +155,8 @@ export function widthOf(text, font) {
 export function fitted(text, font, room) {
   if (widthOf(text, font) <= room) return text;
   const letters = [...text];
-  let low = 0, high = letters.length;
+  let low = 0,
+    high = letters.length;
   while (low < high) {
     const middle = (low + high + 1) >> 1;
     if (widthOf(`${letters.slice(0, middle).join("")}…`, font) <= room) low = middle;

@@ -1,17 +1,58 @@
 /**
- * Colours. Lightness runs evenly along each map, so order is seen with any eyes; the diverging maps go from blue to
- * orange. The first colour of a map is near the page's own, light or dark, so much stands out and little recedes.
+ * Colours. Lightness runs evenly along each map, so order is seen with any eyes; the diverging maps
+ * go from blue to orange. The first colour of a map is near the page's own, light or dark, so much
+ * stands out and little recedes.
  */
 
 /** @type {Record<"sequential" | "diverging", Record<"light" | "dark", string[]>>} */
 const ANCHORS = {
   sequential: {
-    light: ["#faf7e1", "#cce3bc", "#89d1b1", "#51b8ac", "#049daa", "#037ea0", "#005f97", "#133f87", "#1f206d"],
-    dark: ["#191d2f", "#243159", "#284886", "#136a98", "#148ba1", "#23aca6", "#5cca9f", "#abe18d", "#f8f085"],
+    light: [
+      "#faf7e1",
+      "#cce3bc",
+      "#89d1b1",
+      "#51b8ac",
+      "#049daa",
+      "#037ea0",
+      "#005f97",
+      "#133f87",
+      "#1f206d",
+    ],
+    dark: [
+      "#191d2f",
+      "#243159",
+      "#284886",
+      "#136a98",
+      "#148ba1",
+      "#23aca6",
+      "#5cca9f",
+      "#abe18d",
+      "#f8f085",
+    ],
   },
   diverging: {
-    light: ["#004b97", "#3274c4", "#74a0d8", "#b3cbea", "#f7f6f1", "#e6bfae", "#cf8a6b", "#b55320", "#803100"],
-    dark: ["#77c7fe", "#459cd4", "#3c7194", "#30495a", "#232321", "#56402e", "#8d6039", "#c78142", "#f8aa66"],
+    light: [
+      "#004b97",
+      "#3274c4",
+      "#74a0d8",
+      "#b3cbea",
+      "#f7f6f1",
+      "#e6bfae",
+      "#cf8a6b",
+      "#b55320",
+      "#803100",
+    ],
+    dark: [
+      "#77c7fe",
+      "#459cd4",
+      "#3c7194",
+      "#30495a",
+      "#232321",
+      "#56402e",
+      "#8d6039",
+      "#c78142",
+      "#f8aa66",
+    ],
   },
 };
 
@@ -43,7 +84,9 @@ export function colourMap(meaning, dark) {
     const place = (i / 255) * (anchors.length - 1);
     const below = Math.min(Math.floor(place), anchors.length - 2);
     for (let c = 0; c < 3; c++) {
-      map[3 * i + c] = Math.round(anchors[below][c] + (place - below) * (anchors[below + 1][c] - anchors[below][c]));
+      map[3 * i + c] = Math.round(
+        anchors[below][c] + (place - below) * (anchors[below + 1][c] - anchors[below][c]),
+      );
     }
   }
   made.set(name, map);
@@ -58,7 +101,10 @@ export function colourMap(meaning, dark) {
  */
 export function sideMap(meaning, side, dark) {
   const map = colourMap(meaning, dark);
-  return Uint8Array.from({ length: 768 }, (_, at) => map[3 * Math.round(127.5 + (side * Math.floor(at / 3)) / 2) + (at % 3)]);
+  return Uint8Array.from(
+    { length: 768 },
+    (_, at) => map[3 * Math.round(127.5 + (side * Math.floor(at / 3)) / 2) + (at % 3)],
+  );
 }
 
 /**
@@ -72,7 +118,8 @@ export function painted(levels, map) {
   const pixels = new Uint32Array(levels.length);
   for (let i = 0; i < levels.length; i++) {
     const level = levels[i];
-    if (level === level) pixels[i] = whole[level <= 0 ? 0 : level >= 1 ? 255 : (255 * level + 0.5) | 0];
+    if (level === level)
+      pixels[i] = whole[level <= 0 ? 0 : level >= 1 ? 255 : (255 * level + 0.5) | 0];
   }
   return new Uint8ClampedArray(pixels.buffer);
 }
@@ -84,7 +131,10 @@ const wholes = new WeakMap();
 function wholePixels(map) {
   let whole = wholes.get(map);
   if (!whole) {
-    whole = Uint32Array.from({ length: 256 }, (_, i) => (255 << 24) | (map[3 * i + 2] << 16) | (map[3 * i + 1] << 8) | map[3 * i]);
+    whole = Uint32Array.from(
+      { length: 256 },
+      (_, i) => (255 << 24) | (map[3 * i + 2] << 16) | (map[3 * i + 1] << 8) | map[3 * i],
+    );
     wholes.set(map, whole);
   }
   return whole;
@@ -117,12 +167,15 @@ export function parts(hex) {
 }
 
 /**
- * Ink that can be read on a colour: whichever of black and white has the larger contrast, which is 4.58 to 1 or more.
+ * Ink that can be read on a colour: whichever of black and white has the larger contrast, which is
+ * 4.58 to 1 or more.
  * @param {number} red
  * @param {number} green
  * @param {number} blue
  */
 export function inkOn(red, green, blue) {
-  const [r, g, b] = [red, green, blue].map((part) => (part <= 10 ? part / 3294.6 : ((part / 255 + 0.055) / 1.055) ** 2.4));
+  const [r, g, b] = [red, green, blue].map((part) =>
+    part <= 10 ? part / 3294.6 : ((part / 255 + 0.055) / 1.055) ** 2.4,
+  );
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
 }

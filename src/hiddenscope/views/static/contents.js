@@ -1,11 +1,19 @@
-/** The contents of a page: a link goes to its part and leaves the address to the views; the part in sight is marked. */
+/**
+ * The contents of a page: a link goes to its part and leaves the address to the views; the part in
+ * sight is marked.
+ */
 
 /** Where a part counts as being read, from the top of the screen. */
 const READ = 0.35;
 
-/** Links go where they say, also once the views have taken their room; the address keeps what the views show. */
+/**
+ * Links go where they say, also once the views have taken their room; the address keeps what the
+ * views show.
+ */
 export function followContents() {
-  const links = [.../** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll(".contents a"))];
+  const links = [
+    .../** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll(".contents a")),
+  ];
   for (const link of links) {
     link.addEventListener("click", (event) => {
       event.preventDefault();
@@ -27,7 +35,9 @@ function target(link) {
 
 /** @param {HTMLAnchorElement[]} links */
 function markCurrent(links) {
-  const reached = links.filter((link) => (target(link)?.getBoundingClientRect().top ?? Infinity) < READ * innerHeight);
+  const reached = links.filter(
+    (link) => (target(link)?.getBoundingClientRect().top ?? Infinity) < READ * innerHeight,
+  );
   for (const link of links) {
     if (link === reached.at(-1)) link.setAttribute("aria-current", "true");
     else link.removeAttribute("aria-current");
@@ -39,5 +49,10 @@ function markCurrent(links) {
  * @param {Element} inside
  */
 export function opened(inside) {
-  for (let fold = inside.closest("details"); fold; fold = fold.parentElement?.closest("details") ?? null) fold.open = true;
+  for (
+    let fold = inside.closest("details");
+    fold;
+    fold = fold.parentElement?.closest("details") ?? null
+  )
+    fold.open = true;
 }

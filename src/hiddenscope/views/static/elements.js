@@ -62,10 +62,19 @@ export function choice(name, options, act) {
  * @returns {{root: HTMLElement, set: (place: number) => void}}
  */
 export function list(name, options, act) {
-  const select = element("select", {}, options.map((label, i) => element("option", { value: String(i) }, [label])));
+  const select = element(
+    "select",
+    {},
+    options.map((label, i) => element("option", { value: String(i) }, [label])),
+  );
   select.addEventListener("change", () => act(select.selectedIndex));
   const root = element("label", { class: "list" }, [element("span", {}, [name]), select]);
-  return { root, set: (place) => { select.selectedIndex = place; } };
+  return {
+    root,
+    set: (place) => {
+      select.selectedIndex = place;
+    },
+  };
 }
 
 /**
@@ -76,7 +85,10 @@ export function list(name, options, act) {
  */
 export function key(label, act) {
   const swatch = element("i", { class: "swatch", "aria-hidden": "true" });
-  const root = element("button", { type: "button", class: "key", "aria-pressed": "false" }, [swatch, label]);
+  const root = element("button", { type: "button", class: "key", "aria-pressed": "false" }, [
+    swatch,
+    label,
+  ]);
   root.addEventListener("click", act);
   return { root, swatch };
 }

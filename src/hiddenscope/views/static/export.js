@@ -19,7 +19,12 @@ const LONGEST_SIDE = 16000;
 export async function savePng(picture, name) {
   const { paper, font } = theme();
   const { width, height } = picture;
-  const scale = Math.min(2, LONGEST_SIDE / width, LONGEST_SIDE / height, Math.sqrt(MOST_PIXELS / (width * height)));
+  const scale = Math.min(
+    2,
+    LONGEST_SIDE / width,
+    LONGEST_SIDE / height,
+    Math.sqrt(MOST_PIXELS / (width * height)),
+  );
   const context = newContext(Math.ceil(width * scale), Math.ceil(height * scale));
   context.scale(scale, scale);
   context.fillStyle = paper;
@@ -58,7 +63,9 @@ export function saveCsv(rows, name) {
 export function csvCell(cell) {
   if (cell === null) return "";
   if (typeof cell === "number") return Number.isNaN(cell) ? "" : String(cell);
-  const whole = cell.replaceAll("\0", "\\x00").replace(/\p{Cs}/gu, (lone) => `\\u${lone.charCodeAt(0).toString(16)}`);
+  const whole = cell
+    .replaceAll("\0", "\\x00")
+    .replace(/\p{Cs}/gu, (lone) => `\\u${lone.charCodeAt(0).toString(16)}`);
   const plain = /^[=+\-@\t\r]/.test(whole) ? `'${whole}` : whole;
   return /[",\r\n\t']/.test(plain) ? `"${plain.replaceAll('"', '""')}"` : plain;
 }

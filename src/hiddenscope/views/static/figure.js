@@ -1,6 +1,6 @@
 /**
- * What every view has around its picture: a title, controls, a stage that takes the keyboard, a read-out that stays on
- * the screen, a hint at the pointer, keys, buttons, and the table behind it.
+ * What every view has around its picture: a title, controls, a stage that takes the keyboard, a
+ * read-out that stays on the screen, a hint at the pointer, keys, buttons, and the table behind it.
  */
 
 import { saveCsv, savePng, saveSvg } from "./export.js";
@@ -9,7 +9,8 @@ import { tableBehind } from "./table.js";
 import { fileName, shownText } from "./text.js";
 
 /**
- * @typedef {{picture: () => import("./export.js").Picture, rows: () => Iterable<import("./export.js").Cell[]>}} Saved
+ * @typedef {{picture: () => import("./export.js").Picture, rows: () =>
+ *   Iterable<import("./export.js").Cell[]>}} Saved
  * @typedef {(string | {strong: string})[]} Pieces
  */
 
@@ -33,10 +34,19 @@ export class Figure {
     this.hint = element("div", { class: "hint", hidden: "", "aria-hidden": "true" });
     this.stage.append(this.hint);
     this.keys = element("div", { class: "keys" });
-    const foot = element("div", { class: "foot" }, [this.keys, buttons(() => fileName(this.title), saved)]);
+    const foot = element("div", { class: "foot" }, [
+      this.keys,
+      buttons(() => fileName(this.title), saved),
+    ]);
     const note = view.note ? [element("p", { class: "note" }, [shownText(view.note, 2000)])] : [];
     root.replaceChildren(
-      this.heading, this.controls, this.readout, this.stage, foot, ...note, tableBehind(() => this.title, saved.rows),
+      this.heading,
+      this.controls,
+      this.readout,
+      this.stage,
+      foot,
+      ...note,
+      tableBehind(() => this.title, saved.rows),
     );
     this.entitle(this.title);
   }
@@ -61,7 +71,8 @@ export class Figure {
   }
 
   /**
-   * Say something beside the pointer, above it where there is no room below; nothing without pieces.
+   * Say something beside the pointer, above it where there is no room below; nothing without
+   * pieces.
    * @param {Pieces} pieces
    * @param {MouseEvent} [event] over the picture
    */
@@ -73,7 +84,8 @@ export class Figure {
     const [x, y] = [event.clientX - stage.left, event.clientY - stage.top];
     const left = Math.min(x + HINT.right, Math.max(0, this.stage.clientWidth - HINT.wide));
     const high = this.hint.offsetHeight;
-    const above = event.clientY + HINT.down + high > innerHeight && event.clientY > HINT.down + high;
+    const above =
+      event.clientY + HINT.down + high > innerHeight && event.clientY > HINT.down + high;
     const top = above ? y - HINT.down / 2 - high : y + HINT.down;
     this.hint.style.transform = `translate(${left}px, ${top}px)`;
   }
@@ -104,7 +116,9 @@ export function listenToKeys(stage, acts) {
  * @param {Pieces} pieces
  */
 export function piecesShown(pieces) {
-  return pieces.map((piece) => (typeof piece === "string" ? piece : element("strong", {}, [element("bdi", {}, [piece.strong])])));
+  return pieces.map((piece) =>
+    typeof piece === "string" ? piece : element("strong", {}, [element("bdi", {}, [piece.strong])]),
+  );
 }
 
 /**

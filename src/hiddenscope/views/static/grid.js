@@ -1,4 +1,7 @@
-/** The grid: tokens across, layers up. A cursor reads cells out; a pin keeps one; a map shows which states influence a cell. */
+/**
+ * The grid: tokens across, layers up. A cursor reads cells out; a pin keeps one; a map shows which
+ * states influence a cell.
+ */
 
 import { fitted, oncePerFrame, Surface, whenResized } from "./canvas.js";
 import { choice, element, list } from "./elements.js";
@@ -7,7 +10,19 @@ import { TokenAxis } from "./gridaxis.js";
 import { cellLegends, cellPixels, marksOf, missingCells, zeroCells } from "./gridcolours.js";
 import { cellAt, edgeOf, layoutOf, widthAt } from "./gridlayout.js";
 import { gridHelp, gridHint, gridReadout, gridRows, gridSize, gridTitle } from "./gridwords.js";
-import { paintBarColumns, paintCells, paintCursor, paintMissing, paintRowNames, paintSeams, paintSites, paintTokens, paintWords, paintZeros, windowOf } from "./gridpaint.js";
+import {
+  paintBarColumns,
+  paintCells,
+  paintCursor,
+  paintMissing,
+  paintRowNames,
+  paintSeams,
+  paintSites,
+  paintTokens,
+  paintWords,
+  paintZeros,
+  windowOf,
+} from "./gridpaint.js";
 import { readState, writeState } from "./hash.js";
 import { keyLayout, LEGEND, MARKS, paintKey } from "./legend.js";
 import { canvasPen, lettering } from "./pen.js";
@@ -38,7 +53,10 @@ export class GridView {
     this.resting = 0;
     this.shift = 0; // how far it is scrolled: to ask for it while painting would lay out the page
     this.theme = theme();
-    this.figure = new Figure(root, grid, gridHelp(grid), { picture: () => this.picture(), rows: () => gridRows(grid, this.pin) });
+    this.figure = new Figure(root, grid, gridHelp(grid), {
+      picture: () => this.picture(),
+      rows: () => gridRows(grid, this.pin),
+    });
     this.back = new Surface("back");
     this.front = new Surface("front");
     this.key = new Surface("legend");
@@ -47,7 +65,11 @@ export class GridView {
     this.logs = grid.measures.map((measure) => offersLog(measure, measure.values.data));
     this.layout = layoutOf(grid, 800, this.theme.font);
     this.paint = oncePerFrame(() => this.paintFront(), root);
-    this.paintAll = oncePerFrame(() => { this.paintBack(); this.paintFront(); this.paintLegends(); }, root);
+    this.paintAll = oncePerFrame(() => {
+      this.paintBack();
+      this.paintFront();
+      this.paintLegends();
+    }, root);
     this.build();
     this.restore();
     this.listen();
@@ -76,16 +98,39 @@ export class GridView {
     const { controls, stage, keys } = this.figure;
     const names = this.grid.measures.map((measure) => shownText(measure.name, 60));
     this.measures = list("Measure", names, (shown) => this.change(() => this.choose(shown)));
-    this.scales = choice("Scale", { linear: "Linear", log: "Log" }, (scale) => this.change(() => { this.log = scale === "log"; }));
-    const ranges = (this.grid.y_name ?? "site") === "site" ? { all: "All layers", layer: "Each layer" } : { all: "All rows", layer: "Each row" };
-    this.spans = choice("Colour range", ranges, (span) => this.change(() => { this.each = span === "layer"; }));
-    const directions = { both: "Both", sources: "What influences it", targets: "What it influences" };
-    this.directions = choice("A cell shows", directions, (to) => this.change(() => { this.direction = /** @type {Direction} */ (to); }));
+    this.scales = choice("Scale", { linear: "Linear", log: "Log" }, (scale) =>
+      this.change(() => {
+        this.log = scale === "log";
+      }),
+    );
+    const ranges =
+      (this.grid.y_name ?? "site") === "site"
+        ? { all: "All layers", layer: "Each layer" }
+        : { all: "All rows", layer: "Each row" };
+    this.spans = choice("Colour range", ranges, (span) =>
+      this.change(() => {
+        this.each = span === "layer";
+      }),
+    );
+    const directions = {
+      both: "Both",
+      sources: "What influences it",
+      targets: "What it influences",
+    };
+    this.directions = choice("A cell shows", directions, (to) =>
+      this.change(() => {
+        this.direction = /** @type {Direction} */ (to);
+      }),
+    );
     if (names.length > 1) controls.append(this.measures.root);
     controls.append(this.scales.root, this.spans.root);
-    if (this.grid.measures.some((measure) => measure.influence)) controls.append(this.directions.root);
+    if (this.grid.measures.some((measure) => measure.influence))
+      controls.append(this.directions.root);
     const summary = `${shownText(this.grid.title, 200)}: ${gridSize(this.grid)}`;
-    this.frame = element("div", { class: "window", role: "img", "aria-label": summary }, [this.back.canvas, this.front.canvas]);
+    this.frame = element("div", { class: "window", role: "img", "aria-label": summary }, [
+      this.back.canvas,
+      this.front.canvas,
+    ]);
     this.spacer = element("div", { class: "spacer" }, [this.frame]);
     this.scroller = element("div", { class: "scroller" }, [this.spacer]);
     this.more = element("div", { class: "more", hidden: "", "aria-hidden": "true" }, ["more →"]);
@@ -118,11 +163,26 @@ export class GridView {
       return this.reveal(row * columns + column);
     };
     figure.onKeys({
-      ArrowRight: step(1, 0), ArrowLeft: step(-1, 0), ArrowUp: step(0, 1), ArrowDown: step(0, -1),
-      Home: step(-columns, 0), End: step(columns, 0), PageUp: step(0, rows), PageDown: step(0, -rows),
-      Enter: () => this.hold(this.cursor), " ": () => this.hold(this.cursor), Escape: () => this.hold(-1),
+      ArrowRight: step(1, 0),
+      ArrowLeft: step(-1, 0),
+      ArrowUp: step(0, 1),
+      ArrowDown: step(0, -1),
+      Home: step(-columns, 0),
+      End: step(columns, 0),
+      PageUp: step(0, rows),
+      PageDown: step(0, -rows),
+      Enter: () => this.hold(this.cursor),
+      " ": () => this.hold(this.cursor),
+      Escape: () => this.hold(-1),
     });
-    this.stops = [this.axis.stop, whenResized(figure.stage, () => this.arrange()), whenThemeChanges(() => { this.theme = theme(); this.paintAll(); })];
+    this.stops = [
+      this.axis.stop,
+      whenResized(figure.stage, () => this.arrange()),
+      whenThemeChanges(() => {
+        this.theme = theme();
+        this.paintAll();
+      }),
+    ];
   }
 
   /** Stop listening to the page: the view is taken from it. */
@@ -161,7 +221,10 @@ export class GridView {
       scale: this.log === (this.measure.scale === "log") ? "" : this.log ? "log" : "linear",
       colours: this.each === this.measure.each_layer ? "" : this.each ? "layer" : "all",
       show: this.direction === "both" ? "" : this.direction,
-      pin: this.pin < 0 ? "" : `${this.grid.sites[Math.floor(this.pin / columns)]}~${this.pin % columns}`,
+      pin:
+        this.pin < 0
+          ? ""
+          : `${this.grid.sites[Math.floor(this.pin / columns)]}~${this.pin % columns}`,
     });
   }
 
@@ -239,7 +302,9 @@ export class GridView {
    * @param {number} cell
    */
   hold(cell) {
-    this.change(() => { this.pin = cell === this.pin ? -1 : cell; });
+    this.change(() => {
+      this.pin = cell === this.pin ? -1 : cell;
+    });
   }
 
   /**
@@ -273,7 +338,8 @@ export class GridView {
     const pen = canvasPen(this.back.clear(), this.theme.font);
     const visible = this.window();
     paintTokens(pen, this.layout, visible, this.theme);
-    if (visible.shift > 0) this.back.context.clearRect(0, 0, this.layout.left, this.layout.height - this.layout.bottom);
+    if (visible.shift > 0)
+      this.back.context.clearRect(0, 0, this.layout.left, this.layout.height - this.layout.bottom);
     paintSites(pen, this.layout, this.theme);
     paintRowNames(pen, this.layout, this.theme);
     this.axis.paint(this.layout, visible, this.theme, this.pin);
@@ -298,12 +364,16 @@ export class GridView {
     const pixels = cellPixels(this.colouring, this.theme.dark);
     paintCells(pen, this.layout, visible, pixels, this.theme);
     paintMissing(pen, this.layout, visible, missingCells(this.colouring), this.theme);
-    if (!this.grid.words) paintZeros(pen, this.layout, visible, zeroCells(this.colouring), this.theme);
+    if (!this.grid.words)
+      paintZeros(pen, this.layout, visible, zeroCells(this.colouring), this.theme);
     if (this.grid.words) paintWords(pen, this.layout, visible, this.grid.words, pixels, this.theme);
     paintSeams(pen, this.layout, visible, this.grid.text_of, this.theme);
     if (!this.layout.bars) return;
     const levels = levelsOf(this.values, this.layout.columns, this.way);
-    paintBarColumns(pen, this.layout, visible, levels, pixels, { diverging: this.way.meaning === "diverging", theme: this.theme });
+    paintBarColumns(pen, this.layout, visible, levels, pixels, {
+      diverging: this.way.meaning === "diverging",
+      theme: this.theme,
+    });
   }
 
   paintLegends() {
@@ -311,7 +381,9 @@ export class GridView {
     const layout = this.keyLayout(this.figure.stage.clientWidth);
     this.key.resize(layout.width, layout.height);
     paintKey(canvasPen(this.key.clear(), this.theme.font), legends, 0, 0, layout, this.theme);
-    const said = legends.map((legend) => `${legend.name}, ${legend.ticks.map((tick) => tick.label).join(", ")}`);
+    const said = legends.map(
+      (legend) => `${legend.name}, ${legend.ticks.map((tick) => tick.label).join(", ")}`,
+    );
     const marked = layout.marks.map((mark) => MARKS[mark]);
     this.key.canvas.setAttribute("role", "img");
     this.key.canvas.setAttribute("aria-label", `Colours: ${[...said, ...marked].join("; ")}`);
@@ -337,7 +409,11 @@ export class GridView {
     const head = 40;
     const width = Math.max(layout.width, LEGEND.width + 20) + 20;
     const key = this.keyLayout(width - 20);
-    const title = fitted(this.figure.title, lettering(this.theme.font, { size: 16, bold: true }), width - 30);
+    const title = fitted(
+      this.figure.title,
+      lettering(this.theme.font, { size: 16, bold: true }),
+      width - 30,
+    );
     return {
       width,
       height: head + layout.height + key.height + 16,
@@ -350,9 +426,20 @@ export class GridView {
         paintTokens(pen, moved, whole, this.theme);
         paintSites(pen, moved, this.theme);
         paintRowNames(pen, moved, this.theme);
-        if (this.pin >= 0) paintCursor(pen, moved, whole, this.pin, { paper: this.theme.paper, ink: this.theme.accent });
+        if (this.pin >= 0)
+          paintCursor(pen, moved, whole, this.pin, {
+            paper: this.theme.paper,
+            ink: this.theme.accent,
+          });
         this.layout = kept;
-        paintKey(pen, cellLegends(this.colouring, this.theme), 12, head + layout.height + 4, key, this.theme);
+        paintKey(
+          pen,
+          cellLegends(this.colouring, this.theme),
+          12,
+          head + layout.height + 4,
+          key,
+          this.theme,
+        );
       },
     };
   }

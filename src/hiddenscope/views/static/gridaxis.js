@@ -1,4 +1,7 @@
-/** The tokens above a tall grid, which stay on the screen while it is scrolled: those below it are out of sight at first. */
+/**
+ * The tokens above a tall grid, which stay on the screen while it is scrolled: those below it are
+ * out of sight at first.
+ */
 
 import { Surface, whenHeightChanges } from "./canvas.js";
 import { element } from "./elements.js";
@@ -10,7 +13,9 @@ export class TokenAxis {
   constructor(readout) {
     this.readout = readout;
     this.surface = new Surface("tokens-above");
-    this.root = element("div", { class: "axis", hidden: "", "aria-hidden": "true" }, [this.surface.canvas]);
+    this.root = element("div", { class: "axis", hidden: "", "aria-hidden": "true" }, [
+      this.surface.canvas,
+    ]);
     this.stop = whenHeightChanges(readout, () => this.place());
   }
 
@@ -46,11 +51,17 @@ export class TokenAxis {
     const anchor = turn ? "start" : "middle";
     rows.forEach((tokens, row) => {
       const y = (row + 1) * high - down;
-      if (rows.length > 1) pen.text(layout.names[row], layout.left - 8, y, { fill: theme.muted, size: SIZES.name, anchor: "end" });
+      if (rows.length > 1)
+        pen.text(layout.names[row], layout.left - 8, y, {
+          fill: theme.muted,
+          size: SIZES.name,
+          anchor: "end",
+        });
       for (let column = visible.first; column < visible.last; column++) {
         const x = edgeOf(layout, column) + widthAt(layout, column) / 2 - visible.shift;
         const fill = column === chosen ? theme.accent : theme.ink;
-        if (x >= layout.left) pen.text(tokens[column], x - away, y, { fill, size: SIZES.token, turn, anchor });
+        if (x >= layout.left)
+          pen.text(tokens[column], x - away, y, { fill, size: SIZES.token, turn, anchor });
       }
     });
   }

@@ -1,9 +1,9 @@
 /**
- * The colours of a grid's cells, and the legend that explains them: a measure's values at rest, or which
- * states influence a cell and which it influences.
+ * The colours of a grid's cells, and the legend that explains them: a measure's values at rest, or
+ * which states influence a cell and which it influences.
  *
- * @typedef {{measure: import("./payload.js").Measure, focus: number, direction: import("./influence.js").Direction,
- *   way: import("./scale.js").Way, columns: number}} Colouring
+ * @typedef {{measure: import("./payload.js").Measure, focus: number, direction:
+ *   import("./influence.js").Direction, way: import("./scale.js").Way, columns: number}} Colouring
  */
 
 import { fitted } from "./canvas.js";
@@ -25,10 +25,15 @@ const OF = "influence of the selected state";
 export function cellPixels(colouring, dark) {
   const { way, columns } = colouring;
   const pixels = isBoth(colouring)
-    ? painted(bothLevels(sourcesNow(colouring), targetsNow(colouring), columns, way), colourMap("diverging", dark))
+    ? painted(
+        bothLevels(sourcesNow(colouring), targetsNow(colouring), columns, way),
+        colourMap("diverging", dark),
+      )
     : painted(levelsOf(valuesNow(colouring), columns, way), colourMap(way.meaning, dark));
   const whole = new Uint32Array(pixels.buffer);
-  zeroCells(colouring).forEach((zero, cell) => { if (zero) whole[cell] = 0; });
+  zeroCells(colouring).forEach((zero, cell) => {
+    if (zero) whole[cell] = 0;
+  });
   return pixels;
 }
 
@@ -39,7 +44,10 @@ export function cellPixels(colouring, dark) {
 export function zeroCells(colouring) {
   const values = isBoth(colouring) ? sourcesNow(colouring) : valuesNow(colouring);
   const zeros = Uint8Array.from(values, (value) => (value === 0 ? 1 : 0));
-  if (isBoth(colouring)) targetsNow(colouring).forEach((value, cell) => { if (value !== 0) zeros[cell] = 0; });
+  if (isBoth(colouring))
+    targetsNow(colouring).forEach((value, cell) => {
+      if (value !== 0) zeros[cell] = 0;
+    });
   return zeros;
 }
 
@@ -50,7 +58,10 @@ export function zeroCells(colouring) {
 export function missingCells(colouring) {
   const values = isBoth(colouring) ? sourcesNow(colouring) : valuesNow(colouring);
   const missing = Uint8Array.from(values, (value) => (Number.isNaN(value) ? 1 : 0));
-  if (isBoth(colouring)) targetsNow(colouring).forEach((value, cell) => { if (!Number.isNaN(value)) missing[cell] = 0; });
+  if (isBoth(colouring))
+    targetsNow(colouring).forEach((value, cell) => {
+      if (!Number.isNaN(value)) missing[cell] = 0;
+    });
   return missing;
 }
 
@@ -63,16 +74,38 @@ export function missingCells(colouring) {
 export function cellLegends(colouring, theme) {
   const { measure, focus, direction, way } = colouring;
   const unit = measure.unit ? ` (${shownText(measure.unit, 40)})` : "";
-  const fit = (/** @type {string} */ text) => fitted(`${text}${unit}`, lettering(theme.font, { size: 12 }), LEGEND.width - 4);
+  const fit = (/** @type {string} */ text) =>
+    fitted(`${text}${unit}`, lettering(theme.font, { size: 12 }), LEGEND.width - 4);
   const ticks = (/** @type {Float32Array} */ values) => ticksOf(endsOf(values, way), way);
   if (isBoth(colouring) && way.meaning !== "diverging") {
     return [
-      { map: sideMap("diverging", -1, theme.dark), ticks: ticks(sourcesNow(colouring)), name: fit(ON) },
-      { map: sideMap("diverging", 1, theme.dark), ticks: ticks(targetsNow(colouring)), name: fit(OF) },
+      {
+        map: sideMap("diverging", -1, theme.dark),
+        ticks: ticks(sourcesNow(colouring)),
+        name: fit(ON),
+      },
+      {
+        map: sideMap("diverging", 1, theme.dark),
+        ticks: ticks(targetsNow(colouring)),
+        name: fit(OF),
+      },
     ];
   }
-  const name = focus < 0 ? shownText(measure.name, 60) : direction === "both" ? `${ON}, or of it` : direction === "targets" ? OF : ON;
-  return [{ map: colourMap(way.meaning, theme.dark), ticks: ticks(valuesNow(colouring)), name: fit(name) }];
+  const name =
+    focus < 0
+      ? shownText(measure.name, 60)
+      : direction === "both"
+        ? `${ON}, or of it`
+        : direction === "targets"
+          ? OF
+          : ON;
+  return [
+    {
+      map: colourMap(way.meaning, theme.dark),
+      ticks: ticks(valuesNow(colouring)),
+      name: fit(name),
+    },
+  ];
 }
 
 /** @param {Colouring} colouring */
@@ -88,23 +121,34 @@ function valuesNow(colouring) {
 
 /** @param {Colouring} colouring */
 function sourcesNow({ measure, focus }) {
-  return sourcesOf(/** @type {Float32Array} */ (measure.influence?.data), focus, measure.values.data.length);
+  return sourcesOf(
+    /** @type {Float32Array} */ (measure.influence?.data),
+    focus,
+    measure.values.data.length,
+  );
 }
 
 /** @param {Colouring} colouring */
 function targetsNow({ measure, focus }) {
-  return targetsOf(/** @type {Float32Array} */ (measure.influence?.data), focus, measure.values.data.length);
+  return targetsOf(
+    /** @type {Float32Array} */ (measure.influence?.data),
+    focus,
+    measure.values.data.length,
+  );
 }
 
 /**
- * The marks that may stand in cells; those of a map depend on the cell that is chosen, so all of them are explained.
+ * The marks that may stand in cells; those of a map depend on the cell that is chosen, so all of
+ * them are explained.
  * @param {import("./payload.js").Grid} grid
  * @param {import("./payload.js").Measure} measure
  */
 export function marksOf(grid, measure) {
   const bars = grid.bars ?? 0; // they have no marks
   const all = (measure.influence ?? measure.values).data;
-  const values = bars ? all.filter((_, cell) => cell % grid.tokens.length < grid.tokens.length - bars) : all;
+  const values = bars
+    ? all.filter((_, cell) => cell % grid.tokens.length < grid.tokens.length - bars)
+    : all;
   const marksZeros = measure.influence !== null || grid.words === null;
   /** @type {import("./legend.js").Mark[]} */
   const marks = [];
@@ -115,7 +159,8 @@ export function marksOf(grid, measure) {
 }
 
 /**
- * Whether a map leaves out what a state does to itself, and not all that is done to its first state.
+ * Whether a map leaves out what a state does to itself, and not all that is done to its first
+ * state.
  * @param {ArrayLike<number>} map
  */
 function leavesItselfOut(map) {

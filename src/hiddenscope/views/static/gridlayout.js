@@ -1,11 +1,11 @@
 /**
  * Where things lie in a grid, in CSS pixels.
  *
- * @typedef {{left: number, top: number, bottom: number, right: number, wide: number, high: number, rows: number,
- *   columns: number, turned: boolean, width: number, height: number, sites: string[], tokens: string[],
- *   second: string[], names: string[], strip: number, bars: number, barWide: number}} Layout where `names` are those of
- *   the two rows of tokens, `strip` is the height of the tokens that stay above a tall grid, or 0, and the last `bars`
- *   columns are `barWide`
+ * @typedef {{left: number, top: number, bottom: number, right: number, wide: number, high: number,
+ *   rows: number, columns: number, turned: boolean, width: number, height: number, sites: string[],
+ *   tokens: string[], second: string[], names: string[], strip: number, bars: number, barWide:
+ *   number}} Layout where `names` are those of the two rows of tokens, `strip` is the height of the
+ *   tokens that stay above a tall grid, or 0, and the last `bars` columns are `barWide`
  */
 
 import { fitted, widthOf } from "./canvas.js";
@@ -16,8 +16,10 @@ export const SIZES = { site: 12, token: 12, word: 11.5, mark: 15, name: 11 };
 const LONGEST_NAME = 110; // of a row of tokens, in pixels
 const LONGEST_TOKEN = 18;
 const NARROWEST_WORD = 46; // five letters or so; the read-out has the whole word
-const BAR = { wide: 150, narrow: 46, roomy: 640 }; // how wide a column of bars is, and from where on it may be that wide
-const TALL = 380; // from there on the tokens below a grid are out of sight when its top is looked at
+// How wide a column of bars is, and from where on it may be that wide.
+const BAR = { wide: 150, narrow: 46, roomy: 640 };
+// From there on the tokens below a grid are out of sight when its top is looked at.
+const TALL = 380;
 
 /**
  * @param {import("./payload.js").Grid} grid
@@ -28,7 +30,9 @@ const TALL = 380; // from there on the tokens below a grid are out of sight when
  */
 export function layoutOf(grid, room, font, scrolled = true) {
   const { sites } = grid;
-  const [tokens, second] = [grid.tokens, grid.second].map((row) => row.map((token) => shownToken(token, LONGEST_TOKEN)));
+  const [tokens, second] = [grid.tokens, grid.second].map((row) =>
+    row.map((token) => shownToken(token, LONGEST_TOKEN)),
+  );
   const widest = (/** @type {string[]} */ texts, /** @type {number} */ size) =>
     texts.reduce((most, text) => Math.max(most, widthOf(text, lettering(font, { size }))), 0);
   const naming = lettering(font, { size: SIZES.name });
@@ -40,7 +44,8 @@ export function layoutOf(grid, room, font, scrolled = true) {
   const bars = grid.bars ?? 0; // a page that was packed before grids had bars has none
   const cells = tokens.length - bars;
   const barWide = room < BAR.roomy ? BAR.narrow : BAR.wide;
-  const wideOf = (/** @type {number} */ right) => cellWidth(grid, (room - left - right - bars * barWide) / cells, label);
+  const wideOf = (/** @type {number} */ right) =>
+    cellWidth(grid, (room - left - right - bars * barWide) / cells, label);
   const leaning = Math.max(10, Math.ceil(0.72 * label)); // of labels that lean over the last column
   const turned = label > wideOf(10) - 6;
   const right = turned && (second.length || above) ? leaning : 10;
@@ -50,7 +55,26 @@ export function layoutOf(grid, room, font, scrolled = true) {
   const [top, bottom] = [second.length && !strip ? tall : 6, tall];
   const width = left + wide * cells + barWide * bars + right;
   const height = top + high * sites.length + bottom;
-  return { left, top, bottom, right, wide, high, rows: sites.length, columns: tokens.length, turned, width, height, sites, tokens, second, names, strip, bars, barWide };
+  return {
+    left,
+    top,
+    bottom,
+    right,
+    wide,
+    high,
+    rows: sites.length,
+    columns: tokens.length,
+    turned,
+    width,
+    height,
+    sites,
+    tokens,
+    second,
+    names,
+    strip,
+    bars,
+    barWide,
+  };
 }
 
 /**
@@ -90,7 +114,11 @@ function cellHeight(grid) {
  */
 export function edgeOf(layout, column) {
   const cells = layout.columns - layout.bars;
-  return layout.left + Math.min(column, cells) * layout.wide + Math.max(0, column - cells) * layout.barWide;
+  return (
+    layout.left +
+    Math.min(column, cells) * layout.wide +
+    Math.max(0, column - cells) * layout.barWide
+  );
 }
 
 /**
@@ -109,7 +137,10 @@ export function widthAt(layout, column) {
  */
 export function cornerOf(layout, cell) {
   const row = Math.floor(cell / layout.columns);
-  return [edgeOf(layout, cell % layout.columns), layout.top + (layout.rows - 1 - row) * layout.high];
+  return [
+    edgeOf(layout, cell % layout.columns),
+    layout.top + (layout.rows - 1 - row) * layout.high,
+  ];
 }
 
 /**
@@ -121,7 +152,10 @@ export function cornerOf(layout, cell) {
 export function cellAt(layout, x, y) {
   const cells = layout.columns - layout.bars;
   const beyond = x - edgeOf(layout, cells);
-  const column = layout.bars && beyond >= 0 ? cells + Math.floor(beyond / layout.barWide) : Math.floor((x - layout.left) / layout.wide);
+  const column =
+    layout.bars && beyond >= 0
+      ? cells + Math.floor(beyond / layout.barWide)
+      : Math.floor((x - layout.left) / layout.wide);
   const row = layout.rows - 1 - Math.floor((y - layout.top) / layout.high);
   const inside = column >= 0 && column < layout.columns && row >= 0 && row < layout.rows;
   return inside ? row * layout.columns + column : -1;

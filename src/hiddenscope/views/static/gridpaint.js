@@ -1,4 +1,6 @@
-/** Painting a grid with a pen: labels, cells, words, the cursor. `shift` is how far it is scrolled. */
+/**
+ * Painting a grid with a pen: labels, cells, words, the cursor. `shift` is how far it is scrolled.
+ */
 
 import { fitted } from "./canvas.js";
 import { inkOn } from "./colour.js";
@@ -25,7 +27,10 @@ const SIGN = { size: SIZES.mark, bold: true };
  * @returns {Window}
  */
 export function windowOf(layout, shift, width) {
-  const first = Math.min(layout.columns - layout.bars, Math.max(0, Math.floor(shift / layout.wide)));
+  const first = Math.min(
+    layout.columns - layout.bars,
+    Math.max(0, Math.floor(shift / layout.wide)),
+  );
   if (layout.bars) return { shift, first, last: layout.columns };
   const last = Math.min(layout.columns, Math.ceil((shift + width - layout.left) / layout.wide));
   return { shift, first, last };
@@ -38,7 +43,8 @@ export function windowOf(layout, shift, width) {
  * @param {Theme} theme
  */
 export function paintTokens(pen, layout, visible, theme) {
-  for (let column = visible.first; column < visible.last; column++) tokenLabel(pen, layout, visible, column, theme.ink);
+  for (let column = visible.first; column < visible.last; column++)
+    tokenLabel(pen, layout, visible, column, theme.ink);
 }
 
 /**
@@ -59,7 +65,10 @@ export function tokenLabel(pen, layout, visible, column, fill) {
   const lower = two ? layout.second : layout.tokens;
   pen.text(lower[column], x + away, below + down, { ...how, anchor: turn ? "end" : "middle" });
   if (!two || layout.strip) return;
-  pen.text(layout.tokens[column], x - away / 2, layout.top - down + 1, { ...how, anchor: turn ? "start" : "middle" });
+  pen.text(layout.tokens[column], x - away / 2, layout.top - down + 1, {
+    ...how,
+    anchor: turn ? "start" : "middle",
+  });
 }
 
 /**
@@ -108,12 +117,24 @@ export function siteLabel(pen, layout, row, fill) {
 export function paintMissing(pen, layout, visible, missing, theme) {
   for (let cell = 0; cell < missing.length; cell++) {
     const column = cell % layout.columns;
-    if (!missing[cell] || column < visible.first || column >= Math.min(visible.last, layout.columns - layout.bars)) continue;
+    if (
+      !missing[cell] ||
+      column < visible.first ||
+      column >= Math.min(visible.last, layout.columns - layout.bars)
+    )
+      continue;
     const [left, y] = cornerOf(layout, cell);
     const x = left - visible.shift;
     const reach = Math.min(layout.wide, layout.high) / 2 - 3;
     const [middle, centre] = [x + layout.wide / 2, y + layout.high / 2];
-    pen.line([[middle - reach, centre + reach], [middle + reach, centre - reach]], theme.faint, 1);
+    pen.line(
+      [
+        [middle - reach, centre + reach],
+        [middle + reach, centre - reach],
+      ],
+      theme.faint,
+      1,
+    );
   }
 }
 
@@ -130,9 +151,19 @@ export function paintZeros(pen, layout, visible, zeros, theme) {
   const marks = [];
   zeros.forEach((zero, cell) => {
     const column = cell % layout.columns;
-    if (!zero || column < visible.first || column >= Math.min(visible.last, layout.columns - layout.bars)) return;
+    if (
+      !zero ||
+      column < visible.first ||
+      column >= Math.min(visible.last, layout.columns - layout.bars)
+    )
+      return;
     const [x, y] = cornerOf(layout, cell);
-    marks.push([Math.round(x - visible.shift + layout.wide / 2) - 1, Math.round(y + layout.high / 2) - 1, 2, 2]);
+    marks.push([
+      Math.round(x - visible.shift + layout.wide / 2) - 1,
+      Math.round(y + layout.high / 2) - 1,
+      2,
+      2,
+    ]);
   });
   if (marks.length) pen.rects(marks, theme.muted);
 }
@@ -148,18 +179,32 @@ export function paintCells(pen, layout, visible, pixels, theme) {
   const { wide, high, columns, rows } = layout;
   const x = layout.left - visible.shift;
   const last = Math.min(visible.last, columns - layout.bars);
-  pen.cells(flipped(pixels, columns), { x, y: layout.top, width: wide, height: high, columns, first: visible.first, last });
+  pen.cells(flipped(pixels, columns), {
+    x,
+    y: layout.top,
+    width: wide,
+    height: high,
+    columns,
+    first: visible.first,
+    last,
+  });
   if (wide < 14) return;
-  const [start, across, up] = [x + visible.first * wide, (last - visible.first) * wide, rows * high];
+  const [start, across, up] = [
+    x + visible.first * wide,
+    (last - visible.first) * wide,
+    rows * high,
+  ];
   /** @type {[number, number, number, number][]} */
   const gaps = [];
   for (let row = 1; row <= rows; row++) gaps.push([start, layout.top + row * high - 1, across, 1]);
-  for (let column = visible.first + 1; column <= last; column++) gaps.push([x + column * wide - 1, layout.top, 1, up]);
+  for (let column = visible.first + 1; column <= last; column++)
+    gaps.push([x + column * wide - 1, layout.top, 1, up]);
   pen.rects(gaps, theme.paper);
 }
 
 /**
- * The last columns as bars, which begin in the middle of their column where values have signs, and else at its left.
+ * The last columns as bars, which begin in the middle of their column where values have signs, and
+ * else at its left.
  * @param {Pen} pen
  * @param {Layout} layout
  * @param {Window} visible
@@ -179,7 +224,8 @@ export function paintBarColumns(pen, layout, visible, levels, pixels, { divergin
       const end = left + room * Math.min(1, Math.max(0, levels[cell]));
       const y = cornerOf(layout, cell)[1] + 2;
       const fill = `rgb(${pixels[4 * cell]}, ${pixels[4 * cell + 1]}, ${pixels[4 * cell + 2]})`;
-      if (end !== zero) pen.rect(Math.min(zero, end), y, Math.abs(end - zero), layout.high - 4, fill);
+      if (end !== zero)
+        pen.rect(Math.min(zero, end), y, Math.abs(end - zero), layout.high - 4, fill);
     }
     pen.rect(zero - 0.5, layout.top, 1, tall, theme.muted);
   }
@@ -192,7 +238,8 @@ export function paintBarColumns(pen, layout, visible, levels, pixels, { divergin
 function flipped(pixels, columns) {
   const out = new Uint8ClampedArray(pixels.length);
   const line = 4 * columns;
-  for (let from = 0; from < pixels.length; from += line) out.set(pixels.subarray(from, from + line), pixels.length - from - line);
+  for (let from = 0; from < pixels.length; from += line)
+    out.set(pixels.subarray(from, from + line), pixels.length - from - line);
   return out;
 }
 
@@ -215,18 +262,22 @@ export function paintWords(pen, layout, visible, words, pixels, theme) {
     if (column < visible.first || column >= visible.last || !(word >= 0)) continue;
     const [x, y] = cornerOf(layout, cell);
     const clear = !pixels[4 * cell + 3];
-    const fill = clear ? theme.ink : inkOn(pixels[4 * cell], pixels[4 * cell + 1], pixels[4 * cell + 2]);
+    const fill = clear
+      ? theme.ink
+      : inkOn(pixels[4 * cell], pixels[4 * cell + 1], pixels[4 * cell + 2]);
     const how = /^\s*[^\p{L}\p{N}\s]?\s*$/u.test(words.words[word]) ? SIGN : LETTERS;
     const shown = shownToken(words.words[word], 30);
     const text = fitted(shown, lettering(theme.font, how), layout.wide - 8);
     const middle = x - visible.shift + layout.wide / 2;
     pen.text(text, middle, y + layout.high / 2, { ...how, fill, anchor: "middle" });
-    if (words.framed && cell === settled[column]) pen.outline(x - visible.shift + 1.5, y + 1.5, layout.wide - 4, layout.high - 4, fill, 1.5);
+    if (words.framed && cell === settled[column])
+      pen.outline(x - visible.shift + 1.5, y + 1.5, layout.wide - 4, layout.high - 4, fill, 1.5);
   }
 }
 
 /**
- * In each column, the cell from which on all say what the top one says; -1 where that is the top one alone.
+ * In each column, the cell from which on all say what the top one says; -1 where that is the top
+ * one alone.
  * @param {import("./payload.js").Words} words
  * @param {Layout} layout
  */
@@ -235,7 +286,8 @@ function settledCells(words, layout) {
   return layout.tokens.map((_, column) => {
     const answer = words.chosen.data[(top + column) * ranks];
     let cell = top + column;
-    while (cell >= layout.columns && words.chosen.data[(cell - layout.columns) * ranks] === answer) cell -= layout.columns;
+    while (cell >= layout.columns && words.chosen.data[(cell - layout.columns) * ranks] === answer)
+      cell -= layout.columns;
     return cell < top && answer >= 0 ? cell : -1;
   });
 }
@@ -249,7 +301,11 @@ function settledCells(words, layout) {
  * @param {Theme} theme
  */
 export function paintSeams(pen, layout, visible, textOf, theme) {
-  for (let column = Math.max(1, visible.first); column < Math.min(visible.last, textOf.length); column++) {
+  for (
+    let column = Math.max(1, visible.first);
+    column < Math.min(visible.last, textOf.length);
+    column++
+  ) {
     if (textOf[column] === textOf[column - 1]) continue;
     const x = layout.left + column * layout.wide - visible.shift;
     pen.rect(x - 1.5, layout.top - 4, 3, layout.rows * layout.high + 8, theme.paper);

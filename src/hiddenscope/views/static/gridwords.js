@@ -18,7 +18,8 @@ export function gridHelp(grid) {
 }
 
 /**
- * The title of what is shown: that of the measure, or else that of the grid and which measure it is.
+ * The title of what is shown: that of the measure, or else that of the grid and which measure it
+ * is.
  * @param {Grid} grid
  * @param {number} shown which measure
  */
@@ -33,7 +34,9 @@ export function gridTitle(grid, shown) {
  */
 export function gridSize({ sites, tokens, x_name, y_name }) {
   const ofStates = (x_name ?? "token") === "token" && (y_name ?? "site") === "site";
-  return ofStates ? `${sites.length} sites, ${tokens.length} tokens` : `${sites.length} rows, ${tokens.length} columns`;
+  return ofStates
+    ? `${sites.length} sites, ${tokens.length} tokens`
+    : `${sites.length} rows, ${tokens.length} columns`;
 }
 
 /**
@@ -48,7 +51,9 @@ export function gridReadout(grid, shown, cursor, pin) {
   const cell = cursor >= 0 ? cursor : pin;
   if (cell < 0) return [restWords(measure)];
   const pinned = pin >= 0 && cell === pin ? ["  (pinned)"] : [];
-  const words = measure.influence ? influenceWords(grid, measure, cell, pin) : valueWords(measure, cell);
+  const words = measure.influence
+    ? influenceWords(grid, measure, cell, pin)
+    : valueWords(measure, cell);
   return [...placeOfCell(grid, cell), ...pinned, "  ", ...words, ...topWords(grid, cell)];
 }
 
@@ -58,7 +63,8 @@ export function gridReadout(grid, shown, cursor, pin) {
  */
 function restWords(measure) {
   const how = hasFinger() ? "Touch" : "Point at";
-  if (measure.influence) return `${how} a cell to select it: you see which states influence it, and which it influences.`;
+  if (measure.influence)
+    return `${how} a cell to select it: you see which states influence it, and which it influences.`;
   return hasFinger() ? "Touch a cell to read it." : "Point at a cell, or use the arrow keys.";
 }
 
@@ -74,8 +80,16 @@ export function gridHint(grid, shown, cell, pin) {
   if (cell < 0) return [];
   const measure = grid.measures[shown];
   const apart = measure.influence && pin >= 0 && pin !== cell;
-  const words = apart ? influenceWords(grid, measure, cell, pin) : measure.influence ? [] : valueWords(measure, cell);
-  return [...placeOfCell(grid, cell), ...(words.length ? ["  ", ...words] : []), ...topWords(grid, cell)];
+  const words = apart
+    ? influenceWords(grid, measure, cell, pin)
+    : measure.influence
+      ? []
+      : valueWords(measure, cell);
+  return [
+    ...placeOfCell(grid, cell),
+    ...(words.length ? ["  ", ...words] : []),
+    ...topWords(grid, cell),
+  ];
 }
 
 /**
@@ -84,7 +98,10 @@ export function gridHint(grid, shown, cell, pin) {
  * @returns {Piece[]}
  */
 function valueWords(measure, cell) {
-  return [`${shownText(measure.name, 60)} `, { strong: amount(measure, measure.values.data[cell]) }];
+  return [
+    `${shownText(measure.name, 60)} `,
+    { strong: amount(measure, measure.values.data[cell]) },
+  ];
 }
 
 /**
@@ -107,10 +124,22 @@ function placeOfCell(grid, cell) {
   const column = cell % grid.tokens.length;
   const site = grid.sites[Math.floor(cell / grid.tokens.length)];
   const across = grid.x_name ?? "token";
-  if (across !== "token") return [{ strong: site }, ...(across ? [`  ${shownText(across, 40)} `, { strong: shownText(grid.tokens[column] ?? "", 60) }] : [])];
+  if (across !== "token")
+    return [
+      { strong: site },
+      ...(across
+        ? [`  ${shownText(across, 40)} `, { strong: shownText(grid.tokens[column] ?? "", 60) }]
+        : []),
+    ];
   const against = grid.second.length ? [" against ", { strong: quoted(grid.second[column]) }] : [];
   const text = grid.text_of.length ? `, text ${grid.text_of[column] + 1}` : "";
-  return [{ strong: site }, "  ", { strong: quoted(grid.tokens[column]) }, ...against, ` token ${column}${text}`];
+  return [
+    { strong: site },
+    "  ",
+    { strong: quoted(grid.tokens[column]) },
+    ...against,
+    ` token ${column}${text}`,
+  ];
 }
 
 /**
@@ -124,8 +153,15 @@ function influenceWords(grid, measure, cell, pin) {
   const map = /** @type {Float32Array} */ (measure.influence?.data);
   const count = grid.sites.length * grid.tokens.length;
   if (pin >= 0 && cell !== pin) {
-    const [on, of] = [map[pin * count + cell], map[cell * count + pin]].map((value) => amount(measure, value));
-    return ["its influence on the pinned state: ", { strong: on }, "; the pinned state’s influence on it: ", { strong: of }];
+    const [on, of] = [map[pin * count + cell], map[cell * count + pin]].map((value) =>
+      amount(measure, value),
+    );
+    return [
+      "its influence on the pinned state: ",
+      { strong: on },
+      "; the pinned state’s influence on it: ",
+      { strong: of },
+    ];
   }
   const on = strongest(grid, measure, "is influenced most by ", sourcesOf(map, cell, count));
   const of = strongest(grid, measure, "influences most ", targetsOf(map, cell, count));
@@ -143,7 +179,11 @@ function strongest(grid, measure, lead, values) {
   const best = largest(values);
   if (best < 0) return [];
   const token = quoted(grid.tokens[best % grid.tokens.length]);
-  return [lead, { strong: `${grid.sites[Math.floor(best / grid.tokens.length)]} ${token}` }, ` (${amount(measure, values[best])})`];
+  return [
+    lead,
+    { strong: `${grid.sites[Math.floor(best / grid.tokens.length)]} ${token}` },
+    ` (${amount(measure, values[best])})`,
+  ];
 }
 
 /**
@@ -173,22 +213,39 @@ function topWords(grid, cell) {
  * @returns {Generator<import("./export.js").Cell[]>}
  */
 export function* gridRows(grid, pin) {
-  const columns = grid.tokens.length, count = columns * grid.sites.length;
+  const columns = grid.tokens.length,
+    count = columns * grid.sites.length;
   const mapped = pin < 0 ? [] : grid.measures.filter((measure) => measure.influence);
   const maps = mapped.map((measure) => /** @type {Float32Array} */ (measure.influence?.data));
   const ranks = grid.words ? grid.words.chosen.shape[2] : 0;
   yield [
-    grid.y_name ?? "site", "position", grid.x_name || "token", ...(grid.second.length ? ["second"] : []), ...(grid.text_of.length ? ["text"] : []),
-    ...grid.measures.map((measure) => `${measure.name}${unitOf(measure)}`), ...mapped.flatMap((measure) => [`influence on the pinned state${unitOf(measure)}`, `influence of the pinned state${unitOf(measure)}`]),
-    ...Array.from({ length: ranks }, (_, rank) => [`word ${rank + 1}`, `probability ${rank + 1}`]).flat(),
+    grid.y_name ?? "site",
+    "position",
+    grid.x_name || "token",
+    ...(grid.second.length ? ["second"] : []),
+    ...(grid.text_of.length ? ["text"] : []),
+    ...grid.measures.map((measure) => `${measure.name}${unitOf(measure)}`),
+    ...mapped.flatMap((measure) => [
+      `influence on the pinned state${unitOf(measure)}`,
+      `influence of the pinned state${unitOf(measure)}`,
+    ]),
+    ...Array.from({ length: ranks }, (_, rank) => [
+      `word ${rank + 1}`,
+      `probability ${rank + 1}`,
+    ]).flat(),
   ];
   for (let row = grid.sites.length - 1; row >= 0; row--) {
     for (let column = 0; column < columns; column++) {
       const cell = row * columns + column;
       yield [
-        grid.sites[row], column, grid.tokens[column], ...(grid.second.length ? [grid.second[column]] : []),
-        ...(grid.text_of.length ? [grid.text_of[column]] : []), ...grid.measures.map((measure) => exact(measure.values.data[cell])),
-        ...maps.flatMap((map) => [exact(map[pin * count + cell]), exact(map[cell * count + pin])]), ...wordCells(grid, cell, ranks),
+        grid.sites[row],
+        column,
+        grid.tokens[column],
+        ...(grid.second.length ? [grid.second[column]] : []),
+        ...(grid.text_of.length ? [grid.text_of[column]] : []),
+        ...grid.measures.map((measure) => exact(measure.values.data[cell])),
+        ...maps.flatMap((map) => [exact(map[pin * count + cell]), exact(map[cell * count + pin])]),
+        ...wordCells(grid, cell, ranks),
       ];
     }
   }
@@ -203,7 +260,10 @@ function wordCells(grid, cell, ranks) {
   return Array.from({ length: ranks }, (_, rank) => {
     const at = cell * ranks + rank;
     const word = grid.words?.chosen.data[at] ?? -1;
-    return [word < 0 ? null : (grid.words?.words[word] ?? null), exact(grid.words?.probabilities?.data[at] ?? NaN)];
+    return [
+      word < 0 ? null : (grid.words?.words[word] ?? null),
+      exact(grid.words?.probabilities?.data[at] ?? NaN),
+    ];
   }).flat();
 }
 

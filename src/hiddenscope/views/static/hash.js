@@ -1,4 +1,7 @@
-/** Deep links: what each view shows is kept after the `#` of the page's address, and read back from there. */
+/**
+ * Deep links: what each view shows is kept after the `#` of the page's address, and read back from
+ * there.
+ */
 
 /**
  * @param {number} place which view of the page
@@ -22,13 +25,15 @@ export function readState(place) {
 export function writeState(place, state) {
   const all = new URLSearchParams(location.hash.slice(1));
   for (const name of [...all.keys()]) if (name.startsWith(`${place}.`)) all.delete(name);
-  for (const [field, value] of Object.entries(state)) if (value) all.set(`${place}.${field}`, value);
+  for (const [field, value] of Object.entries(state))
+    if (value) all.set(`${place}.${field}`, value);
   keep(all);
 }
 
 /** @param {URLSearchParams} all */
 function keep(all) {
-  for (const [name, value] of [...all]) if (!value) all.delete(name); // a link of the contents, which has done its work
+  // A link of the contents, which has done its work.
+  for (const [name, value] of [...all]) if (!value) all.delete(name);
   const hash = `#${all}`;
   if (hash === location.hash || (hash === "#" && !location.hash)) return;
   try {
@@ -62,7 +67,10 @@ export function newEntry() {
   history.pushState(null, "", location.href);
 }
 
-/** Forget what the views show: others come in their places. @param {string[]} [kept] fields that stay */
+/**
+ * Forget what the views show: others come in their places.
+ * @param {string[]} [kept] fields that stay
+ */
 export function forgetViews(kept = []) {
   const all = new URLSearchParams(location.hash.slice(1));
   for (const name of [...all.keys()]) {

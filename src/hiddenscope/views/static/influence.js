@@ -1,5 +1,6 @@
 /**
- * Which states influence a cell, and which it influences: two slices of a map `[site, token, source_site, source_token]`.
+ * Which states influence a cell, and which it influences: two slices of a map `[site, token,
+ * source_site, source_token]`.
  *
  * @typedef {"both" | "sources" | "targets"} Direction
  */
@@ -34,7 +35,8 @@ const MOST_TURNED = 1 << 22;
 const turned = new WeakMap();
 
 /**
- * The map with targets and sources exchanged, kept: numbers that lie together are read many times faster.
+ * The map with targets and sources exchanged, kept: numbers that lie together are read many times
+ * faster.
  * @param {Float32Array} map
  * @param {number} count
  */
@@ -42,21 +44,28 @@ function turnedOver(map, count) {
   let over = turned.get(map);
   if (!over) {
     over = new Float32Array(map.length);
-    for (let i = 0; i < count; i++) for (let j = 0; j < count; j++) over[j * count + i] = map[i * count + j];
+    for (let i = 0; i < count; i++)
+      for (let j = 0; j < count; j++) over[j * count + i] = map[i * count + j];
     turned.set(map, over);
   }
   return over;
 }
 
 /**
- * Both at once: what influences it below one half, what it influences above, each against its own largest.
+ * Both at once: what influences it below one half, what it influences above, each against its own
+ * largest.
  * @param {Float32Array} sources
  * @param {Float32Array} targets
  * @param {number} columns
  * @param {import("./scale.js").Way} way
  */
 export function bothLevels(sources, targets, columns, way) {
-  if (way.meaning === "diverging") return levelsOf(sources.map((value, i) => value || targets[i]), columns, way);
+  if (way.meaning === "diverging")
+    return levelsOf(
+      sources.map((value, i) => value || targets[i]),
+      columns,
+      way,
+    );
   const below = levelsOf(sources, columns, way);
   const above = levelsOf(targets, columns, way);
   for (let i = 0; i < below.length; i++) {

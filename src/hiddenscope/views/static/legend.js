@@ -1,4 +1,7 @@
-/** The key of colour scales: bars, their ticks, what they measure and in which unit, and what marks in cells mean. */
+/**
+ * The key of colour scales: bars, their ticks, what they measure and in which unit, and what marks
+ * in cells mean.
+ */
 
 import { linearTicks, logTicks, formatTick } from "./numbers.js";
 import { widthOf } from "./canvas.js";
@@ -26,11 +29,18 @@ const EDGE = 16;
  * @returns {Tick[]}
  */
 export function ticksOf(ends, way) {
-  if (way.each) return [{ at: 0, label: way.meaning === "diverging" ? "−most" : "least" }, { at: 1, label: "most of its layer" }];
-  if (ends.low === ends.high) return [{ at: way.meaning === "diverging" ? 0.5 : 0, label: formatTick(ends.low) }];
+  if (way.each)
+    return [
+      { at: 0, label: way.meaning === "diverging" ? "−most" : "least" },
+      { at: 1, label: "most of its layer" },
+    ];
+  if (ends.low === ends.high)
+    return [{ at: way.meaning === "diverging" ? 0.5 : 0, label: formatTick(ends.low) }];
   if (way.meaning === "diverging" && way.log) {
     const round = (/** @type {number} */ part) => Number((part * ends.high).toPrecision(2));
-    return [-1, -0.01, 0, 0.01, 1].map(round).map((value) => ({ at: placeOf(value, ends, way), label: formatTick(value) }));
+    return [-1, -0.01, 0, 0.01, 1]
+      .map(round)
+      .map((value) => ({ at: placeOf(value, ends, way), label: formatTick(value) }));
   }
   const values = way.log && ends.low > 0 ? decades(ends) : linearTicks(ends.low, ends.high, 4);
   return values.map((value) => ({ at: placeOf(value, ends, way), label: formatTick(value) }));
@@ -42,12 +52,15 @@ export function ticksOf(ends, way) {
  */
 function decades(ends) {
   const all = logTicks(ends.low, ends.high, 6);
-  const powers = all.filter((value) => Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-9);
+  const powers = all.filter(
+    (value) => Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-9,
+  );
   return powers.length > 1 ? powers : all;
 }
 
 /**
- * Where so many bars and the marks stand: side by side while there is room, and else one beneath the other.
+ * Where so many bars and the marks stand: side by side while there is room, and else one beneath
+ * the other.
  * @param {number} bars
  * @param {Mark[]} marks
  * @param {number} room
@@ -56,11 +69,15 @@ function decades(ends) {
  */
 export function keyLayout(bars, marks, room, font) {
   const words = lettering(font, { size: 12 });
-  const widths = marks.map((mark) => Math.ceil(MARK.side + MARK.gap + widthOf(MARKS[mark], words)) + 4);
+  const widths = marks.map(
+    (mark) => Math.ceil(MARK.side + MARK.gap + widthOf(MARKS[mark], words)) + 4,
+  );
   widths.unshift(...Array(bars).fill(LEGEND.width));
   /** @type {number[][]} */
   const places = [];
-  let x = 0, y = 0, widest = 0;
+  let x = 0,
+    y = 0,
+    widest = 0;
   for (const width of widths) {
     if (x && x + width > room) [x, y] = [0, y + LEGEND.height];
     places.push([x, y]);
@@ -79,9 +96,14 @@ export function keyLayout(bars, marks, room, font) {
  * @param {import("./theme.js").Theme} theme
  */
 export function paintKey(pen, legends, x, y, { places, marks }, theme) {
-  legends.forEach((legend, i) => paintLegend(pen, legend, x + places[i][0], y + places[i][1], theme));
-  const left = places.length - marks.length; // the bars have their places first, even where fewer are shown
-  marks.forEach((mark, i) => paintMark(pen, mark, x + places[left + i][0] + 1, y + places[left + i][1] + 23, theme));
+  legends.forEach((legend, i) =>
+    paintLegend(pen, legend, x + places[i][0], y + places[i][1], theme),
+  );
+  // The bars have their places first, even where fewer are shown.
+  const left = places.length - marks.length;
+  marks.forEach((mark, i) =>
+    paintMark(pen, mark, x + places[left + i][0] + 1, y + places[left + i][1] + 23, theme),
+  );
 }
 
 /**
@@ -98,7 +120,15 @@ function paintMark(pen, mark, left, middle, theme) {
   const centre = left + side / 2;
   pen.outline(left + 0.5, middle - side / 2 + 0.5, side - 1, side - 1, theme.faint, 1);
   if (mark === "zero") pen.rect(centre - 1, middle - 1, 2, 2, theme.muted);
-  else pen.line([[centre - reach, middle + reach], [centre + reach, middle - reach]], theme.muted, 1);
+  else
+    pen.line(
+      [
+        [centre - reach, middle + reach],
+        [centre + reach, middle - reach],
+      ],
+      theme.muted,
+      1,
+    );
   pen.text(MARKS[mark], left + side + gap, middle, { fill: theme.muted, size: 12 });
 }
 
@@ -118,12 +148,31 @@ function paintLegend(pen, legend, x, y, theme) {
     const from = 3 * Math.round((255 * i) / (STEPS - 1));
     pixels.set([legend.map[from], legend.map[from + 1], legend.map[from + 2], 255], 4 * i);
   }
-  pen.cells(pixels, { x: left, y: y + 18, width: width / STEPS, height: 10, columns: STEPS, first: 0, last: STEPS });
+  pen.cells(pixels, {
+    x: left,
+    y: y + 18,
+    width: width / STEPS,
+    height: 10,
+    columns: STEPS,
+    first: 0,
+    last: STEPS,
+  });
   pen.outline(left - 0.5, y + 17.5, width + 1, 11, theme.faint, 1);
   for (const tick of spaced(legend.ticks, width, theme.font)) {
     const at = left + tick.at * width;
-    pen.line([[at, y + 28], [at, y + 32]], theme.muted, 1);
-    pen.text(tick.label, at, y + 39, { fill: theme.muted, size: 11, anchor: anchor(tick, width, theme.font) });
+    pen.line(
+      [
+        [at, y + 28],
+        [at, y + 32],
+      ],
+      theme.muted,
+      1,
+    );
+    pen.text(tick.label, at, y + 39, {
+      fill: theme.muted,
+      size: 11,
+      anchor: anchor(tick, width, theme.font),
+    });
   }
 }
 

@@ -6,7 +6,15 @@ import { choice, key } from "./elements.js";
 import { Figure } from "./figure.js";
 import { exact } from "./gridwords.js";
 import { readState, writeState } from "./hash.js";
-import { acrossOf, axisName, chartOf, heightOf, paintAxes, paintSeries, placeAt } from "./linespaint.js";
+import {
+  acrossOf,
+  axisName,
+  chartOf,
+  heightOf,
+  paintAxes,
+  paintSeries,
+  placeAt,
+} from "./linespaint.js";
 import { formatNumber } from "./numbers.js";
 import { canvasPen, lettering } from "./pen.js";
 import { offersLog } from "./scale.js";
@@ -29,7 +37,10 @@ export class LinesView {
     this.hidden = new Set();
     this.theme = theme();
     const help = "Left and right arrow keys move along it.";
-    this.figure = new Figure(root, lines, help, { picture: () => this.picture(), rows: () => linesRows(lines) });
+    this.figure = new Figure(root, lines, help, {
+      picture: () => this.picture(),
+      rows: () => linesRows(lines),
+    });
     this.surface = new Surface("front");
     this.paint = oncePerFrame(() => this.draw(), root);
     this.build();
@@ -39,7 +50,11 @@ export class LinesView {
 
   build() {
     const { controls, stage, keys } = this.figure;
-    this.scales = choice("Scale", { linear: "Linear", log: "Log" }, (scale) => this.change(() => { this.log = scale === "log"; }));
+    this.scales = choice("Scale", { linear: "Linear", log: "Log" }, (scale) =>
+      this.change(() => {
+        this.log = scale === "log";
+      }),
+    );
     const drawn = this.lines.series.flatMap(({ y }) => [...y.data]);
     if (offersLog(this.lines, drawn)) controls.append(this.scales.root);
     else this.linear = true;
@@ -49,9 +64,11 @@ export class LinesView {
     stage.append(this.surface.canvas);
     this.keys = this.lines.series.map((series, i) => {
       const band = series.band ? ` (band: ${shownText(series.band, 60)})` : "";
-      const made = key(`${shownText(series.name, 60)}${band}`, () => this.change(() => {
-        if (!this.hidden.delete(i)) this.hidden.add(i);
-      }));
+      const made = key(`${shownText(series.name, 60)}${band}`, () =>
+        this.change(() => {
+          if (!this.hidden.delete(i)) this.hidden.add(i);
+        }),
+      );
       made.swatch.classList.add(series.style);
       return made;
     });
@@ -61,7 +78,8 @@ export class LinesView {
   listen() {
     const { canvas } = this.surface;
     const last = this.lines.x.length - 1;
-    const at = (/** @type {PointerEvent} */ event) => placeAt(this.chart(this.surface.width), event.offsetX);
+    const at = (/** @type {PointerEvent} */ event) =>
+      placeAt(this.chart(this.surface.width), event.offsetX);
     for (const touched of /** @type {const} */ (["pointermove", "pointerdown"])) {
       canvas.addEventListener(touched, (event) => {
         this.move(at(event));
@@ -72,14 +90,27 @@ export class LinesView {
       this.figure.pointOut([]);
       if (event.pointerType !== "touch") this.move(-1);
     });
-    const step = (/** @type {number} */ by) => () => this.move(Math.min(last, Math.max(0, this.cursor + by)));
+    const step = (/** @type {number} */ by) => () =>
+      this.move(Math.min(last, Math.max(0, this.cursor + by)));
     const go = (/** @type {number} */ to) => () => this.move(to);
-    this.figure.onKeys({ ArrowRight: step(1), ArrowLeft: step(-1), Home: go(0), End: go(last), Escape: go(-1) });
+    this.figure.onKeys({
+      ArrowRight: step(1),
+      ArrowLeft: step(-1),
+      Home: go(0),
+      End: go(last),
+      Escape: go(-1),
+    });
     const resized = whenResized(this.figure.stage, (width) => {
       this.surface.resize(width, this.chart(width).height);
       this.paint();
     });
-    this.stops = [resized, whenThemeChanges(() => { this.theme = theme(); this.settle(); })];
+    this.stops = [
+      resized,
+      whenThemeChanges(() => {
+        this.theme = theme();
+        this.settle();
+      }),
+    ];
   }
 
   /** Stop listening to the page: the view is taken from it. */
@@ -99,7 +130,10 @@ export class LinesView {
     act();
     this.settle();
     const scale = this.log ? "log" : "linear";
-    writeState(this.place, { scale: scale === this.lines.scale ? "" : scale, hidden: [...this.hidden].sort().join(".") });
+    writeState(this.place, {
+      scale: scale === this.lines.scale ? "" : scale,
+      hidden: [...this.hidden].sort().join("."),
+    });
   }
 
   settle() {
@@ -121,7 +155,10 @@ export class LinesView {
   }
 
   drawn() {
-    const all = this.lines.series.map((series, i) => ({ series, colour: classColour(i, this.theme.dark) }));
+    const all = this.lines.series.map((series, i) => ({
+      series,
+      colour: classColour(i, this.theme.dark),
+    }));
     return all.filter((_, i) => !this.hidden.has(i));
   }
 
@@ -131,16 +168,28 @@ export class LinesView {
   }
 
   tell() {
-    this.figure.say(this.cursor < 0 ? [hasFinger() ? "Touch a place to read it." : "Point at a place, or use the arrow keys."] : this.words());
+    this.figure.say(
+      this.cursor < 0
+        ? [hasFinger() ? "Touch a place to read it." : "Point at a place, or use the arrow keys."]
+        : this.words(),
+    );
   }
 
   /** @returns {import("./figure.js").Pieces} */
   words() {
     const unit = this.lines.unit ? ` ${shownText(this.lines.unit, 40)}` : "";
     const pieces = this.drawn().flatMap(({ series }) => {
-      const [y, low, high] = [series.y, series.low, series.high].map((numbers) => numbers?.data[this.cursor] ?? NaN);
-      const band = Number.isNaN(low + high) ? "" : ` [${formatNumber(low)} to ${formatNumber(high)}]`;
-      return [`  ${shownText(series.name, 60)} `, { strong: Number.isNaN(y) ? "no value" : `${formatNumber(y)}${unit}` }, band];
+      const [y, low, high] = [series.y, series.low, series.high].map(
+        (numbers) => numbers?.data[this.cursor] ?? NaN,
+      );
+      const band = Number.isNaN(low + high)
+        ? ""
+        : ` [${formatNumber(low)} to ${formatNumber(high)}]`;
+      return [
+        `  ${shownText(series.name, 60)} `,
+        { strong: Number.isNaN(y) ? "no value" : `${formatNumber(y)}${unit}` },
+        band,
+      ];
     });
     return [{ strong: shownText(this.lines.x[this.cursor], 60) }, ...pieces];
   }
@@ -152,7 +201,15 @@ export class LinesView {
     paintAxes(pen, this.lines, chart, this.theme);
     if (this.cursor >= 0) {
       const x = acrossOf(chart, this.cursor);
-      pen.line([[x, chart.top], [x, chart.height - chart.bottom]], this.theme.muted, 1, [3, 3]);
+      pen.line(
+        [
+          [x, chart.top],
+          [x, chart.height - chart.bottom],
+        ],
+        this.theme.muted,
+        1,
+        [3, 3],
+      );
     }
     paintSeries(pen, this.lines, chart, this.drawn(), this.theme.ink);
     if (this.cursor >= 0) this.marks(pen, chart);
@@ -182,15 +239,29 @@ export class LinesView {
       height: head + chart.height + 22 * drawn.length + 12,
       paint: (/** @type {import("./pen.js").Pen} */ pen) => {
         const moved = { ...chart, top: chart.top + head, height: chart.height + head };
-        pen.text(fitted(shownText(this.lines.title, 200), font, width - 24), 12, 20, { fill: this.theme.ink, size: 16, bold: true });
+        pen.text(fitted(shownText(this.lines.title, 200), font, width - 24), 12, 20, {
+          fill: this.theme.ink,
+          size: 16,
+          bold: true,
+        });
         paintAxes(pen, { ...this.lines, y_name: "", unit: "" }, moved, this.theme);
         pen.text(axisName(this.lines, chart), 12, head + 11, { fill: this.theme.muted });
         paintSeries(pen, this.lines, moved, drawn, this.theme.ink);
         drawn.forEach(({ series, colour }, i) => {
           const y = moved.height + 10 + 22 * i;
-          pen.line([[chart.left, y], [chart.left + 20, y]], colour, 3, series.style === "dash" ? [6, 4] : []);
+          pen.line(
+            [
+              [chart.left, y],
+              [chart.left + 20, y],
+            ],
+            colour,
+            3,
+            series.style === "dash" ? [6, 4] : [],
+          );
           const band = series.band ? ` (band: ${shownText(series.band, 60)})` : "";
-          pen.text(`${shownText(series.name, 60)}${band}`, chart.left + 28, y, { fill: this.theme.ink });
+          pen.text(`${shownText(series.name, 60)}${band}`, chart.left + 28, y, {
+            fill: this.theme.ink,
+          });
         });
       },
     };
@@ -202,9 +273,18 @@ export class LinesView {
  * @returns {Generator<import("./export.js").Cell[]>}
  */
 function* linesRows(lines) {
-  yield [lines.x_name, ...lines.series.flatMap((series) => [series.name, ...(series.low ? [`${series.name}: low`, `${series.name}: high`] : [])])];
+  yield [
+    lines.x_name,
+    ...lines.series.flatMap((series) => [
+      series.name,
+      ...(series.low ? [`${series.name}: low`, `${series.name}: high`] : []),
+    ]),
+  ];
   for (let place = 0; place < lines.x.length; place++) {
-    const numbers = lines.series.flatMap((series) => [series.y, ...(series.low && series.high ? [series.low, series.high] : [])]);
+    const numbers = lines.series.flatMap((series) => [
+      series.y,
+      ...(series.low && series.high ? [series.low, series.high] : []),
+    ]);
     yield [lines.x[place], ...numbers.map((one) => exact(one.data[place]))];
   }
 }

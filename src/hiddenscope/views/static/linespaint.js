@@ -7,9 +7,9 @@ import { octavesAlong, placesAlong, shortSite, shownText } from "./text.js";
 
 /**
  * @typedef {import("./payload.js").Lines} Lines
- * @typedef {{left: number, top: number, right: number, bottom: number, width: number, height: number, low: number,
- *   high: number, log: boolean, bend: number, ticks: number[],
- *   at: number[]}} Chart `at` is where each x stands; a log scale bends at zero where values reach it or lie below
+ * @typedef {{left: number, top: number, right: number, bottom: number, width: number, height:
+ *   number, low: number, high: number, log: boolean, bend: number, ticks: number[], at: number[]}}
+ *   Chart `at` is where each x stands; a log scale bends at zero where values reach it or lie below
  * @typedef {{series: import("./payload.js").Series, colour: string}} Drawn
  */
 
@@ -26,10 +26,27 @@ const LINEAR_BELOW = 1e-4; // of the largest amount
  */
 export function chartOf(lines, drawn, width, log, font) {
   const { low, high, bend, ticks } = rangeOf(drawn, log);
-  const widest = ticks.reduce((most, tick) => Math.max(most, widthOf(formatTick(tick), lettering(font, { size: SMALL }))), 0);
+  const widest = ticks.reduce(
+    (most, tick) => Math.max(most, widthOf(formatTick(tick), lettering(font, { size: SMALL }))),
+    0,
+  );
   const height = Math.round(Math.min(340, Math.max(220, width * 0.4)));
-  const at = lines.x_scale === "log" ? octavesAlong(lines.x) : placesAlong(lines.x, lines.x_name === "site");
-  return { left: Math.ceil(widest) + 18, top: lines.y_name || lines.unit || bend ? 30 : 12, right: 14, bottom: 46, width, height, low, high, log, bend, ticks, at };
+  const at =
+    lines.x_scale === "log" ? octavesAlong(lines.x) : placesAlong(lines.x, lines.x_name === "site");
+  return {
+    left: Math.ceil(widest) + 18,
+    top: lines.y_name || lines.unit || bend ? 30 : 12,
+    right: 14,
+    bottom: 46,
+    width,
+    height,
+    low,
+    high,
+    log,
+    bend,
+    ticks,
+    at,
+  };
 }
 
 /**
@@ -37,7 +54,9 @@ export function chartOf(lines, drawn, width, log, font) {
  * @param {boolean} log
  */
 function rangeOf(drawn, log) {
-  let low = Infinity, high = -Infinity, least = Infinity;
+  let low = Infinity,
+    high = -Infinity,
+    least = Infinity;
   for (const { series } of drawn) {
     for (const numbers of [series.y, series.low, series.high]) {
       for (const value of numbers?.data ?? []) {
@@ -51,7 +70,13 @@ function rangeOf(drawn, log) {
   }
   if (low > high) [low, high] = log ? [0.1, 1] : [0, 1];
   if (log && low <= 0) return bentRange(low, high, least);
-  if (log) return { bend: 0, low: low / 1.15, high: high * 1.15, ticks: logTicks(low / 1.15, high * 1.15, 6) };
+  if (log)
+    return {
+      bend: 0,
+      low: low / 1.15,
+      high: high * 1.15,
+      ticks: logTicks(low / 1.15, high * 1.15, 6),
+    };
   if (low > 0 && low < 0.6 * high) low = 0;
   const room = (high - low || Math.abs(high) || 1) * 0.06;
   [low, high] = [low === 0 ? 0 : low - room, high === 0 ? 0 : high + room];
@@ -59,7 +84,8 @@ function rangeOf(drawn, log) {
 }
 
 /**
- * A log scale on both sides of zero, which is linear nearer to it than `bend`: no value is left out.
+ * A log scale on both sides of zero, which is linear nearer to it than `bend`: no value is left
+ * out.
  * @param {number} low
  * @param {number} high
  * @param {number} least the smallest amount that is not zero
@@ -68,8 +94,20 @@ function bentRange(low, high, least) {
   const most = Math.max(-low, high);
   const bend = most ? Math.max(least, most * LINEAR_BELOW) : 1;
   const [down, up] = [low < 0 ? low * 1.15 : -bend / 4, high > 0 ? high * 1.15 : bend / 4];
-  const decades = (/** @type {number} */ end) => (end > bend ? logTicks(bend, end, 3).filter((tick) => tick > bend) : []);
-  return { low: down, high: up, bend, ticks: [...decades(-down).map((tick) => -tick).reverse(), 0, ...decades(up)] };
+  const decades = (/** @type {number} */ end) =>
+    end > bend ? logTicks(bend, end, 3).filter((tick) => tick > bend) : [];
+  return {
+    low: down,
+    high: up,
+    bend,
+    ticks: [
+      ...decades(-down)
+        .map((tick) => -tick)
+        .reverse(),
+      0,
+      ...decades(up),
+    ],
+  };
 }
 
 /**
@@ -108,7 +146,10 @@ export function acrossOf(chart, place) {
 export function placeAt(chart, x) {
   const along = (x - chart.left) / slotOf(chart) - 0.5;
   if (x < chart.left || x > chart.width - chart.right) return -1;
-  return chart.at.reduce((best, at, place) => (Math.abs(at - along) < Math.abs(chart.at[best] - along) ? place : best), 0);
+  return chart.at.reduce(
+    (best, at, place) => (Math.abs(at - along) < Math.abs(chart.at[best] - along) ? place : best),
+    0,
+  );
 }
 
 /**
@@ -129,19 +170,45 @@ export function paintAxes(pen, lines, chart, theme) {
   const end = chart.width - chart.right;
   for (const tick of chart.ticks) {
     const y = Math.round(heightOf(chart, tick)) + 0.5;
-    pen.line([[chart.left, y], [end, y]], theme.faint, tick === 0 ? 1.5 : 1);
-    pen.text(formatTick(tick), chart.left - 8, y, { fill: theme.muted, size: SMALL, anchor: "end" });
+    pen.line(
+      [
+        [chart.left, y],
+        [end, y],
+      ],
+      theme.faint,
+      tick === 0 ? 1.5 : 1,
+    );
+    pen.text(formatTick(tick), chart.left - 8, y, {
+      fill: theme.muted,
+      size: SMALL,
+      anchor: "end",
+    });
   }
   const named = axisName(lines, chart);
   if (named) pen.text(named, 2, 11, { fill: theme.muted, size: 12 });
   const base = chart.height - chart.bottom;
   for (const { place, label, beneath } of placesShown(lines.x, chart, theme.font)) {
     const x = acrossOf(chart, place);
-    pen.line([[x, base], [x, base + (beneath ? 18 : 4)]], theme.muted, 1);
-    pen.text(label, x, base + (beneath ? 25 : 14), { fill: theme.muted, size: SMALL, anchor: "middle" });
+    pen.line(
+      [
+        [x, base],
+        [x, base + (beneath ? 18 : 4)],
+      ],
+      theme.muted,
+      1,
+    );
+    pen.text(label, x, base + (beneath ? 25 : 14), {
+      fill: theme.muted,
+      size: SMALL,
+      anchor: "middle",
+    });
   }
   const x = (chart.left + end) / 2;
-  pen.text(lines.x_name === "site" ? "layer" : shownText(lines.x_name, 80), x, base + 37, { fill: theme.muted, size: 12, anchor: "middle" });
+  pen.text(lines.x_name === "site" ? "layer" : shownText(lines.x_name, 80), x, base + 37, {
+    fill: theme.muted,
+    size: 12,
+    anchor: "middle",
+  });
 }
 
 /**
@@ -151,7 +218,9 @@ export function paintAxes(pen, lines, chart, theme) {
  */
 export function axisName(lines, chart) {
   const bent = chart.bend ? "log scale on both sides of zero" : "";
-  const named = [shownText(lines.y_name, 80), lines.unit ? `(${shownText(lines.unit, 40)})` : ""].filter(Boolean).join(" ");
+  const named = [shownText(lines.y_name, 80), lines.unit ? `(${shownText(lines.unit, 40)})` : ""]
+    .filter(Boolean)
+    .join(" ");
   return [named, bent].filter(Boolean).join(", ");
 }
 
@@ -165,14 +234,17 @@ function placesShown(x, chart, font) {
   const labels = x.map((place) => shownText(shortSite(place), 16));
   const widths = labels.map((label) => widthOf(label, lettering(font, { size: SMALL })));
   const slot = slotOf(chart);
-  const clash = (/** @type {number} */ one, /** @type {number} */ other) => Math.abs(chart.at[one] - chart.at[other]) * slot < (widths[one] + widths[other]) / 2 + 6;
+  const clash = (/** @type {number} */ one, /** @type {number} */ other) =>
+    Math.abs(chart.at[one] - chart.at[other]) * slot < (widths[one] + widths[other]) / 2 + 6;
   const last = x.length - 1;
   const beneath = last > 0 && labels[last].endsWith("final") && clash(last, last - 1);
   const kept = [beneath ? last - 1 : last];
   const ordinary = Math.max(0, ...widths.slice(0, -1));
-  const step = [1, 2, 4, 5, 10, 20, 50, 100, 200].find((size) => size * slot >= ordinary + 8) ?? x.length;
+  const step =
+    [1, 2, 4, 5, 10, 20, 50, 100, 200].find((size) => size * slot >= ordinary + 8) ?? x.length;
   for (let place = kept[0] - 1; place >= 0; place--) {
-    if (chart.at[place] % step === 0 && !kept.some((other) => clash(place, other))) kept.push(place);
+    if (chart.at[place] % step === 0 && !kept.some((other) => clash(place, other)))
+      kept.push(place);
   }
   const shown = kept.map((place) => ({ place, label: labels[place], beneath: false }));
   return beneath ? [...shown, { place: last, label: labels[last], beneath }] : shown;
@@ -190,13 +262,16 @@ export function paintSeries(pen, lines, chart, drawn, ink) {
   const bars = drawn.filter(({ series }) => series.style === "bar");
   const thick = Math.min(40, (0.76 * slotOf(chart)) / Math.max(1, bars.length));
   for (const one of drawn) if (one.series.style !== "bar") paintBand(pen, chart, one, count);
-  bars.forEach((one, k) => paintBars(pen, chart, { ...one, ink }, count, [(k - (bars.length - 1) / 2) * thick, thick]));
+  bars.forEach((one, k) =>
+    paintBars(pen, chart, { ...one, ink }, count, [(k - (bars.length - 1) / 2) * thick, thick]),
+  );
   for (const one of drawn) {
     if (one.series.style === "bar") continue;
     const dash = one.series.style === "dash" ? [6, 4] : [];
     for (const run of runsOf(chart, one.series.y.data, count)) {
       if (run.length > 1) pen.line(run, one.colour, 2, dash);
-      if (count <= 60 || run.length === 1) for (const [x, y] of run) if (!dash.length) pen.dot(x, y, 2.5, one.colour);
+      if (count <= 60 || run.length === 1)
+        for (const [x, y] of run) if (!dash.length) pen.dot(x, y, 2.5, one.colour);
     }
   }
 }
@@ -230,10 +305,27 @@ function paintBars(pen, chart, one, count, [shift, thick]) {
   const { y, low, high } = one.series;
   for (const [across, top, place] of runsOf(chart, y.data, count).flat()) {
     const x = across + shift;
-    pen.rect(x - thick / 2 + 0.5, Math.min(top, base), Math.max(1, thick - 1), Math.max(0.5, Math.abs(base - top)), one.colour);
+    pen.rect(
+      x - thick / 2 + 0.5,
+      Math.min(top, base),
+      Math.max(1, thick - 1),
+      Math.max(0.5, Math.abs(base - top)),
+      one.colour,
+    );
     if (!low || !high || !Number.isFinite(low.data[place] + high.data[place])) continue;
-    const ends = [low.data[place], high.data[place]].map((value) => heightOf(chart, Math.max(value, chart.low)));
-    pen.area([[x - 0.75, ends[0]], [x + 0.75, ends[0]], [x + 0.75, ends[1]], [x - 0.75, ends[1]]], one.ink, 0.7);
+    const ends = [low.data[place], high.data[place]].map((value) =>
+      heightOf(chart, Math.max(value, chart.low)),
+    );
+    pen.area(
+      [
+        [x - 0.75, ends[0]],
+        [x + 0.75, ends[0]],
+        [x + 0.75, ends[1]],
+        [x - 0.75, ends[1]],
+      ],
+      one.ink,
+      0.7,
+    );
   }
 }
 

@@ -10,7 +10,9 @@ const SCROLL_RESTS = 200; // milliseconds
 
 async function start() {
   const payload = document.getElementById("payload");
-  const roots = [.../** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("section[data-view]"))];
+  const roots = [
+    .../** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("section[data-view]")),
+  ];
   if (!payload) return;
   obeyTheme();
   const views = await unpack(payload.textContent ?? "");
@@ -20,7 +22,9 @@ async function start() {
     shown.forEach((view) => view.restore());
     scrollBack(roots);
   });
-  roots.forEach((root, place) => { if (Object.keys(readState(place)).length) opened(root); });
+  roots.forEach((root, place) => {
+    if (Object.keys(readState(place)).length) opened(root);
+  });
   document.documentElement.dataset.ready = "true";
   tellHeight();
   followContents();
@@ -28,17 +32,21 @@ async function start() {
 }
 
 /**
- * The address keeps where one has scrolled to: in which view, and how far, in thousandths of its height. So it is the
- * same place on another screen.
+ * The address keeps where one has scrolled to: in which view, and how far, in thousandths of its
+ * height. So it is the same place on another screen.
  * @param {HTMLElement[]} roots
  */
 function keepPlace(roots) {
   let resting = 0;
   scrollBack(roots);
-  addEventListener("scroll", () => {
-    clearTimeout(resting);
-    resting = window.setTimeout(() => writePage("at", scrolledTo(roots)), SCROLL_RESTS);
-  }, { passive: true });
+  addEventListener(
+    "scroll",
+    () => {
+      clearTimeout(resting);
+      resting = window.setTimeout(() => writePage("at", scrolledTo(roots)), SCROLL_RESTS);
+    },
+    { passive: true },
+  );
 }
 
 /** @param {HTMLElement[]} roots */
@@ -64,7 +72,11 @@ function scrollBack(roots) {
 function tellHeight() {
   if (parent === window) return;
   document.documentElement.classList.add("framed");
-  const tell = () => parent.postMessage({ hiddenscope: "height", height: document.documentElement.offsetHeight }, "*");
+  const tell = () =>
+    parent.postMessage(
+      { hiddenscope: "height", height: document.documentElement.offsetHeight },
+      "*",
+    );
   new ResizeObserver(tell).observe(document.body);
   tell();
 }
@@ -73,7 +85,8 @@ function tellHeight() {
 function obeyTheme() {
   if (parent === window) return;
   addEventListener("message", (event) => {
-    if (event.source === parent && event.data?.hiddenscope === "theme") chooseTheme(event.data.theme);
+    if (event.source === parent && event.data?.hiddenscope === "theme")
+      chooseTheme(event.data.theme);
   });
 }
 

@@ -56,7 +56,8 @@ export function linearTicks(low, high, wanted = 5) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * ([1, 2, 2.5, 5, 10].find((size) => size * power >= rough) ?? 10);
   const ticks = [];
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) ticks.push(Number((k * step).toPrecision(12)));
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++)
+    ticks.push(Number((k * step).toPrecision(12)));
   return ticks;
 }
 
@@ -70,8 +71,16 @@ export function logTicks(low, high, wanted = 5) {
   const first = Math.floor(Math.log10(low) + 1e-9);
   const last = Math.ceil(Math.log10(high) - 1e-9);
   const step = Math.max(1, Math.ceil((last - first) / wanted));
-  const fine = last - first <= 1 ? [1, 2, 3, 5, 7] : last - first === 2 ? [1, 2, 5] : last - first < wanted ? [1, 3] : [1];
+  const fine =
+    last - first <= 1
+      ? [1, 2, 3, 5, 7]
+      : last - first === 2
+        ? [1, 2, 5]
+        : last - first < wanted
+          ? [1, 3]
+          : [1];
   const ticks = [];
-  for (let power = first; power <= last; power += step) ticks.push(...fine.map((front) => front * 10 ** power));
+  for (let power = first; power <= last; power += step)
+    ticks.push(...fine.map((front) => front * 10 ** power));
   return ticks.filter((tick) => tick >= low * (1 - 1e-9) && tick <= high * (1 + 1e-9));
 }

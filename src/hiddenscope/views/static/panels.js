@@ -19,7 +19,8 @@ import { hasFinger, theme, whenThemeChanges } from "./theme.js";
 const ZOOM_RESTS = 250; // milliseconds
 const CLICK = 4; // pixels that a click may move
 const HELP =
-  "Left and right arrow keys go through the layers, up and down through the points; Enter chooses a point, Escape clears the choice. " +
+  "Left and right arrow keys go through the layers, up and down through the points; Enter " +
+  "chooses a point, Escape clears the choice. " +
   "Plus and minus zoom, Shift with the arrow keys moves, 0 shows the whole.";
 
 export class PanelsView {
@@ -39,17 +40,34 @@ export class PanelsView {
     /** @type {import("./panelspicture.js").Mode} */
     this.home = panels.sites.length === 1 ? "one" : panels.first.length ? "first" : "all";
     this.figure = new Figure(root, panels, HELP, {
-      picture: () => this.shown.saved(), rows: () => panelRows(panels, this.picked.mask),
+      picture: () => this.shown.saved(),
+      rows: () => panelRows(panels, this.picked.mask),
     });
     this.back = new Surface("back");
     this.front = new Surface("front");
     this.layout = layoutAll(panels, 800, 0);
     this.paint = oncePerFrame(() => this.paintFront(), root);
-    this.paintAll = oncePerFrame(() => { this.paintBack(); this.paintFront(); }, root);
-    this.names = panels.sites.map((site, i) => (panels.rows[i] ? `${shownText(panels.rows[i], 40)} ${site}` : site));
+    this.paintAll = oncePerFrame(() => {
+      this.paintBack();
+      this.paintFront();
+    }, root);
+    this.names = panels.sites.map((site, i) =>
+      panels.rows[i] ? `${shownText(panels.rows[i], 40)} ${site}` : site,
+    );
     this.steps = longestRow(panels);
-    const steps = this.steps.map((panel) => [...new Set(rowsOf(panels).map((row) => panels.sites[partner(panels, row, panel)]))].join(" · "));
-    this.player = new Player(steps, () => this.change(() => { this.shown.mode = "one"; }), () => this.paintAll());
+    const steps = this.steps.map((panel) =>
+      [...new Set(rowsOf(panels).map((row) => panels.sites[partner(panels, row, panel)]))].join(
+        " · ",
+      ),
+    );
+    this.player = new Player(
+      steps,
+      () =>
+        this.change(() => {
+          this.shown.mode = "one";
+        }),
+      () => this.paintAll(),
+    );
     this.resting = 0;
     this.zoom = new Zoom(() => this.zoomed());
     this.shown = new PanelsPicture(panels, this);
@@ -60,23 +78,46 @@ export class PanelsView {
 
   build() {
     const { controls, stage, keys } = this.figure;
-    this.modes = choice("Show", this.modesOffered(), (mode) => this.change(() => { this.shown.mode = /** @type {import("./panelspicture.js").Mode} */ (mode); }));
-    this.tools = choice("Drag to", { move: "Move", select: "Select" }, (tool) => { this.tool = tool; this.settle(); });
-    this.words = element("input", { type: "search", placeholder: "Find in texts", "aria-label": "Find in texts", spellcheck: "false", autocomplete: "off" });
-    this.words.addEventListener("input", () => this.change(() => this.picked.find(this.words?.value ?? "")));
+    this.modes = choice("Show", this.modesOffered(), (mode) =>
+      this.change(() => {
+        this.shown.mode = /** @type {import("./panelspicture.js").Mode} */ (mode);
+      }),
+    );
+    this.tools = choice("Drag to", { move: "Move", select: "Select" }, (tool) => {
+      this.tool = tool;
+      this.settle();
+    });
+    this.words = element("input", {
+      type: "search",
+      placeholder: "Find in texts",
+      "aria-label": "Find in texts",
+      spellcheck: "false",
+      autocomplete: "off",
+    });
+    this.words.addEventListener("input", () =>
+      this.change(() => this.picked.find(this.words?.value ?? "")),
+    );
     if (this.panels.sites.length > 1) controls.append(this.modes.root, this.player.root);
     if (this.panels.texts.length) controls.append(this.words);
     controls.append(element("div", { class: "hands" }, [this.tools.root, this.zoom.root]));
     const marked = this.panels.sites.filter((_, i) => this.panels.marks[i]).length;
     const summary = `${shownText(this.panels.title, 200)}: ${this.panels.sites.length} panels of ${this.panels.points.shape[1]} points`;
-    const label = marked ? `${summary}, ${marked} marked ${shownText(this.panels.marks.find(Boolean) ?? "", 40)}` : summary;
-    this.frame = element("div", { class: "window", role: "img", "aria-label": label }, [this.back.canvas, this.front.canvas]);
+    const label = marked
+      ? `${summary}, ${marked} marked ${shownText(this.panels.marks.find(Boolean) ?? "", 40)}`
+      : summary;
+    this.frame = element("div", { class: "window", role: "img", "aria-label": label }, [
+      this.back.canvas,
+      this.front.canvas,
+    ]);
     stage.append(this.frame);
     const classes = this.panels.classes.slice(0, CLASSES_SHOWN);
-    this.keys = classes.map((name, i) => key(shownText(name, 40), () => this.change(() => this.picked.toggle(i))));
+    this.keys = classes.map((name, i) =>
+      key(shownText(name, 40), () => this.change(() => this.picked.toggle(i))),
+    );
     keys.append(...this.keys.map((made) => made.root));
     stage.before(keys); // what the colours mean is read before the panels
-    if (classes.length < this.panels.classes.length) keys.append(`and ${this.panels.classes.length - classes.length} more`);
+    if (classes.length < this.panels.classes.length)
+      keys.append(`and ${this.panels.classes.length - classes.length} more`);
   }
 
   /** @returns {Record<string, string>} */
@@ -90,14 +131,30 @@ export class PanelsView {
   listen() {
     const { canvas } = this.front;
     const at = (/** @type {number} */ x, /** @type {number} */ y) => boxAt(this.layout, x, y);
-    canvas.addEventListener("pointermove", (event) => { if (!this.zoom.pinch(event, at)) this.hover(event); });
-    canvas.addEventListener("pointerleave", (event) => { if (!this.drag && event.pointerType !== "touch") this.look(-1); });
-    canvas.addEventListener("pointercancel", () => { this.drag = null; this.paint(); });
-    canvas.addEventListener("pointerdown", (event) => { if (this.zoom.pinch(event, at)) this.drag = null; else this.begin(event); });
+    canvas.addEventListener("pointermove", (event) => {
+      if (!this.zoom.pinch(event, at)) this.hover(event);
+    });
+    canvas.addEventListener("pointerleave", (event) => {
+      if (!this.drag && event.pointerType !== "touch") this.look(-1);
+    });
+    canvas.addEventListener("pointercancel", () => {
+      this.drag = null;
+      this.paint();
+    });
+    canvas.addEventListener("pointerdown", (event) => {
+      if (this.zoom.pinch(event, at)) this.drag = null;
+      else this.begin(event);
+    });
     canvas.addEventListener("pointerup", (event) => this.finish(event));
     this.zoom.listen(this.figure.stage, canvas, at);
     this.figure.onKeys(this.keyActs());
-    this.stops = [whenResized(this.figure.stage, () => this.arrange()), whenThemeChanges(() => { this.shown.theme = theme(); this.settle(); })];
+    this.stops = [
+      whenResized(this.figure.stage, () => this.arrange()),
+      whenThemeChanges(() => {
+        this.shown.theme = theme();
+        this.settle();
+      }),
+    ];
   }
 
   /** Stop listening to the page, and playing: the view is taken from it. */
@@ -110,17 +167,34 @@ export class PanelsView {
   /** @returns {Record<string, (event: KeyboardEvent) => void>} */
   keyActs() {
     const last = this.panels.points.shape[1] - 1;
-    const arrow = (/** @type {number} */ right, /** @type {number} */ down) => (/** @type {KeyboardEvent} */ event) => {
-      if (event.shiftKey) this.zoom.move(this.layout.boxes[0], -40 * right, -40 * down);
-      else if (right) this.player.go(this.player.panel + right);
-      else this.look(Math.min(last, Math.max(0, this.point + down)));
-    };
-    const nearer = () => this.zoom.by(1.5), farther = () => this.zoom.by(1 / 1.5);
+    const arrow =
+      (/** @type {number} */ right, /** @type {number} */ down) =>
+      (/** @type {KeyboardEvent} */ event) => {
+        if (event.shiftKey) this.zoom.move(this.layout.boxes[0], -40 * right, -40 * down);
+        else if (right) this.player.go(this.player.panel + right);
+        else this.look(Math.min(last, Math.max(0, this.point + down)));
+      };
+    const nearer = () => this.zoom.by(1.5),
+      farther = () => this.zoom.by(1 / 1.5);
     return {
-      ArrowDown: arrow(0, 1), ArrowUp: arrow(0, -1), ArrowRight: arrow(1, 0), ArrowLeft: arrow(-1, 0),
-      "+": nearer, "=": nearer, "-": farther, _: farther, 0: () => this.zoom.reset(),
-      Enter: () => { if (this.point >= 0) this.change(() => this.picked.togglePoint(this.point)); },
-      Escape: () => this.change(() => { this.picked.find(""); this.picked.clear(); this.look(-1); }),
+      ArrowDown: arrow(0, 1),
+      ArrowUp: arrow(0, -1),
+      ArrowRight: arrow(1, 0),
+      ArrowLeft: arrow(-1, 0),
+      "+": nearer,
+      "=": nearer,
+      "-": farther,
+      _: farther,
+      0: () => this.zoom.reset(),
+      Enter: () => {
+        if (this.point >= 0) this.change(() => this.picked.togglePoint(this.point));
+      },
+      Escape: () =>
+        this.change(() => {
+          this.picked.find("");
+          this.picked.clear();
+          this.look(-1);
+        }),
     };
   }
 
@@ -128,7 +202,9 @@ export class PanelsView {
     const state = readState(this.place);
     const panel = this.names.indexOf(state.layer ?? "");
     this.shown.mode = panel >= 0 ? "one" : state.show === "all" ? "all" : this.home;
-    this.player.set(Math.max(0, this.steps.indexOf(partner(this.panels, this.steps, Math.max(0, panel)))));
+    this.player.set(
+      Math.max(0, this.steps.indexOf(partner(this.panels, this.steps, Math.max(0, panel)))),
+    );
     this.picked.restore(state);
     this.zoom.restore(state);
     this.settle();
@@ -142,7 +218,10 @@ export class PanelsView {
   }
 
   remember() {
-    const layer = this.shown.mode === "one" && this.home !== "one" ? this.names[this.steps[this.player.panel]] : "";
+    const layer =
+      this.shown.mode === "one" && this.home !== "one"
+        ? this.names[this.steps[this.player.panel]]
+        : "";
     const show = this.shown.mode === "all" && this.home !== "all" ? "all" : "";
     writeState(this.place, { show, layer, ...this.picked.state(), ...this.zoom.state() });
   }
@@ -166,7 +245,8 @@ export class PanelsView {
     this.tools?.set(this.tool);
     this.player.root.hidden = this.shown.mode !== "one";
     if (this.shown.mode !== "one") this.player.stop();
-    if (this.words && this.words.value.trim() !== this.picked.words.trim()) this.words.value = this.picked.words;
+    if (this.words && this.words.value.trim() !== this.picked.words.trim())
+      this.words.value = this.picked.words;
     const colours = this.shown.colours();
     this.keys?.forEach((made, i) => {
       made.root.setAttribute("aria-pressed", String(this.picked.classes.has(i)));
@@ -181,7 +261,8 @@ export class PanelsView {
     const room = this.figure.stage.clientWidth;
     if (!room) return;
     this.layout = this.shown.laidOut(room);
-    for (const surface of [this.back, this.front]) surface.resize(this.layout.width, this.layout.height);
+    for (const surface of [this.back, this.front])
+      surface.resize(this.layout.width, this.layout.height);
     if (this.frame) {
       this.frame.style.width = `${this.layout.width}px`;
       this.frame.style.height = `${this.layout.height}px`;
@@ -193,7 +274,12 @@ export class PanelsView {
   pointAt(event) {
     const box = boxAt(this.layout, event.offsetX, event.offsetY);
     if (!box || this.panels.messages[box.panel]) return -1;
-    return nearest(this.zoom.places(this.shown.unitsOf(box.panel), box), event.offsetX, event.offsetY, 14);
+    return nearest(
+      this.zoom.places(this.shown.unitsOf(box.panel), box),
+      event.offsetX,
+      event.offsetY,
+      14,
+    );
   }
 
   /** @param {PointerEvent} event */
@@ -227,7 +313,8 @@ export class PanelsView {
   /** @param {PointerEvent} event */
   dragged(event) {
     if (!this.drag) return;
-    const { path, box } = this.drag, { offsetX: x, offsetY: y } = event;
+    const { path, box } = this.drag,
+      { offsetX: x, offsetY: y } = event;
     const [lastX, lastY] = path[path.length - 1];
     this.drag.moved ||= Math.hypot(x - path[0][0], y - path[0][1]) > CLICK;
     if (!this.drag.moved) return;
@@ -245,7 +332,11 @@ export class PanelsView {
     this.front.canvas.releasePointerCapture(event.pointerId);
     if (!drag.moved) return this.click(event);
     const loop = drag.path.map(([x, y]) => this.zoom.unit(drag.box, x, y));
-    if (drag.tool === "select") this.change(() => { this.point = -1; this.picked.surround(drag.box.panel, loop); });
+    if (drag.tool === "select")
+      this.change(() => {
+        this.point = -1;
+        this.picked.surround(drag.box.panel, loop);
+      });
     this.paint();
   }
 
@@ -255,7 +346,11 @@ export class PanelsView {
    */
   click(event) {
     const point = this.pointAt(event);
-    if (point < 0) return this.change(() => { this.look(-1); this.picked.clear(); });
+    if (point < 0)
+      return this.change(() => {
+        this.look(-1);
+        this.picked.clear();
+      });
     if (event.pointerType === "touch") return this.look(point, event);
     return this.change(() => this.picked.togglePoint(point));
   }
@@ -263,7 +358,8 @@ export class PanelsView {
   /** @param {number} point */
   pointWords(point) {
     const { labels, classes } = this.panels;
-    const label = "data" in labels ? [{ strong: shownText(classes[labels.data[point]], 60) }, "  "] : [];
+    const label =
+      "data" in labels ? [{ strong: shownText(classes[labels.data[point]], 60) }, "  "] : [];
     return [...label, this.shown.textOf(point, 400)];
   }
 
@@ -277,17 +373,25 @@ export class PanelsView {
   restWords() {
     const everywhere = this.panels.sites.length > 1 ? " in every panel" : "";
     const labelled = this.panels.classes.length > 0;
-    if (hasFinger()) return `Touch a dot to read it${labelled ? `; press a label to choose its points${everywhere}` : ""}. Two fingers zoom and move.`;
+    if (hasFinger())
+      return `Touch a dot to read it${labelled ? `; press a label to choose its points${everywhere}` : ""}. Two fingers zoom and move.`;
     return `Point at a dot to read it; press it${labelled ? ", or a label," : ""} to choose it${everywhere}. Zoom with Ctrl and the wheel, then drag to move.`;
   }
 
   paintBack() {
-    this.shown.paint(canvasPen(this.back.clear(), this.shown.theme.font), this.layout, devicePixelRatio || 1, false);
+    this.shown.paint(
+      canvasPen(this.back.clear(), this.shown.theme.font),
+      this.layout,
+      devicePixelRatio || 1,
+      false,
+    );
   }
 
   paintFront() {
     const pen = canvasPen(this.front.clear(), this.shown.theme.font);
-    for (const box of this.layout.boxes) if (this.point >= 0 && !this.panels.messages[box.panel]) this.shown.ring(pen, box, this.point);
+    for (const box of this.layout.boxes)
+      if (this.point >= 0 && !this.panels.messages[box.panel])
+        this.shown.ring(pen, box, this.point);
     if (this.drag?.tool !== "select" || !this.drag.moved) return;
     const { path } = this.drag;
     pen.area(path, this.shown.theme.accent, 0.12);

@@ -1,4 +1,7 @@
-/** Labels of chosen points, beside their dots, where they cover neither one another nor another chosen dot. */
+/**
+ * Labels of chosen points, beside their dots, where they cover neither one another nor another
+ * chosen dot.
+ */
 
 import { fitted, widthOf } from "./canvas.js";
 import { lettering } from "./pen.js";
@@ -23,18 +26,38 @@ const WIDEST = 260;
  */
 export function paintLabels(pen, box, points, radius, theme) {
   const font = lettering(theme.font, { size: SIZE });
-  const within = points.filter(({ x, y }) => x >= box.x && y >= box.y && x <= box.x + box.width && y <= box.y + box.height);
-  const dots = within.map(({ x, y }) => ({ x: x - radius, y: y - radius, width: 2 * radius, height: 2 * radius }));
+  const within = points.filter(
+    ({ x, y }) => x >= box.x && y >= box.y && x <= box.x + box.width && y <= box.y + box.height,
+  );
+  const dots = within.map(({ x, y }) => ({
+    x: x - radius,
+    y: y - radius,
+    width: 2 * radius,
+    height: 2 * radius,
+  }));
   /** @type {Area[]} */
   const taken = [];
   within.slice(0, MOST_LABELS).forEach((point, i) => {
     const text = fitted(point.text, font, Math.min(WIDEST, box.width / 2));
-    const area = around(point, widthOf(text, font) + 6, radius).find((one) =>
-      inBox(one, box) && !taken.some((other) => overlap(one, other)) && !dots.some((dot, k) => k !== i && overlap(one, dot)));
+    const area = around(point, widthOf(text, font) + 6, radius).find(
+      (one) =>
+        inBox(one, box) &&
+        !taken.some((other) => overlap(one, other)) &&
+        !dots.some((dot, k) => k !== i && overlap(one, dot)),
+    );
     if (!area) return;
     taken.push(area);
     const { x, y, width, height } = area;
-    pen.area([[x, y], [x + width, y], [x + width, y + height], [x, y + height]], theme.paper, 0.85);
+    pen.area(
+      [
+        [x, y],
+        [x + width, y],
+        [x + width, y + height],
+        [x, y + height],
+      ],
+      theme.paper,
+      0.85,
+    );
     pen.text(text, x + 3, y + height / 2, { fill: theme.ink, size: SIZE });
   });
 }
@@ -49,8 +72,10 @@ export function paintLabels(pen, box, points, radius, theme) {
 function around({ x, y }, width, radius) {
   const far = radius + FAR;
   return [
-    { x: x + far, y: y - HIGH / 2 }, { x: x - far - width, y: y - HIGH / 2 },
-    { x: x - width / 2, y: y - far - HIGH }, { x: x - width / 2, y: y + far },
+    { x: x + far, y: y - HIGH / 2 },
+    { x: x - far - width, y: y - HIGH / 2 },
+    { x: x - width / 2, y: y - far - HIGH },
+    { x: x - width / 2, y: y + far },
   ].map((corner) => ({ ...corner, width, height: HIGH }));
 }
 
@@ -59,7 +84,12 @@ function around({ x, y }, width, radius) {
  * @param {Box} box
  */
 function inBox(one, box) {
-  return one.x >= box.x && one.y >= box.y && one.x + one.width <= box.x + box.width && one.y + one.height <= box.y + box.height;
+  return (
+    one.x >= box.x &&
+    one.y >= box.y &&
+    one.x + one.width <= box.x + box.width &&
+    one.y + one.height <= box.y + box.height
+  );
 }
 
 /**
@@ -67,5 +97,10 @@ function inBox(one, box) {
  * @param {Area} other
  */
 function overlap(one, other) {
-  return one.x < other.x + other.width && other.x < one.x + one.width && one.y < other.y + other.height && other.y < one.y + one.height;
+  return (
+    one.x < other.x + other.width &&
+    other.x < one.x + one.width &&
+    one.y < other.y + other.height &&
+    other.y < one.y + one.height
+  );
 }

@@ -26,7 +26,8 @@ export function rowsOf(panels) {
   /** @type {number[][]} */
   const rows = [];
   panels.sites.forEach((_, panel) => {
-    if (!panel || (panels.rows.length && panels.rows[panel] !== panels.rows[panel - 1])) rows.push([]);
+    if (!panel || (panels.rows.length && panels.rows[panel] !== panels.rows[panel - 1]))
+      rows.push([]);
     rows[rows.length - 1].push(panel);
   });
   return rows;
@@ -41,7 +42,10 @@ export function rowsOf(panels) {
 export function partner(panels, row, panel) {
   const far = (/** @type {number} */ one) => Math.abs(panels.depths[one] - panels.depths[panel]);
   const same = (/** @type {number} */ one) => Number(panels.sites[one] !== panels.sites[panel]);
-  return row.reduce((best, one) => (far(one) - far(best) || same(one) - same(best)) < 0 ? one : best, row[0]);
+  return row.reduce(
+    (best, one) => ((far(one) - far(best) || same(one) - same(best)) < 0 ? one : best),
+    row[0],
+  );
 }
 
 /**
@@ -53,12 +57,19 @@ export function partner(panels, row, panel) {
  */
 export function layoutAll(panels, room, lines) {
   const count = panels.sites.length;
-  return wrappedRows(panels, rowsOf(panels), room, lines, count > 4 ? LEAST : 220, count > 4 ? 230 : 340);
+  return wrappedRows(
+    panels,
+    rowsOf(panels),
+    room,
+    lines,
+    count > 4 ? LEAST : 220,
+    count > 4 ? 230 : 340,
+  );
 }
 
 /**
- * The panels that are shown first. Those of equal depth stand beneath one another, or side by side where the screen is
- * too narrow for a row.
+ * The panels that are shown first. Those of equal depth stand beneath one another, or side by side
+ * where the screen is too narrow for a row.
  * @param {Panels} panels
  * @param {number} room
  * @param {number} lines
@@ -69,7 +80,14 @@ export function layoutFirst(panels, room, lines) {
   const fits = (/** @type {number} */ count) => room >= count * (LEAST + GAP) - GAP;
   if (first.length > 1 && fits(first[0].length)) return matrix(panels, first, room, lines);
   if (first.length === 2) return pairs(panels, first, room, lines);
-  return wrappedRows(panels, first.map((row) => row.filter((panel) => panel >= 0)), room, lines, LEAST, 340);
+  return wrappedRows(
+    panels,
+    first.map((row) => row.filter((panel) => panel >= 0)),
+    room,
+    lines,
+    LEAST,
+    340,
+  );
 }
 
 /**
@@ -90,12 +108,23 @@ function wrappedRows(panels, rows, room, lines, least, most) {
   const layout = { boxes: [], heads: [], width: across * (size + GAP) - GAP, height: 0 };
   for (const row of rows) {
     if (panels.rows.length) {
-      layout.heads.push({ x: 0, y: layout.height + 10, width: layout.width, name: panels.rows[row[0]] });
+      layout.heads.push({
+        x: 0,
+        y: layout.height + 10,
+        width: layout.width,
+        name: panels.rows[row[0]],
+      });
       layout.height += HEAD;
     }
     row.forEach((panel, i) => {
       const [column, line] = [i % across, Math.floor(i / across)];
-      layout.boxes.push({ x: column * (size + GAP), y: layout.height + line * deep + TITLE, width: size, height: size, panel });
+      layout.boxes.push({
+        x: column * (size + GAP),
+        y: layout.height + line * deep + TITLE,
+        width: size,
+        height: size,
+        panel,
+      });
     });
     layout.height += deep * Math.ceil(row.length / across);
   }
@@ -118,10 +147,16 @@ function matrix(panels, first, room, lines) {
   /** @type {Layout} */
   const layout = { boxes: [], heads: [], width, height: deep * first.length };
   first.forEach((row, line) => {
-    layout.heads.push({ x: 0, y: line * deep + 10, width, name: panels.rows[row.find((panel) => panel >= 0) ?? 0] });
+    layout.heads.push({
+      x: 0,
+      y: line * deep + 10,
+      width,
+      name: panels.rows[row.find((panel) => panel >= 0) ?? 0],
+    });
     row.forEach((panel, column) => {
       const y = line * deep + HEAD + TITLE;
-      if (panel >= 0) layout.boxes.push({ x: column * (size + GAP), y, width: size, height: size, panel });
+      if (panel >= 0)
+        layout.boxes.push({ x: column * (size + GAP), y, width: size, height: size, panel });
     });
   });
   return layout;
@@ -139,12 +174,23 @@ function pairs(panels, first, room, lines) {
   const size = Math.floor(Math.min(340, (room - GAP) / 2));
   const deep = TITLE + size + LINE * lines + GAP;
   /** @type {Layout} */
-  const layout = { boxes: [], heads: [], width: 2 * size + GAP, height: HEAD + deep * first[0].length };
+  const layout = {
+    boxes: [],
+    heads: [],
+    width: 2 * size + GAP,
+    height: HEAD + deep * first[0].length,
+  };
   first.forEach((row, column) => {
     const x = column * (size + GAP);
-    layout.heads.push({ x, y: 10, width: size, name: panels.rows[row.find((panel) => panel >= 0) ?? 0] });
+    layout.heads.push({
+      x,
+      y: 10,
+      width: size,
+      name: panels.rows[row.find((panel) => panel >= 0) ?? 0],
+    });
     row.forEach((panel, line) => {
-      if (panel >= 0) layout.boxes.push({ x, y: HEAD + line * deep + TITLE, width: size, height: size, panel });
+      if (panel >= 0)
+        layout.boxes.push({ x, y: HEAD + line * deep + TITLE, width: size, height: size, panel });
     });
   });
   return layout;
@@ -183,7 +229,8 @@ export function layoutOne(panels, shown, room, lines) {
 export function unitPoints(panels, panel) {
   const count = panels.points.shape[1];
   const data = panels.points.data.subarray(2 * count * panel, 2 * count * (panel + 1));
-  const low = [Infinity, Infinity], high = [-Infinity, -Infinity];
+  const low = [Infinity, Infinity],
+    high = [-Infinity, -Infinity];
   for (let i = 0; i < data.length; i++) {
     const value = data[i];
     if (!Number.isFinite(value)) continue;
@@ -215,7 +262,8 @@ export function wrapped(text, room, font, size) {
     let fresh = true;
     for (const word of line.split(" ").filter(Boolean)) {
       const longer = fresh ? word : `${lines[lines.length - 1]} ${word}`;
-      if (!fresh && widthOf(longer, lettering(font, { size })) <= room) lines[lines.length - 1] = longer;
+      if (!fresh && widthOf(longer, lettering(font, { size })) <= room)
+        lines[lines.length - 1] = longer;
       else lines.push(word);
       fresh = false;
     }
@@ -230,7 +278,11 @@ export function wrapped(text, room, font, size) {
  * @param {number} y
  */
 export function boxAt(layout, x, y) {
-  return layout.boxes.find((box) => x >= box.x && x < box.x + box.width && y >= box.y && y < box.y + box.height) ?? null;
+  return (
+    layout.boxes.find(
+      (box) => x >= box.x && x < box.x + box.width && y >= box.y && y < box.y + box.height,
+    ) ?? null
+  );
 }
 
 /**
@@ -241,7 +293,8 @@ export function boxAt(layout, x, y) {
  * @param {number} reach
  */
 export function nearest(places, x, y, reach) {
-  let best = -1, least = reach * reach;
+  let best = -1,
+    least = reach * reach;
   for (let i = 0; i < places.length; i += 2) {
     const far = (places[i] - x) ** 2 + (places[i + 1] - y) ** 2;
     if (far < least) [best, least] = [i / 2, far];
@@ -259,7 +312,8 @@ export function inside(units, loop) {
   for (let i = 0; i < mask.length; i++) {
     const [x, y] = [units[2 * i], units[2 * i + 1]];
     for (let k = 0, j = loop.length - 1; k < loop.length; j = k++) {
-      const [ax, ay] = loop[k], [bx, by] = loop[j];
+      const [ax, ay] = loop[k],
+        [bx, by] = loop[j];
       if (ay > y !== by > y && x < ((bx - ax) * (y - ay)) / (by - ay) + ax) mask[i] ^= 1;
     }
   }

@@ -1,4 +1,7 @@
-/** Painting panels: points are stamped into pixels, so that ten thousand of them take a few milliseconds. */
+/**
+ * Painting panels: points are stamped into pixels, so that ten thousand of them take a few
+ * milliseconds.
+ */
 
 import { fitted, newContext, widthOf } from "./canvas.js";
 import { parts } from "./colour.js";
@@ -7,7 +10,8 @@ import { lettering } from "./pen.js";
 import { shownText } from "./text.js";
 
 /**
- * @typedef {{places: Float32Array, labels: ArrayLike<number>, colours: string[], grey: number, chosen: Uint8Array | null}} Dots
+ * @typedef {{places: Float32Array, labels: ArrayLike<number>, colours: string[], grey: number,
+ *   chosen: Uint8Array | null}} Dots
  * @typedef {import("./panelslayout.js").Box} Box
  * @typedef {import("./theme.js").Theme} Theme
  */
@@ -29,8 +33,8 @@ export function dotOpacity(count) {
 }
 
 /**
- * The points in the order in which they are drawn, each with its colour: those that are not chosen lie beneath those of
- * no class, and these beneath the others.
+ * The points in the order in which they are drawn, each with its colour: those that are not chosen
+ * lie beneath those of no class, and these beneath the others.
  * @param {Dots} dots
  * @param {Theme} theme
  * @param {(x: number, y: number, colour: string) => void} draw
@@ -41,8 +45,10 @@ function eachDot(dots, theme, draw) {
     if ((pass === 0 && !chosen) || (pass === 1 && grey < 0)) continue;
     for (let i = 0; i < places.length / 2; i++) {
       const wanted = chosen && !chosen[i] ? 0 : labels[i] === grey ? 1 : 2;
-      const x = places[2 * i], y = places[2 * i + 1];
-      if (wanted === pass && x === x && y === y) draw(x, y, pass ? colours[labels[i]] : theme.faint);
+      const x = places[2 * i],
+        y = places[2 * i + 1];
+      if (wanted === pass && x === x && y === y)
+        draw(x, y, pass ? colours[labels[i]] : theme.faint);
     }
   }
 }
@@ -64,7 +70,13 @@ export function stampDots(dots, box, ratio, theme) {
   const stamp = roundStamp(dotSize(count, box.width) * ratio, dotOpacity(count));
   const inks = new Map([theme.faint, ...dots.colours].map((colour) => [colour, parts(colour)]));
   eachDot(dots, theme, (x, y, colour) => {
-    press(image, (x - box.x) * ratio, (y - box.y) * ratio, stamp, /** @type {number[]} */ (inks.get(colour)));
+    press(
+      image,
+      (x - box.x) * ratio,
+      (y - box.y) * ratio,
+      stamp,
+      /** @type {number[]} */ (inks.get(colour)),
+    );
   });
   context.putImageData(image, 0, 0);
   return context.canvas;
@@ -98,9 +110,11 @@ function press(image, atX, atY, stamp, ink) {
   const { data: pixels, width, height } = image;
   const [left, top] = [Math.round(atX - 0.5), Math.round(atY - 0.5)];
   for (let k = 0; k < stamp.length; k += 3) {
-    const x = left + stamp[k], y = top + stamp[k + 1];
+    const x = left + stamp[k],
+      y = top + stamp[k + 1];
     if (x < 0 || y < 0 || x >= width || y >= height) continue;
-    const to = 4 * (y * width + x), share = stamp[k + 2];
+    const to = 4 * (y * width + x),
+      share = stamp[k + 2];
     pixels[to] += (ink[0] - pixels[to]) * share;
     pixels[to + 1] += (ink[1] - pixels[to + 1]) * share;
     pixels[to + 2] += (ink[2] - pixels[to + 2]) * share;
@@ -133,10 +147,22 @@ export function paintAround(pen, box, labels, theme) {
   const plain = lettering(theme.font, { size: 12 });
   const mark = fitted(shownText(labels.mark, 40), plain, box.width / 2);
   const room = mark ? box.width - widthOf(mark, plain) - 8 : box.width;
-  const title = fitted(shownText(labels.site, 60), lettering(theme.font, { size: 12, bold: true }), room);
+  const title = fitted(
+    shownText(labels.site, 60),
+    lettering(theme.font, { size: 12, bold: true }),
+    room,
+  );
   pen.text(title, box.x, box.y - 10, { fill: theme.ink, size: 12, bold: true });
-  if (mark) pen.text(mark, box.x + box.width, box.y - 10, { fill: theme.accent, size: 12, anchor: "end" });
-  pen.outline(box.x + 0.5, box.y + 0.5, box.width - 1, box.height - 1, mark ? theme.accent : theme.faint, 1);
+  if (mark)
+    pen.text(mark, box.x + box.width, box.y - 10, { fill: theme.accent, size: 12, anchor: "end" });
+  pen.outline(
+    box.x + 0.5,
+    box.y + 0.5,
+    box.width - 1,
+    box.height - 1,
+    mark ? theme.accent : theme.faint,
+    1,
+  );
   const message = wrapped(shownText(labels.message, 200), box.width - 24, theme.font, 12);
   message.forEach((line, i) => {
     const y = box.y + box.height / 2 + (i - (message.length - 1) / 2) * 17;
@@ -145,7 +171,10 @@ export function paintAround(pen, box, labels, theme) {
   });
   captionOf(labels.caption, box.width, theme.font).forEach((line, i) => {
     const short = fitted(line, lettering(theme.font, { size: CAPTION }), box.width);
-    pen.text(short, box.x, box.y + box.height + 10 + LINE * i, { fill: theme.muted, size: CAPTION });
+    pen.text(short, box.x, box.y + box.height + 10 + LINE * i, {
+      fill: theme.muted,
+      size: CAPTION,
+    });
   });
 }
 
@@ -156,7 +185,16 @@ export function paintAround(pen, box, labels, theme) {
  * @param {string} font
  */
 function captionOf(caption, room, font) {
-  return wrapped(caption.slice(0, 300).split("\n").map((line) => shownText(line)).join("\n"), room, font, CAPTION);
+  return wrapped(
+    caption
+      .slice(0, 300)
+      .split("\n")
+      .map((line) => shownText(line))
+      .join("\n"),
+    room,
+    font,
+    CAPTION,
+  );
 }
 
 /**
@@ -165,5 +203,8 @@ function captionOf(caption, room, font) {
  * @param {string} font
  */
 export function captionLines(panels, width, font) {
-  return panels.captions.reduce((most, caption) => Math.max(most, captionOf(caption, width, font).length), 0);
+  return panels.captions.reduce(
+    (most, caption) => Math.max(most, captionOf(caption, width, font).length),
+    0,
+  );
 }

@@ -1,4 +1,7 @@
-/** Which points of the panels are chosen: by label, one by one, by a loop drawn in one panel, or by words in their texts. */
+/**
+ * Which points of the panels are chosen: by label, one by one, by a loop drawn in one panel, or by
+ * words in their texts.
+ */
 
 import { inside, unitPoints } from "./panelslayout.js";
 import { shortened } from "./text.js";
@@ -69,7 +72,9 @@ export class Picked {
     const chosen = this.byHand();
     const wanted = this.words.trim().toLowerCase();
     if (wanted) {
-      this.mask = Uint8Array.from(this.panels.texts, (text, i) => Number(text.toLowerCase().includes(wanted) && (!chosen || chosen[i] === 1)));
+      this.mask = Uint8Array.from(this.panels.texts, (text, i) =>
+        Number(text.toLowerCase().includes(wanted) && (!chosen || chosen[i] === 1)),
+      );
     } else this.mask = chosen;
   }
 
@@ -80,28 +85,49 @@ export class Picked {
       if (mask.includes(1)) return mask;
       this.lasso = null;
     }
-    if (this.points.size) return Uint8Array.from({ length: points.shape[1] }, (_, i) => Number(this.points.has(i)));
-    if (this.classes.size && "data" in labels) return Uint8Array.from(labels.data, (label) => Number(this.classes.has(label)));
+    if (this.points.size)
+      return Uint8Array.from({ length: points.shape[1] }, (_, i) => Number(this.points.has(i)));
+    if (this.classes.size && "data" in labels)
+      return Uint8Array.from(labels.data, (label) => Number(this.classes.has(label)));
     return null;
   }
 
   /** For a link: `Toronto` as its number, a loop as its panel and corners. */
   state() {
-    const loop = this.lasso ? `${this.lasso.panel}:${this.lasso.loop.map((corner) => corner.join("_")).join("~")}` : "";
-    const listed = (/** @type {Set<number>} */ numbers) => [...numbers].sort((a, b) => a - b).join(".");
-    return { labels: listed(this.classes), points: listed(this.points), lasso: loop, find: this.words.trim() };
+    const loop = this.lasso
+      ? `${this.lasso.panel}:${this.lasso.loop.map((corner) => corner.join("_")).join("~")}`
+      : "";
+    const listed = (/** @type {Set<number>} */ numbers) =>
+      [...numbers].sort((a, b) => a - b).join(".");
+    return {
+      labels: listed(this.classes),
+      points: listed(this.points),
+      lasso: loop,
+      find: this.words.trim(),
+    };
   }
 
   /** @param {Record<string, string>} state */
   restore(state) {
     const known = (/** @type {string} */ text, /** @type {number} */ count) =>
-      new Set(text.split(".").filter(Boolean).map(Number).filter((number) => Number.isInteger(number) && number >= 0 && number < count));
+      new Set(
+        text
+          .split(".")
+          .filter(Boolean)
+          .map(Number)
+          .filter((number) => Number.isInteger(number) && number >= 0 && number < count),
+      );
     this.classes = known(state.labels ?? "", this.panels.classes.length);
-    this.points = new Set([...known(state.points ?? "", this.panels.points.shape[1])].slice(0, MOST_POINTS));
+    this.points = new Set(
+      [...known(state.points ?? "", this.panels.points.shape[1])].slice(0, MOST_POINTS),
+    );
     const [panel, corners] = (state.lasso ?? "").split(":");
     const loop = (corners ?? "").split("~").map((corner) => corner.split("_").map(Number));
-    const sound = loop.length > 2 && loop.every((corner) => corner.length === 2 && corner.every(Number.isFinite));
-    this.lasso = sound && Number(panel) in this.panels.sites ? { panel: Number(panel), loop } : null;
+    const sound =
+      loop.length > 2 &&
+      loop.every((corner) => corner.length === 2 && corner.every(Number.isFinite));
+    this.lasso =
+      sound && Number(panel) in this.panels.sites ? { panel: Number(panel), loop } : null;
     this.find(this.panels.texts.length ? (state.find ?? "") : "");
   }
 
@@ -116,8 +142,13 @@ export class Picked {
       all++;
       if ("data" in labels) counts.set(labels.data[i], (counts.get(labels.data[i]) ?? 0) + 1);
     });
-    const parts = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 6).map(([label, count]) => `${shortened(classes[label], 60)} ${count}`);
-    const what = this.words.trim() ? `points have “${this.words.trim()}” in their text` : "points chosen";
+    const parts = [...counts]
+      .sort((a, b) => b[1] - a[1])
+      .slice(0, 6)
+      .map(([label, count]) => `${shortened(classes[label], 60)} ${count}`);
+    const what = this.words.trim()
+      ? `points have “${this.words.trim()}” in their text`
+      : "points chosen";
     return `${all} of ${this.mask.length} ${what}${parts.length ? `: ${parts.join(", ")}` : ""}`;
   }
 }

@@ -13,7 +13,8 @@ import { theme } from "./theme.js";
 /**
  * @typedef {import("./panelslayout.js").Box} Box
  * @typedef {"first" | "all" | "one"} Mode
- * @typedef {{picked: import("./panelspick.js").Picked, zoom: import("./panelszoom.js").Zoom, player: import("./player.js").Player}} Parts
+ * @typedef {{picked: import("./panelspick.js").Picked, zoom: import("./panelszoom.js").Zoom,
+ *   player: import("./player.js").Player}} Parts
  */
 
 const MOST_DRAWN = 20000; // circles in an SVG; more become a picture inside it
@@ -42,7 +43,13 @@ export class PanelsPicture {
   /** @param {number} room */
   laidOut(room) {
     const lay = (/** @type {number} */ lines) => {
-      if (this.mode === "one") return layoutOne(this.panels, this.rows.map((row) => this.stepIn(row, this.player.panel)), room, lines);
+      if (this.mode === "one")
+        return layoutOne(
+          this.panels,
+          this.rows.map((row) => this.stepIn(row, this.player.panel)),
+          room,
+          lines,
+        );
       return (this.mode === "first" ? layoutFirst : layoutAll)(this.panels, room, lines);
     };
     return lay(captionLines(this.panels, lay(0).boxes[0].width, this.theme.font));
@@ -67,7 +74,8 @@ export class PanelsPicture {
       if (!units) this.units.set(one, (units = unitPoints(this.panels, one)));
       return units;
     };
-    const units = known(panel), { from, share } = this.player;
+    const units = known(panel),
+      { from, share } = this.player;
     if (this.mode !== "one" || share >= 1) return units;
     const before = this.stepIn(this.rows.find((row) => row.includes(panel)) ?? this.steps, from);
     if (this.panels.messages[before] || this.panels.messages[panel]) return units;
@@ -80,7 +88,10 @@ export class PanelsPicture {
     const { classes, grey } = this.panels;
     let place = 0;
     return (classes.length ? classes : [""]).map((name) =>
-      grey && name === grey ? noClassColour(this.theme.dark) : classColour(place++, this.theme.dark));
+      grey && name === grey
+        ? noClassColour(this.theme.dark)
+        : classColour(place++, this.theme.dark),
+    );
   }
 
   /** @param {Box} box */
@@ -88,7 +99,13 @@ export class PanelsPicture {
     const { labels, classes, grey } = this.panels;
     const numbers = "data" in labels ? labels.data : new Uint8Array(this.panels.points.shape[1]);
     const places = this.zoom.places(this.unitsOf(box.panel), box);
-    return { places, labels: numbers, colours: this.colours(), grey: grey ? classes.indexOf(grey) : -1, chosen: this.picked.mask };
+    return {
+      places,
+      labels: numbers,
+      colours: this.colours(),
+      grey: grey ? classes.indexOf(grey) : -1,
+      chosen: this.picked.mask,
+    };
   }
 
   /**
@@ -108,15 +125,30 @@ export class PanelsPicture {
   paint(pen, layout, ratio, sharp) {
     const { captions, messages, marks } = this.panels;
     for (const head of layout.heads) {
-      const name = fitted(shownText(head.name, 80), lettering(this.theme.font, { size: 13, bold: true }), head.width);
+      const name = fitted(
+        shownText(head.name, 80),
+        lettering(this.theme.font, { size: 13, bold: true }),
+        head.width,
+      );
       pen.text(name, head.x, head.y, { fill: this.theme.muted, size: 13, bold: true });
     }
     for (const box of layout.boxes) {
       const message = messages[box.panel] ?? "";
       const dots = message ? null : this.dots(box);
       if (dots && sharp) drawDots(pen, dots, box, this.theme);
-      else if (dots) pen.image(stampDots(dots, box, ratio, this.theme), box.x, box.y, box.width, box.height);
-      paintAround(pen, box, { site: this.titleOf(box.panel), caption: captions[box.panel] ?? "", message, mark: marks[box.panel] ?? "" }, this.theme);
+      else if (dots)
+        pen.image(stampDots(dots, box, ratio, this.theme), box.x, box.y, box.width, box.height);
+      paintAround(
+        pen,
+        box,
+        {
+          site: this.titleOf(box.panel),
+          caption: captions[box.panel] ?? "",
+          message,
+          mark: marks[box.panel] ?? "",
+        },
+        this.theme,
+      );
       if (dots && this.mode === "one") this.paintChosen(pen, box, dots.places);
     }
   }
@@ -127,7 +159,11 @@ export class PanelsPicture {
    */
   titleOf(panel) {
     const { sites, depths } = this.panels;
-    const alike = this.rows.every((row) => row.length === this.rows[0].length && row.every((one, i) => sites[one] === sites[this.rows[0][i]]));
+    const alike = this.rows.every(
+      (row) =>
+        row.length === this.rows[0].length &&
+        row.every((one, i) => sites[one] === sites[this.rows[0][i]]),
+    );
     return alike ? sites[panel] : `${sites[panel]}, ${Math.round(100 * depths[panel])}%`;
   }
 
@@ -140,8 +176,14 @@ export class PanelsPicture {
   paintChosen(pen, box, places) {
     const { mask } = this.picked;
     if (!mask || this.player.share < 1) return;
-    const chosen = [...mask.keys()].filter((point) => mask[point] && Number.isFinite(places[2 * point]));
-    const points = chosen.map((point) => ({ x: places[2 * point], y: places[2 * point + 1], text: this.textOf(point, 60) }));
+    const chosen = [...mask.keys()].filter(
+      (point) => mask[point] && Number.isFinite(places[2 * point]),
+    );
+    const points = chosen.map((point) => ({
+      x: places[2 * point],
+      y: places[2 * point + 1],
+      text: this.textOf(point, 60),
+    }));
     paintLabels(pen, box, points, dotSize(mask.length, box.width), this.theme);
   }
 
@@ -163,10 +205,14 @@ export class PanelsPicture {
   /** For a file. */
   saved() {
     const colours = this.colours();
-    const keys = this.panels.classes.slice(0, CLASSES_SHOWN).map((name, i) => ({ name: shownText(name, 40), colour: colours[i] }));
+    const keys = this.panels.classes
+      .slice(0, CLASSES_SHOWN)
+      .map((name, i) => ({ name: shownText(name, 40), colour: colours[i] }));
     const layout = this.laidOut(980);
     const sharp = layout.boxes.length * this.panels.points.shape[1] <= MOST_DRAWN;
-    return picturedPanels({ title: this.panels.title, keys }, layout, this.theme, (pen, moved) => this.paint(pen, moved, 2, sharp));
+    return picturedPanels({ title: this.panels.title, keys }, layout, this.theme, (pen, moved) =>
+      this.paint(pen, moved, 2, sharp),
+    );
   }
 }
 

@@ -27,7 +27,11 @@ export function picturedPanels(head, layout, theme, paint) {
     height: layout.height + down,
     paint: (pen) => {
       const bold = lettering(theme.font, { size: 16, bold: true });
-      pen.text(fitted(shownText(head.title, 200), bold, width - 2 * SIDE), SIDE, 20, { fill: theme.ink, size: 16, bold: true });
+      pen.text(fitted(shownText(head.title, 200), bold, width - 2 * SIDE), SIDE, 20, {
+        fill: theme.ink,
+        size: 16,
+        bold: true,
+      });
       for (const { x, y, name, colour } of keys) {
         pen.dot(x + 5, y, 5, colour);
         pen.text(name, x + 16, y, { fill: theme.ink, size: 12 });
@@ -64,10 +68,20 @@ function placedKeys(keys, end, font) {
 export function* panelRows(panels, mask) {
   const { sites, points, labels, classes, texts, rows, rows_name, marks } = panels;
   const count = points.shape[1];
-  const given = (/** @type {ArrayLike<unknown>} */ list, /** @type {import("./export.js").Cell} */ value) => (list.length ? [value] : []);
+  const given = (
+    /** @type {ArrayLike<unknown>} */ list,
+    /** @type {import("./export.js").Cell} */ value,
+  ) => (list.length ? [value] : []);
   yield [
-    ...given(rows, rows_name), "site", ...given(marks, "mark"), "point", ...("data" in labels ? ["label"] : []),
-    ...given(texts, "text"), "x", "y", "chosen",
+    ...given(rows, rows_name),
+    "site",
+    ...given(marks, "mark"),
+    "point",
+    ...("data" in labels ? ["label"] : []),
+    ...given(texts, "text"),
+    "x",
+    "y",
+    "chosen",
   ];
   for (let panel = 0; panel < sites.length; panel++) {
     for (let point = 0; point < count; point++) {
@@ -75,8 +89,15 @@ export function* panelRows(panels, mask) {
       if (Number.isNaN(points.data[at]) && rows.length) continue; // a point of another row
       const label = "data" in labels ? [classes[labels.data[point]]] : [];
       yield [
-        ...given(rows, rows[panel]), sites[panel], ...given(marks, marks[panel]), point, ...label, ...given(texts, texts[point]),
-        exact(points.data[at]), exact(points.data[at + 1]), mask ? mask[point] : 1,
+        ...given(rows, rows[panel]),
+        sites[panel],
+        ...given(marks, marks[panel]),
+        point,
+        ...label,
+        ...given(texts, texts[point]),
+        exact(points.data[at]),
+        exact(points.data[at + 1]),
+        mask ? mask[point] : 1,
       ];
     }
   }

@@ -1,6 +1,6 @@
 /**
- * The part of every panel that is seen. One finger and the wheel scroll the page; two fingers, the wheel with Ctrl, and
- * the wheel in a view that has the focus zoom.
+ * The part of every panel that is seen. One finger and the wheel scroll the page; two fingers, the
+ * wheel with Ctrl, and the wheel in a view that has the focus zoom.
  *
  * @typedef {import("./panelslayout.js").Box} Box
  */
@@ -16,7 +16,9 @@ export class Zoom {
     this.changed = changed;
     this.scale = 1;
     this.x = this.y = 0.5;
-    this.whole = button("Reset", "Show the whole panels (key 0, or a double click)", () => this.reset());
+    this.whole = button("Reset", "Show the whole panels (key 0, or a double click)", () =>
+      this.reset(),
+    );
     this.root = element("div", { class: "zoom", role: "group", "aria-label": "Zoom" }, [
       button("−", "Zoom out (key -)", () => this.by(1 / STEP)),
       button("+", "Zoom in (key +)", () => this.by(STEP)),
@@ -39,7 +41,8 @@ export class Zoom {
    */
   places(units, box) {
     const size = Math.min(box.width, box.height) * this.scale;
-    const left = box.x + box.width / 2 - this.x * size, top = box.y + box.height / 2 - this.y * size;
+    const left = box.x + box.width / 2 - this.x * size,
+      top = box.y + box.height / 2 - this.y * size;
     const places = new Float32Array(units.length);
     for (let i = 0; i < units.length; i += 2) {
       places[i] = left + units[i] * size;
@@ -56,7 +59,10 @@ export class Zoom {
    */
   unit(box, x, y) {
     const size = Math.min(box.width, box.height) * this.scale;
-    return [this.x + (x - box.x - box.width / 2) / size, this.y + (y - box.y - box.height / 2) / size];
+    return [
+      this.x + (x - box.x - box.width / 2) / size,
+      this.y + (y - box.y - box.height / 2) / size,
+    ];
   }
 
   /**
@@ -104,7 +110,12 @@ export class Zoom {
   /** @param {Record<string, string>} state */
   restore(state) {
     const [scale, x, y] = (state.zoom ?? "").split("_").map(Number);
-    const sound = [scale, x, y].every(Number.isFinite) && scale > 1 && scale <= MOST && Math.min(x, y) >= 0 && Math.max(x, y) <= 1;
+    const sound =
+      [scale, x, y].every(Number.isFinite) &&
+      scale > 1 &&
+      scale <= MOST &&
+      Math.min(x, y) >= 0 &&
+      Math.max(x, y) <= 1;
     [this.scale, this.x, this.y] = sound ? [scale, x, y] : [1, 0.5, 0.5];
   }
 
@@ -115,18 +126,34 @@ export class Zoom {
    * @param {(x: number, y: number) => Box | null} boxAt
    */
   listen(stage, canvas, boxAt) {
-    canvas.addEventListener("wheel", (event) => {
-      const box = boxAt(event.offsetX, event.offsetY);
-      const asked = event.ctrlKey || event.metaKey || document.activeElement === stage;
-      if (!box || !asked || (event.deltaY > 0 && this.scale === 1)) return;
-      event.preventDefault();
-      const turned = event.deltaY * (event.deltaMode ? 16 : 1) * (event.ctrlKey ? 4 : 1);
-      this.by(Math.exp(-Math.max(-240, Math.min(240, turned)) * 0.0025), { box, x: event.offsetX, y: event.offsetY });
-    }, { passive: false });
+    canvas.addEventListener(
+      "wheel",
+      (event) => {
+        const box = boxAt(event.offsetX, event.offsetY);
+        const asked = event.ctrlKey || event.metaKey || document.activeElement === stage;
+        if (!box || !asked || (event.deltaY > 0 && this.scale === 1)) return;
+        event.preventDefault();
+        const turned = event.deltaY * (event.deltaMode ? 16 : 1) * (event.ctrlKey ? 4 : 1);
+        this.by(Math.exp(-Math.max(-240, Math.min(240, turned)) * 0.0025), {
+          box,
+          x: event.offsetX,
+          y: event.offsetY,
+        });
+      },
+      { passive: false },
+    );
     canvas.addEventListener("dblclick", () => this.reset());
-    canvas.addEventListener("touchstart", (event) => { if (event.touches.length > 1) event.preventDefault(); }, { passive: false });
+    canvas.addEventListener(
+      "touchstart",
+      (event) => {
+        if (event.touches.length > 1) event.preventDefault();
+      },
+      { passive: false },
+    );
     for (const name of ["pointerup", "pointercancel", "pointerleave"]) {
-      canvas.addEventListener(name, (event) => this.fingers.delete(/** @type {PointerEvent} */ (event).pointerId));
+      canvas.addEventListener(name, (event) =>
+        this.fingers.delete(/** @type {PointerEvent} */ (event).pointerId),
+      );
     }
   }
 
@@ -143,7 +170,8 @@ export class Zoom {
     if (now.length < 2) return false;
     const box = boxAt(...middle(now));
     if (before.length < 2 || !box) return true;
-    const [x, y] = middle(before), [toX, toY] = middle(now);
+    const [x, y] = middle(before),
+      [toX, toY] = middle(now);
     this.by(apart(now) / (apart(before) || 1), { box, x, y });
     this.move(box, toX - x, toY - y);
     return true;

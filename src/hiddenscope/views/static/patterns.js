@@ -1,15 +1,35 @@
-/** Patterns: small multiples of layer by head, one head large, and the text with what a token reads and which tokens read it. */
+/**
+ * Patterns: small multiples of layer by head, one head large, and the text with what a token reads
+ * and which tokens read it.
+ */
 
 import { fitted, oncePerFrame, Surface, whenResized } from "./canvas.js";
 import { colourMap } from "./colour.js";
 import { choice, element, list } from "./elements.js";
 import { Figure, listenToKeys } from "./figure.js";
 import { readState, writeState } from "./hash.js";
-import { clamped, headExists, headName, mostOf, patternOf, spread, whatIsRead, whoReads } from "./patternsdata.js";
+import {
+  clamped,
+  headExists,
+  headName,
+  mostOf,
+  patternOf,
+  spread,
+  whatIsRead,
+  whoReads,
+} from "./patternsdata.js";
 import { headUnder, largeLayout, pairUnder, smallLayout } from "./patternslayout.js";
 import { frameHead, paintLarge, paintSmall, smallPictures } from "./patternspaint.js";
 import { TokenText } from "./patternstext.js";
-import { headHint, headRows, HEADS_HELP, headsReadout, LARGE_HELP, meaningShown, scoresShown } from "./patternswords.js";
+import {
+  headHint,
+  headRows,
+  HEADS_HELP,
+  headsReadout,
+  LARGE_HELP,
+  meaningShown,
+  scoresShown,
+} from "./patternswords.js";
 import { keyLayout, paintKey } from "./legend.js";
 import { formatTick } from "./numbers.js";
 import { canvasPen, lettering } from "./pen.js";
@@ -48,7 +68,10 @@ export class PatternsView {
     /** @type {Chosen} */
     this.pointed = NONE;
     this.theme = theme();
-    this.figure = new Figure(root, heads, HEADS_HELP, { picture: () => this.picture(), rows: () => headRows(heads, this.at) });
+    this.figure = new Figure(root, heads, HEADS_HELP, {
+      picture: () => this.picture(),
+      rows: () => headRows(heads, this.at),
+    });
     this.small = new Surface("front");
     this.large = new Surface("large");
     this.key = new Surface("legend");
@@ -64,34 +87,75 @@ export class PatternsView {
 
   build() {
     const { heads, figure } = this;
-    this.shows = choice("Shows", { pattern: "Weights", weighted: "Value-weighted" }, (shown) => this.change(() => { this.weighted = shown === "weighted"; }));
-    this.spans = choice("Colour range", { each: "Each head", all: "All heads" }, (span) => this.change(() => { this.each = span === "each"; }));
-    this.scales = choice("Scale", { linear: "Linear", root: "Root" }, (scale) => this.change(() => { this.root = scale === "root"; }));
+    this.shows = choice("Shows", { pattern: "Weights", weighted: "Value-weighted" }, (shown) =>
+      this.change(() => {
+        this.weighted = shown === "weighted";
+      }),
+    );
+    this.spans = choice("Colour range", { each: "Each head", all: "All heads" }, (span) =>
+      this.change(() => {
+        this.each = span === "each";
+      }),
+    );
+    this.scales = choice("Scale", { linear: "Linear", root: "Root" }, (scale) =>
+      this.change(() => {
+        this.root = scale === "root";
+      }),
+    );
     this.known = this.exists.flatMap((exists, at) => (exists ? [at] : []));
-    this.list = list("Large head", this.known.map((at) => shownText(headName(heads, at), 80)), (chosen) => this.change(() => { this.at = this.known?.[chosen] ?? this.at; }));
+    this.list = list(
+      "Large head",
+      this.known.map((at) => shownText(headName(heads, at), 80)),
+      (chosen) =>
+        this.change(() => {
+          this.at = this.known?.[chosen] ?? this.at;
+        }),
+    );
     figure.controls.append(this.shows.root, this.spans.root, this.scales.root, this.list.root);
     this.small.canvas.setAttribute("role", "img");
-    this.small.canvas.setAttribute("aria-label", `${shownText(heads.title, 200)}: ${heads.sites.length} layers, ${heads.heads.length} heads`);
+    this.small.canvas.setAttribute(
+      "aria-label",
+      `${shownText(heads.title, 200)}: ${heads.sites.length} layers, ${heads.heads.length} heads`,
+    );
     this.name = element("h3");
     this.scores = element("div", { class: "scores" });
     this.meaning = element("p", { class: "meaning" });
     this.texts = this.textsOf();
-    this.stage = element("div", { class: "largestage", tabindex: "0", role: "application" }, [this.large.canvas]);
+    this.stage = element("div", { class: "largestage", tabindex: "0", role: "application" }, [
+      this.large.canvas,
+    ]);
     this.pair = element("div", { class: "headpair" });
-    this.aside = element("div", { class: "onehead" }, [this.name, this.scores, this.meaning, ...this.texts.map(({ root }) => root), element("div", { class: "scroller" }, [this.stage])]);
+    this.aside = element("div", { class: "onehead" }, [
+      this.name,
+      this.scores,
+      this.meaning,
+      ...this.texts.map(({ root }) => root),
+      element("div", { class: "scroller" }, [this.stage]),
+    ]);
     figure.stage.replaceWith(this.pair);
     figure.stage.append(element("div", { class: "scroller" }, [this.small.canvas]));
     this.pair.append(figure.stage, this.aside);
     figure.keys.append(this.key.canvas);
   }
 
-  /** One text where tokens read their own text, and else that of the queries and that of the keys. */
+  /**
+   * One text where tokens read their own text, and else that of the queries and that of the keys.
+   */
   textsOf() {
     const { queries, keys, positions } = this.heads;
-    if (positions.length) return [new TokenText("The text: choose a token", keys, (place, keep) => this.point(this.ofToken(place), keep))];
+    if (positions.length)
+      return [
+        new TokenText("The text: choose a token", keys, (place, keep) =>
+          this.point(this.ofToken(place), keep),
+        ),
+      ];
     return [
-      new TokenText("The text that reads: choose a token", queries, (place, keep) => this.point({ query: place, key: -1 }, keep)),
-      new TokenText("The text that is read: choose a token", keys, (place, keep) => this.point({ query: -1, key: place }, keep)),
+      new TokenText("The text that reads: choose a token", queries, (place, keep) =>
+        this.point({ query: place, key: -1 }, keep),
+      ),
+      new TokenText("The text that is read: choose a token", keys, (place, keep) =>
+        this.point({ query: -1, key: place }, keep),
+      ),
     ];
   }
 
@@ -123,42 +187,75 @@ export class PatternsView {
 
   listen() {
     const { figure } = this;
-    const under = (/** @type {MouseEvent} */ event) => headUnder(this.smallAt, event.offsetX, event.offsetY);
+    const under = (/** @type {MouseEvent} */ event) =>
+      headUnder(this.smallAt, event.offsetX, event.offsetY);
     this.small.canvas.addEventListener("pointermove", (event) => {
       const at = under(event);
       figure.pointOut(at < 0 ? [] : headHint(this.heads, at), event);
-      if (at !== this.cursor) { this.cursor = at; this.paint(); }
+      if (at !== this.cursor) {
+        this.cursor = at;
+        this.paint();
+      }
     });
-    this.small.canvas.addEventListener("pointerleave", () => { figure.pointOut([]); this.cursor = -1; this.paint(); });
+    this.small.canvas.addEventListener("pointerleave", () => {
+      figure.pointOut([]);
+      this.cursor = -1;
+      this.paint();
+    });
     this.small.canvas.addEventListener("click", (event) => this.choose(under(event)));
-    const step = (/** @type {number} */ right, /** @type {number} */ up) => () => this.stepHead(right, up);
+    const step = (/** @type {number} */ right, /** @type {number} */ up) => () =>
+      this.stepHead(right, up);
     const [across, high] = [this.heads.heads.length, this.heads.sites.length];
     figure.onKeys({
-      ArrowRight: step(1, 0), ArrowLeft: step(-1, 0), ArrowUp: step(0, 1), ArrowDown: step(0, -1),
-      Home: step(-across, 0), End: step(across, 0), PageUp: step(0, high), PageDown: step(0, -high),
+      ArrowRight: step(1, 0),
+      ArrowLeft: step(-1, 0),
+      ArrowUp: step(0, 1),
+      ArrowDown: step(0, -1),
+      Home: step(-across, 0),
+      End: step(across, 0),
+      PageUp: step(0, high),
+      PageDown: step(0, -high),
     });
     this.listenToLarge();
     const watched = /** @type {HTMLElement} */ (this.pair);
-    this.stops = [whenResized(watched, (width) => this.arrange(width)), whenThemeChanges(() => { this.theme = theme(); this.pictures = null; this.settle(); })];
+    this.stops = [
+      whenResized(watched, (width) => this.arrange(width)),
+      whenThemeChanges(() => {
+        this.theme = theme();
+        this.pictures = null;
+        this.settle();
+      }),
+    ];
   }
 
   listenToLarge() {
     const { canvas } = this.large;
-    const pair = (/** @type {MouseEvent} */ event) => pairUnder(this.largeAt, event.offsetX, event.offsetY);
+    const pair = (/** @type {MouseEvent} */ event) =>
+      pairUnder(this.largeAt, event.offsetX, event.offsetY);
     canvas.addEventListener("pointermove", (event) => this.point(pair(event), false));
     canvas.addEventListener("pointerleave", () => this.point(NONE, false));
     canvas.addEventListener("click", (event) => this.point(pair(event), true));
     const step = (/** @type {number} */ down, /** @type {number} */ right) => () => {
       const { query, key } = this.chosen;
       const [lastQuery, lastKey] = [this.heads.queries.length - 1, this.heads.keys.length - 1];
-      this.point({ query: clamped(query + down, lastQuery), key: clamped(key + right, lastKey) }, true);
+      this.point(
+        { query: clamped(query + down, lastQuery), key: clamped(key + right, lastKey) },
+        true,
+      );
     };
     const far = Math.max(this.heads.queries.length, this.heads.keys.length);
-    if (this.stage) listenToKeys(this.stage, {
-      ArrowDown: step(1, 0), ArrowUp: step(-1, 0), ArrowRight: step(0, 1), ArrowLeft: step(0, -1),
-      Home: step(0, -far), End: step(0, far), PageUp: step(-far, 0), PageDown: step(far, 0),
-      Escape: () => this.point(this.lastToken(), true),
-    });
+    if (this.stage)
+      listenToKeys(this.stage, {
+        ArrowDown: step(1, 0),
+        ArrowUp: step(-1, 0),
+        ArrowRight: step(0, 1),
+        ArrowLeft: step(0, -1),
+        Home: step(0, -far),
+        End: step(0, far),
+        PageUp: step(-far, 0),
+        PageDown: step(far, 0),
+        Escape: () => this.point(this.lastToken(), true),
+      });
   }
 
   /** Stop listening to the page: the view is taken from it. */
@@ -180,7 +277,10 @@ export class PatternsView {
 
   /** @param {number} at */
   choose(at) {
-    if (at >= 0 && this.exists[at]) this.change(() => { this.at = at; });
+    if (at >= 0 && this.exists[at])
+      this.change(() => {
+        this.at = at;
+      });
   }
 
   /**
@@ -189,7 +289,11 @@ export class PatternsView {
    */
   point(chosen, keep) {
     const some = chosen.query >= 0 || chosen.key >= 0;
-    if (keep && some) return this.change(() => { this.pin = chosen; this.pointed = NONE; });
+    if (keep && some)
+      return this.change(() => {
+        this.pin = chosen;
+        this.pointed = NONE;
+      });
     if (chosen.query === this.pointed.query && chosen.key === this.pointed.key) return undefined;
     this.pointed = chosen;
     return this.tell();
@@ -198,13 +302,16 @@ export class PatternsView {
   /** Take the state from the page's address. */
   restore() {
     const state = readState(this.place);
-    const at = this.exists.findIndex((exists, head) => exists && headName(this.heads, head) === state.head);
+    const at = this.exists.findIndex(
+      (exists, head) => exists && headName(this.heads, head) === state.head,
+    );
     this.at = at < 0 ? this.first : at;
     this.weighted = state.shows ? state.shows === "weighted" : this.heads.weighted;
     this.each = state.colours !== "all";
     this.root = state.scale ? state.scale === "root" : this.longText;
     const [query, key] = (state.token ?? "").split("~").map(Number);
-    const known = query < this.heads.queries.length && key < this.heads.keys.length && query >= -1 && key >= -1;
+    const known =
+      query < this.heads.queries.length && key < this.heads.keys.length && query >= -1 && key >= -1;
     this.pin = known ? { query, key } : this.lastToken();
     this.settle();
   }
@@ -251,7 +358,11 @@ export class PatternsView {
     if (second) {
       first.show({ reads: null, readers }, chosen.query);
       second.show({ reads, readers: null }, chosen.key);
-    } else first?.show({ reads, readers: readers && spread(readers, heads) }, chosen.query >= 0 ? heads.positions[chosen.query] : chosen.key);
+    } else
+      first?.show(
+        { reads, readers: readers && spread(readers, heads) },
+        chosen.query >= 0 ? heads.positions[chosen.query] : chosen.key,
+      );
     this.paint();
   }
 
@@ -260,7 +371,12 @@ export class PatternsView {
     const wide = width >= WIDE;
     this.pair?.classList.toggle("wide", wide);
     const { font } = this.theme;
-    this.smallAt = smallLayout(this.heads, wide ? SMALL_SHARE * width : width, wide ? TALLEST.wide : TALLEST.narrow, font);
+    this.smallAt = smallLayout(
+      this.heads,
+      wide ? SMALL_SHARE * width : width,
+      wide ? TALLEST.wide : TALLEST.narrow,
+      font,
+    );
     const room = wide ? width - this.smallAt.width - 36 : width;
     this.largeAt = largeLayout(this.heads, room, font);
     this.small.resize(this.smallAt.width, this.smallAt.height);
@@ -277,13 +393,21 @@ export class PatternsView {
 
   mostOfAll() {
     if (!this.weighted) return 1;
-    this.loudest ||= Math.max(...(this.known ?? []).map((at) => mostOf(patternOf(this.heads, at, true))));
+    this.loudest ||= Math.max(
+      ...(this.known ?? []).map((at) => mostOf(patternOf(this.heads, at, true))),
+    );
     return this.loudest;
   }
 
   /** @param {number} ratio */
   smallOnes(ratio) {
-    const shade = { weighted: this.weighted, each: this.each, most: this.each ? 1 : this.mostOfAll(), root: this.root, dark: this.theme.dark };
+    const shade = {
+      weighted: this.weighted,
+      each: this.each,
+      most: this.each ? 1 : this.mostOfAll(),
+      root: this.root,
+      dark: this.theme.dark,
+    };
     return smallPictures(this.heads, this.smallAt, shade, ratio);
   }
 
@@ -304,7 +428,10 @@ export class PatternsView {
     const what = this.weighted ? "value-weighted (L2)" : "attention weight";
     const whose = this.each ? "; small: each to its own most" : "";
     const { most } = this;
-    const ticks = [0, 0.5, 1].map((at) => ({ at, label: formatTick(Number(((this.root ? at * at : at) * most).toPrecision(2))) }));
+    const ticks = [0, 0.5, 1].map((at) => ({
+      at,
+      label: formatTick(Number(((this.root ? at * at : at) * most).toPrecision(2))),
+    }));
     return { map: colourMap("sequential", this.theme.dark), ticks, name: `${what}${whose}` };
   }
 
@@ -313,7 +440,10 @@ export class PatternsView {
     this.key.resize(layout.width, layout.height);
     paintKey(canvasPen(this.key.clear(), this.theme.font), [this.legend], 0, 0, layout, this.theme);
     this.key.canvas.setAttribute("role", "img");
-    this.key.canvas.setAttribute("aria-label", `Colours: ${this.legend.name}, ${this.legend.ticks.map((tick) => tick.label).join(", ")}`);
+    this.key.canvas.setAttribute(
+      "aria-label",
+      `Colours: ${this.legend.name}, ${this.legend.ticks.map((tick) => tick.label).join(", ")}`,
+    );
   }
 
   /** The small multiples and beneath them the large head, to be saved. */
@@ -329,13 +459,29 @@ export class PatternsView {
       width,
       height: head + small.height + gap + large.height + key.height + edge,
       paint: (/** @type {import("./pen.js").Pen} */ pen) => {
-        pen.text(fitted(this.figure.title, bold, width - 2 * edge), edge, 20, { fill: ink, size: 16, bold: true });
+        pen.text(fitted(this.figure.title, bold, width - 2 * edge), edge, 20, {
+          fill: ink,
+          size: 16,
+          bold: true,
+        });
         const moved = { ...small, left: small.left + edge, top: small.top + head };
         paintSmall(pen, this.heads, moved, pictures, this.theme);
         frameHead(pen, moved, this.at, { paper: this.theme.paper, ink: this.theme.accent });
         const below = head + small.height + gap;
-        pen.text(headName(this.heads, this.at), edge, below - 16, { fill: ink, size: 14, bold: true });
-        if (this.values) paintLarge(pen, { ...large, left: large.left + edge, top: large.top + below }, this.values, this, this.pin, this.theme);
+        pen.text(headName(this.heads, this.at), edge, below - 16, {
+          fill: ink,
+          size: 14,
+          bold: true,
+        });
+        if (this.values)
+          paintLarge(
+            pen,
+            { ...large, left: large.left + edge, top: large.top + below },
+            this.values,
+            this,
+            this.pin,
+            this.theme,
+          );
         paintKey(pen, [this.legend], edge, below + large.height + 4, key, this.theme);
       },
     };

@@ -1,6 +1,6 @@
 /**
- * Numbers of heads: weights are packed as steps of their square root, and a value-weighted weight is a weight times the
- * norm of what the token that is read writes.
+ * Numbers of heads: weights are packed as steps of their square root, and a value-weighted weight
+ * is a weight times the norm of what the token that is read writes.
  *
  * @typedef {import("./payload.js").Patterns} Patterns
  */
@@ -80,19 +80,28 @@ export function whoReads(heads, at, key, weighted) {
 }
 
 /**
- * A head's pattern `[query, key]`, thinned to so many rows and columns: each is the largest of those it stands for.
+ * A head's pattern `[query, key]`, thinned to so many rows and columns: each is the largest of
+ * those it stands for.
  * @param {Patterns} heads
  * @param {number} at
  * @param {boolean} weighted
  * @param {number} [rows]
  * @param {number} [columns]
  */
-export function patternOf(heads, at, weighted, rows = heads.queries.length, columns = heads.keys.length) {
+export function patternOf(
+  heads,
+  at,
+  weighted,
+  rows = heads.queries.length,
+  columns = heads.keys.length,
+) {
   const [queries, keys] = [heads.queries.length, heads.keys.length];
   const table = weightsOfSteps(heads.steps);
   const { data } = heads.weights;
   const norms = /** @type {Float32Array} */ (heads.norms.data).subarray(at * keys, (at + 1) * keys);
-  const columnOf = Int32Array.from({ length: keys }, (_, key) => Math.floor((key * columns) / keys));
+  const columnOf = Int32Array.from({ length: keys }, (_, key) =>
+    Math.floor((key * columns) / keys),
+  );
   const out = new Float32Array(rows * columns);
   for (let query = 0, from = at * queries * keys; query < queries; query++) {
     const row = Math.floor((query * rows) / queries) * columns;
@@ -123,7 +132,9 @@ export function mostOf(values) {
  * @param {number} count
  */
 export function strongestPlaces(values, count) {
-  const places = Array.from({ length: values.length }, (_, place) => place).filter((place) => values[place] > 0);
+  const places = Array.from({ length: values.length }, (_, place) => place).filter(
+    (place) => values[place] > 0,
+  );
   return places.sort((a, b) => values[b] - values[a]).slice(0, count);
 }
 
@@ -134,7 +145,9 @@ export function strongestPlaces(values, count) {
  */
 export function spread(values, heads) {
   const out = new Float32Array(heads.keys.length).fill(NaN);
-  heads.positions.forEach((place, query) => { out[place] = values[query]; });
+  heads.positions.forEach((place, query) => {
+    out[place] = values[query];
+  });
   return out;
 }
 

@@ -1,10 +1,10 @@
 /**
  * Where things lie in a picture of heads, in CSS pixels.
  *
- * @typedef {{left: number, top: number, side: number, rows: number, columns: number, width: number, height: number,
- *   sites: string[]}} Small the small multiples
- * @typedef {{left: number, top: number, cell: number, rows: number, columns: number, width: number, height: number,
- *   queries: string[], keys: string[], turned: boolean}} Large one head
+ * @typedef {{left: number, top: number, side: number, rows: number, columns: number, width: number,
+ *   height: number, sites: string[]}} Small the small multiples
+ * @typedef {{left: number, top: number, cell: number, rows: number, columns: number, width: number,
+ *   height: number, queries: string[], keys: string[], turned: boolean}} Large one head
  */
 
 import { fitted, widthOf } from "./canvas.js";
@@ -30,7 +30,16 @@ export function smallLayout(heads, room, tallest, font) {
   const [rows, columns] = [heads.sites.length, heads.heads.length];
   const fitting = Math.min((room - left - 4) / columns, tallest / rows);
   const side = Math.floor(4 * Math.min(SIDES.most, Math.max(SIDES.least, fitting))) / 4;
-  return { left, top: 4, side, rows, columns, width: left + columns * side + 4, height: 4 + rows * side + 34, sites };
+  return {
+    left,
+    top: 4,
+    side,
+    rows,
+    columns,
+    width: left + columns * side + 4,
+    height: 4 + rows * side + 34,
+    sites,
+  };
 }
 
 /**
@@ -53,7 +62,10 @@ export function headUnder(layout, x, y) {
  */
 export function cornerOfHead(layout, at) {
   const row = Math.floor(at / layout.columns);
-  return [layout.left + (at % layout.columns) * layout.side, layout.top + (layout.rows - 1 - row) * layout.side];
+  return [
+    layout.left + (at % layout.columns) * layout.side,
+    layout.top + (layout.rows - 1 - row) * layout.side,
+  ];
 }
 
 /**
@@ -65,9 +77,11 @@ export function cornerOfHead(layout, at) {
 export function largeLayout(heads, room, font) {
   const naming = lettering(font, { size: HEAD_SIZES.token });
   const longest = Math.min(LONGEST_LABELS.label, room / 4);
-  const shown = (/** @type {string} */ token) => fitted(shownToken(token, LONGEST_LABELS.token), naming, longest);
+  const shown = (/** @type {string} */ token) =>
+    fitted(shownToken(token, LONGEST_LABELS.token), naming, longest);
   const [queries, keys] = [heads.queries.map(shown), heads.keys.map(shown)];
-  const widest = (/** @type {string[]} */ tokens) => Math.ceil(tokens.reduce((most, token) => Math.max(most, widthOf(token, naming)), 0));
+  const widest = (/** @type {string[]} */ tokens) =>
+    Math.ceil(tokens.reduce((most, token) => Math.max(most, widthOf(token, naming)), 0));
   const left = widest(queries) + 10;
   const [rows, columns, label] = [queries.length, keys.length, widest(keys)];
   const turned = label + 6 > Math.min(CELLS.most, (room - left) / columns);
@@ -75,7 +89,18 @@ export function largeLayout(heads, room, font) {
   const fitting = (room - left - leaning) / columns;
   const cell = Math.min(CELLS.most, Math.max(CELLS.least, fitting));
   const top = turned ? leaning + 22 : 22;
-  return { left, top, cell, rows, columns, width: left + columns * cell + leaning, height: top + rows * cell + 4, queries, keys, turned };
+  return {
+    left,
+    top,
+    cell,
+    rows,
+    columns,
+    width: left + columns * cell + leaning,
+    height: top + rows * cell + 4,
+    queries,
+    keys,
+    turned,
+  };
 }
 
 /**
@@ -87,5 +112,8 @@ export function largeLayout(heads, room, font) {
 export function pairUnder(layout, x, y) {
   const key = Math.floor((x - layout.left) / layout.cell);
   const query = Math.floor((y - layout.top) / layout.cell);
-  return { query: query >= 0 && query < layout.rows ? query : -1, key: key >= 0 && key < layout.columns ? key : -1 };
+  return {
+    query: query >= 0 && query < layout.rows ? query : -1,
+    key: key >= 0 && key < layout.columns ? key : -1,
+  };
 }

@@ -9,8 +9,9 @@ import { cornerOfHead, HEAD_SIZES } from "./patternslayout.js";
  * @typedef {import("./payload.js").Patterns} Patterns
  * @typedef {import("./pen.js").Pen} Pen
  * @typedef {import("./theme.js").Theme} Theme
- * @typedef {{weighted: boolean, each: boolean, most: number, root: boolean, dark: boolean}} Shade `most` is the largest
- *   number of all heads, where these share one scale; with `root`, colours run by the square root
+ * @typedef {{weighted: boolean, each: boolean, most: number, root: boolean, dark: boolean}} Shade
+ *   `most` is the largest number of all heads, where these share one scale; with `root`, colours
+ *   run by the square root
  */
 
 const LABEL_APART = 13;
@@ -22,10 +23,14 @@ const MOST_RECTS = 10_000; // with more cells than this a drawing holds pixels
  * @param {{most: number, root: boolean, dark: boolean}} shade
  */
 export function weightPixels(values, { most, root, dark }) {
-  const levels = values.map((value) => (root ? Math.sqrt(value / (most || 1)) : value / (most || 1)));
+  const levels = values.map((value) =>
+    root ? Math.sqrt(value / (most || 1)) : value / (most || 1),
+  );
   const pixels = painted(levels, colourMap("sequential", dark));
   const whole = new Uint32Array(pixels.buffer);
-  values.forEach((value, i) => { if (!value) whole[i] = 0; });
+  values.forEach((value, i) => {
+    if (!value) whole[i] = 0;
+  });
   return pixels;
 }
 
@@ -40,13 +45,21 @@ export function smallPictures(heads, layout, shade, ratio) {
   const side = Math.max(1, Math.round(layout.side * ratio));
   const gap = side > 12 ? 2 : 1;
   const inner = side - gap;
-  const [rows, columns] = [heads.queries.length, heads.keys.length].map((count) => Math.min(count, inner));
-  const [whole, part] = [newContext(side * layout.columns, side * layout.rows), newContext(columns, rows)];
+  const [rows, columns] = [heads.queries.length, heads.keys.length].map((count) =>
+    Math.min(count, inner),
+  );
+  const [whole, part] = [
+    newContext(side * layout.columns, side * layout.rows),
+    newContext(columns, rows),
+  ];
   whole.imageSmoothingEnabled = false;
   for (let at = 0; at < layout.rows * layout.columns; at++) {
     if (!headExists(heads, at)) continue;
     const values = patternOf(heads, at, shade.weighted, rows, columns);
-    const pixels = weightPixels(values, { ...shade, most: shade.each ? mostOf(values) : shade.most });
+    const pixels = weightPixels(values, {
+      ...shade,
+      most: shade.each ? mostOf(values) : shade.most,
+    });
     part.putImageData(new ImageData(pixels, columns, rows), 0, 0);
     const y = (layout.rows - 1 - Math.floor(at / layout.columns)) * side;
     whole.drawImage(part.canvas, (at % layout.columns) * side, y, inner, inner);
@@ -67,16 +80,29 @@ export function paintSmall(pen, heads, layout, pictures, theme) {
   pen.image(pictures, left, top, width, height);
   const how = { fill: theme.muted, size: HEAD_SIZES.site };
   for (let row = 0, every = Math.ceil(LABEL_APART / side); row < rows; row += every) {
-    pen.text(layout.sites[row], left - 6, top + (rows - 0.5 - row) * side, { ...how, anchor: "end" });
+    pen.text(layout.sites[row], left - 6, top + (rows - 0.5 - row) * side, {
+      ...how,
+      anchor: "end",
+    });
   }
   for (let head = 0, every = Math.ceil(20 / side); head < columns; head += every) {
-    pen.text(heads.heads[head], left + (head + 0.5) * side, top + height + 10, { ...how, anchor: "middle" });
+    pen.text(heads.heads[head], left + (head + 0.5) * side, top + height + 10, {
+      ...how,
+      anchor: "middle",
+    });
   }
   pen.text("head", left + width / 2, top + height + 25, { ...how, anchor: "middle" });
   for (let at = 0; at < rows * columns; at++) {
     if (headExists(heads, at)) continue;
     const [x, y] = cornerOfHead(layout, at);
-    pen.line([[x + 3, y + side - 4], [x + side - 4, y + 3]], theme.faint, 1);
+    pen.line(
+      [
+        [x + 3, y + side - 4],
+        [x + side - 4, y + 3],
+      ],
+      theme.faint,
+      1,
+    );
   }
 }
 
@@ -105,21 +131,35 @@ export function paintLarge(pen, layout, values, shade, chosen, theme) {
   const { left, top, cell, rows, columns } = layout;
   const pixels = weightPixels(values, { ...shade, dark: theme.dark });
   const [width, height] = [columns * cell, rows * cell];
-  if (rows * columns <= MOST_RECTS) pen.cells(pixels, { x: left, y: top, width: cell, height: cell, columns, first: 0, last: columns });
+  if (rows * columns <= MOST_RECTS)
+    pen.cells(pixels, {
+      x: left,
+      y: top,
+      width: cell,
+      height: cell,
+      columns,
+      first: 0,
+      last: columns,
+    });
   else pen.image(enlarged(pixels, columns, rows, Math.ceil(cell)), left, top, width, height);
   pen.outline(left - 0.5, top - 0.5, width + 1, height + 1, theme.faint, 1);
   if (cell >= 14) {
     /** @type {[number, number, number, number][]} */
     const gaps = [];
     for (let row = 1; row < rows; row++) gaps.push([left, top + row * cell - 0.5, width, 1]);
-    for (let column = 1; column < columns; column++) gaps.push([left + column * cell - 0.5, top, 1, height]);
+    for (let column = 1; column < columns; column++)
+      gaps.push([left + column * cell - 0.5, top, 1, height]);
     pen.rects(gaps, theme.paper);
   }
   const every = Math.ceil(LABEL_APART / cell);
-  for (const query of labelled(rows, every, chosen.query)) queryLabel(pen, layout, query, query === chosen.query ? theme.accent : theme.ink);
-  for (const key of labelled(columns, every, chosen.key)) keyLabel(pen, layout, key, key === chosen.key ? theme.accent : theme.ink);
-  if (chosen.query >= 0) pen.outline(left - 1, top + chosen.query * cell - 0.5, width + 2, cell + 1, theme.accent, 1.5);
-  if (chosen.key >= 0) pen.outline(left + chosen.key * cell - 0.5, top - 1, cell + 1, height + 2, theme.accent, 1.5);
+  for (const query of labelled(rows, every, chosen.query))
+    queryLabel(pen, layout, query, query === chosen.query ? theme.accent : theme.ink);
+  for (const key of labelled(columns, every, chosen.key))
+    keyLabel(pen, layout, key, key === chosen.key ? theme.accent : theme.ink);
+  if (chosen.query >= 0)
+    pen.outline(left - 1, top + chosen.query * cell - 0.5, width + 2, cell + 1, theme.accent, 1.5);
+  if (chosen.key >= 0)
+    pen.outline(left + chosen.key * cell - 0.5, top - 1, cell + 1, height + 2, theme.accent, 1.5);
 }
 
 /**
@@ -138,14 +178,16 @@ function enlarged(pixels, columns, rows, times) {
 }
 
 /**
- * The places that get a label: some of many, and always the chosen one, which pushes its neighbours away.
+ * The places that get a label: some of many, and always the chosen one, which pushes its neighbours
+ * away.
  * @param {number} count
  * @param {number} every
  * @param {number} chosen
  */
 export function labelled(count, every, chosen) {
   const places = [];
-  for (let place = 0; place < count; place += every) if (chosen < 0 || place === chosen || Math.abs(place - chosen) >= every) places.push(place);
+  for (let place = 0; place < count; place += every)
+    if (chosen < 0 || place === chosen || Math.abs(place - chosen) >= every) places.push(place);
   if (chosen >= 0 && chosen % every) places.push(chosen);
   return places;
 }
@@ -157,7 +199,11 @@ export function labelled(count, every, chosen) {
  * @param {string} fill
  */
 function queryLabel(pen, layout, query, fill) {
-  pen.text(layout.queries[query], layout.left - 6, layout.top + (query + 0.5) * layout.cell, { fill, size: HEAD_SIZES.token, anchor: "end" });
+  pen.text(layout.queries[query], layout.left - 6, layout.top + (query + 0.5) * layout.cell, {
+    fill,
+    size: HEAD_SIZES.token,
+    anchor: "end",
+  });
 }
 
 /**
@@ -169,5 +215,10 @@ function queryLabel(pen, layout, query, fill) {
 function keyLabel(pen, layout, key, fill) {
   const [turn, away, up] = layout.turned ? [-45, -2, 8] : [0, 0, 11];
   const x = layout.left + (key + 0.5) * layout.cell + away;
-  pen.text(layout.keys[key], x, layout.top - up, { fill, size: HEAD_SIZES.token, turn, anchor: turn ? "start" : "middle" });
+  pen.text(layout.keys[key], x, layout.top - up, {
+    fill,
+    size: HEAD_SIZES.token,
+    turn,
+    anchor: turn ? "start" : "middle",
+  });
 }

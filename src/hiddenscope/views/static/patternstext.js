@@ -1,11 +1,16 @@
-/** The text itself, with what a token reads and which tokens read it as numbers above the tokens. */
+/**
+ * The text itself, with what a token reads and which tokens read it as numbers above the tokens.
+ */
 
 import { element } from "./elements.js";
 import { mostOf } from "./patternsdata.js";
 import { shortWeight, weightWords } from "./patternswords.js";
 import { shownText, shownToken } from "./text.js";
 
-/** @typedef {{reads: Float32Array | null, readers: Float32Array | null}} Above numbers for each token of the text */
+/**
+ * @typedef {{reads: Float32Array | null, readers: Float32Array | null}} Above numbers for each
+ *   token of the text
+ */
 
 export class TokenText {
   /**
@@ -16,7 +21,11 @@ export class TokenText {
   constructor(name, tokens, act) {
     this.tokens = tokens.map((token) => shownToken(token, 24));
     this.places = this.tokens.map((token, place) => this.option(token, place, act));
-    this.root = element("div", { class: "tokentext", role: "listbox", "aria-label": shownText(name, 80) }, this.places.map(({ root }) => root));
+    this.root = element(
+      "div",
+      { class: "tokentext", role: "listbox", "aria-label": shownText(name, 80) },
+      this.places.map(({ root }) => root),
+    );
     this.root.addEventListener("keydown", (event) => this.step(event, act));
   }
 
@@ -26,12 +35,30 @@ export class TokenText {
    * @param {(place: number, keep: boolean) => void} act
    */
   option(token, place, act) {
-    const [reads, readers] = [element("i", { class: "reads", "aria-hidden": "true" }), element("i", { class: "readers", "aria-hidden": "true" })];
-    const root = element("span", { role: "option", class: "readtoken", tabindex: place ? "-1" : "0", "aria-selected": "false" }, [reads, readers, element("bdi", {}, [token])]);
-    root.addEventListener("pointerenter", (event) => { if (event.pointerType !== "touch") act(place, false); });
-    root.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") act(-1, false); });
+    const [reads, readers] = [
+      element("i", { class: "reads", "aria-hidden": "true" }),
+      element("i", { class: "readers", "aria-hidden": "true" }),
+    ];
+    const root = element(
+      "span",
+      {
+        role: "option",
+        class: "readtoken",
+        tabindex: place ? "-1" : "0",
+        "aria-selected": "false",
+      },
+      [reads, readers, element("bdi", {}, [token])],
+    );
+    root.addEventListener("pointerenter", (event) => {
+      if (event.pointerType !== "touch") act(place, false);
+    });
+    root.addEventListener("pointerleave", (event) => {
+      if (event.pointerType !== "touch") act(-1, false);
+    });
     root.addEventListener("click", () => act(place, true));
-    root.addEventListener("focus", () => { if (root.matches(":focus-visible")) act(place, true); });
+    root.addEventListener("focus", () => {
+      if (root.matches(":focus-visible")) act(place, true);
+    });
     return { root, reads, readers };
   }
 
@@ -42,7 +69,14 @@ export class TokenText {
   step(event, act) {
     const now = this.places.findIndex(({ root }) => root === document.activeElement);
     const last = this.places.length - 1;
-    const to = { ArrowRight: now + 1, ArrowDown: now + 1, ArrowLeft: now - 1, ArrowUp: now - 1, Home: 0, End: last }[event.key];
+    const to = {
+      ArrowRight: now + 1,
+      ArrowDown: now + 1,
+      ArrowLeft: now - 1,
+      ArrowUp: now - 1,
+      Home: 0,
+      End: last,
+    }[event.key];
     if (to === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     const place = Math.min(last, Math.max(0, to));
@@ -56,7 +90,8 @@ export class TokenText {
    */
   reveal(token) {
     const [top, room] = [token.offsetTop - this.root.offsetTop, this.root.clientHeight];
-    if (top < this.root.scrollTop || top + token.offsetHeight > this.root.scrollTop + room) this.root.scrollTop = top - room / 2;
+    if (top < this.root.scrollTop || top + token.offsetHeight > this.root.scrollTop + room)
+      this.root.scrollTop = top - room / 2;
   }
 
   /**
@@ -72,7 +107,10 @@ export class TokenText {
       fillNumber(token.readers, readers ? readers[place] : 0, mostReaders);
       token.root.setAttribute("aria-selected", String(place === chosen));
       token.root.setAttribute("tabindex", place === focus ? "0" : "-1");
-      const said = [reads ? `is read ${weightWords(reads[place])}` : "", readers ? `reads it ${weightWords(readers[place])}` : ""].filter(Boolean);
+      const said = [
+        reads ? `is read ${weightWords(reads[place])}` : "",
+        readers ? `reads it ${weightWords(readers[place])}` : "",
+      ].filter(Boolean);
       token.root.setAttribute("aria-description", `token ${place}: ${said.join(", ")}`);
     });
   }
@@ -86,5 +124,8 @@ export class TokenText {
 function fillNumber(place, value, most) {
   const text = Number.isNaN(value) ? "" : shortWeight(value);
   if (place.textContent !== text) place.textContent = text;
-  place.style.setProperty("--share", `${most > 0 && value > 0 ? Math.round((100 * value) / most) : 0}%`);
+  place.style.setProperty(
+    "--share",
+    `${most > 0 && value > 0 ? Math.round((100 * value) / most) : 0}%`,
+  );
 }

@@ -1,7 +1,14 @@
 /** What heads say in words: read-outs, the scores of a head, and the rows behind the picture. */
 
 import { element } from "./elements.js";
-import { headExists, headName, strongestPlaces, weightAt, whatIsRead, whoReads } from "./patternsdata.js";
+import {
+  headExists,
+  headName,
+  strongestPlaces,
+  weightAt,
+  whatIsRead,
+  whoReads,
+} from "./patternsdata.js";
 import { formatNumber } from "./numbers.js";
 import { quoted, shownText } from "./text.js";
 
@@ -12,14 +19,19 @@ import { quoted, shownText } from "./text.js";
  */
 
 const MOST_NAMED = 3;
-export const HEADS_HELP = "Arrow keys choose a head: left and right within a layer, up and down through the layers.";
-export const LARGE_HELP = "Arrow keys choose a token that reads, up and down, and one that is read, left and right. Escape goes back to the last token.";
+export const HEADS_HELP =
+  "Arrow keys choose a head: left and right within a layer, up and down through the layers.";
+export const LARGE_HELP =
+  "Arrow keys choose a token that reads, up and down, and one that is read, left and right. " +
+  "Escape goes back to the last token.";
 
 /** @param {number} value a weight, or one times a norm */
 export function weightWords(value) {
   if (value === 0) return "0";
   if (value < 0.001) return "<0.001";
-  return value < 10 ? value.toFixed(3).replace(/0+$/, "").replace(/\.$/, "") : formatNumber(Number(value.toPrecision(3)));
+  return value < 10
+    ? value.toFixed(3).replace(/0+$/, "").replace(/\.$/, "")
+    : formatNumber(Number(value.toPrecision(3)));
 }
 
 /**
@@ -46,10 +58,27 @@ export function headsReadout(heads, at, chosen, weighted) {
   const same = heads.positions.length > 0 && heads.positions[query] === key;
   if (query >= 0 && key >= 0 && !same) {
     const value = weightWords(weightAt(heads, at, query, key, weighted));
-    return [name, "  ", ...tokenPieces(heads, "query", query), " reads ", ...tokenPieces(heads, "key", key), `: ${weighted ? "value-weighted " : ""}`, { strong: value }];
+    return [
+      name,
+      "  ",
+      ...tokenPieces(heads, "query", query),
+      " reads ",
+      ...tokenPieces(heads, "key", key),
+      `: ${weighted ? "value-weighted " : ""}`,
+      { strong: value },
+    ];
   }
-  const reads = query < 0 ? [] : [" reads ", ...strongestPieces(heads, "key", whatIsRead(heads, at, query, weighted))];
-  const read = key < 0 ? [] : [`${reads.length ? ";" : ""} is read by `, ...strongestPieces(heads, "query", whoReads(heads, at, key, weighted))];
+  const reads =
+    query < 0
+      ? []
+      : [" reads ", ...strongestPieces(heads, "key", whatIsRead(heads, at, query, weighted))];
+  const read =
+    key < 0
+      ? []
+      : [
+          `${reads.length ? ";" : ""} is read by `,
+          ...strongestPieces(heads, "query", whoReads(heads, at, key, weighted)),
+        ];
   const token = query >= 0 ? tokenPieces(heads, "query", query) : tokenPieces(heads, "key", key);
   return [name, "  ", ...token, ...reads, ...read, ...(weighted ? ["  (value-weighted)"] : [])];
 }
@@ -76,7 +105,11 @@ function strongestPieces(heads, side, values) {
   const tokens = side === "query" ? heads.queries : heads.keys;
   const places = strongestPlaces(values, MOST_NAMED);
   if (!places.length) return ["no token"];
-  return places.flatMap((place, i) => [i ? ", " : "", { strong: quoted(tokens[place]) }, ` ${weightWords(values[place])}`]);
+  return places.flatMap((place, i) => [
+    i ? ", " : "",
+    { strong: quoted(tokens[place]) },
+    ` ${weightWords(values[place])}`,
+  ]);
 }
 
 /**
@@ -101,17 +134,31 @@ export function headHint(heads, at) {
  */
 export function scoresShown(heads, at) {
   const tested = heads.scores.some((score) => score.score);
-  const names = ["", "in this text", ...(tested ? ["on random tokens", "by chance", "corrected p"] : [])];
+  const names = [
+    "",
+    "in this text",
+    ...(tested ? ["on random tokens", "by chance", "corrected p"] : []),
+  ];
   const cell = (/** @type {import("./payload.js").Numbers | null} */ numbers) => {
     const value = numbers ? numbers.data[at] : NaN;
     return element("td", { class: "number" }, [Number.isNaN(value) ? "–" : weightWords(value)]);
   };
-  const rows = heads.scores.map((score) => element("tr", score.p && score.p.data[at] < 0.05 ? { class: "significant" } : {}, [
-    element("th", { scope: "row" }, [shownText(score.name, 60)]), cell(score.here), ...(tested ? [score.score, score.null, score.p].map(cell) : []),
-  ]));
+  const rows = heads.scores.map((score) =>
+    element("tr", score.p && score.p.data[at] < 0.05 ? { class: "significant" } : {}, [
+      element("th", { scope: "row" }, [shownText(score.name, 60)]),
+      cell(score.here),
+      ...(tested ? [score.score, score.null, score.p].map(cell) : []),
+    ]),
+  );
   return element("table", { class: "scores" }, [
     element("caption", {}, [`Scores of ${headName(heads, at)}`]),
-    element("thead", {}, [element("tr", {}, names.map((name) => (name ? element("th", { scope: "col" }, [name]) : element("td"))))]),
+    element("thead", {}, [
+      element(
+        "tr",
+        {},
+        names.map((name) => (name ? element("th", { scope: "col" }, [name]) : element("td"))),
+      ),
+    ]),
     element("tbody", {}, rows),
   ]);
 }
@@ -122,10 +169,18 @@ export function scoresShown(heads, at) {
  * @param {Chosen} chosen
  */
 export function meaningShown(heads, chosen) {
-  const line = (/** @type {string} */ kind, /** @type {(Node | string)[]} */ words) => element("span", { class: kind }, [element("i", { class: "swatch", "aria-hidden": "true" }), ...words]);
+  const line = (/** @type {string} */ kind, /** @type {(Node | string)[]} */ words) =>
+    element("span", { class: kind }, [
+      element("i", { class: "swatch", "aria-hidden": "true" }),
+      ...words,
+    ]);
   const named = (/** @type {string} */ token) => element("bdi", {}, [quoted(token)]);
-  const reads = chosen.query < 0 ? [] : [line("reads", ["what ", named(heads.queries[chosen.query]), " reads"])];
-  const readers = chosen.key < 0 ? [] : [line("readers", ["which tokens read ", named(heads.keys[chosen.key])])];
+  const reads =
+    chosen.query < 0
+      ? []
+      : [line("reads", ["what ", named(heads.queries[chosen.query]), " reads"])];
+  const readers =
+    chosen.key < 0 ? [] : [line("readers", ["which tokens read ", named(heads.keys[chosen.key])])];
   return [...reads, ...readers];
 }
 
@@ -143,7 +198,15 @@ export function* headRows(heads, at) {
       const weight = weightAt(heads, at, query, key, false);
       if (!weight) continue;
       const position = heads.positions.length ? heads.positions[query] : query;
-      yield [name, position, heads.queries[query], key, heads.keys[key], fourDigits(weight), fourDigits(weightAt(heads, at, query, key, true))];
+      yield [
+        name,
+        position,
+        heads.queries[query],
+        key,
+        heads.keys[key],
+        fourDigits(weight),
+        fourDigits(weightAt(heads, at, query, key, true)),
+      ];
     }
   }
 }

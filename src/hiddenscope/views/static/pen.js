@@ -1,19 +1,20 @@
 /**
- * One way to draw, two things to draw on: a canvas for the screen and PNG, and SVG text. Views draw with a pen only, so
- * that what is saved is what was seen.
+ * One way to draw, two things to draw on: a canvas for the screen and PNG, and SVG text. Views draw
+ * with a pen only, so that what is saved is what was seen.
  *
- * @typedef {{fill: string, size?: number, anchor?: "start" | "middle" | "end", turn?: number, bold?: boolean}} Lettering
- * @typedef {{x: number, y: number, width: number, height: number, columns: number, first: number, last: number}} Cells
- * @typedef {{
- *   rect: (x: number, y: number, width: number, height: number, fill: string) => void,
- *   rects: (boxes: [number, number, number, number][], fill: string) => void,
- *   outline: (x: number, y: number, width: number, height: number, stroke: string, thick: number) => void,
- *   line: (points: number[][], stroke: string, thick: number, dash?: number[]) => void,
- *   area: (points: number[][], fill: string, opacity: number) => void,
- *   dot: (x: number, y: number, radius: number, fill: string, opacity?: number) => void,
- *   text: (text: string, x: number, y: number, how: Lettering) => void,
- *   cells: (pixels: Uint8ClampedArray<ArrayBuffer>, where: Cells) => void,
- *   image: (picture: HTMLCanvasElement, x: number, y: number, width: number, height: number) => void,
+ * @typedef {{fill: string, size?: number, anchor?: "start" | "middle" | "end", turn?: number,
+ *   bold?: boolean}} Lettering
+ * @typedef {{x: number, y: number, width: number, height: number, columns: number, first: number,
+ *   last: number}} Cells
+ * @typedef {{ rect: (x: number, y: number, width: number, height: number, fill: string) => void,
+ *   rects: (boxes: [number, number, number, number][], fill: string) => void, outline: (x: number,
+ *   y: number, width: number, height: number, stroke: string, thick: number) => void, line:
+ *   (points: number[][], stroke: string, thick: number, dash?: number[]) => void, area: (points:
+ *   number[][], fill: string, opacity: number) => void, dot: (x: number, y: number, radius: number,
+ *   fill: string, opacity?: number) => void, text: (text: string, x: number, y: number, how:
+ *   Lettering) => void, cells: (pixels: Uint8ClampedArray<ArrayBuffer>, where: Cells) => void,
+ *   image: (picture: HTMLCanvasElement, x: number, y: number, width: number, height: number) =>
+ *   void,
  * }} Pen
  */
 
@@ -118,7 +119,17 @@ function stretch(context, pixels, where) {
   const count = where.last - where.first;
   const left = where.x + where.first * where.width;
   context.imageSmoothingEnabled = false;
-  context.drawImage(small.canvas, where.first, 0, count, rows, left, where.y, count * where.width, rows * where.height);
+  context.drawImage(
+    small.canvas,
+    where.first,
+    0,
+    count,
+    rows,
+    left,
+    where.y,
+    count * where.width,
+    rows * where.height,
+  );
 }
 
 /**
@@ -130,12 +141,24 @@ function stretch(context, pixels, where) {
 export function svgPen(width, height, font) {
   /** @type {string[]} */
   const out = [];
-  const put = (/** @type {string} */ tag, /** @type {Record<string, string | number>} */ named, inner = "") => {
-    const attributes = Object.entries(named).map(([name, value]) => ` ${name}="${escaped(String(value))}"`).join("");
+  const put = (
+    /** @type {string} */ tag,
+    /** @type {Record<string, string | number>} */ named,
+    inner = "",
+  ) => {
+    const attributes = Object.entries(named)
+      .map(([name, value]) => ` ${name}="${escaped(String(value))}"`)
+      .join("");
     out.push(inner ? `<${tag}${attributes}>${inner}</${tag}>` : `<${tag}${attributes}/>`);
   };
-  const path = (/** @type {number[][]} */ points) => points.map(([x, y]) => `${short(x)},${short(y)}`).join(" ");
-  const box = (/** @type {number[]} */ [x, y, w, h]) => ({ x: short(x), y: short(y), width: short(w), height: short(h) });
+  const path = (/** @type {number[][]} */ points) =>
+    points.map(([x, y]) => `${short(x)},${short(y)}`).join(" ");
+  const box = (/** @type {number[]} */ [x, y, w, h]) => ({
+    x: short(x),
+    y: short(y),
+    width: short(w),
+    height: short(h),
+  });
   return {
     pen: {
       rect: (x, y, w, h, fill) => put("rect", { ...box([x, y, w, h]), fill }),
@@ -143,14 +166,23 @@ export function svgPen(width, height, font) {
       outline: (x, y, w, h, stroke, thick) =>
         put("rect", { ...box([x, y, w, h]), fill: "none", stroke, "stroke-width": thick }),
       line: (points, stroke, thick, dash = []) =>
-        put("polyline", { points: path(points), fill: "none", stroke, "stroke-width": thick, "stroke-dasharray": dash.join(" ") || "none" }),
-      area: (points, fill, opacity) => put("polygon", { points: path(points), fill, "fill-opacity": opacity }),
-      dot: (x, y, radius, fill, opacity = 1) => put("circle", { cx: short(x), cy: short(y), r: radius, fill, "fill-opacity": opacity }),
+        put("polyline", {
+          points: path(points),
+          fill: "none",
+          stroke,
+          "stroke-width": thick,
+          "stroke-dasharray": dash.join(" ") || "none",
+        }),
+      area: (points, fill, opacity) =>
+        put("polygon", { points: path(points), fill, "fill-opacity": opacity }),
+      dot: (x, y, radius, fill, opacity = 1) =>
+        put("circle", { cx: short(x), cy: short(y), r: radius, fill, "fill-opacity": opacity }),
       text: (text, x, y, how) => put("text", placed(x, y, how), escaped(text)),
       cells: (pixels, where) => {
         for (const cell of eachCell(pixels, where)) put("rect", cell);
       },
-      image: (picture, x, y, w, h) => put("image", { x, y, width: w, height: h, href: picture.toDataURL("image/png") }),
+      image: (picture, x, y, w, h) =>
+        put("image", { x, y, width: w, height: h, href: picture.toDataURL("image/png") }),
     },
     text: () =>
       `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" ` +
@@ -165,7 +197,13 @@ export function svgPen(width, height, font) {
  */
 function placed(x, y, how) {
   /** @type {Record<string, string | number>} */
-  const attributes = { x: short(x), y: short(y), fill: how.fill, "font-size": how.size ?? 12, "dominant-baseline": "central" };
+  const attributes = {
+    x: short(x),
+    y: short(y),
+    fill: how.fill,
+    "font-size": how.size ?? 12,
+    "dominant-baseline": "central",
+  };
   if (how.anchor && how.anchor !== "start") attributes["text-anchor"] = how.anchor;
   if (how.bold) attributes["font-weight"] = 600;
   if (how.turn) attributes.transform = `rotate(${how.turn} ${short(x)} ${short(y)})`;
@@ -193,5 +231,9 @@ function short(value) {
 
 /** @param {string} text */
 function escaped(text) {
-  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll('"', "&quot;");
+  return text
+    .replaceAll("&", "&amp;")
+    .replaceAll("<", "&lt;")
+    .replaceAll(">", "&gt;")
+    .replaceAll('"', "&quot;");
 }

@@ -21,9 +21,21 @@ export class Player {
     this.share = 1;
     this.moved = false;
     this.playing = 0;
-    this.slider = element("input", { type: "range", min: "0", max: String(sites.length - 1), step: "1", value: "0", "aria-label": "Layer" });
-    this.slider.addEventListener("input", () => { this.stop(); this.go(Number(this.slider.value)); });
-    this.button = button("Play", "Play through the layers", () => (this.playing ? this.stop() : this.play()));
+    this.slider = element("input", {
+      type: "range",
+      min: "0",
+      max: String(sites.length - 1),
+      step: "1",
+      value: "0",
+      "aria-label": "Layer",
+    });
+    this.slider.addEventListener("input", () => {
+      this.stop();
+      this.go(Number(this.slider.value));
+    });
+    this.button = button("Play", "Play through the layers", () =>
+      this.playing ? this.stop() : this.play(),
+    );
     this.name = element("span", { class: "now" }, [sites[0] ?? ""]);
     this.root = element("div", { class: "player" }, [this.button, this.slider, this.name]);
   }

@@ -1,23 +1,32 @@
 /**
  * From values to places between 0 and 1: linear or log, over everything or layer by layer.
  *
- * @typedef {{meaning: "sequential" | "diverging", log: boolean, each: boolean, limits: [number, number] | null}} Way
+ * @typedef {{meaning: "sequential" | "diverging", log: boolean, each: boolean, limits: [number,
+ *   number] | null}} Way
  * @typedef {{low: number, high: number}} Ends
  */
 
 const DECADES = 1e-6; // a log scale reaches this far below its top
 const STEP_FROM_ZERO = 0.08; // and the least amount is kept this far from nothing at all
 
-/** From the least value to the largest, where a log scale shows what a linear one hides; what is at most 1 may be a share. */
+/**
+ * From the least value to the largest, where a log scale shows what a linear one hides; what is at
+ * most 1 may be a share.
+ */
 const SPANS = { amount: 100, share: 10_000 };
 
 /**
- * Whether a log scale is worth offering: where it is asked for, or where amounts span orders of magnitude.
- * @param {{scale: "linear" | "log", meaning?: "sequential" | "diverging"}} shown how it is shown first
+ * Whether a log scale is worth offering: where it is asked for, or where amounts span orders of
+ * magnitude.
+ * @param {{scale: "linear" | "log", meaning?: "sequential" | "diverging"}} shown how it is shown
+ *   first
  * @param {ArrayLike<number>} values
  */
 export function offersLog({ scale, meaning }, values) {
-  let below = false, zero = false, least = Infinity, most = 0;
+  let below = false,
+    zero = false,
+    least = Infinity,
+    most = 0;
   for (let i = 0; i < values.length; i++) {
     const value = values[i];
     if (!Number.isFinite(value)) continue;
@@ -28,7 +37,12 @@ export function offersLog({ scale, meaning }, values) {
   }
   // The amounts of a grid have no colour below zero; a line goes on below it.
   if (scale === "log") return !(below && meaning === "sequential");
-  return meaning !== "diverging" && !below && !zero && most >= (most > 1 ? SPANS.amount : SPANS.share) * least;
+  return (
+    meaning !== "diverging" &&
+    !below &&
+    !zero &&
+    most >= (most > 1 ? SPANS.amount : SPANS.share) * least
+  );
 }
 
 /**
@@ -49,16 +63,20 @@ export function levelsOf(values, columns, way) {
 }
 
 /**
- * Where a scale begins and ends. A scale of amounts begins at zero, or on a log scale at the least amount there is; one
- * of differences reaches as far down as up.
+ * Where a scale begins and ends. A scale of amounts begins at zero, or on a log scale at the least
+ * amount there is; one of differences reaches as far down as up.
  * @param {ArrayLike<number>} values
  * @param {Way} way
  * @returns {Ends}
  */
 export function endsOf(values, way) {
-  const belowLog = way.log && way.meaning === "sequential" && way.limits !== null && way.limits[0] <= 0;
+  const belowLog =
+    way.log && way.meaning === "sequential" && way.limits !== null && way.limits[0] <= 0;
   if (way.limits && !belowLog) return { low: way.limits[0], high: way.limits[1] };
-  let low = Infinity, high = -Infinity, least = Infinity, most = 0;
+  let low = Infinity,
+    high = -Infinity,
+    least = Infinity,
+    most = 0;
   for (let i = 0; i < values.length; i++) {
     const value = values[i];
     if (!Number.isFinite(value)) continue;
@@ -100,8 +118,10 @@ function place(values, ends, way, to) {
   const { low, high } = ends;
   if (way.meaning === "diverging" && way.log) return placeSigned(values, Math.max(-low, high), to);
   if (way.log && low > 0) {
-    const bottom = Math.log(low), span = Math.log(high) - bottom || 1;
-    for (let i = 0; i < values.length; i++) to[i] = values[i] > low ? (Math.log(values[i]) - bottom) / span : 0 * values[i];
+    const bottom = Math.log(low),
+      span = Math.log(high) - bottom || 1;
+    for (let i = 0; i < values.length; i++)
+      to[i] = values[i] > low ? (Math.log(values[i]) - bottom) / span : 0 * values[i];
     return;
   }
   const span = high - low || 1;

@@ -1,4 +1,7 @@
-/** The numbers behind a picture as a table, for those who read it with a screen reader, made when it is opened. */
+/**
+ * The numbers behind a picture as a table, for those who read it with a screen reader, made when it
+ * is opened.
+ */
 
 import { element } from "./elements.js";
 import { formatNumber } from "./numbers.js";
@@ -36,7 +39,10 @@ function drawn(caption, rows) {
   table.append(body);
   const more = count - 1 - MOST_ROWS;
   const rest = more > 0 ? [element("p", {}, [`And ${more} more rows: the CSV has them all.`])] : [];
-  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, [table, ...rest]);
+  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, [
+    table,
+    ...rest,
+  ]);
 }
 
 /**
@@ -48,7 +54,11 @@ function line(row, tag, scope) {
   const cells = row.map((cell, i) => {
     const head = tag === "th" || i === 0;
     const text = typeof cell === "number" ? formatNumber(cell) : shownText(cell ?? "", 200);
-    const of = head ? { scope: scope || "row" } : typeof cell === "number" ? { class: "number" } : {};
+    const of = head
+      ? { scope: scope || "row" }
+      : typeof cell === "number"
+        ? { class: "number" }
+        : {};
     return element(head ? "th" : "td", /** @type {Record<string, string>} */ (of), [text]);
   });
   return element("tr", {}, cells);

@@ -1,10 +1,18 @@
 /**
- * Strings as a reader can trust them: what cannot be seen is shown, what is long is cut, and nothing is markup.
+ * Strings as a reader can trust them: what cannot be seen is shown, what is long is cut, and
+ * nothing is markup.
  */
 
-const NAMED = /** @type {Record<string, string>} */ ({ "\n": "⏎", "\t": "⇥", "\r": "␍", "\u007f": "␡" });
-const UNSEEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}\u00a0\u115f\u1160\u3164\uffa0\u034f\u180b-\u180f]/gu;
-const JOINED = /(?<=[\p{Extended_Pictographic}\p{Emoji_Modifier}\ufe0f])\u200d(?=\p{Extended_Pictographic})/gu;
+const NAMED = /** @type {Record<string, string>} */ ({
+  "\n": "⏎",
+  "\t": "⇥",
+  "\r": "␍",
+  "\u007f": "␡",
+});
+const UNSEEN =
+  /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}\u00a0\u115f\u1160\u3164\uffa0\u034f\u180b-\u180f]/gu;
+const JOINED =
+  /(?<=[\p{Extended_Pictographic}\p{Emoji_Modifier}\ufe0f])\u200d(?=\p{Extended_Pictographic})/gu;
 const HELD = "\u0001joiner\u0001";
 
 /**
@@ -32,8 +40,13 @@ export function shownText(text, most = 300) {
  * @param {string} text
  */
 export function visible(text) {
-  const held = text.includes("\u200d") ? text.replaceAll("\u0001", "␁").replace(JOINED, HELD) : text;
-  const seen = held.split(HELD).map((part) => part.replace(UNSEEN, mark)).join("\u200d");
+  const held = text.includes("\u200d")
+    ? text.replaceAll("\u0001", "␁").replace(JOINED, HELD)
+    : text;
+  const seen = held
+    .split(HELD)
+    .map((part) => part.replace(UNSEEN, mark))
+    .join("\u200d");
   return /^\p{M}/u.test(seen) ? `◌${seen}` : seen;
 }
 
@@ -53,7 +66,9 @@ function mark(character) {
 export function shortened(text, most) {
   if (text.length <= most) return text;
   const cut = [...text.slice(0, 2 * most)];
-  return cut.length <= most && text.length <= 2 * most ? text : `${cut.slice(0, most - 1).join("")}…`;
+  return cut.length <= most && text.length <= 2 * most
+    ? text
+    : `${cut.slice(0, most - 1).join("")}…`;
 }
 
 /**
@@ -81,7 +96,8 @@ export function octavesAlong(numbers) {
 }
 
 /**
- * Where names stand along an axis: layers of one stack at their depth, all else one after the other.
+ * Where names stand along an axis: layers of one stack at their depth, all else one after the
+ * other.
  * @param {string[]} names
  * @param {boolean} areSites
  */
@@ -98,6 +114,10 @@ export function placesAlong(names, areSites) {
  * @param {string} title
  */
 export function fileName(title) {
-  const plain = title.slice(0, 200).toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-+|-+$/g, "");
+  const plain = title
+    .slice(0, 200)
+    .toLowerCase()
+    .replace(/[^a-z0-9]+/g, "-")
+    .replace(/^-+|-+$/g, "");
   return plain.slice(0, 60) || "view";
 }

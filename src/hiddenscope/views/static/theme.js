@@ -1,7 +1,8 @@
 /**
  * The page's own colours, for what is drawn on a canvas.
  *
- * @typedef {{dark: boolean, ink: string, muted: string, faint: string, paper: string, accent: string, font: string}} Theme
+ * @typedef {{dark: boolean, ink: string, muted: string, faint: string, paper: string, accent:
+ *   string, font: string}} Theme
  */
 
 const darkness = matchMedia("(prefers-color-scheme: dark)");
