@@ -26,7 +26,7 @@ from hiddenscope.app.schemas import (
 from hiddenscope.app.stores import encodable
 from hiddenscope.catalog import Parameter
 from hiddenscope.errors import TextError
-from hiddenscope.texts.columns import LABEL_NAMES, TEXT_NAMES
+from hiddenscope.texts import LABEL_NAMES, TEXT_NAMES
 
 UPLOAD_FORMATS = (".txt", ".csv", ".tsv", ".jsonl")
 TABLES = (".csv", ".tsv", ".jsonl")

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from hiddenscope import texts as reader
 from hiddenscope.errors import FileError, LoadError, TextError
-from hiddenscope.texts import COMPRESSIONS, FORMATS, Labelled, is_file
+from hiddenscope.texts import COMPRESSIONS, FORMATS, Labelled
 
 # Files that hold states or vectors in place of texts.
 VECTORS = (".safetensors", ".npy")
@@ -181,7 +181,7 @@ def _texts_of(word: str, column: str | None) -> list[str]:
 def _refuse_file(word: str) -> None:
     """Refuse a text that is the path of a file, or looks like one."""
     problem, reason = f"{word!r} is a file", "an argument is a text"
-    if is_file(word):
+    if os.path.isfile(word):
         remedy = (
             f"Write @{word} to read it; `echo {word} | hiddenscope ... -` gives its"
             " name as a text."
@@ -203,7 +203,7 @@ def checked_source(name: str) -> str:
                 "Pipe texts into the command, or give them here.",
             )
         return source
-    if is_file(source) or os.path.isdir(source):
+    if os.path.isfile(source) or os.path.isdir(source):
         return source
     shipped = reader.shipped()
     if source in shipped:

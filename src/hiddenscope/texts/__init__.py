@@ -1,28 +1,23 @@
 """Texts: what is read from files, frames, datasets and lists, and which texts belong
 together.
 
-reader      texts, their labels and their groups, from any source
-columns     which columns of a table hold them
-files       files of texts, row by row
-objects     lists, pairs, frames and Hugging Face datasets
-row         one text with its label and group
-compressed  what is decompressed while it is read
-copies      texts that are the same text again
-groups      texts that belong together, and texts that look as if they did
+reader  texts, their labels and their groups, from any source
+files   files of texts, row by row, decompressed while they are read
+row     one text with its label and group, and the columns of a table that hold them
+groups  texts that belong together: copies, groups, and those that look as if they did
 """
 
-from hiddenscope.texts.columns import COLUMNS
-from hiddenscope.texts.copies import copy_groups, copy_key
-from hiddenscope.texts.files import COMPRESSIONS, FORMATS, is_file, names_a_file
-from hiddenscope.texts.groups import Belonging, belonging
-from hiddenscope.texts.objects import as_list
-from hiddenscope.texts.reader import UNNAMED, read, rows, shipped
-from hiddenscope.texts.row import Labelled, Row
+from hiddenscope.texts.files import COMPRESSIONS, FORMATS, names_a_file
+from hiddenscope.texts.groups import Belonging, belonging, copy_groups, copy_key
+from hiddenscope.texts.reader import UNNAMED, as_list, read, rows, shipped
+from hiddenscope.texts.row import COLUMNS, LABEL_NAMES, TEXT_NAMES, Labelled, Row
 
 __all__ = [
     "COLUMNS",
     "COMPRESSIONS",
     "FORMATS",
+    "LABEL_NAMES",
+    "TEXT_NAMES",
     "UNNAMED",
     "Belonging",
     "Labelled",
@@ -31,7 +26,6 @@ __all__ = [
     "belonging",
     "copy_groups",
     "copy_key",
-    "is_file",
     "names_a_file",
     "read",
     "rows",

@@ -1,4 +1,10 @@
-"""Files of texts: .txt, .jsonl, .csv, .tsv and .parquet, each read row by row."""
+"""Files of texts: .txt, .jsonl, .csv, .tsv and .parquet, each read row by row.
+
+Files may be hostile. A line and a row of blank lines have a longest length. A few
+megabytes can hold gigabytes of one letter, while real texts shrink to a third or a
+tenth: so a compressed file that grows beyond some megabytes, by a factor that no text
+reaches, is refused.
+"""
 
 import csv
 import io
@@ -11,17 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from hiddenscope.errors import FileError
-from hiddenscope.texts.columns import (
+from hiddenscope.files import believable
+from hiddenscope.texts.row import (
     Columns,
-    SelectedColumns,
-    check_unnamed,
+    Origin,
+    RawRow,
+    kind_of,
+    quote_names,
+    rows_of_columns,
     select_columns,
 )
-from hiddenscope.texts.compressed import check_growth, column_values, decompressed
-from hiddenscope.texts.row import Origin, RawRow, kind_of, quote_names
 
 FORMATS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 COMPRESSIONS = (".gz", ".zst")
+# The first bytes of both, with which no UTF-8 text begins.
+CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 PARQUET_BATCH = 1024
 # Characters of one line, or one field of a .csv, where the csv module stops at 131,072
 # by default.
@@ -29,6 +39,7 @@ LONGEST_FIELD = 2**26
 # Blank lines in a row.
 MOST_BLANK = 1_000_000
 
+_BUFFER = 2**17
 # The longest field is a setting of the csv module, and so of the whole process.
 _csv_limit = threading.Lock()
 
@@ -42,27 +53,12 @@ def format_of(name: str) -> str:
     return suffix if suffix in FORMATS else ""
 
 
-def unit_of(kind: str) -> str:
-    """Return what errors count in a file of this format: "row" or "line"."""
-    return "row" if kind == ".parquet" else "line"
-
-
 def names_a_file(text: str) -> bool:
     """Tell whether a string ends as the name of a file of texts does.
 
     Whoever has such a text, not a path, gives it in a list.
     """
     return text.lower().endswith((*FORMATS, *COMPRESSIONS))
-
-
-def is_file(path: str | os.PathLike[str]) -> bool:
-    """Tell whether there is such a file, also of a name that no file system accepts.
-
-    >>> is_file("a" * 9_999)
-    False
-    """
-    # Unlike that of Path, this one never raises.
-    return os.path.isfile(path)
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -78,11 +74,8 @@ def files_in(folder: Path) -> list[Path]:
         remedy = "Give it as --states, or hs.open(path) in place of a model."
         raise FileError(problem, "it is a store of states", remedy)
     if not files:
-        raise FileError(
-            problem,
-            f"no file in it ends with {', '.join(FORMATS)}",
-            "Give a folder of such files.",
-        )
+        reason = f"no file in it ends with {', '.join(FORMATS)}"
+        raise FileError(problem, reason, "Give a folder of such files.")
     return sorted(files)
 
 
@@ -110,21 +103,23 @@ def read_path(
 def read_stream(
     stream: Any, kind: str, origin: Origin, columns: Columns
 ) -> Iterator[RawRow]:
-    """Yield the rows of an open file of this format, which may be compressed."""
-    with decompressed(stream, origin.name) as plain:
-        if kind == ".parquet":
-            yield from _parquet(plain, origin, columns)
-        elif kind == ".txt" and columns.text == "file":
-            check_unnamed(columns._replace(text=None), origin)
-            yield from _whole(plain, origin)
-        elif kind == ".txt":
-            check_unnamed(columns, origin)
-            for line, string in _lines(plain, origin):
-                yield RawRow(line, string)
-        elif kind == ".jsonl":
-            yield from read_records(_json(plain, origin), columns, origin)
-        else:
-            yield from _csv(plain, "\t" if kind == ".tsv" else ",", origin, columns)
+    """Yield the rows of an open file of this format, which stays open."""
+    if kind == ".parquet":
+        yield from _parquet(stream, origin, columns)
+        return
+    lines = _lines(_decompressed(stream, origin.name), origin)
+    if kind == ".txt" and columns.text == "file":
+        columns._replace(text=None).refuse_names(origin)
+        yield from _whole(lines, origin)
+    elif kind == ".txt":
+        columns.refuse_names(origin)
+        for number, line in lines:
+            if line.strip():
+                yield RawRow(number, line.rstrip("\r\n"))
+    elif kind == ".jsonl":
+        yield from read_records(_json(lines, origin), columns, origin)
+    else:
+        yield from _csv(lines, "\t" if kind == ".tsv" else ",", origin, columns)
 
 
 def read_records(
@@ -139,11 +134,11 @@ def read_records(
         return
     every_record = chain([first], records)
     if isinstance(first[1], str):
-        check_unnamed(columns, origin)
+        columns.refuse_names(origin)
         for number, record in every_record:
             yield RawRow(number, record)
         return
-    selected: SelectedColumns | None = None
+    selected: Columns | None = None
     remedy = "Correct it, or remove it."
     for number, record in every_record:
         if not isinstance(record, Mapping):
@@ -153,8 +148,9 @@ def read_records(
         if selected is None:
             strings = [name for name, value in record.items() if isinstance(value, str)]
             selected = select_columns(list(record), strings, columns, origin)
-        required = (selected.text, columns.label, columns.group)
-        missing = [name for name in required if name is not None and name not in record]
+        # A label that nobody named may be missing.
+        required = selected._replace(label=columns.label).names
+        missing = [name for name in required if name not in record]
         if missing:
             reason = f"it has no {missing[0]!r}, only {quote_names(list(record))}"
             origin.refuse(number, reason, remedy)
@@ -162,11 +158,79 @@ def read_records(
         yield selected.row(number, record)
 
 
-def _decoded(
-    stream: Iterable[bytes | str], origin: Origin
-) -> Iterator[tuple[int, str]]:
+class _Stream(io.RawIOBase):
+    """What is read from another stream, which stays open, and how many bytes it was.
+
+    With `packed`, the other one decompresses what is read there, and FileError is
+    raised once that is unbelievably long.
+    """
+
+    def __init__(self, stream: Any, name: str, packed: "_Stream | None" = None) -> None:
+        self.stream = stream
+        self.name = name
+        self.packed = packed
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        problem = f"Cannot read {self.name}"
+        try:
+            chunk = self.stream.read(len(buffer))
+        except OSError as error:
+            if self.packed is None:
+                raise
+            reason = f"it cannot be decompressed to the end ({error})"
+            remedy = "Make or download the file again."
+            raise FileError(problem, reason, remedy) from error
+        buffer[: len(chunk)] = chunk
+        self.count += len(chunk)
+        if self.packed is not None and self.count > believable(self.packed.count):
+            reason = (
+                f"its first {self.packed.count:,} bytes become more than"
+                f" {self.count:,}, as no text does"
+            )
+            raise FileError(problem, reason, "If it is yours, decompress it first.")
+        return len(chunk)
+
+
+def _decompressed(stream: Any, name: str) -> Any:
+    """Return a stream, decompressed while it is read if its first bytes say so."""
+    # A stream of text.
+    if not hasattr(stream, "readinto"):
+        return stream
+    raw = _Stream(stream, name)
+    buffered = io.BufferedReader(raw, _BUFFER)
+    start = buffered.peek(4)
+    for mark, codec in CODECS.items():
+        if start.startswith(mark):
+            import pyarrow
+
+            file = pyarrow.PythonFile(buffered, mode="r")
+            plain = _Stream(pyarrow.CompressedInputStream(file, codec), name, raw)
+            return io.BufferedReader(plain, _BUFFER)
+    return buffered
+
+
+def _lines(stream: Any, origin: Origin) -> Iterator[tuple[int, str]]:
     """Yield numbered lines, each decoded by itself so that an error has its number."""
-    for number, line in enumerate(_bounded(stream, origin), 1):
+    number = 0
+    blank = 0
+    while line := stream.readline(LONGEST_FIELD):
+        number += 1
+        blank = blank + 1 if len(line) <= 2 and line.isspace() else 0
+        if blank > MOST_BLANK:
+            reason = f"{MOST_BLANK:,} blank lines stand before line {number:,}"
+            raise FileError(
+                f"Cannot read {origin.name}", reason, "Remove them, if it is yours."
+            )
+        if len(line) >= LONGEST_FIELD:
+            reason = f"it has {LONGEST_FIELD:,} characters or more"
+            origin.refuse(number, reason, "Split it into lines, one for each text.")
+            while len(line) == LONGEST_FIELD and line[-1:] not in (b"\n", "\n"):
+                line = stream.readline(LONGEST_FIELD)
+            continue
         try:
             string = line if isinstance(line, str) else line.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -182,43 +246,10 @@ def _decoded(
         yield number, string
 
 
-def _bounded(stream: Iterable[bytes | str], origin: Origin) -> Iterator[bytes | str]:
-    """Yield the lines of a file, and read none of them further than LONGEST_FIELD."""
-    if not isinstance(stream, io.IOBase):
-        yield from stream
-        return
-    number = 0
-    blank = 0
-    while line := stream.readline(LONGEST_FIELD):
-        number += 1
-        if len(line) <= 2 and line.isspace():
-            blank += 1
-        else:
-            blank = 0
-        if blank > MOST_BLANK:
-            reason = f"{MOST_BLANK:,} blank lines stand before line {number:,}"
-            raise FileError(
-                f"Cannot read {origin.name}", reason, "Remove them, if it is yours."
-            )
-        if len(line) < LONGEST_FIELD:
-            yield line
-            continue
-        reason = f"it has {LONGEST_FIELD:,} characters or more"
-        origin.refuse(number, reason, "Split it into lines, one for each text.")
-        while len(line) == LONGEST_FIELD and line[-1:] not in (b"\n", "\n"):
-            line = stream.readline(LONGEST_FIELD)
-
-
-def _lines(stream: Iterable[bytes | str], origin: Origin) -> Iterator[tuple[int, str]]:
-    for number, line in _decoded(stream, origin):
-        if line.strip():
-            yield number, line.rstrip("\r\n")
-
-
-def _whole(stream: Iterable[bytes | str], origin: Origin) -> Iterator[RawRow]:
+def _whole(lines: Iterable[tuple[int, str]], origin: Origin) -> Iterator[RawRow]:
     """Yield all lines of a file as one text."""
     text = ""
-    for _, line in _decoded(stream, origin):
+    for _, line in lines:
         text += line
         if len(text) >= LONGEST_FIELD:
             reason = f"it has {LONGEST_FIELD:,} characters or more"
@@ -228,9 +259,11 @@ def _whole(stream: Iterable[bytes | str], origin: Origin) -> Iterator[RawRow]:
 
 
 def _json(
-    stream: Iterable[bytes | str], origin: Origin
+    lines: Iterable[tuple[int, str]], origin: Origin
 ) -> Iterator[tuple[int, object]]:
-    for number, line in _lines(stream, origin):
+    for number, line in lines:
+        if not line.strip():
+            continue
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -241,58 +274,47 @@ def _json(
 
 
 def _csv(
-    stream: Iterable[bytes | str], delimiter: str, origin: Origin, columns: Columns
+    lines: Iterable[tuple[int, str]], delimiter: str, origin: Origin, columns: Columns
 ) -> Iterator[RawRow]:
     """Yield the rows of separated values, read strictly, with the line each begins on.
 
     pandas would fill up a row that lacks a column, accept characters behind a closing
     quote, and not know the line of a row when a quoted text holds line breaks.
     """
-    lines = (line for _, line in _decoded(stream, origin))
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    strings = (line for _, line in lines)
+    reader = csv.reader(strings, delimiter=delimiter, strict=True)
     header: list[str] = []
-    selected: SelectedColumns | None = None
-    next_line = 1
-    while True:
-        line = next_line
+    selected = columns
+    cells: list[str] | None = []
+    while cells is not None:
+        line = reader.line_num + 1
         try:
-            cells = _next_row(reader)
+            with _csv_limit:
+                limit = csv.field_size_limit(LONGEST_FIELD)
+                try:
+                    cells = next(reader, None)
+                finally:
+                    csv.field_size_limit(limit)
         except csv.Error as error:
             reason = f"it is not a row of values separated by {delimiter!r} ({error})"
             origin.refuse(line, reason, "Correct the line.", error)
-            next_line = reader.line_num + 1
             continue
-        if cells is None:
-            return
-        next_line = reader.line_num + 1
         if not cells:
             continue
-        if selected is None:
+        if not header:
             header = cells
             selected = select_columns(header, header, columns, origin, by_header=True)
-            continue
-        if len(cells) != len(header):
+        elif len(cells) != len(header):
             names = ", ".join(header)[:200]
             reason = (
                 f"it has {len(cells)} columns and the header {len(header)} ({names})"
             )
             remedy = "Quote what holds a separator, or correct the line."
             origin.refuse(line, reason, remedy)
-            continue
-        # An empty cell is a missing label, but an empty text.
-        record = {name: cell or None for name, cell in zip(header, cells, strict=True)}
-        row = selected.row(line, record)
-        yield row._replace(text=row.text or "")
-
-
-def _next_row(reader: Any) -> list[str] | None:
-    """Read the next row, with longer fields than the csv module accepts by default."""
-    with _csv_limit:
-        before = csv.field_size_limit(LONGEST_FIELD)
-        try:
-            return next(reader, None)
-        finally:
-            csv.field_size_limit(before)
+        else:
+            row = selected.row(line, dict(zip(header, cells, strict=True)))
+            # An empty cell is a missing label, but an empty text.
+            yield row._replace(label=row.label or None, group=row.group or None)
 
 
 def _parquet(stream: Any, origin: Origin, columns: Columns) -> Iterator[RawRow]:
@@ -301,7 +323,7 @@ def _parquet(stream: Any, origin: Origin, columns: Columns) -> Iterator[RawRow]:
         raise FileError(
             problem,
             "parquet is read from its end and cannot be streamed",
-            "Give the .parquet file itself: it is compressed inside already.",
+            "Give the .parquet file itself.",
         )
     import pyarrow
     from pyarrow import parquet
@@ -313,7 +335,7 @@ def _parquet(stream: Any, origin: Origin, columns: Columns) -> Iterator[RawRow]:
         strings = [name for name, kind in kinds.items() if kind in text_kinds]
         selected = select_columns(list(kinds), strings, columns, origin)
         names = selected.names
-        check_growth(file.metadata, names, origin.name)
+        _check_growth(file.metadata, names, problem)
         # A page may name one long string a million times: as a dictionary it is in
         # memory once.
         coded = [name for name in names if name in strings]
@@ -322,11 +344,39 @@ def _parquet(stream: Any, origin: Origin, columns: Columns) -> Iterator[RawRow]:
         )
         first = 1
         for batch in file.iter_batches(PARQUET_BATCH, columns=names):
-            values = {name: column_values(batch.column(name)) for name in names}
-            yield from selected.rows(values, first)
-            first += len(values[selected.text])
+            values = {name: _column_values(batch.column(name)) for name in names}
+            cells = [values.get(name) for name in selected]
+            yield from rows_of_columns(*cells, first=first)
+            first += batch.num_rows
     except FileError:
         raise
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         reason = f"it is not a complete parquet file ({error})"
-        raise FileError(problem, reason, "Make or download it again.") from error
+        remedy = "Make or download it again; it needs no compression around it."
+        raise FileError(problem, reason, remedy) from error
+
+
+def _check_growth(metadata: Any, columns: list[str], problem: str) -> None:
+    """Refuse a parquet file that says that its columns unpack to far too much."""
+    packed = 0
+    plain = 0
+    for row_group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(row_group.column, range(row_group.num_columns)):
+            if column.path_in_schema.partition(".")[0] in columns:
+                packed += column.total_compressed_size
+                plain += column.total_uncompressed_size
+    if plain > believable(packed):
+        reason = f"{packed:,} bytes of it become {plain:,}, as no text does"
+        remedy = "If it is yours, write it without compression."
+        raise FileError(problem, reason, remedy)
+
+
+def _column_values(column: Any) -> list[Any]:
+    """Return the values of a column of a parquet batch, each string once in memory."""
+    if not hasattr(column, "dictionary"):
+        values: list[Any] = column.to_pylist()
+        return values
+    places = column.indices.unique().drop_null()
+    distinct = column.dictionary.take(places).to_pylist()
+    strings = dict(zip(places.to_pylist(), distinct, strict=True))
+    return [strings.get(place) for place in column.indices.to_pylist()]

@@ -5,12 +5,12 @@ the data say so.
 ['a', 'a', 'a', 'c']
 """
 
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from hiddenscope.errors import TextError
-from hiddenscope.texts.copies import copy_key
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +22,37 @@ ALIKE = 0.6
 MOST_COMPARED = 2_000
 # Lengths of character n-grams, which also catch inflections and scripts without spaces.
 NGRAM = (3, 4)
+
+
+def copy_key(text: Any) -> str:
+    """Return the same string for texts that are copies of one another.
+
+    Copies are equal up to case, white space and punctuation; lists of ids are copies if
+    they are equal. A text and its copies must never be on both sides of a split, or
+    what is learnt by heart counts as understood. Such texts with different labels, as
+    in a minimal pair, are a group and not copies: whoever has labels looks at both.
+
+    >>> copy_key("The cat sat.") == copy_key(" the  cat sat")
+    True
+    >>> copy_key("A cat.") == copy_key("A hat.")
+    False
+    """
+    if not isinstance(text, str):
+        return str(list(text))
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    words = "".join(char for char in plain if char.isalnum())
+    # A text of punctuation alone has no words to compare.
+    return words or "".join(plain.split())
+
+
+def copy_groups(texts: Iterable[Any]) -> list[int]:
+    """Number the groups of copies, in the order of their first text, for each text.
+
+    >>> copy_groups(["The cat sat.", "A dog", "the cat sat", "A dog "])
+    [0, 1, 0, 1]
+    """
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(copy_key(text), len(numbers)) for text in texts]
 
 
 class Belonging(NamedTuple):
@@ -104,25 +135,23 @@ def merged_groups(keys: Sequence[str], groups: Sequence[Any] | None) -> list[str
     """
     if groups is None:
         return list(keys)
-    # Union-find: each text points to another one of its group, or is the root.
-    parent = list(range(len(keys)))
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    # An edge leads to the first text with the same key, and with the same group.
     first_of: dict[tuple[str, Any], int] = {}
-    for text, (key, group) in enumerate(zip(keys, groups, strict=True)):
-        for name in (("copies", key), ("group", group)):
-            other = first_of.setdefault(name, text)
-            parent[_root(parent, other)] = _root(parent, text)
-    roots = [_root(parent, text) for text in range(len(keys))]
+    firsts: list[int] = []
+    for kind, values in (("copies", keys), ("group", groups)):
+        for text, value in enumerate(values):
+            firsts.append(first_of.setdefault((kind, value), text))
+    count = len(keys)
+    texts = [*range(count), *range(count)]
+    edges = coo_array(([1] * len(texts), (texts, firsts)), shape=(count, count))
+    _, components = connected_components(edges, directed=False)
     named: dict[int, str] = {}
-    for root, key in zip(roots, keys, strict=True):
-        named[root] = min(key, named.get(root, key))
-    return [named[root] for root in roots]
-
-
-def _root(parent: list[int], text: int) -> int:
-    while parent[text] != text:
-        parent[text] = parent[parent[text]]
-        text = parent[text]
-    return text
+    for component, key in zip(components, keys, strict=True):
+        named[component] = min(key, named.get(component, key))
+    return [named[component] for component in components]
 
 
 class NearDuplicates(NamedTuple):

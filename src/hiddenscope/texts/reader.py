@@ -1,7 +1,11 @@
 """The reader of texts and labelled data, from files, stdin, frames, datasets and lists.
 
 `rows` streams, so that a file may be larger than memory; `read` returns everything at
-once, checked.
+once, checked. Three small datasets come with the package, and are read by name:
+
+cities-incomplete  50 sentences that stop just before Toronto or Montreal, the label
+cities-complete    50 sentences about one city or the other, each ending in a full stop
+plain              plain English sentences, without labels
 
 >>> read(["a cat", "a dog"]).texts
 ('a cat', 'a dog')
@@ -12,34 +16,44 @@ once, checked.
 import difflib
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from hiddenscope import progress
 from hiddenscope.arguments import checked
 from hiddenscope.errors import FileError, TextError, TooLarge
-from hiddenscope.texts.columns import Columns
 from hiddenscope.texts.files import (
     COMPRESSIONS,
     FORMATS,
     files_in,
     format_of,
-    is_file,
     read_path,
+    read_records,
     read_stream,
-    unit_of,
 )
-from hiddenscope.texts.objects import describe_object, read_object
 from hiddenscope.texts.row import (
+    Columns,
     Labelled,
     Origin,
+    RawRow,
     Row,
     Skipped,
     check_rows,
     kind_of,
     plain_value,
+    quote_names,
+    rows_of_columns,
+    select_columns,
 )
 
 SHIPPED = Path(__file__).parent / "datasets"
@@ -47,6 +61,10 @@ UNNAMED = "the texts"
 # What `read` holds in memory from one file. `rows` has no such limit.
 MOST_TEXTS = 2**22
 MOST_CHARACTERS = 2**30
+# Items of a range, which takes no memory itself, that are made a list.
+LONGEST_RANGE = 2**22
+# Items of what is in memory already: a list of more takes 34 GB by itself.
+LONGEST_LIST = 2**32
 
 
 def shipped() -> tuple[str, ...]:
@@ -55,7 +73,28 @@ def shipped() -> tuple[str, ...]:
     >>> "cities-incomplete" in shipped()
     True
     """
-    return tuple(sorted(_shipped_paths()))
+    return tuple(sorted(path.stem for path in SHIPPED.iterdir()))
+
+
+def as_list(texts: Iterable[Any]) -> list[Any]:
+    """Return the texts, or the ids of a text, as a list that memory can hold.
+
+    >>> as_list(range(3))
+    [0, 1, 2]
+    >>> as_list(range(10**12))
+    Traceback (most recent call last):
+    hiddenscope.errors.TextError: Cannot read the texts: a range has more than 4,194,304 items. Give a list of texts.
+    """  # noqa: E501
+    most = LONGEST_RANGE if isinstance(texts, range) else LONGEST_LIST
+    try:
+        too_long = hasattr(texts, "__len__") and len(texts) > most
+    except OverflowError:
+        # A range that is longer than any list.
+        too_long = True
+    if too_long:
+        reason = f"a {type(texts).__name__} has more than {most:,} items"
+        raise TextError("Cannot read the texts", reason, "Give a list of texts.")
+    return list(texts)
 
 
 def rows(
@@ -88,11 +127,11 @@ def rows(
         return _rows_of_name(os.fspath(source), columns, skipped)
     if hasattr(source, "read"):
         name = Path(str(getattr(source, "name", ""))).name
-        kind = format_of(name)
-        if not kind:
+        if not format_of(name):
             name = "the open file"
-        return _rows_of_stream(source, kind, name, columns, skipped)
-    origin = Origin(describe_object(source), skipped=skipped)
+        return _rows_of_stream(source, name, format_of(name), columns, skipped)
+    name, read_object = _object_reader(source)
+    origin = Origin(name, skipped=skipped)
     return check_rows(read_object(source, columns, origin), origin)
 
 
@@ -119,113 +158,95 @@ def read(
     (0, 0, 1)
     """
     column = group if isinstance(group, str) else None
-    source_rows = rows(source, text=text, label=label, group=column)
+    name = _name(source)
+    is_path = isinstance(source, str | os.PathLike)
     # What is in memory already has no limit.
-    if isinstance(source, str | os.PathLike) or hasattr(source, "read"):
-        source_rows = _bounded(source_rows, source)
+    is_bounded = is_path or hasattr(source, "read")
+    characters = 0
     all_rows: list[Row] = []
     with progress.track("Reading") as advance:
-        for row in source_rows:
+        for row in rows(source, text=text, label=label, group=column):
             all_rows.append(row)
+            characters += len(row.text)
+            if is_bounded:
+                _check_memory(len(all_rows), characters, name)
             advance(1)
+    if not all_rows and name == UNNAMED:
+        raise TextError("No texts", "the list is empty", "Give at least one.")
     if not all_rows:
-        raise _no_texts(source)
-    name = _name(source)
-    labels = _whole_column(
-        [row.label for row in all_rows], all_rows, label is not None, "label", name
+        file = repr(Path(source).name) if is_path else name
+        raise TextError(f"No texts in {file}", "it holds none", "Give at least one.")
+    labels: list[object] = [row.label for row in all_rows]
+    groups: list[object] = [row.group for row in all_rows]
+    if group is not None and not isinstance(group, str):
+        groups = _listed_groups(group, len(all_rows), name)
+    for value in groups:
+        if not isinstance(value, Hashable):
+            reason = f"a group is {kind_of(value)}, which cannot be told from others"
+            raise TextError(
+                f"Cannot read the groups of {name}", reason, "Give strings or numbers."
+            )
+    lines = [row.line for row in all_rows]
+    return Labelled(
+        tuple(row.text for row in all_rows),
+        _whole_column("label", labels, lines, label is not None, name),
+        name,
+        _whole_column("group", groups, lines, group is not None, name),
     )
-    if group is None or isinstance(group, str):
-        values: list[object] = [row.group for row in all_rows]
-    else:
-        values = _check_groups(group, len(all_rows), name)
-    groups = _whole_column(values, all_rows, group is not None, "group", name)
-    _check_hashable(groups, name)
-    return Labelled(tuple(row.text for row in all_rows), labels, name, groups)
 
 
 def _rows_of_name(
     name: str, columns: Columns, skipped: Skipped | None
 ) -> Iterator[Row]:
+    kind = format_of(name)
+    formats = (
+        f"The formats are {', '.join(FORMATS)}, and each of these with"
+        f" {' or '.join(COMPRESSIONS)}."
+    )
     if _is_stdin(name):
-        kind = format_of(name)
         if name != "-" and not kind:
-            raise FileError(
-                f"Cannot read stdin as {name!r}",
-                "it names no known format",
-                _list_formats("Write -.jsonl, for example"),
-            )
+            reason = "it names no known format"
+            remedy = f"Write -.jsonl, for example. {formats}"
+            raise FileError(f"Cannot read stdin as {name!r}", reason, remedy)
         stdin = getattr(sys.stdin, "buffer", sys.stdin)
-        return _rows_of_stream(stdin, kind, "stdin", columns, skipped)
-    path = _shipped_paths().get(name, Path(name))
+        return _rows_of_stream(stdin, "stdin", kind, columns, skipped)
+    path = Path(name)
+    names = shipped()
+    if name in names:
+        path = next(SHIPPED.glob(f"{name}.*"))
+        kind = path.suffix
     if os.path.isdir(path):
         files = [os.fspath(file) for file in files_in(path)]
         parts = (_rows_of_name(file, columns, skipped) for file in files)
         return chain.from_iterable(parts)
-    if not is_file(path):
-        raise _no_file(name)
-    kind = format_of(path.name)
+    problem = f"Cannot read texts from {name[:80]!a}"
+    # Unlike that of Path, this one raises nothing for a name that no file can have.
+    if not os.path.isfile(path):
+        near = difflib.get_close_matches(name.lower(), names, 1, 0.6)
+        if near:
+            reason = "there is no such file, and no shipped dataset of that name"
+            raise FileError(problem, reason, f"Did you mean {near[0]!r}?")
+        remedy = f"Give a path, one of {', '.join(names)}, or for a single text a list:"
+        raise FileError(problem, "there is no such file", f"{remedy} [text].")
     if not kind:
-        raise FileError(
-            f"Cannot read texts from {name!a}",
-            f"{path.suffix!r} is not a known format",
-            _list_formats("Rename it"),
-        )
-    origin = Origin(path.name, unit_of(kind), skipped)
+        reason = f"{path.suffix!r} is not a known format"
+        raise FileError(problem, reason, f"Rename it. {formats}")
+    origin = Origin(path.name, "row" if kind == ".parquet" else "line", skipped)
     return check_rows(read_path(path, kind, origin, columns), origin)
 
 
 def _rows_of_stream(
-    stream: Any, kind: str, name: str, columns: Columns, skipped: Skipped | None
+    stream: Any, name: str, kind: str, columns: Columns, skipped: Skipped | None
 ) -> Iterator[Row]:
     if not kind:
         # Lines of text, or lines of JSON if columns are named.
         kind = ".txt" if columns == Columns() else ".jsonl"
-    unit = "line" if name == "stdin" else unit_of(kind)
-    origin = Origin(name, unit, skipped)
+    origin = Origin(name, "row" if kind == ".parquet" else "line", skipped)
     return check_rows(read_stream(stream, kind, origin, columns), origin)
 
 
 def _is_stdin(name: str) -> bool:
     return name.partition(".")[0] == "-"
-
-
-def _shipped_paths() -> dict[str, Path]:
-    paths = {}
-    for path in SHIPPED.iterdir():
-        if path.suffix in FORMATS:
-            paths[path.stem] = path
-    return paths
-
-
-def _no_file(name: str) -> FileError:
-    problem = f"Cannot read texts from {name[:80]!a}"
-    names = shipped()
-    near = difflib.get_close_matches(name.lower(), names, 1, 0.6)
-    if near:
-        reason = "there is no such file, and no shipped dataset of that name"
-        return FileError(problem, reason, f"Did you mean {near[0]!r}?")
-    remedy = (
-        f"Give a path, one of {', '.join(names)}, or for a single text a list: [text]."
-    )
-    return FileError(problem, "there is no such file", remedy)
-
-
-def _list_formats(remedy: str) -> str:
-    return (
-        f"{remedy}. The formats are {', '.join(FORMATS)}, and each of these with"
-        f" {' or '.join(COMPRESSIONS)}."
-    )
-
-
-def _no_texts(source: object) -> TextError:
-    name = _name(source)
-    remedy = "Give at least one."
-    if isinstance(source, str | os.PathLike) and name != "stdin":
-        file = Path(source).name
-        return TextError(f"No texts in {file!a}", "the file holds none", remedy)
-    if name == UNNAMED:
-        return TextError("No texts", "the list is empty", remedy)
-    return TextError(f"No texts in {name}", "it holds none", remedy)
 
 
 def _name(source: object) -> str:
@@ -245,37 +266,28 @@ def _name(source: object) -> str:
     return name or UNNAMED
 
 
-def _bounded(source_rows: Iterator[Row], source: object) -> Iterator[Row]:
-    """Yield the rows of a file as long as they can be held in memory."""
-    characters = 0
-    for count, row in enumerate(source_rows, 1):
-        characters += len(row.text)
-        limit = ""
-        if count > MOST_TEXTS:
-            limit = f"{MOST_TEXTS:,} texts"
-        elif characters > MOST_CHARACTERS:
-            limit = f"{MOST_CHARACTERS:,} characters"
-        if limit:
-            raise TooLarge(
-                f"Cannot read {_name(source)} as a whole",
-                f"it has more than {limit}, and all of them would be held in memory",
-                "Give it to hs.extract, which reads row by row; or split it, or give a"
-                " list of texts.",
-            )
-        yield row
+def _check_memory(texts: int, characters: int, name: str) -> None:
+    """Refuse a file of more texts than can be held in memory."""
+    limit = f"{MOST_TEXTS:,} texts"
+    if texts <= MOST_TEXTS:
+        limit = f"{MOST_CHARACTERS:,} characters"
+    if texts > MOST_TEXTS or characters > MOST_CHARACTERS:
+        raise TooLarge(
+            f"Cannot read {name} as a whole",
+            f"it has more than {limit}, and all of them would be held in memory",
+            "Give it to hs.extract, which reads row by row; or split it, or give a"
+            " list of texts.",
+        )
 
 
 def _whole_column(
-    values: list[object], all_rows: list[Row], required: bool, word: str, name: str
+    word: str, values: list[object], lines: list[int], required: bool, name: str
 ) -> tuple[object, ...] | None:
     """Return the labels or groups of all texts, None if no text has one.
 
     Some with and some without are an error.
     """
-    missing = []
-    for row, value in zip(all_rows, values, strict=True):
-        if value is None:
-            missing.append(row.line)
+    missing = [line for line, value in zip(lines, values, strict=True) if value is None]
     if not missing:
         return tuple(values)
     if not required and len(missing) == len(values):
@@ -290,7 +302,7 @@ def _whole_column(
     )
 
 
-def _check_groups(group: Any, count: int, name: str) -> list[Any]:
+def _listed_groups(group: Any, count: int, name: str) -> list[object]:
     """Return the groups that a caller listed, one for each text."""
     problem = f"Cannot read the groups of {name}"
     is_scalar = getattr(group, "shape", None) == ()
@@ -304,13 +316,117 @@ def _check_groups(group: Any, count: int, name: str) -> list[Any]:
     return [plain_value(value) for value in group]
 
 
-def _check_hashable(groups: tuple[object, ...] | None, name: str) -> None:
-    """Refuse groups that cannot be compared with one another, such as lists."""
-    for value in groups or ():
-        try:
-            hash(value)
-        except TypeError as error:
-            reason = f"a group is {kind_of(value)}, which cannot be told from others"
-            raise TextError(
-                f"Cannot read the groups of {name}", reason, "Give strings or numbers."
-            ) from error
+_ObjectReader = Callable[[Any, Columns, Origin], Iterator[RawRow]]
+
+
+def _object_reader(source: Any) -> tuple[str, _ObjectReader]:
+    """Return the name of an object in errors, and what yields its rows."""
+    if isinstance(source, Labelled):
+        return source.name, _of_labelled
+    # pandas, and polars.
+    iterates = hasattr(source, "itertuples") or hasattr(source, "iter_rows")
+    if iterates and hasattr(source, "columns"):
+        return "the frame", _of_frame
+    # A Hugging Face dataset; several splits of it are a mapping.
+    if hasattr(source, "column_names") and not isinstance(source, Mapping):
+        return "the dataset", _of_dataset
+    # Two strings are a list of two texts.
+    is_two = isinstance(source, tuple) and len(source) == 2
+    if is_two and not any(isinstance(part, str) for part in source):
+        return "(texts, labels)", _of_pair
+    return "the list", _of_items
+
+
+def _of_labelled(
+    source: Labelled, columns: Columns, origin: Origin
+) -> Iterator[RawRow]:
+    columns.refuse_names(origin)
+    yield from rows_of_columns(source.texts, source.labels, source.groups)
+
+
+def _of_frame(frame: Any, columns: Columns, origin: Origin) -> Iterator[RawRow]:
+    names = [name for name in frame.columns if isinstance(name, str)]
+    # The first cell tells the type.
+    first = {name: next(iter(frame[name]), None) for name in names}
+    strings = [name for name, cell in first.items() if isinstance(cell, str)]
+    selected = select_columns(names, strings, columns, origin)
+    values = {name: frame[name] for name in selected.names}
+    yield from rows_of_columns(*(values.get(name) for name in selected))
+
+
+def _of_dataset(dataset: Any, columns: Columns, origin: Origin) -> Iterator[RawRow]:
+    """Yield the rows of a Hugging Face dataset, with class labels by their names."""
+    features = getattr(dataset, "features", None) or {}
+    names = list(dataset.column_names or features)
+    # A streamed dataset, whose columns are not known before its first row.
+    if not names:
+        yield from _of_items(iter(dataset), columns, origin)
+        return
+    kinds = {name: getattr(features.get(name), "dtype", None) for name in names}
+    strings = [name for name in names if kinds[name] in ("string", "large_string")]
+    selected = select_columns(names, strings, columns, origin)
+    class_name = getattr(features.get(selected.label), "int2str", None)
+    for number, record in enumerate(dataset.select_columns(selected.names), 1):
+        row = selected.row(number, record)
+        if class_name is not None:
+            # -1 stands for a label that is missing.
+            known = isinstance(row.label, int) and row.label >= 0
+            row = row._replace(label=class_name(row.label) if known else None)
+        yield row
+
+
+def _of_pair(source: Any, columns: Columns, origin: Origin) -> Iterator[RawRow]:
+    columns.refuse_names(origin)
+    problem = "Cannot read (texts, labels)"
+    if not all(hasattr(part, "__len__") for part in source):
+        texts, labels = map(kind_of, source)
+        reason = f"the texts are {texts} and the labels {labels}"
+        raise TextError(problem, reason, "Give two lists.")
+    texts, labels = map(as_list, source)
+    if len(texts) != len(labels):
+        reason = f"there are {len(texts):,} texts and {len(labels):,} labels"
+        raise TextError(problem, reason, "Give one label for each text.")
+    yield from rows_of_columns(texts, labels)
+
+
+def _of_items(source: Any, columns: Columns, origin: Origin) -> Iterator[RawRow]:
+    if isinstance(source, Mapping):
+        raise _is_mapping(source)
+    is_scalar = getattr(source, "shape", None) == ()
+    if not isinstance(source, Iterable) or isinstance(source, bytes) or is_scalar:
+        raise TextError(
+            "Cannot read texts",
+            f"the source is {kind_of(source)}",
+            "Give a path, a list of strings, (texts, labels), a frame or a Hugging Face"
+            " dataset.",
+        )
+    items = iter(source)
+    first = list(islice(items, 1))
+    every_item = enumerate(chain(first, items), 1)
+    if not (first and _is_pair(first[0]) and isinstance(first[0][0], str)):
+        yield from read_records(every_item, columns, origin)
+        return
+    columns.refuse_names(origin)
+    for number, pair in every_item:
+        if _is_pair(pair):
+            yield RawRow(number, *pair)
+        else:
+            reason = (
+                f"it is {kind_of(pair)} and not a (text, label) pair like the first"
+            )
+            origin.refuse(number, reason, "Correct it, or remove it.")
+
+
+def _is_pair(item: object) -> bool:
+    return isinstance(item, tuple | list) and len(item) == 2
+
+
+def _is_mapping(source: Mapping[str, object]) -> TextError:
+    """Return the error for a mapping, which may be a dataset with several splits."""
+    reason = f"it is a mapping with {quote_names(list(source))}"
+    remedy = "Give (texts, labels), or a list of rows."
+    splits = [name for name in source if hasattr(source[name], "column_names")]
+    if splits:
+        reason = f"it has the splits {quote_names(splits)}"
+        remedy = f"Give one of them: data[{splits[0]!r}]."
+    return TextError("Cannot read texts from a mapping", reason, remedy)

@@ -1,7 +1,11 @@
-"""Rows: one text each, with its label and its group, before and after the check."""
+"""Rows: one text each, with its label and its group, and the columns that hold them."""
 
-from collections.abc import Callable, Iterator, Sequence
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat, starmap
 from typing import Any, NamedTuple, TypeAlias
 
 from hiddenscope.errors import TextError
@@ -9,7 +13,21 @@ from hiddenscope.errors import TextError
 Skipped: TypeAlias = Callable[[TextError], None]
 """A function that is given the error of every row that is left out."""
 
+TEXT_NAMES = ("text", "sentence", "prompt", "content")
+LABEL_NAMES = ("label", "class", "target")
+
+COLUMNS = {
+    "text": "The column of the texts.",
+    "label": "The column of the labels.",
+    "group": (
+        "The column that says which texts belong together: paraphrases, a pair, one"
+        " document."
+    ),
+}
+"""What can be named in a table, as commands and forms describe it."""
+
 _MOST_NAMES = 12
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +98,108 @@ class Origin:
         self.skipped(error)
 
 
+class Columns(NamedTuple):
+    """The columns that are read; None for those to be found, or if there is none."""
+
+    text: str | None = None
+    label: str | None = None
+    group: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Return the name of each column once."""
+        return list(dict.fromkeys(name for name in self if name is not None))
+
+    def row(self, line: int, record: Mapping[Any, Any]) -> RawRow:
+        """Return the row of a record that has its cells by the names of columns."""
+        label, group = record.get(self.label), record.get(self.group)
+        return RawRow(line, record[self.text], label, group)
+
+    def refuse_names(self, origin: Origin) -> None:
+        """Raise if columns are named, because the source has none."""
+        if not self.names:
+            return
+        remedy = "Leave text= and label= out."
+        if self.group is not None:
+            remedy = "Give group= a list with one value for each text."
+        raise TextError(
+            f"No column {self.names[0]!r} in {origin.name}", "it has no columns", remedy
+        )
+
+
+def rows_of_columns(
+    texts: Any, labels: Any = None, groups: Any = None, *, first: int = 1
+) -> Iterator[RawRow]:
+    """Return the rows of whole columns, numbered from `first`.
+
+    >>> list(rows_of_columns(["a cat"], ["x"]))
+    [RawRow(line=1, text='a cat', label='x', group=None)]
+    """
+    columns: list[Any] = [range(first, first + len(texts)), texts]
+    for column in (labels, groups):
+        columns.append(repeat(None, len(texts)) if column is None else column)
+    return starmap(RawRow, zip(*columns, strict=True))
+
+
+def select_columns(
+    names: Sequence[str],
+    strings: Sequence[str],
+    columns: Columns,
+    origin: Origin,
+    *,
+    by_header: bool = False,
+) -> Columns:
+    """Select the columns that are named, or the obvious ones; groups only if named.
+
+    `strings` are the columns that hold text. With `by_header` that is not known, and a
+    single column is taken only if its name looks like one.
+    """
+    problem = f"Cannot choose the columns of {origin.name}"
+    if len(set(names)) < len(names):
+        twice = Counter(names).most_common(1)[0][0]
+        raise TextError(
+            problem, f"two are called {twice!r}", "Give each a name of its own."
+        )
+    for column in columns.names:
+        if column not in names:
+            near = difflib.get_close_matches(column, names, 1)
+            remedy = f"Did you mean {near[0]!r}?" if near else "Name one of these."
+            raise TextError(
+                f"No column {column!r} in {origin.name}",
+                f"it has {quote_names(names)}",
+                remedy,
+            )
+    label = columns.label or _obvious(names, LABEL_NAMES, problem, "label")
+    text = columns.text or _obvious(names, TEXT_NAMES, problem, "text")
+    if text is None:
+        others = [name for name in strings if name not in (label, columns.group)]
+        # The header of a .csv may be a text itself.
+        is_name = not by_header or re.fullmatch(r"[\w.-]+", "".join(others))
+        if len(others) == 1 and is_name:
+            text = others[0]
+    if text is None:
+        reason = f"they are {quote_names(names)}, and none is plainly the text"
+        raise TextError(
+            problem, reason, 'Name the one that is: text="..." (and label="...").'
+        )
+    if text == label:
+        reason = f"{text!r} would be both text and label"
+        raise TextError(problem, reason, 'Name another: text="...", label="...".')
+    return Columns(text, label, columns.group)
+
+
+def _obvious(
+    names: Sequence[str], known: Sequence[str], problem: str, what: str
+) -> str | None:
+    """Return the column with the first of the known names; refuse several others."""
+    matches = [name for name in names if name.lower() in known]
+    matches.sort(key=lambda name: known.index(name.lower()))
+    if len(matches) > 1 and matches[0].lower() != known[0]:
+        reason = f"{quote_names(matches)} could each be the {what}"
+        raise TextError(problem, reason, f'Name the one that is: {what}="...".')
+    return matches[0] if matches else None
+
+
 def check_rows(raw_rows: Iterator[RawRow], origin: Origin) -> Iterator[Row]:
     """Yield the rows whose text is a string of whole characters; refuse the others."""
     for line, text, label, group in raw_rows:
@@ -90,7 +210,8 @@ def check_rows(raw_rows: Iterator[RawRow], origin: Origin) -> Iterator[Row]:
             origin.refuse(line, "the text is empty", "Remove the row, or fill it in.")
             continue
         parts = {"text": text, "label": label, "group": group}
-        broken = [name for name, part in parts.items() if _has_surrogate(part)]
+        strings = {name: part for name, part in parts.items() if isinstance(part, str)}
+        broken = [name for name, part in strings.items() if _SURROGATE.search(part)]
         if broken:
             reason = f"the {broken[0]} holds half of a character (a lone surrogate)"
             origin.refuse(line, reason, "Save it as UTF-8 again.")
@@ -104,9 +225,8 @@ def plain_value(value: Any) -> Any:
     if hasattr(value, "item") and not getattr(value, "shape", ()):
         value = value.item()
     # pandas marks what is missing by values of its own.
-    if type(value).__name__ in ("NAType", "NaTType"):
-        return None
-    if isinstance(value, float) and value != value:
+    is_missing = type(value).__name__ in ("NAType", "NaTType")
+    if is_missing or (isinstance(value, float) and value != value):
         return None
     return value
 
@@ -128,9 +248,3 @@ def quote_names(names: Sequence[object]) -> str:
     if len(names) > _MOST_NAMES:
         parts.append(f"and {len(names) - _MOST_NAMES} more")
     return ", ".join(parts)
-
-
-def _has_surrogate(part: object) -> bool:
-    if not isinstance(part, str) or part.isascii():
-        return False
-    return any("\ud800" <= char <= "\udfff" for char in part)

@@ -56,7 +56,7 @@ def texts_of(data: Any) -> Any:
     if isinstance(data, Inputs):
         return data
     if isinstance(data, str):
-        is_table = reader.names_a_file(data) and reader.is_file(data)
+        is_table = reader.names_a_file(data) and os.path.isfile(data)
     else:
         is_table = _is_table(data)
     if is_table:
