@@ -52,7 +52,8 @@ def test_everything_is_in_the_docs_once() -> None:
     listed = [DOCS / "index.md"]
     for section in sections():
         listed += [section.page.path, *(page.path for page in section.pages)]
-    expected = [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]
+    # What was tried and failed is for engineers, who read it in the repository.
+    expected = {*DOCS.rglob("*.md"), *ROOT.glob("*.md")} - {DOCS / "log.md"}
     assert sorted(listed) == sorted(expected), "see docs/site/structure.toml"
     names = [name for group in name_groups() for name in group.names]
     assert sorted(names) == sorted([*PUBLIC, "errors"])
