@@ -596,10 +596,6 @@ CALLS: list[tuple[Callable[[hs.Model], Any], str]] = [
         "too many positional arguments. Call lens(model, texts, *, k=5, target=None,",
     ),
     (lambda m: hs.compare(), "missing a required argument: 'model'"),  # type: ignore[call-overload]
-    (
-        lambda m: hs.load("x", load_in_8bit=True),  # type: ignore[call-arg]
-        "Give hs.load(hs.Quantised(source, 'bnb-int8')).",
-    ),
     (lambda m: hs.load("x", dtyp="float32"), "Did you mean dtype?"),  # type: ignore[call-arg]
     (lambda m: m.capture(TEXT, site="layer.1"), "Did you mean sites?"),  # type: ignore[call-arg]
 ]

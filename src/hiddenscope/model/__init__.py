@@ -1,10 +1,8 @@
 """Model: a loaded network with its tokenizer, whose states have been proved.
 
-model        load a model; its states, its texts and its provenance
-batching     whether texts may go through in padded batches
-generation   the states of a text while it is generated
-text_limits  the limits that a model's configuration sets to its texts
-lock         one thread at a time runs passes on a model
+model       load a model; its states, its texts, its provenance and its lock
+batching    whether texts may go through in padded batches
+generation  the states of a text while it is generated
 """
 
 from hiddenscope.model.model import Model as Model

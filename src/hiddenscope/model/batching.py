@@ -8,8 +8,7 @@ logits, in a batch than by itself is run text by text.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,18 +20,21 @@ from hiddenscope.modules.quantised import batch_dependence
 from hiddenscope.passes import (
     Batching,
     Inputs,
-    PaddedBatch,
-    Pass,
     PassModel,
     buffers_for,
     run_pass,
     states_in,
     token_logits,
 )
-from hiddenscope.passes.buffers import one_or_pair, stacks_in
+from hiddenscope.passes.buffers import stacks_in
 from hiddenscope.passes.resume import trial_texts
 from hiddenscope.states import States
 from hiddenscope.states.mixed import one_tensor
+
+Rows: TypeAlias = list[tuple[Tensor, list[int]]]
+"""What a pass gave for one text: values [row, token, width] of each stack and of the
+logits, with the number of blocks before each row.
+"""
 
 TRIAL_LENGTHS = (3, 11)
 TRIAL_TARGET_LENGTHS = (6, 2)
@@ -43,51 +45,54 @@ def try_batching(model: PassModel) -> Batching:
     inputs = trial_texts(model, TRIAL_LENGTHS, seed=2)
     if model.encoder_decoder:
         inputs = inputs.with_targets(trial_texts(model, TRIAL_TARGET_LENGTHS, seed=3))
+    worst = 0.0
     try:
-        together = _run_batch(model, inputs)
-        worst = max(
-            _disagreement_of_text(model, together, inputs, text)
-            for text in range(len(inputs))
-        )
+        for text, batched in enumerate(_run_batch(model, inputs)):
+            (single,) = _run_batch(model, inputs.some([text]))
+            distance = _disagreement(single, batched)
+            if distance > 1:
+                # A batch of another shape differs by rounding, even of the same text
+                # twice.
+                doubled, _ = _run_batch(model, inputs.some([text, text]))
+                distance = _disagreement(single, batched, doubled)
+            worst = max(worst, distance)
     except Exception as error:
         if is_out_of_memory(error):
             raise
         reason = f"a padded batch stopped with {type(error).__name__}: {error}"
         return Batching(False, math.inf, reason)
     needs_mask = not _same_without_mask(model)
+    reason = _reason_against(model, worst)
+    if reason:
+        return Batching(False, worst, reason, needs_mask)
+    reason = "texts padded on the right gave the same states as alone, within rounding"
+    config: Any = getattr(model.module, "config", None)
+    return Batching(True, worst, reason, needs_mask, _rope_switch(config))
+
+
+def _reason_against(model: PassModel, worst: float) -> str:
+    """Say why texts must not share a batch; nothing if they may."""
     config: Any = getattr(model.module, "config", None)
     # BigBird.
     if getattr(config, "attention_type", None) == "block_sparse":
-        reason = "its sparse attention depends on the longest text of a batch"
-        return Batching(False, worst, reason, needs_mask)
+        return "its sparse attention depends on the longest text of a batch"
     dependence = batch_dependence(model.module)
     if dependence:
-        return Batching(False, worst, dependence, needs_mask)
-    if _breaks_ties(config, model.text_encoder.window):
-        reason = (
+        return dependence
+    # Doge keeps the tokens with the best scores, and the same word has the same score
+    # twice.
+    most = getattr(config, "keep_window_size", None)
+    window = model.text_encoder.window
+    if isinstance(most, int) and (window is None or window > most):
+        return (
             "of many tokens its attention keeps some, and which of two equal ones"
             " depends on the padding"
         )
-        return Batching(False, worst, reason, needs_mask)
     if worst <= 1:
-        reason = (
-            "texts padded on the right gave the same states as alone, within rounding"
-        )
-        return Batching(True, worst, reason, needs_mask, _rope_switch(config))
-    reason = (
+        return ""
+    return (
         f"texts in a padded batch were off by {worst:,.0f} times the rounding tolerance"
     )
-    return Batching(False, worst, reason, needs_mask)
-
-
-def _breaks_ties(config: Any, window: int | None) -> bool:
-    """Tell whether a text may be so long that attention drops tokens.
-
-    Doge keeps the tokens with the best scores, and the same word has the same score
-    twice.
-    """
-    most = getattr(config, "keep_window_size", None)
-    return isinstance(most, int) and (window is None or window > most)
 
 
 def _rope_switch(config: Any) -> int | None:
@@ -121,39 +126,39 @@ def _same_without_mask(model: PassModel) -> bool:
     return torch.equal(with_mask, without_mask)
 
 
-class _Rows(NamedTuple):
-    """Values [row, token, width], with the depth of each row."""
+def _run_batch(model: PassModel, inputs: Inputs) -> list[Rows]:
+    """Run texts as one batch, padded whether that is safe or not."""
+    batch = inputs.pad(model)
+    has_logits = model.anatomy.makes_logits
+    buffers = buffers_for(model, model.anatomy.select("layer.*"), inputs)
+    output = run_pass(model, batch, range(len(inputs)), buffers, logits=has_logits)
+    texts: list[Rows] = []
+    parts = stacks_in(states_in(buffers))
+    for text in range(len(inputs)):
+        rows = []
+        for part in parts:
+            rows.append((one_tensor(part.of(text).values), _depths(part)))
+        texts.append(rows)
+    if not has_logits:
+        return texts
+    try:
+        logits = token_logits(output, batch, model)
+    except PassError:
+        # The head gives no row per token.
+        return texts
+    depth = sum(max(_depths(part)) for part in parts)
+    lengths = inputs.of("decoder").lengths
+    for rows, values in zip(texts, torch.split(logits, lengths), strict=True):
+        rows.append((values[None], [depth]))
+    return texts
 
-    values: Tensor
-    depths: list[int]
 
-
-def _disagreement_of_text(
-    model: PassModel, together: Pass, inputs: Inputs, text: int
-) -> float:
-    """Return how far one text of a batch is off its own pass, in tolerances."""
-    single = _rows(_run_batch(model, inputs.some([text])))
-    batched = _rows_of_text(together, inputs, text)
-    worst = _largest_disagreement(single, batched)
-    if worst <= 1:
-        return worst
-    # A batch of another shape differs by rounding, even of the same text twice.
-    twice = inputs.some([text, text])
-    doubled = _rows_of_text(_run_batch(model, twice), twice, 0)
-    return _largest_disagreement(single, batched, doubled)
-
-
-def _largest_disagreement(
-    single: Sequence[_Rows],
-    batched: Sequence[_Rows],
-    doubled: Sequence[_Rows] | None = None,
-) -> float:
+def _disagreement(single: Rows, batched: Rows, doubled: Rows | None = None) -> float:
     worst = []
-    for number, (rows, others) in enumerate(zip(single, batched, strict=True)):
-        repeated = None if doubled is None else doubled[number].values
-        worst.append(
-            trials.disagreement(rows.values, others.values, rows.depths, repeated)
-        )
+    for number, (values, depths) in enumerate(single):
+        repeated = None if doubled is None else doubled[number][0]
+        others, _ = batched[number]
+        worst.append(trials.disagreement(values, others, depths, repeated))
     return max(worst)
 
 
@@ -172,42 +177,3 @@ def _depths(states: States) -> list[int]:
     for site in states.sites:
         depths.append(len(states.sites) if site.layer is None else site.layer)
     return depths
-
-
-def _rows(result: Pass) -> list[_Rows]:
-    """Return the states of each stack and the logits."""
-    rows = []
-    for part in stacks_in(result.states):
-        rows.append(_Rows(one_tensor(part.values), _depths(part)))
-    if result.logits is not None:
-        depth = sum(max(part.depths) for part in rows)
-        rows.append(_Rows(result.logits[None], [depth]))
-    return rows
-
-
-def _rows_of_text(result: Pass, inputs: Inputs, text: int) -> list[_Rows]:
-    """Return the states and logits of one text of a batch."""
-    states = one_or_pair([part.of(text) for part in stacks_in(result.states)])
-    logits = result.logits
-    if logits is not None:
-        logits = torch.split(logits, inputs.of("decoder").lengths)[text]
-    return _rows(Pass(states, logits))
-
-
-def _run_batch(model: PassModel, inputs: Inputs) -> Pass:
-    """Run the texts as one batch, whether padding is safe or not."""
-    batch = inputs.pad(model)
-    has_logits = model.anatomy.makes_logits
-    buffers = buffers_for(model, model.anatomy.select("layer.*"), inputs)
-    output = run_pass(model, batch, range(len(inputs)), buffers, logits=has_logits)
-    return Pass(states_in(buffers), _logits(output, batch, model))
-
-
-def _logits(output: Any, batch: PaddedBatch, model: PassModel) -> Tensor | None:
-    """Return the logits if the head gives one row per token."""
-    if not model.anatomy.makes_logits:
-        return None
-    try:
-        return token_logits(output, batch, model)
-    except PassError:
-        return None

@@ -76,22 +76,6 @@ def generate(
     token that `generate` chooses. Nor does it read an end-of-text token, which
     therefore has no state.
     """
-    _check_request(model, prompt, max_new_tokens, options)
-    if not model.anatomy.select(sites):
-        raise PassError(
-            "No sites to capture",
-            "the list is empty",
-            "Name at least one, as in sites='layer.*'.",
-        )
-    ids = torch.tensor([prompt.ids[0]], device=model.device)
-    with autograd.restored(), recording(model, sites) as recorded, torch.no_grad():
-        written = _write(model, ids, max_new_tokens + 1, options)
-    return _assemble(model, recorded, prompt, written, max_new_tokens)
-
-
-def _check_request(
-    model: PassModel, prompt: Inputs, max_new_tokens: int, options: Mapping[str, Any]
-) -> None:
     refused = []
     for name in sorted(REFUSED_OPTIONS & options.keys()):
         if options[name] not in (None, 1):
@@ -116,12 +100,16 @@ def _check_request(
             f" takes {window:,}",
             "Ask for fewer, or give a shorter prompt.",
         )
+    ids = torch.tensor([prompt.ids[0]], device=model.device)
+    with autograd.restored(), recording(model, sites) as recorded, torch.no_grad():
+        written = _write(model, ids, max_new_tokens + 1, options)
+    return _assemble(model, recorded, prompt, written, max_new_tokens)
 
 
 def refusal(model: PassModel, length: int) -> str:
     """Say why states from inside `generate` cannot be trusted; empty if they can.
 
-    A cache that looks back only so far (a sliding window) changes its behaviour once a
+    A cache with a limited view back (a sliding window) changes its behaviour once a
     text is longer, so that is tried by itself, with a prompt that is longer than the
     window, or than two of them where the text is.
     """
@@ -143,7 +131,12 @@ def attention_windows(model: PassModel) -> set[int]:
     for name in getattr(config, "sub_configs", {}):
         configs.append(getattr(config, name, None))
     for part in list(configs):
-        configs += _layer_configs(part)
+        try:
+            configs += getattr(part, "per_layer_config", None) or []
+        except AttributeError:
+            # transformers gives every configuration such a list, which fails for one
+            # that names no depth (MPT's attention).
+            continue
     windows: set[int] = set()
     for part in configs:
         settings = vars(part) if hasattr(part, "__dict__") else {}
@@ -154,19 +147,6 @@ def attention_windows(model: PassModel) -> set[int]:
                 if isinstance(item, int) and not isinstance(item, bool) and item > 0:
                     windows.add(item)
     return windows
-
-
-def _layer_configs(config: Any) -> list[Any]:
-    """Return the configurations of single layers, where a model has them."""
-    layers = getattr(config, "per_layer_config", None)
-    if layers is None:
-        return []
-    try:
-        return list(layers)
-    except AttributeError:
-        # transformers gives every configuration such a list, which fails for one that
-        # names no depth (MPT's attention).
-        return []
 
 
 def _try_generation(model: PassModel, prompt_length: int) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -13,17 +15,18 @@ import torch
 from torch import nn
 
 from hiddenscope import progress
-from hiddenscope.arguments import checked, integer, renamed, require, shown
+from hiddenscope.arguments import checked, integer, require, shown
 from hiddenscope.discovery import (
     Anatomy,
     Inside,
-    Stack,
     accepts,
     arguments,
     find,
     find_inside,
     still_holds,
     trial_ids,
+    vocabulary,
+    window,
 )
 from hiddenscope.errors import (
     LoadError,
@@ -38,16 +41,25 @@ from hiddenscope.loading.size_limit import SizeLimit
 from hiddenscope.loading.variants import Adapted, ModelVariant, Quantised
 from hiddenscope.model import generation
 from hiddenscope.model.batching import try_batching
-from hiddenscope.model.lock import PassLock
-from hiddenscope.model.provenance import AdapterProvenance
-from hiddenscope.model.text_limits import text_encoder
 from hiddenscope.modules import autograd, hooks
-from hiddenscope.modules.adapters import below_adapters, require_separable
+from hiddenscope.modules.adapters import (
+    adapter_settings,
+    adapter_weights,
+    adapters_on,
+    below_adapters,
+    has_adapters,
+    require_separable,
+)
 from hiddenscope.modules.offload import devices_of
 from hiddenscope.modules.quantised import quantisation_of
 from hiddenscope.modules.slow_dtypes import tell_of_slow_products
 from hiddenscope.modules.trials import Memory, Trials, weights_identity
-from hiddenscope.modules.weights import Fingerprint, trust_finite
+from hiddenscope.modules.weights import (
+    Fingerprint,
+    hash_weights,
+    trust_finite,
+    weight_tensors,
+)
 from hiddenscope.passes import (
     EVERYTHING,
     Batching,
@@ -61,8 +73,8 @@ from hiddenscope.passes import (
     run_pass,
     states_in,
 )
-from hiddenscope.sites import SitePatterns
-from hiddenscope.states import Pair, Source, States
+from hiddenscope.sites import Site, SitePatterns
+from hiddenscope.states import AdapterSource, Pair, Source, States
 from hiddenscope.versions import installed_version
 
 if TYPE_CHECKING:
@@ -79,20 +91,6 @@ LIBRARIES = ("hiddenscope", "torch", "transformers", "tokenizers", "safetensors"
 
 
 @checked
-@renamed(
-    {
-        "torch_dtype": "Give dtype=.",
-        "load_in_8bit": "Give hs.load(hs.Quantised(source, 'bnb-int8')).",
-        "load_in_4bit": "Give hs.load(hs.Quantised(source, 'nf4')).",
-        "quantization_config": "Give hs.load(hs.Quantised(source, 'nf4')).",
-    },
-    torch_dtype="dtype",
-    device_map="device",
-    attn_implementation="attention",
-    load_in_8bit="hs.Quantised",
-    load_in_4bit="hs.Quantised",
-    quantization_config="hs.Quantised",
-)
 def load(
     source: Loadable | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -171,6 +169,44 @@ def is_loadable(source: object) -> bool:
     return isinstance(source, str | os.PathLike | nn.Module | Adapted | Quantised)
 
 
+class PassLock:
+    """Lets one thread at a time run passes on a model, which may take it repeatedly.
+
+    It may be released by another thread than the one that took it: a generator that
+    holds `hs.editing` may be closed by another thread than the one that started it.
+    """
+
+    def __init__(self) -> None:
+        self._free = threading.Condition()
+        self._owner: int | None = None
+        self._depth = 0
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """Take the lock once no other thread holds it; tell whether it was taken."""
+        with self._free:
+            while self._owner not in (None, threading.get_ident()):
+                if not blocking:
+                    return False
+                self._free.wait()
+            self._owner = threading.get_ident()
+            self._depth += 1
+            return True
+
+    def release(self) -> None:
+        """Release the lock, as often as it was taken."""
+        with self._free:
+            self._depth -= 1
+            if not self._depth:
+                self._owner = None
+                self._free.notify()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
 @checked
 class Model:
     """A loaded network with its tokenizer.
@@ -209,9 +245,6 @@ class Model:
         self._fingerprint = Fingerprint(
             self.module, lambda compute: self.trials.once("weights", compute, form=str)
         )
-        adapted = loaded.adapted
-        names = adapted.adapters if adapted is not None else ()
-        self._adapters = AdapterProvenance(self.module, names)
         self._batching: Batching | None = None
         _ = self.batching
 
@@ -228,9 +261,7 @@ class Model:
         """Return the encoder that turns texts into ids."""
         if self._text_encoder is None:
             with self.lock:
-                self._text_encoder = text_encoder(
-                    self.module, self._loaded.tokenizer, self.name
-                )
+                self._text_encoder = _text_encoder(self._loaded, self.module)
         return self._text_encoder
 
     @property
@@ -422,13 +453,7 @@ class Model:
         [2, 3]
         """
         require_recordable(self.module)
-        selected = self.anatomy.select(sites)
-        if not selected:
-            raise PassError(
-                "No sites to capture",
-                "the list is empty",
-                "Name at least one, such as 'layer.*'.",
-            )
+        selected = self._select(sites)
         if batch_tokens is not None:
             integer(batch_tokens, "batch_tokens", 1)
         inputs = self.encode(texts, targets=targets, truncate=truncate)
@@ -441,6 +466,17 @@ class Model:
                 run_pass(self, batch.pad(self), indices, buffers)
                 advance(sum(costs[index] for index in indices))
         return states_in(buffers)
+
+    def _select(self, sites: SitePatterns) -> tuple[Site, ...]:
+        """Return the sites to capture, at least one."""
+        selected = self.anatomy.select(sites)
+        if not selected:
+            raise PassError(
+                "No sites to capture",
+                "the list is empty",
+                "Name at least one, such as 'layer.*'.",
+            )
+        return selected
 
     def capture_generation(
         self,
@@ -458,6 +494,7 @@ class Model:
         """
         require_recordable(self.module)
         require(max_new_tokens, int, "max_new_tokens", "capture_generation")
+        self._select(sites)
         with self.lock:
             inputs = self.text_encoder.encode(prompt)
             if len(inputs) != 1:
@@ -494,10 +531,20 @@ class Model:
         notes = fingerprint.notes
         # To look at every part takes as long as some layers of a small model.
         if not notes:
-            notes["places"] = _places(self.module, self.device)
+            # The device of the inputs comes before others that hold weights.
+            places = dict.fromkeys([str(self.device), *devices_of(self.module)])
+            notes["places"] = ", ".join(places)
             notes["quantisation"] = quantisation_of(self.module)
-        base_weights, adapters = self._adapters.sources(weights)
+        adapted = self._loaded.adapted
+        folders = adapted.adapters if adapted is not None else ()
+        base_weights, adapters = adapter_sources(self.module, notes, folders)
         config: Any = getattr(self.module, "config", None)
+        source_notes = self.notes
+        kind = self.device.type
+        if torch.is_autocast_enabled(kind):
+            # Products are computed in a narrower dtype.
+            narrow = _dtype_name(torch.get_autocast_dtype(kind))
+            source_notes += (f"Computed under torch.autocast to {narrow}.",)
         return Source(
             self.name,
             revision=self.revision,
@@ -506,7 +553,7 @@ class Model:
             device=notes["places"],
             attention=str(getattr(config, "_attn_implementation", None) or "none"),
             versions=_versions(),
-            notes=(*self.notes, *_autocast_note(self.device)),
+            notes=source_notes,
             depth=selected.depth,
             final=selected.proof.final is not None,
             cls=getattr(self.tokenizer, "cls_token_id", None),
@@ -552,45 +599,117 @@ def _memory(loaded: Loaded) -> Memory | None:
     weights = weights_identity(loaded.folder)
     if weights is None:
         return None
+    # Files of an adapter may change while their folder keeps its name.
+    adapters = []
+    inner: Any = loaded.variant
+    while isinstance(inner, Adapted | Quantised):
+        if isinstance(inner, Adapted):
+            for folder in inner.folders:
+                adapters.append(weights_identity(Path(folder).expanduser()))
+        inner = inner.base
     weight = next(loaded.module.parameters())
     config: Any = getattr(loaded.module, "config", None)
-    gpu = torch.cuda.get_device_name(weight.device) if weight.is_cuda else ""
+    scheme = quantisation_of(loaded.module)
     return Memory(
         cache_folder(),
         weights,
-        _variant_identity(loaded.variant),
+        loaded.variant,
+        adapters,
         type(loaded.module).__name__,
         weight.dtype,
         weight.device.type,
-        gpu,
+        torch.cuda.get_device_name(weight.device) if weight.is_cuda else "",
         getattr(config, "_attn_implementation", None),
         sorted(_versions().items()),
         # The same files may be quantised, or spread over devices, while they are
         # loaded.
-        _quantiser(loaded.module),
+        scheme,
+        installed_version(scheme.partition(" ")[0]) if scheme else "",
         devices_of(loaded.module),
     )
 
 
-def _quantiser(module: nn.Module) -> str:
-    """Return the scheme of quantised weights, with the version that made them."""
-    scheme = quantisation_of(module)
-    library = scheme.partition(" ")[0]
-    return f"{scheme} {installed_version(library)}" if scheme else ""
+def _text_encoder(loaded: Loaded, module: nn.Module) -> TextEncoder:
+    """Return the encoder of a model's texts, within the limits of its configuration."""
+    tokenizer = loaded.tokenizer
+    config: Any = getattr(module, "config", None)
+    text_config: Any = config
+    if hasattr(config, "get_text_config"):
+        text_config = config.get_text_config()
+    size = vocabulary(module)
+    pads = (
+        getattr(tokenizer, "pad_token_id", None),
+        getattr(text_config, "pad_token_id", None),
+        getattr(tokenizer, "eos_token_id", None),
+    )
+    # A decoder may have a larger vocabulary than the encoder.
+    sizes = (
+        size,
+        getattr(config, "tgt_vocab_size", None),
+        getattr(config, "decoder_vocab_size", None),
+        getattr(getattr(config, "decoder", None), "vocab_size", None),
+    )
+    largest = max(number for number in sizes if isinstance(number, int))
+    # The id that opens a decoder's text; None where nothing names it.
+    starts = []
+    for part in (config, getattr(module, "generation_config", None)):
+        starts.append(getattr(part, "decoder_start_token_id", None))
+    # CANINE pools this many characters into one position, and needs at least one.
+    shortest = getattr(config, "downsampling_rate", 1)
+    return TextEncoder(
+        tokenizer,
+        window(module),
+        size,
+        loaded.name,
+        start=_first_id(starts, largest),
+        pad=_first_id(pads, size) or 0,
+        target_window=getattr(config, "max_decoder_position_embeddings", None),
+        shortest=shortest if isinstance(shortest, int) else 1,
+    )
 
 
-def _variant_identity(variant: ModelVariant | None) -> str:
-    """Tell variants of one folder apart, and files of an adapter that have changed."""
-    if variant is None:
-        return ""
-    files = []
-    inner: Any = variant
-    while isinstance(inner, Adapted | Quantised):
-        if isinstance(inner, Adapted):
-            for folder in inner.folders:
-                files.append(weights_identity(Path(folder).expanduser()))
-        inner = inner.base
-    return f"{variant} {files}"
+def _first_id(ids: Iterable[object], size: int) -> int | None:
+    """Return the first id that is in a vocabulary of this size."""
+    for token in ids:
+        if isinstance(token, int) and 0 <= token < size:
+            return token
+    return None
+
+
+def adapter_sources(
+    module: nn.Module, hashes: dict[str, str], folders: Sequence[str] = ()
+) -> tuple[str, tuple[AdapterSource, ...]]:
+    """Return the hash of a model's base and the source of each of its adapters.
+
+    The base has the hash that it would have by itself; what is below merged adapters is
+    not known, and has none. `hashes` keeps what was computed, and is to be emptied when
+    a weight changes. `folders` name where the adapters come from, in their order.
+    """
+    if not has_adapters(module):
+        return "", ()
+    adapters = adapters_on(module)
+    if len(folders) != len(adapters):
+        folders = [adapter.name for adapter in adapters]
+    if "base" not in hashes:
+        hashes["base"] = hash_weights(list(weight_tensors(below_adapters(module))))
+    sources = []
+    for adapter, name in zip(adapters, folders, strict=True):
+        key = f"adapter {adapter.name}"
+        if key not in hashes:
+            hashes[key] = hash_weights(adapter_weights(module, adapter.name))
+        both = f"{hashes[key]} {adapter_settings(module, adapter)}"
+        digest = hashlib.sha256(both.encode()).hexdigest()
+        sources.append(
+            AdapterSource(
+                name,
+                adapter.kind,
+                f"sha256:{digest}",
+                adapter.strength,
+                adapter.is_merged,
+            )
+        )
+    is_merged = any(adapter.is_merged for adapter in adapters)
+    return "" if is_merged else hashes["base"], tuple(sources)
 
 
 @functools.cache
@@ -599,23 +718,8 @@ def _versions() -> dict[str, str]:
     return {name: installed_version(name) for name in LIBRARIES}
 
 
-def _places(module: nn.Module, device: torch.device) -> str:
-    """Name the device of the inputs, and after it all others that hold weights."""
-    places = [str(device)]
-    places += [place for place in devices_of(module) if place != str(device)]
-    return ", ".join(places)
-
-
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _autocast_note(device: torch.device) -> tuple[str, ...]:
-    """Note that autocast computes products in a narrower dtype."""
-    if not torch.is_autocast_enabled(device.type):
-        return ()
-    dtype = _dtype_name(torch.get_autocast_dtype(device.type))
-    return (f"Computed under torch.autocast to {dtype}.",)
 
 
 def _notes_on(anatomy: Anatomy) -> list[str]:
@@ -628,15 +732,12 @@ def _notes_on(anatomy: Anatomy) -> list[str]:
                 f"Its final is {final} wide and its layers {width}: `layer.*,final`"
                 " leaves final out; ask for it by itself."
             )
-    return notes + [_note_on_earlier(s) for s in anatomy.stacks if s.proof.earlier]
-
-
-def _note_on_earlier(stack: Stack) -> str:
-    first = stack.blocks[0].path
-    blocks = first.rpartition(".")[0]
-    last = stack.proof.earlier - 1
-    return (
-        f"Its layers are those of {blocks}, the list of blocks that it ends with:"
-        f" layer.0 is what enters {first}. hidden_states[0] to hidden_states[{last}]"
-        " are states of blocks before that, and have no site."
-    )
+        if stack.proof.earlier:
+            first = stack.blocks[0].path
+            notes.append(
+                f"Its layers are those of {first.rpartition('.')[0]}, the list of"
+                f" blocks that it ends with: layer.0 is what enters {first}."
+                f" hidden_states[0] to hidden_states[{stack.proof.earlier - 1}] are"
+                " states of blocks before that, and have no site."
+            )
+    return notes

@@ -24,7 +24,7 @@ from hiddenscope.loading.folder import INDEX, TOKENIZER_FILES, WEIGHTS, check_fo
 from hiddenscope.loading.sources import adapter_path, locate
 from hiddenscope.loading.variants import Adapted, Quantised
 from hiddenscope.model import Model
-from hiddenscope.model.provenance import AdapterProvenance
+from hiddenscope.model.model import adapter_sources
 from hiddenscope.modules import hooks
 from hiddenscope.modules.weights import Fingerprint
 from hiddenscope.series.member import Member
@@ -175,7 +175,7 @@ def _of_module(module: nn.Module, tokenizer: Any, name: str) -> MemberIdentity:
         # Weights that are kept elsewhere are not hashed, so nothing can be said of
         # them: this identity is like no other.
         weights = f"unknown:{secrets.token_hex(16)}"
-    _, adapters = AdapterProvenance(module).sources(weights)
+    _, adapters = adapter_sources(module, {})
     config: Any = getattr(module, "config", None)
     entries: Any = None
     if config is not None:

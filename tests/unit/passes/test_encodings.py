@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 import hiddenscope as hs
-from hiddenscope.errors import ArgumentError, LoadError, SiteError, TextError
+from hiddenscope.errors import LoadError, SiteError, TextError
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 TEXTS = ["The cat sat.", "A dog", "Is it", "The end."] * 3
@@ -66,9 +66,6 @@ def test_a_module_is_loaded_with_its_tokenizer(
     assert hs.load(tmp_path, dtype="float64", device="cpu").dtype == torch.float64
     with pytest.raises(LoadError):
         hs.load(tmp_path, tokenizer=tokenizer)
-    for old, new in {"torch_dtype": "dtype", "device_map": "device"}.items():
-        with pytest.raises(ArgumentError, match=f"{old} is called {new} here"):
-            hs.load(tmp_path, **{old: "auto"})  # type: ignore[arg-type]
 
 
 def test_what_a_tokenizer_returned_is_taken_without_its_padding(

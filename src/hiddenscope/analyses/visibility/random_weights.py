@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hiddenscope.discovery import Anatomy
     from hiddenscope.model import Model
-    from hiddenscope.model.lock import PassLock
+    from hiddenscope.model.model import PassLock
     from hiddenscope.passes import Batching, Inputs, Texts
     from hiddenscope.passes.text_encoder import TextEncoder
     from hiddenscope.states import Source
