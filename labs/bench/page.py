@@ -40,60 +40,48 @@ SHARED = ("torch==", "transformers==")
 INTRODUCTION = """\
 # What it costs
 
-You find here what a task costs in hiddenscope, in other libraries and in plain Hugging Face code, how that cost grows, and
-how far hiddenscope is from the bare forward pass. `make bench` writes this page; no number is typed in by hand.
+`make bench` writes this page: what a task costs in hiddenscope, in other libraries and in plain Hugging Face code, how that
+cost grows, and how far hiddenscope is from the bare forward pass. Capture, lens and extraction stay close to the bare pass.
+hiddenscope is far ahead where passes can be shared (patch and visibility, for which plain code makes one pass for each cell
+or target) and where nothing needs padding (ragged corpus, extract, embed). Others are ahead in loading, because every model
+is proved when it is loaded, and in drift, which also finds the block and tells rounding from a fault. Every measurement, with
+wall times, rounds, load and seconds, is in [results.json](../labs/bench/results.json).
 """
 BESIDE = """\
 ## Beside its peers
 
-Ratios to plain Hugging Face code for the same task: of CPU time, except in the row memory, which is the peak memory of the
-process. 2.00 takes twice as much. The least of each row is bold, whoever it is, with all that are within 3 % of it. An empty
-cell is not offered by that library, or was not measured; the table below says which.
-
-- Every library does the task as its documentation recommends, without gradients (visibility is made of them), and stops the
-  pass early where it can. Plain Hugging Face runs the whole pass.
-- The libraries run in turn, round after round, in processes of their own. A ratio is the median over rounds.
-- We are ahead where passes are shared (patch and visibility: plain code makes one for each cell or target), and where nothing
-  is padded (ragged corpus, extract, embed).
-- Drift does more than the plain difference: it runs both models again, finds the block, and tells rounding from a fault.
+Ratios of CPU time to plain Hugging Face code for the same task; of peak memory of the process in the row memory. The least
+of each row is bold, with all within 3 % of it. An empty cell is not offered by that library or was not measured. Every
+library does the task as its documentation recommends, without gradients (except for visibility), and stops the pass early
+where it can; plain Hugging Face runs the whole pass. The libraries run in turn, in processes of their own; a ratio is the
+median over rounds.
 """
 DETAILS = """\
-The tasks in full. "Same to 1e-06" is the largest difference from the numbers of plain Hugging Face, relative to the
-largest of them; DIFFER says that they are not the same.
+The tasks in full, with what plain Hugging Face takes, and the largest difference of any library's numbers from its own,
+relative to the largest of them (DIFFER says that they are not the same).
 """
 GROWTH = """\
 ## How cost grows
 
-The exponent of CPU time in one size while the others stay: 1 means that twice the tokens take twice the time. It is the
-slope of a line through the logarithms of at least four sizes, with the 95 % interval of that slope. A wide interval means
-that cost is no power of the size in this range; a fixed cost makes the exponent smaller than it is for large sizes. Models
-have random weights and the shape of Llama (GPT-2 for visibility). The peer of capture, lens and patch is TransformerLens,
-of visibility a loop of backward passes, of extract a loop with `torch.save`, of probe scikit-learn.
+The exponent of CPU time in one size while the others stay, with its 95 % interval: 1 means that twice the tokens take twice
+the time. A wide interval means that cost is no power of the size in this range; a fixed cost makes the exponent smaller. The
+last columns are the cost of the peer over ours at the largest size. Models have random weights and the shape of Llama (GPT-2
+for visibility). The peer of capture, lens and patch is TransformerLens, of visibility a loop of backward passes, of extract
+a loop with `torch.save`, of probe scikit-learn.
 
 ![Exponents of CPU time for hiddenscope and its peers](pictures/growth.png)
 """
 ROWS = """\
 ## Every row
 
-One table for each architecture that was measured. Every number is a ratio of two ways run in turn in one process, the
-median over several rounds. CPU time counts all threads. The bar is compared with CPU time, on a GPU with wall time; memory
-has one ratio, which stands under CPU. A bare pass is the module's own forward under `no_grad`, with nothing else asked of
-it. A run replaces its rows in the table of its own architecture and leaves the others as they were measured, with the bars
-of that time.
+Ratios of two ways run in turn in one process: medians over several rounds of CPU time of all threads, or of wall time where
+only that is meant; memory has one ratio. A ratio that misses its bar is bold. A bare pass is the module's own forward under
+`no_grad`. Rows keep the bars of the day on which they were measured.
 """
-TITLE = """\
-### {architecture}: {cpu}
+GPU_ROWS = """\
+### {cpu}
 
-{cores} cores, {threads} torch threads, Python {python}, torch {torch}, transformers {transformers}, hiddenscope
-{hiddenscope}. Medians of several rounds, thrice as many for rows that take a second, fewer for those that take
-minutes. The load average is that of the moment when they began.
-
-{runs}
-"""
-GPU_TITLE = """\
-### {architecture}: {cpu}
-
-Measured by `python -m labs.bench.gpu`, hiddenscope {hiddenscope}.
+Ratios of wall time, measured by `python -m labs.bench.gpu`.
 """
 Record = Mapping[str, Any]
 
@@ -101,12 +89,14 @@ Record = Mapping[str, Any]
 def page(results: Mapping[str, Record]) -> str:
     """Return the page of everything that was measured."""
     order = architectures(results)
+    on_cpu = [name for name in order if name != "cuda"]
     parts = [INTRODUCTION]
     parts += _beside(results, order)
     parts += _growth(results, order)
-    parts.append(ROWS)
-    for architecture in order:
-        parts += _rows(architecture, results[architecture])
+    parts += [ROWS, _table(_rows(results, on_cpu))]
+    if "cuda" in results:
+        parts.append(GPU_ROWS.format(**results["cuda"]["machine"]))
+        parts.append(_table(_rows(results, ["cuda"])))
     return "\n".join(parts)
 
 
@@ -125,13 +115,49 @@ def _beside(results: Mapping[str, Record], order: Sequence[str]) -> list[str]:
         standings = results[architecture]["peers"]
         parts.append(f"{_machine_line(results[architecture])}.\n")
         parts.append(_table(_ratios(standings)))
-        parts.append(_remarks(standings))
         parts.append(_versions(results[architecture]))
-    parts.append(DETAILS)
-    for architecture in measured:
-        parts.append(f"{_machine_line(results[architecture])}.\n")
-        parts.append(_table(details(results[architecture]["peers"])))
+    parts += [DETAILS, _table(_tasks(results, measured))]
     return parts
+
+
+def _tasks(
+    results: Mapping[str, Record], measured: Sequence[str]
+) -> Iterable[Sequence[str]]:
+    """Yield one line for each task: what it is, and what plain Hugging Face takes."""
+    yield ("task", "what is asked", *measured, "largest difference")
+    standings = []
+    for architecture in measured:
+        for row in results[architecture]["peers"]:
+            standings.append({**row, "architecture": architecture})
+    for task, here in _by_task(standings).items():
+        costs = []
+        for architecture in measured:
+            plain = ""
+            for row in here:
+                if (row["architecture"], row["library"]) == (architecture, PLAIN):
+                    plain = _amount(row)
+            costs.append(plain)
+        notes = [row["numbers"] for row in here if row["numbers"]]
+        wrong = [note for note in notes if note.startswith("DIFFER")]
+        largest = max(notes, key=_difference, default="").removeprefix("same to ")
+        yield (task, here[0]["what"], *costs, ", ".join(wrong) or largest)
+
+
+def _difference(note: str) -> float:
+    """Return the number that ends a note such as "same to 1e-06"."""
+    try:
+        return float(note.split()[-1])
+    except ValueError:
+        return 0.0
+
+
+def _amount(row: Record) -> str:
+    """Return seconds of CPU time with their unit, or the peak memory."""
+    if not row["seconds"]:
+        return ""
+    if row["task"] == "memory":
+        return f"{row['seconds'] / 2**20:.0f} MiB"
+    return f"{_number(row['seconds'])} s"
 
 
 def _machine_line(record: Record) -> str:
@@ -167,25 +193,6 @@ def _ratios(standings: Sequence[Record]) -> Iterable[Sequence[str]]:
                 cell = f"**{cell}**"
             cells.append(cell)
         yield (task, *cells)
-
-
-def _remarks(standings: Sequence[Record]) -> str:
-    """Say who is ahead of us, and by how much."""
-    lines = []
-    for task, here in _by_task(standings).items():
-        ratios = _cpu_ratios(here)
-        ours = ratios.get(OURS)
-        if ours is None:
-            continue
-        amount = "much" if task == "memory" else "long"
-        for library, ratio in ratios.items():
-            times = ours / ratio
-            if times > TIE:
-                lines.append(
-                    f"- {task}: {library} is ahead; hiddenscope takes {_number(times)}"
-                    f" times as {amount}."
-                )
-    return "\n".join(lines) + "\n"
 
 
 def _cpu_ratios(standings: Sequence[Record]) -> dict[str, float]:
@@ -243,59 +250,66 @@ def _growth(results: Mapping[str, Record], order: Sequence[str]) -> list[str]:
     measured = [name for name in order if results[name].get("growth")]
     if not measured:
         return []
-    parts = [GROWTH]
-    for architecture in measured:
-        parts.append(f"{_machine_line(results[architecture])}.\n")
-        parts.append(_table(_exponents(results[architecture]["growth"])))
-    return parts
+    return [GROWTH, _table(_exponents(results, measured))]
 
 
-def _exponents(growths: Sequence[Record]) -> Iterable[Sequence[str]]:
+def _exponents(
+    results: Mapping[str, Record], measured: Sequence[str]
+) -> Iterable[Sequence[str]]:
     """Yield one line for each task and axis: ours, the peer's, and both costs."""
-    yield (
-        "task",
-        "grows in",
-        "sizes",
-        "hiddenscope",
-        "peer",
-        "which",
-        "at the largest",
-    )
-    pairs: dict[tuple[str, str], dict[bool, Record]] = {}
-    for row in growths:
-        pair = pairs.setdefault((row["task"], row["axis"]), {})
-        pair[row["library"] == OURS] = row
+    head = ["task", "grows in"]
+    for architecture in measured:
+        head += [f"{architecture}, ours", "peer", "peer / ours"]
+    yield head
+    pairs: dict[tuple[str, str], dict[tuple[str, bool], Record]] = {}
+    for architecture in measured:
+        for row in results[architecture]["growth"]:
+            pair = pairs.setdefault((row["task"], row["axis"]), {})
+            pair[architecture, row["library"] == OURS] = row
     for (task, axis), pair in pairs.items():
-        if len(pair) < 2:
-            continue
-        ours, peer = pair[True], pair[False]
-        sizes = ", ".join(str(size) for size in ours["sizes"])
-        times = peer["seconds"][-1] / ours["seconds"][-1]
-        yield (
-            task,
-            axis,
-            sizes,
-            _exponent(ours),
-            _exponent(peer),
-            peer["library"],
-            f"the peer takes {_number(times)} times ours",
-        )
+        line = [task, axis]
+        for architecture in measured:
+            ours, peer = pair.get((architecture, True)), pair.get((architecture, False))
+            if ours is None or peer is None:
+                line += ["", "", ""]
+                continue
+            times = peer["seconds"][-1] / ours["seconds"][-1]
+            line += [_exponent(ours), _exponent(peer), _number(times)]
+        yield line
 
 
 def _exponent(growth: Record) -> str:
     return f"{growth['exponent']:.2f} ± {growth['half']:.2f}"
 
 
-def _rows(architecture: str, record: Record) -> list[str]:
-    title = GPU_TITLE if architecture == "cuda" else TITLE
-    runs = "\n".join(_run(run) for run in record["runs"])
-    lines = [cells(Row.from_json(row)) for row in record["rows"]]
-    return [title.format(**record["machine"], runs=runs), _table([HEAD, *lines])]
+def _rows(
+    results: Mapping[str, Record], order: Sequence[str]
+) -> Iterable[Sequence[str]]:
+    """Yield one line for each comparison, with a ratio for each architecture."""
+    yield ("row", "what is compared", *order, "bar")
+    lines: dict[tuple[str, str], dict[str, Row]] = {}
+    for architecture in order:
+        prefix = f"{results[architecture]['machine']['cpu']}: "
+        for fields in results[architecture]["rows"]:
+            row = Row.from_json(fields)
+            what = row.what.removeprefix(prefix)
+            lines.setdefault((row.name, what), {})[architecture] = row
+    for (name, what), measured in sorted(lines.items(), key=lambda line: line[0][0]):
+        ratios = []
+        for architecture in order:
+            row = measured.get(architecture)
+            ratios.append("" if row is None else _ratio(row))
+        bars = dict.fromkeys(cells(row)[4] for row in measured.values())
+        yield (name, what, *ratios, ", ".join(bars))
 
 
-def _run(run: Record) -> str:
-    names = ", ".join(run["rows"])
-    return f"- {run['repeats']} rounds, load average {run['load']}: {names}"
+def _ratio(row: Row) -> str:
+    """Return the ratio that is held against the bar, bold if it misses it."""
+    value = row.cpu
+    if row.judged != "cpu" or value is None:
+        value = row.wall
+    ratio = _number(value)
+    return f"**{ratio}**" if row.met is False else ratio
 
 
 def cells(row: Row) -> tuple[str, ...]:

@@ -166,17 +166,18 @@ UNTRAINED = ("llama", "gpt2", "gemma3_text")
 STUDY = Study(
     "attention",
     f"{LAYERS * HEADS} heads, four relations. Rows of weights are Dirichlet over the"
-    " tokens that can be seen, so that every token is as\nlikely to be read as any"
-    " other; in some, one head for each relation gives the related token a weight"
-    " around a mean. Then tiny\nmodels with random weights: there only"
-    " induction counts as false, which no head can have learned.",
+    " tokens that can be seen; in some, one head for\neach relation gives the related"
+    " token a weight around a mean. Then tiny models with random weights, where only"
+    "\ninduction counts as false, which no head can have learned.",
     {
         "false": Claim("any head is listed that reads by chance", high=0.05),
         "false_half": Claim(
             "any is said to give more than half, and does not", high=0.05
         ),
         "found": Claim("planted heads that are listed", low=0.95),
-        "found_half": Claim("of more than half, that are said to", low=0.95),
+        "found_half": Claim(
+            "of those of more than half, that are said to be", low=0.95
+        ),
     },
     [
         *(

@@ -163,11 +163,10 @@ def experiment(what: str, draw: Draw, planted: bool = False) -> Experiment:
 SIZES = ((4, 10, 20, 2), (10, 4, 20, 2), (6, 5, 12, 3), (12, 4, 12, 4))
 STUDY = Study(
     "exchange",
-    f"{SITES} independent sites of {WIDTH} channels of noise, with labels that tell"
-    " nothing but go with the size of groups, come in\nruns as the states do, or drift"
-    " along the order of the texts as the states do. Then texts that are sorted by"
-    " label and\nindependent, which must not be blamed, and labels that a direction"
-    " tells. The control is an accuracy where half of the\nlabels are of each class.",
+    f"{SITES} independent sites of {WIDTH} channels of noise, with meaningless labels"
+    " that go with the size of groups, come in\nruns as the states do, or drift along"
+    " the order of the texts as the states do; then independent texts sorted by label,"
+    "\nwhich must not be flagged, and labels that a direction tells.",
     {
         "above": Claim("the probe calls a site above chance that is not", 0.0, 0.05),
         "apart": Claim("project calls classes apart that are not", 0.0, 0.05),

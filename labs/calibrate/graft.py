@@ -96,13 +96,13 @@ DESIGNS = {
 STUDY = Study(
     "graft",
     "Differences between windows with a heavy tail and mean 0, and right answers to"
-    f" {TRUE[0]:.0%} to {TRUE[1]:.0%} of the\nprompts. Prompts are independent of each"
-    f" other; in a group, {FOLLOWS:.0%} of them are what the group is.",
+    f" {TRUE[0]:.0%} to {TRUE[1]:.0%} of the prompts. In a\ngroup,"
+    f" {FOLLOWS:.0%} of the prompts are what the group is.",
     {
         "test": Claim("p ≤ 0.05 of a difference that is 0", 0.0, 0.05),
         "interval": Claim("the 95% interval holds the share", 0.93),
         "lowest": Claim(
-            f"that of the lowest of {WINDOWS} windows holds its share", 0.93
+            f"the interval of the lowest of {WINDOWS} windows holds its share", 0.93
         ),
     },
     [

@@ -128,13 +128,12 @@ def sum_up_all(records: Sequence[float]) -> Mapping[str, Sequence[float]]:
 
 STUDY = Study(
     "patch",
-    f"Effects of {CELLS} cells, averaged over contrasts. Contrasts are independent of"
-    f" each other; in a group, {FOLLOWS:.0%}\nof them are what the group is. Then"
-    " effects of many heads that are skewed: lognormal ones, with a deviation of the"
-    f"\nlogarithm of {SKEW}, and those of tiny models on the two words that tell"
-    f" two random prompts apart best, of which\n{POOL} are all there are. Student's"
-    " intervals with Bonferroni's correction hold all of 48 lognormal effects in\n83"
-    " to 86%, of 200 in 78 to 87%.",
+    f"Effects of {CELLS} cells, averaged over contrasts; in a group, {FOLLOWS:.0%} of"
+    " them are what the group is. Then skewed effects\nof many heads: lognormal ones,"
+    f" with a deviation of the logarithm of {SKEW}, and those of tiny models on the two"
+    f" words that\ntell two random prompts apart best, a population of {POOL}. Student's"
+    " intervals with Bonferroni's correction hold all of\n48 lognormal effects in 83 to"
+    " 86%, of 200 in 78 to 87%.",
     {
         "reach": Claim(
             "the true effect is within the 95% reach of Student's t times the error",

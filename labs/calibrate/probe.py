@@ -356,7 +356,7 @@ def experiment(what: str, draw: Draw, rows: int, share: float) -> Experiment:
 
 CLAIMS = {
     "lowest": Claim("true score of the worst site"),
-    "highest": Claim("of the best"),
+    "highest": Claim("true score of the best site"),
     "interval": Claim("a site's 95% interval holds the truth", 0.93, 0.97),
     "best": Claim("the best site's interval holds the truth", 0.93),
     "mix": Claim("the mix's 95% interval holds the truth", 0.93),
@@ -446,14 +446,12 @@ WITH_GROUPS = (
 )
 STUDY = Study(
     "probe",
-    "Six sites of 64 channels of independent noise; the same with a direction that"
-    " tells the class planted at five of\nthem; six layers of smollm2 with labels that"
-    " were drawn, or that follow a direction of layer.18. Labels are\ndrawn with these"
-    " shares. The truth of a site is the score on fresh draws of the probes of its"
-    " folds, on average\nover runs: over training sets of that size. In rows with"
-    " groups half of the variance of a text is that of its\ngroup, 90% in minimal"
-    " pairs, and Zipf sizes fall as 1 / rank; their mix was not measured. Copies need"
-    " no\nrow: a text that comes again with the same label is probed once.",
+    "Six sites of 64 channels of noise; the same with a direction that tells the class"
+    " planted at five of them; six\nlayers of smollm2 with drawn labels, or with labels"
+    " that follow a direction of layer.18. The truth of a site is the\nscore on fresh"
+    " draws of the probes of its folds, averaged over training sets of that size. In"
+    " rows with groups half of\nthe variance of a text is that of its group, 90% in"
+    " minimal pairs, and Zipf sizes fall as 1 / rank; their mix was not\nmeasured.",
     CLAIMS,
     [
         experiment(name, draw, rows, share)

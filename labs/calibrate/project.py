@@ -91,8 +91,8 @@ def sum_up(records: Sequence[tuple[float, float]]) -> Mapping[str, Sequence[floa
 STUDY = Study(
     "project",
     f"{SITES} independent sites of noise in which the tokens of a text go together, and"
-    " labels of texts that mean\nnothing; the mean over the four scores (silhouette,"
-    " neighbour, fisher, within). Paraphrases are given as groups.",
+    " meaningless labels; the mean over\nthe four scores (silhouette, neighbour, fisher,"
+    " within). Paraphrases are given as groups.",
     {
         "alone": Claim("p ≤ 0.05 at a site", 0.0, 0.05),
         "together": Claim("corrected p ≤ 0.05 at any site", 0.0, 0.05),

@@ -215,17 +215,17 @@ DEEP = (
 STUDY = Study(
     "visibility",
     f"A Jacobian of width {WIDTH} with one, four or sixteen equal singular values, the"
-    " others 0: the fewer, the more\nskewed are the lengths that the norm is estimated"
-    " from. Then texts whose influence falls by a law, each in its own way and with"
-    " noise:\n4 states of each are drawn. In a group, half of the variance of a text is"
+    " others 0: the fewer, the more skewed are\nthe lengths that the norm is estimated"
+    " from. Then texts whose influence falls by a law, each in its own way and with\n"
+    "noise; 4 states of each are drawn. In a group, half of the variance of a text is"
     " that of its group.",
     {
         "interval": Claim("the 95% interval holds the norm", 0.93),
-        "distance": Claim("that of a share at a distance holds it", 0.93),
-        "exponent": Claim("that of the exponent by distance holds it", 0.93),
-        "depth": Claim("that of the exponent by depth holds it", 0.93),
-        "own": Claim("that of the own column's share holds it", 0.93),
-        "trend": Claim("that of the trend over layers holds 0", 0.93),
+        "distance": Claim("the interval of a share at a distance holds it", 0.93),
+        "exponent": Claim("the interval of the exponent by distance holds it", 0.93),
+        "depth": Claim("the interval of the exponent by depth holds it", 0.93),
+        "own": Claim("the interval of the own column's share holds it", 0.93),
+        "trend": Claim("the interval of the trend over layers holds 0", 0.93),
         "wrong": Claim("a law that is not there is called the better one", high=0.05),
         "right": Claim("the law that is there is called so"),
     },

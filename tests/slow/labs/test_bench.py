@@ -93,10 +93,12 @@ def test_page_shows_who_wins_and_what_was_kept():
     results.keep_standings(known, MACHINE, [row.to_json() for row in standings])
     text = page.page(known)
     assert "| lens | **1.000** | 1.100 |  |  |  |  |" in text
-    assert "plain HF is ahead; hiddenscope takes 1.100 times as long" in text
-    assert "not measured: it is not installed" in text
-    assert "| capture | a / b | 1.200 | 1.300 | ≤ 1.05 | MISSED |" in text
-    assert "| lens | c / d | 0.500 | 0.600 |  |  |" in text
+    assert "| lens | a text | 0.500 s | 1e-06 |" in text
+    # What misses its bar is bold, and only that.
+    assert "| capture | a / b | **1.200** | ≤ 1.05 |" in text
+    assert "| lens | c / d | 0.500 |  |" in text
+    *_, last = page.details([row.to_json() for row in standings])
+    assert last[-1] == "not measured: it is not installed"
 
 
 def test_worker_that_dies_says_its_last_words():
