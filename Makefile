@@ -8,7 +8,7 @@ STAMP := .venv/.installed
 CHECKS := .venv/.checks
 EVERYTHING := .venv/.everything
 EXPERIMENTS := two_sentences visibility cities hooks port corpus steering lenses
-SCRIPTS := 'src/hiddenscope/*/static/*.js' 'docs/site/static/*.js'
+SCRIPTS := $(wildcard src/hiddenscope/*/static/*.js docs/site/static/*.js)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
 # A network that fails for a moment is asked again, twice.
 AGAIN := again() { "$$@" || { sleep 10; "$$@"; } || { sleep 60; "$$@"; }; }; again
@@ -78,7 +78,8 @@ check: $(CHECKS) scripts ## Check format, lint and types.
 	$(BIN)/mypy
 
 scripts: node_modules/.package-lock.json ## Check the format and the types of the pages' scripts.
-	node_modules/.bin/prettier --check --log-level warn $(SCRIPTS)
+	@node_modules/.bin/prettier --check --log-level warn $(SCRIPTS) docs/figures.mjs
+	@node docs/figures.mjs --check $(SCRIPTS)
 	node_modules/.bin/tsc --project tsconfig.json
 
 node_modules/.package-lock.json: package.json package-lock.json
@@ -91,7 +92,7 @@ figures:         ## Print how dense the package is to read, as docs/architecture
 	@$(PYTHON) docs/figures.py
 
 format: $(CHECKS) node_modules/.package-lock.json ## Format, and mend what lint can mend.
-	node_modules/.bin/prettier --write --log-level warn $(SCRIPTS)
+	@node_modules/.bin/prettier --write --log-level warn $(SCRIPTS) docs/figures.mjs
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

@@ -166,11 +166,11 @@ def test_scripts_make_no_markup_run_no_text_and_ask_no_network() -> None:
         text = script.read_text("utf-8")
         assert text.startswith("/**"), script.name
         assert not re.search(banned, text), script.name
-        assert text.count("\n") <= 360, script.name
+        assert text.count("\n") <= 500, script.name
 
 
 def test_the_page_and_the_figures_have_one_set_of_colours() -> None:
-    text = (STATIC / "colour.js").read_text("utf-8")
+    text = " ".join((STATIC / "colour.js").read_text("utf-8").split())
     for table in (style.SEQUENTIAL, style.DIVERGING, style.CLASSES, style.NO_CLASS):
         for shades in table.values():
             assert ", ".join(f'"{shade}"' for shade in shades) in text

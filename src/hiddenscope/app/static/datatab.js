@@ -140,18 +140,15 @@ export class DatasetTab {
         .slice(0, 4)
         .map(([label, count]) => `${label} ${count}`)
         .join(", ");
-      const card = element(
-        "button",
-        { type: "button", class: "card", "aria-pressed": String(one === this.chosen) },
-        [
-          element("strong", {}, [shownText(one.label, 80)]),
-          element("span", {}, [
-            `${one.texts} texts${labels ? `: ${shownText(labels, 120)}` : ", no labels"}${one.groups === null ? "" : `; ${one.groups} groups`}`,
-          ]),
-          ...namedColumns(one),
-          element("span", {}, [`“${shownText(one.sample[0] ?? "", 90)}”`]),
-        ],
-      );
+      const classes = labels ? `: ${shownText(labels, 120)}` : ", no labels";
+      const groups = one.groups === null ? "" : `; ${one.groups} groups`;
+      const pressed = String(one === this.chosen);
+      const card = element("button", { type: "button", class: "card", "aria-pressed": pressed }, [
+        element("strong", {}, [shownText(one.label, 80)]),
+        element("span", {}, [`${one.texts} texts${classes}${groups}`]),
+        ...namedColumns(one),
+        element("span", {}, [`“${shownText(one.sample[0] ?? "", 90)}”`]),
+      ]);
       card.addEventListener("click", () => {
         writePage("data", one.name);
         writePage("q", "");

@@ -98,16 +98,19 @@ const FIELDS = { model: modelOf, flag, pooling, choice: chosen, data: chosen };
 function typed({ kind, label, help, default: value }) {
   const many = kind === "texts";
   const wide = many || kind === "text";
+  const rows = many ? "3" : "1";
+  const type = kind === "integer" ? "number" : "text";
   const input = wide
-    ? element("textarea", { rows: many ? "3" : "1", spellcheck: "false" })
-    : element("input", { type: kind === "integer" ? "number" : "text", spellcheck: "false" });
+    ? element("textarea", { rows, spellcheck: "false" })
+    : element("input", { type, spellcheck: "false" });
   const example = value === null ? (EXAMPLES[kind] ?? "") : String(value);
   if (example) input.setAttribute("placeholder", example);
   return {
     root: labelled(label, input, help, wide),
     get: () => valueOf(kind, input.value),
     set: (values) => {
-      input.value = Array.isArray(values) ? values.join(many ? "\n" : ",") : String(values);
+      const separator = many ? "\n" : ",";
+      input.value = Array.isArray(values) ? values.join(separator) : String(values);
     },
   };
 }
@@ -219,12 +222,10 @@ function pooling(question) {
       labelled(question.label, select, question.help),
       beside,
     ]),
-    get: () =>
-      select.value === POSITION
-        ? Math.round(Number(position.value))
-        : select.value && select.value !== question.default
-          ? select.value
-          : undefined,
+    get: () => {
+      if (select.value === POSITION) return Math.round(Number(position.value));
+      return select.value === question.default ? undefined : select.value || undefined;
+    },
     set: (value) => {
       select.value = typeof value === "number" ? POSITION : String(value);
       if (typeof value === "number") position.value = String(value);

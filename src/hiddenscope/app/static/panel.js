@@ -371,9 +371,8 @@ function strongest(values, grid) {
   for (let i = 0; i < MOST_LINKS; i++) {
     const at = largest(rest);
     if (at < 0) break;
-    places.push(
-      `${grid.sites[Math.floor(at / grid.tokens.length)]} at ${shownToken(grid.tokens[at % grid.tokens.length], 14)}`,
-    );
+    const site = grid.sites[Math.floor(at / grid.tokens.length)];
+    places.push(`${site} at ${shownToken(grid.tokens[at % grid.tokens.length], 14)}`);
     rest[at] = NaN;
   }
   return places.join("; ");

@@ -118,8 +118,7 @@ export function painted(levels, map) {
   const pixels = new Uint32Array(levels.length);
   for (let i = 0; i < levels.length; i++) {
     const level = levels[i];
-    if (level === level)
-      pixels[i] = whole[level <= 0 ? 0 : level >= 1 ? 255 : (255 * level + 0.5) | 0];
+    if (level === level) pixels[i] = whole[(255 * Math.min(1, Math.max(0, level)) + 0.5) | 0];
   }
   return new Uint8ClampedArray(pixels.buffer);
 }

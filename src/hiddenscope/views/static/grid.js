@@ -85,7 +85,8 @@ export class GridView {
 
   /** The cell whose influence is shown: the pinned one, or the one under the cursor. */
   get focus() {
-    return this.measure.influence ? (this.pin >= 0 ? this.pin : this.cursor) : -1;
+    if (!this.measure.influence) return -1;
+    return this.pin >= 0 ? this.pin : this.cursor;
   }
 
   /** @returns {import("./scale.js").Way} */
@@ -216,10 +217,12 @@ export class GridView {
     act();
     this.settle();
     const { columns } = this.layout;
+    const scale = this.log ? "log" : "linear";
+    const colours = this.each ? "layer" : "all";
     writeState(this.place, {
       measure: this.shown ? String(this.shown) : "",
-      scale: this.log === (this.measure.scale === "log") ? "" : this.log ? "log" : "linear",
-      colours: this.each === this.measure.each_layer ? "" : this.each ? "layer" : "all",
+      scale: scale === this.measure.scale ? "" : scale,
+      colours: this.each === this.measure.each_layer ? "" : colours,
       show: this.direction === "both" ? "" : this.direction,
       pin:
         this.pin < 0

@@ -91,14 +91,8 @@ export function cellLegends(colouring, theme) {
       },
     ];
   }
-  const name =
-    focus < 0
-      ? shownText(measure.name, 60)
-      : direction === "both"
-        ? `${ON}, or of it`
-        : direction === "targets"
-          ? OF
-          : ON;
+  const influences = { both: `${ON}, or of it`, targets: OF, sources: ON };
+  const name = focus < 0 ? shownText(measure.name, 60) : influences[direction];
   return [
     {
       map: colourMap(way.meaning, theme.dark),

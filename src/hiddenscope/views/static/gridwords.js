@@ -63,8 +63,8 @@ export function gridReadout(grid, shown, cursor, pin) {
  */
 function restWords(measure) {
   const how = hasFinger() ? "Touch" : "Point at";
-  if (measure.influence)
-    return `${how} a cell to select it: you see which states influence it, and which it influences.`;
+  const both = "which states influence it, and which it influences";
+  if (measure.influence) return `${how} a cell to select it: you see ${both}.`;
   return hasFinger() ? "Touch a cell to read it." : "Point at a cell, or use the arrow keys.";
 }
 
@@ -80,11 +80,8 @@ export function gridHint(grid, shown, cell, pin) {
   if (cell < 0) return [];
   const measure = grid.measures[shown];
   const apart = measure.influence && pin >= 0 && pin !== cell;
-  const words = apart
-    ? influenceWords(grid, measure, cell, pin)
-    : measure.influence
-      ? []
-      : valueWords(measure, cell);
+  let words = measure.influence ? [] : valueWords(measure, cell);
+  if (apart) words = influenceWords(grid, measure, cell, pin);
   return [
     ...placeOfCell(grid, cell),
     ...(words.length ? ["  ", ...words] : []),

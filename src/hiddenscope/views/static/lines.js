@@ -59,7 +59,8 @@ export class LinesView {
     if (offersLog(this.lines, drawn)) controls.append(this.scales.root);
     else this.linear = true;
     this.surface.canvas.setAttribute("role", "img");
-    const summary = `${shownText(this.lines.title, 200)}: ${this.lines.series.length} series over ${this.lines.x.length} places`;
+    const size = `${this.lines.series.length} series over ${this.lines.x.length} places`;
+    const summary = `${shownText(this.lines.title, 200)}: ${size}`;
     this.surface.canvas.setAttribute("aria-label", summary);
     stage.append(this.surface.canvas);
     this.keys = this.lines.series.map((series, i) => {
@@ -168,11 +169,9 @@ export class LinesView {
   }
 
   tell() {
-    this.figure.say(
-      this.cursor < 0
-        ? [hasFinger() ? "Touch a place to read it." : "Point at a place, or use the arrow keys."]
-        : this.words(),
-    );
+    const pointing = "Point at a place, or use the arrow keys.";
+    const rest = hasFinger() ? "Touch a place to read it." : pointing;
+    this.figure.say(this.cursor < 0 ? [rest] : this.words());
   }
 
   /** @returns {import("./figure.js").Pieces} */

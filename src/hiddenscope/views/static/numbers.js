@@ -9,7 +9,7 @@ export function formatNumber(value) {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-4 || size >= 1e7)) return scientific(value, 3);
-  const digits = size >= 1000 ? 0 : size === 0 ? 0 : Math.min(8, 3 - Math.floor(Math.log10(size)));
+  const digits = size === 0 ? 0 : Math.min(8, 3 - Math.floor(Math.log10(size)));
   const text = size >= 1000 ? grouped(Math.round(size)) : trimmed(size.toFixed(digits));
   return value < 0 && text !== "0" ? `−${text}` : text;
 }
@@ -71,14 +71,10 @@ export function logTicks(low, high, wanted = 5) {
   const first = Math.floor(Math.log10(low) + 1e-9);
   const last = Math.ceil(Math.log10(high) - 1e-9);
   const step = Math.max(1, Math.ceil((last - first) / wanted));
-  const fine =
-    last - first <= 1
-      ? [1, 2, 3, 5, 7]
-      : last - first === 2
-        ? [1, 2, 5]
-        : last - first < wanted
-          ? [1, 3]
-          : [1];
+  let fine = [1];
+  if (last - first < wanted) fine = [1, 3];
+  if (last - first === 2) fine = [1, 2, 5];
+  if (last - first <= 1) fine = [1, 2, 3, 5, 7];
   const ticks = [];
   for (let power = first; power <= last; power += step)
     ticks.push(...fine.map((front) => front * 10 ** power));

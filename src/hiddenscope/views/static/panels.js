@@ -38,7 +38,8 @@ export class PanelsView {
     this.drag = null;
     this.picked = new Picked(panels);
     /** @type {import("./panelspicture.js").Mode} */
-    this.home = panels.sites.length === 1 ? "one" : panels.first.length ? "first" : "all";
+    this.home = panels.first.length ? "first" : "all";
+    if (panels.sites.length === 1) this.home = "one";
     this.figure = new Figure(root, panels, HELP, {
       picture: () => this.shown.saved(),
       rows: () => panelRows(panels, this.picked.mask),
@@ -101,7 +102,8 @@ export class PanelsView {
     if (this.panels.texts.length) controls.append(this.words);
     controls.append(element("div", { class: "hands" }, [this.tools.root, this.zoom.root]));
     const marked = this.panels.sites.filter((_, i) => this.panels.marks[i]).length;
-    const summary = `${shownText(this.panels.title, 200)}: ${this.panels.sites.length} panels of ${this.panels.points.shape[1]} points`;
+    const size = `${this.panels.sites.length} panels of ${this.panels.points.shape[1]} points`;
+    const summary = `${shownText(this.panels.title, 200)}: ${size}`;
     const label = marked
       ? `${summary}, ${marked} marked ${shownText(this.panels.marks.find(Boolean) ?? "", 40)}`
       : summary;
@@ -201,7 +203,8 @@ export class PanelsView {
   restore() {
     const state = readState(this.place);
     const panel = this.names.indexOf(state.layer ?? "");
-    this.shown.mode = panel >= 0 ? "one" : state.show === "all" ? "all" : this.home;
+    this.shown.mode = state.show === "all" ? "all" : this.home;
+    if (panel >= 0) this.shown.mode = "one";
     this.player.set(
       Math.max(0, this.steps.indexOf(partner(this.panels, this.steps, Math.max(0, panel)))),
     );
@@ -373,9 +376,13 @@ export class PanelsView {
   restWords() {
     const everywhere = this.panels.sites.length > 1 ? " in every panel" : "";
     const labelled = this.panels.classes.length > 0;
-    if (hasFinger())
-      return `Touch a dot to read it${labelled ? `; press a label to choose its points${everywhere}` : ""}. Two fingers zoom and move.`;
-    return `Point at a dot to read it; press it${labelled ? ", or a label," : ""} to choose it${everywhere}. Zoom with Ctrl and the wheel, then drag to move.`;
+    if (hasFinger()) {
+      const label = labelled ? `; press a label to choose its points${everywhere}` : "";
+      return `Touch a dot to read it${label}. Two fingers zoom and move.`;
+    }
+    const label = labelled ? ", or a label," : "";
+    const press = `press it${label} to choose it${everywhere}`;
+    return `Point at a dot to read it; ${press}. Zoom with Ctrl and the wheel, then drag to move.`;
   }
 
   paintBack() {

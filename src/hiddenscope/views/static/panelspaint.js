@@ -17,19 +17,32 @@ import { shownText } from "./text.js";
  */
 
 const CAPTION = 11;
+// How large dots are, and how opaque, by how many there are.
+const DOTS = [
+  { most: 200, size: 4, opacity: 0.88 },
+  { most: 1500, size: 3, opacity: 0.88 },
+  { most: 4000, size: 2.2, opacity: 0.7 },
+];
+const CROWDED = { size: 1.6, opacity: 0.55 };
 
 /**
  * @param {number} count
  * @param {number} size of the panel
  */
 export function dotSize(count, size) {
-  const base = count <= 200 ? 4 : count <= 1500 ? 3 : count <= 4000 ? 2.2 : 1.6;
-  return size > 400 ? base * 1.3 : size < 190 ? base * 0.85 : base;
+  const base = crowding(count).size;
+  if (size > 400) return base * 1.3;
+  return size < 190 ? base * 0.85 : base;
 }
 
 /** @param {number} count */
 export function dotOpacity(count) {
-  return count <= 1500 ? 0.88 : count <= 4000 ? 0.7 : 0.55;
+  return crowding(count).opacity;
+}
+
+/** @param {number} count */
+function crowding(count) {
+  return DOTS.find(({ most }) => count <= most) ?? CROWDED;
 }
 
 /**
@@ -44,7 +57,8 @@ function eachDot(dots, theme, draw) {
   for (let pass = 0; pass < 3; pass++) {
     if ((pass === 0 && !chosen) || (pass === 1 && grey < 0)) continue;
     for (let i = 0; i < places.length / 2; i++) {
-      const wanted = chosen && !chosen[i] ? 0 : labels[i] === grey ? 1 : 2;
+      let wanted = labels[i] === grey ? 1 : 2;
+      if (chosen && !chosen[i]) wanted = 0;
       const x = places[2 * i],
         y = places[2 * i + 1];
       if (wanted === pass && x === x && y === y)

@@ -322,11 +322,13 @@ export class PatternsView {
     this.settle();
     const last = this.lastToken();
     const moved = this.pin.query !== last.query || this.pin.key !== last.key;
+    const shows = this.weighted ? "weighted" : "pattern";
+    const scale = this.root ? "root" : "linear";
     writeState(this.place, {
       head: this.at === this.first ? "" : headName(this.heads, this.at),
-      shows: this.weighted === this.heads.weighted ? "" : this.weighted ? "weighted" : "pattern",
+      shows: this.weighted === this.heads.weighted ? "" : shows,
       colours: this.each ? "" : "all",
-      scale: this.root === this.longText ? "" : this.root ? "root" : "linear",
+      scale: this.root === this.longText ? "" : scale,
       token: moved ? `${this.pin.query}~${this.pin.key}` : "",
     });
   }

@@ -37,7 +37,8 @@ export function headExists(heads, at) {
  * @param {number} at
  */
 export function headName(heads, at) {
-  return `${heads.sites[Math.floor(at / heads.heads.length)]}.head.${heads.heads[at % heads.heads.length]}`;
+  const site = heads.sites[Math.floor(at / heads.heads.length)];
+  return `${site}.head.${heads.heads[at % heads.heads.length]}`;
 }
 
 /**

@@ -41,7 +41,8 @@ export function weightWords(value) {
 export function shortWeight(value) {
   if (value === 0) return "";
   if (value < 0.005) return "0.00";
-  return value < 10 ? value.toFixed(2) : value.toFixed(value < 100 ? 1 : 0);
+  if (value < 10) return value.toFixed(2);
+  return value.toFixed(value < 100 ? 1 : 0);
 }
 
 /**
@@ -68,19 +69,17 @@ export function headsReadout(heads, at, chosen, weighted) {
       { strong: value },
     ];
   }
-  const reads =
-    query < 0
-      ? []
-      : [" reads ", ...strongestPieces(heads, "key", whatIsRead(heads, at, query, weighted))];
-  const read =
-    key < 0
-      ? []
-      : [
-          `${reads.length ? ";" : ""} is read by `,
-          ...strongestPieces(heads, "query", whoReads(heads, at, key, weighted)),
-        ];
   const token = query >= 0 ? tokenPieces(heads, "query", query) : tokenPieces(heads, "key", key);
-  return [name, "  ", ...token, ...reads, ...read, ...(weighted ? ["  (value-weighted)"] : [])];
+  const pieces = [name, "  ", ...token];
+  if (query >= 0) {
+    const strongest = strongestPieces(heads, "key", whatIsRead(heads, at, query, weighted));
+    pieces.push(" reads ", ...strongest);
+  }
+  if (key >= 0) {
+    const strongest = strongestPieces(heads, "query", whoReads(heads, at, key, weighted));
+    pieces.push(`${query >= 0 ? ";" : ""} is read by `, ...strongest);
+  }
+  return weighted ? [...pieces, "  (value-weighted)"] : pieces;
 }
 
 /**

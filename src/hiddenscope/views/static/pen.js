@@ -185,7 +185,8 @@ export function svgPen(width, height, font) {
         put("image", { x, y, width: w, height: h, href: picture.toDataURL("image/png") }),
     },
     text: () =>
-      `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" ` +
+      `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" ` +
+      `viewBox="0 0 ${width} ${height}" ` +
       `font-family="${escaped(font)}" xml:space="preserve">\n${out.join("\n")}\n</svg>\n`,
   };
 }
@@ -219,7 +220,8 @@ function* eachCell(pixels, where) {
   for (let i = 0; i < pixels.length / 4; i++) {
     const column = i % columns;
     if (!pixels[4 * i + 3] || column < first || column >= last) continue;
-    const fill = `#${[0, 1, 2].map((c) => pixels[4 * i + c].toString(16).padStart(2, "0")).join("")}`;
+    const rgb = [...pixels.subarray(4 * i, 4 * i + 3)];
+    const fill = `#${rgb.map((part) => part.toString(16).padStart(2, "0")).join("")}`;
     yield { x: x + column * width, y: y + Math.floor(i / columns) * height, width, height, fill };
   }
 }

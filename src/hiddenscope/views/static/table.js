@@ -54,12 +54,8 @@ function line(row, tag, scope) {
   const cells = row.map((cell, i) => {
     const head = tag === "th" || i === 0;
     const text = typeof cell === "number" ? formatNumber(cell) : shownText(cell ?? "", 200);
-    const of = head
-      ? { scope: scope || "row" }
-      : typeof cell === "number"
-        ? { class: "number" }
-        : {};
-    return element(head ? "th" : "td", /** @type {Record<string, string>} */ (of), [text]);
+    if (head) return element("th", { scope: scope || "row" }, [text]);
+    return element("td", typeof cell === "number" ? { class: "number" } : {}, [text]);
   });
   return element("tr", {}, cells);
 }
