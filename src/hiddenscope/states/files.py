@@ -1,15 +1,21 @@
-"""States on disk: one safetensors file, written whole or not at all."""
+"""States on disk: one safetensors file of ours, written whole or not at all, and the
+tensors that other programs write or hold.
+"""
 
 import json
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from hiddenscope.errors import FileError, SiteError
+from hiddenscope.errors import FileError, SiteError, StatesError, Unsafe
 from hiddenscope.files import believable, read_tensors, write_tensors
 from hiddenscope.sites import Site
 from hiddenscope.states.mixed import MixedValues, SiteValues
@@ -19,6 +25,10 @@ _FORMAT = "hiddenscope.states/1"
 # Where widths differ, a file has a tensor for each, which older versions refuse.
 _MIXED_FORMAT = "hiddenscope.states/2"
 _ARRAYS = ("text", "positions", "ids", "spans")
+# The name of an array that came without one.
+UNNAMED = ""
+READABLE = ".safetensors, .safetensors.zst, .npy or .npz"
+_PICKLED = {".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt"}
 
 
 class StackParts(NamedTuple):
@@ -43,7 +53,7 @@ class StackRecord(TypedDict):
     widths: NotRequired[list[int]]
 
 
-def _pack(strings: Sequence[str], name: str) -> dict[str, torch.Tensor]:
+def _pack(strings: Sequence[str], name: str) -> dict[str, Tensor]:
     """Pack strings as their bytes and ends.
 
     JSON would join two lone surrogates into one character, and headers are limited.
@@ -56,7 +66,7 @@ def _pack(strings: Sequence[str], name: str) -> dict[str, torch.Tensor]:
     return {name: joined.clone(), f"{name}.ends": ends}
 
 
-def _unpack(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[str, ...]:
+def _unpack(tensors: Mapping[str, Tensor], name: str) -> tuple[str, ...]:
     joined = tensors[name].numpy().tobytes()
     ends = [0, *tensors[f"{name}.ends"].tolist()]
     if ends[-1] != len(joined) or any(start > end for start, end in pairwise(ends)):
@@ -73,7 +83,7 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, StackParts]) -> None
             "states are saved as .safetensors",
             "Give the path that suffix.",
         )
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     stacks: dict[str, StackRecord] = {}
     file_format = _FORMAT
     for prefix, states in parts.items():
@@ -125,11 +135,11 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, StackParts]:
             raise ValueError("it names no stacks")
         most = believable(os.path.getsize(path))
         if not all(0 <= record["count"] <= most for record in stacks.values()):
-            raise ValueError("it has not so many texts")
-        return {
-            prefix: _restore(tensors, prefix, record)
-            for prefix, record in stacks.items()
-        }
+            raise ValueError("it has not this many texts")
+        parts = {}
+        for prefix, record in stacks.items():
+            parts[prefix] = _restore(tensors, prefix, record)
+        return parts
     except (KeyError, TypeError, ValueError, AttributeError, SiteError) as error:
         raise FileError(
             f"Cannot read states from {os.fspath(path)}",
@@ -139,7 +149,7 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, StackParts]:
 
 
 def _restore(
-    tensors: Mapping[str, torch.Tensor], prefix: str, record: StackRecord
+    tensors: Mapping[str, Tensor], prefix: str, record: StackRecord
 ) -> StackParts:
     text, positions, ids, spans = (tensors[prefix + name].numpy() for name in _ARRAYS)
     texts = None
@@ -149,17 +159,164 @@ def _restore(
     tokens = Tokens(texts, text, positions, ids, strings, spans, record["count"])
     sites = tuple(Site.parse(site) for site in record["sites"])
     source = Source.from_json(record["source"])
-    values = _restore_values(tensors, prefix, sites, record.get("widths"))
-    return StackParts(sites, values, tokens, source)
-
-
-def _restore_values(
-    tensors: Mapping[str, torch.Tensor],
-    prefix: str,
-    sites: tuple[Site, ...],
-    widths: list[int] | None,
-) -> SiteValues:
+    widths = record.get("widths")
     if widths is None:
-        return tensors[f"{prefix}values"]
+        return StackParts(sites, tensors[f"{prefix}values"], tokens, source)
     groups = {width: tensors[f"{prefix}values.{width}"] for width in widths}
-    return MixedValues(sites, tuple(widths), groups)
+    return StackParts(sites, MixedValues(sites, tuple(widths), groups), tokens, source)
+
+
+@dataclass(frozen=True)
+class ForeignTensors:
+    """Tensors of another program by its names, and what is known of that program.
+
+    `depth` is that of the model, where the program says it; `notes` go into the source
+    of the states.
+    """
+
+    name: str
+    tensors: Mapping[str, Tensor]
+    depth: int | None = None
+    notes: tuple[str, ...] = ()
+    header: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def problem(self) -> str:
+        """Return how an error begins."""
+        return f"Cannot read states from {self.name}"
+
+
+def open_foreign(data: Any) -> ForeignTensors:
+    """Return the tensors of a file, an array, a list of arrays, a dict or a cache."""
+    if isinstance(data, str | os.PathLike):
+        return _open_file(Path(data))
+    if hasattr(data, "cache_dict"):
+        return _open_cache(data)
+    name = f"a {type(data).__name__}"
+    if isinstance(data, Mapping):
+        tensors = {}
+        for key, value in data.items():
+            # What a block returned may be a tuple, of which the first is the state.
+            if _holds_arrays(value):
+                value = value[0]
+            tensors[str(key)] = _tensor(value, f"{name} ({str(key)[:60]})")
+        return ForeignTensors(name, tensors)
+    if not _holds_arrays(data):
+        return ForeignTensors(name, {UNNAMED: _tensor(data, name)})
+    layers = [_tensor(layer, name) for layer in data]
+    if len({layer.shape for layer in layers}) > 1:
+        shapes = [list(layer.shape) for layer in layers[:4]]
+        raise StatesError(
+            f"Cannot read states from {name}",
+            f"its arrays differ in shape ({shapes})",
+            "Give one array for each layer, all of the same texts.",
+        )
+    return ForeignTensors(name, {UNNAMED: torch.stack(layers)})
+
+
+def _holds_arrays(data: Any) -> bool:
+    is_list = isinstance(data, list | tuple) and bool(data)
+    return is_list and isinstance(data[0], Tensor | np.ndarray)
+
+
+def _tensor(value: Any, name: str) -> Tensor:
+    """Return an array as a tensor on the CPU."""
+    if isinstance(value, Tensor) and not value.is_meta:
+        return value.detach().cpu()
+    try:
+        # A copy, because torch takes no read-only array.
+        return torch.from_numpy(np.array(value))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise StatesError(
+            f"Cannot read states from {name}",
+            f"it is not an array of numbers ({str(error)[:100]})",
+            "Give a tensor, an array, a dict of them or the path of a file.",
+        ) from error
+
+
+def _open_cache(cache: Any) -> ForeignTensors:
+    """Return the activations of TransformerLens, with what its model says of them."""
+    config = getattr(getattr(cache, "model", None), "cfg", None)
+    depth = getattr(config, "n_layers", None)
+    notes: tuple[str, ...] = ()
+    norm = str(getattr(config, "normalization_type", ""))
+    if norm.endswith("Pre"):
+        notes = (
+            "TransformerLens folded the weights of norms into those after them"
+            f" (normalization_type is {norm}).",
+        )
+    opened = open_foreign(dict(cache.cache_dict))
+    return ForeignTensors("an ActivationCache", opened.tensors, depth, notes)
+
+
+def _open_file(path: Path) -> ForeignTensors:
+    name = ascii(path.name)[1:-1]
+    problem = f"Cannot read states from {name}"
+    suffix = path.suffix.lower()
+    if suffix in _PICKLED:
+        raise Unsafe(
+            problem,
+            "it is a pickle, which runs code when it is read",
+            "Save the tensors with safetensors.torch.save_file(tensors, path).",
+        )
+    if not path.is_file():
+        raise FileError(problem, "there is no such file", "Give the path of a file.")
+    is_packed = path.name.lower().endswith(".safetensors.zst")
+    if suffix not in (".npy", ".npz", ".safetensors") and not is_packed:
+        reason = f"its suffix is {suffix!r}"
+        raise FileError(problem, reason, f"Give a {READABLE} file.")
+    header: dict[str, str] = {}
+    try:
+        if is_packed:
+            tensors = _read_compressed(path)
+        elif suffix == ".safetensors":
+            tensors, header = _read_safetensors(path)
+        else:
+            tensors = _read_numpy(path, name)
+    except StatesError:
+        raise
+    except Exception as error:
+        # Each of the three libraries has errors of its own for a damaged file.
+        reason = f"it is damaged, cut short, or not such a file ({str(error)[:120]})"
+        raise FileError(problem, reason, "Write the file again.") from error
+    return ForeignTensors(name, tensors, header=header)
+
+
+def _read_numpy(path: Path, name: str) -> dict[str, Tensor]:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as packed:
+            # zipfile reads no more of a member than this, whatever is in it.
+            _check_growth(path, sum(member.file_size for member in packed.infolist()))
+    # Arrays of objects would be unpickled.
+    loaded = np.load(path, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        return {UNNAMED: _tensor(loaded, name)}
+    with loaded as arrays:
+        return {key: _tensor(arrays[key], name) for key in arrays.files}
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        # The file is not a mapping, and cannot be iterated itself.
+        names = list(file.keys())
+        return {key: file.get_tensor(key) for key in names}, file.metadata() or {}
+
+
+def _read_compressed(path: Path) -> dict[str, Tensor]:
+    """Read what vLLM's online connector writes with compression."""
+    import pyarrow
+    from safetensors.torch import load
+
+    with pyarrow.input_stream(path, compression="zstd") as content:
+        whole = content.read(believable(path.stat().st_size) + 1)
+    _check_growth(path, len(whole))
+    tensors: dict[str, Tensor] = load(whole)
+    return tensors
+
+
+def _check_growth(path: Path, size: int) -> None:
+    most = believable(path.stat().st_size)
+    if size > most:
+        raise ValueError(f"it grows to more than {most:,} bytes, as no states do")

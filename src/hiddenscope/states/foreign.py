@@ -4,17 +4,20 @@ What a file does not say is asked for and never guessed: which layers it holds, 
 tokens they are of, and whether the residual was kept apart.
 """
 
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hiddenscope.errors import SiteError, StatesError
 from hiddenscope.sites import Site, summarise
-from hiddenscope.states.files import StackParts
+from hiddenscope.states.files import UNNAMED, ForeignTensors, StackParts, open_foreign
 from hiddenscope.states.foreign_names import (
     NamedSites,
     listed,
@@ -22,19 +25,18 @@ from hiddenscope.states.foreign_names import (
     sites_in_order,
     sites_of_names,
 )
-from hiddenscope.states.foreign_tensors import UNNAMED, ForeignTensors, open_foreign
-from hiddenscope.states.foreign_tokens import (
-    GIVE_TOKENS,
-    ID_NAMES,
-    MASK_NAME,
-    ForeignRows,
-    foreign_rows,
-)
 from hiddenscope.states.mixed import stack_sites
-from hiddenscope.states.tokens import Source
+from hiddenscope.states.tokens import Source, Tokens
 
 VLLM_NAME = "hidden_states"
 RESIDUAL_NAME = "residual"
+# What files call the ids of tokens: vLLM, then tokenizers.
+ID_NAMES = ("token_ids", "input_ids")
+MASK_NAME = "attention_mask"
+_GIVE_TOKENS = (
+    "Give tokens=, the ids of each text, or what the tokenizer returned with its"
+    " attention_mask."
+)
 _GIVE_SITES = (
     "Give sites=, one for each layer: [1, 2] is the state after block 1 and after"
     " block 2, as vLLM numbers them."
@@ -52,6 +54,13 @@ class UnnamedLayers(NamedTuple):
     ids: list[int]
 
 
+class ForeignRows(NamedTuple):
+    """The tokens, and a mask `[text, token]` of the real ones if texts were padded."""
+
+    tokens: Tokens
+    mask: Tensor | None
+
+
 def unnamed_layers(path: str | os.PathLike[str]) -> UnnamedLayers | None:
     """Return the layers of a file that vLLM wrote; None if it is another file.
 
@@ -61,7 +70,7 @@ def unnamed_layers(path: str | os.PathLike[str]) -> UnnamedLayers | None:
     tensors = foreign.tensors
     if set(tensors) != {VLLM_NAME, ID_NAMES[0]} or tensors[VLLM_NAME].ndim != 3:
         return None
-    tokens = foreign_rows(None, foreign).tokens
+    tokens = _foreign_rows(None, foreign).tokens
     values = tensors[VLLM_NAME]
     if _has_tokens_first(foreign, values, len(tokens)):
         values = values.movedim(1, 0)
@@ -72,14 +81,14 @@ def read_foreign(
     foreign: ForeignTensors, tokens: Any, sites: Any, residual: Any, source: Source
 ) -> StackParts:
     """Return the parts of the states that another program computed."""
-    known = _complete(source, foreign)
-    rows = foreign_rows(tokens, foreign)
+    if source.depth is None:
+        source = replace(source, depth=foreign.depth)
+    rows = _foreign_rows(tokens, foreign)
     residual_name = residual if isinstance(residual, str) else RESIDUAL_NAME
     if isinstance(residual, str) and residual not in foreign.tensors:
-        held = listed(list(foreign.tensors))
         raise StatesError(
             foreign.problem,
-            f"it has no tensor {residual!r}, but {held}",
+            f"it has no tensor {residual!r}, but {listed(list(foreign.tensors))}",
             "Name the tensor of the residual as the file does.",
         )
     notes: tuple[str, ...] = ()
@@ -87,19 +96,26 @@ def read_foreign(
     for name in (*ID_NAMES, MASK_NAME, residual_name):
         rest.pop(name, None)
     if set(rest) in ({UNNAMED}, {VLLM_NAME}):
-        array = _summed(foreign, rest, residual, residual_name)
+        (array,) = rest.values()
+        array = _summed(foreign, array, residual, residual_name)
         tokens_first = _has_tokens_first(foreign, array, len(rows.tokens))
-        by_site = _layers(foreign, array, tokens_first, sites, known)
+        by_site = _layers(foreign, array, tokens_first, sites, source)
+    elif RESIDUAL_NAME in foreign.tensors or residual is not None:
+        raise StatesError(
+            foreign.problem,
+            "a residual stands beside tensors with names of their own",
+            "Add the residual to each of them, and leave `residual` out.",
+        )
     else:
-        if RESIDUAL_NAME in foreign.tensors or residual is not None:
-            raise StatesError(
-                foreign.problem,
-                "a residual stands beside tensors with names of their own",
-                "Add the residual to each of them, and leave `residual` out.",
-            )
-        by_site, notes = _by_name(foreign, rest, sites, known)
+        by_site, notes = _by_name(foreign, rest, sites, source)
     ordered = sorted(by_site)
-    _check_depth(foreign, ordered, known)
+    for site in ordered:
+        if source.depth is not None and (site.layer or 0) > source.depth:
+            raise SiteError(
+                foreign.problem,
+                f"it holds {site}, and the model has {source.depth} blocks",
+                "Give states of this model, or its true depth.",
+            )
     values = [_rows(foreign, site, by_site[site], rows) for site in ordered]
     dtypes = sorted({str(value.dtype) for value in values})
     if len(dtypes) > 1:
@@ -108,39 +124,135 @@ def read_foreign(
             f"its tensors are of {len(dtypes)} dtypes ({listed(dtypes)})",
             "Give them in one dtype.",
         )
-    notes = (*known.notes, *foreign.notes, *notes, *_centred(values, ordered))
-    dtype = known.dtype or str(values[0].dtype).removeprefix("torch.")
-    complete = replace(known, dtype=dtype, notes=notes)
+    notes = (*source.notes, *foreign.notes, *notes)
+    if _are_centred(values, ordered):
+        notes += (
+            "The numbers of every layer have mean zero for each token, as"
+            " TransformerLens makes them (center_writing_weights).",
+        )
+    dtype = source.dtype or dtypes[0].removeprefix("torch.")
+    complete = replace(source, dtype=dtype, notes=notes)
     return StackParts(
         tuple(ordered), stack_sites(ordered, values), rows.tokens, complete
     )
 
 
-def _complete(source: Source, foreign: ForeignTensors) -> Source:
-    """Add the depth that the program itself says."""
-    if source.depth is not None:
-        return source
-    return replace(source, depth=foreign.depth)
+def _foreign_rows(tokens: Any, foreign: ForeignTensors) -> ForeignRows:
+    """Return the tokens as the caller says them, or as the file holds them."""
+    held = None
+    names = [name for name in ID_NAMES if name in foreign.tensors]
+    if names:
+        mask = foreign.tensors.get(MASK_NAME)
+        held = _from_ids(foreign.tensors[names[0]], mask, foreign)
+    if tokens is None:
+        if held is None:
+            reason = "nothing says which tokens they are of"
+            raise StatesError(foreign.problem, reason, _GIVE_TOKENS)
+        return held
+    if isinstance(tokens, Tokens):
+        rows = ForeignRows(tokens, None)
+    elif isinstance(tokens, Mapping):
+        if "input_ids" not in tokens:
+            reason = "the tokens have no 'input_ids'"
+            raise StatesError(foreign.problem, reason, _GIVE_TOKENS)
+        rows = _from_ids(tokens["input_ids"], tokens.get(MASK_NAME), foreign)
+    # What `model.encode` returned.
+    elif hasattr(tokens, "ids") and hasattr(tokens, "lengths"):
+        texts = getattr(tokens, "texts", None)
+        rows = ForeignRows(_tokens(tokens.ids, texts), None)
+    else:
+        rows = _from_ids(tokens, None, foreign)
+    if held is None:
+        return rows
+    if held.tokens.ids.tolist() != rows.tokens.ids.tolist():
+        raise StatesError(
+            foreign.problem,
+            "it holds other token ids than those given, as of another tokenizer or"
+            " other texts",
+            "Give the texts that it was made of, or leave tokens out.",
+        )
+    return ForeignRows(rows.tokens, held.mask if rows.mask is None else rows.mask)
+
+
+def _from_ids(ids: Any, mask: Any, foreign: ForeignTensors) -> ForeignRows:
+    """Return the tokens of ids `[token]`, `[text, token]` or a list of each text's."""
+    first = ids
+    if isinstance(ids, list | tuple) and ids:
+        first = ids[0]
+    if isinstance(first, str):
+        reason = "the tokens are texts, which only a tokenizer turns into ids"
+        raise StatesError(
+            foreign.problem, reason, "Give tokens=model.encode(texts), or the ids."
+        )
+    try:
+        rows = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+        if not rows or not isinstance(rows[0], list | tuple | np.ndarray | Tensor):
+            rows = [rows]
+        texts = [[operator.index(token) for token in row] for row in rows]
+    except (TypeError, ValueError) as error:
+        reason = f"the tokens are a {type(ids).__name__} and not ids"
+        raise StatesError(foreign.problem, reason, _GIVE_TOKENS) from error
+    is_real = None
+    if mask is not None:
+        is_real = _real_tokens(mask, [len(text) for text in texts], foreign)
+        pairs = zip(texts, is_real.tolist(), strict=True)
+        texts = [list(compress(text, row)) for text, row in pairs]
+    # A negative id marks padding, or what no token stands for.
+    lowest = min(chain.from_iterable(texts), default=0)
+    if lowest < 0:
+        reason = f"{lowest} is not the id of a token"
+        raise StatesError(foreign.problem, reason, _GIVE_TOKENS)
+    return ForeignRows(_tokens(texts, None), is_real)
+
+
+def _real_tokens(mask: Any, lengths: list[int], foreign: ForeignTensors) -> Tensor:
+    """Return the attention mask of texts of these lengths as one of bools."""
+    values = torch.atleast_2d(torch.as_tensor(np.asarray(mask)))
+    # A mask that is added to attention scores is 0 for real tokens.
+    if not bool(((values == 0) | (values == 1)).all()):
+        raise StatesError(
+            foreign.problem,
+            "the attention mask has other numbers than 1 for a token and 0 for padding",
+            "Give the tokenizer's mask, and not one that is added to attention scores.",
+        )
+    if values.ndim != 2 or [values.shape[1]] * values.shape[0] != lengths:
+        raise StatesError(
+            foreign.problem,
+            f"the attention mask is {list(values.shape)}, and there are"
+            f" {len(lengths)} texts of {max(lengths, default=0)} ids",
+            "Give the mask that belongs to these ids.",
+        )
+    return values.bool()
+
+
+def _tokens(ids: Sequence[Sequence[int]], texts: Sequence[str] | None) -> Tokens:
+    lengths = [len(text) for text in ids]
+    flat = list(chain.from_iterable(ids))
+    places = chain.from_iterable(map(range, lengths))
+    return Tokens(
+        None if texts is None else tuple(texts),
+        text=np.repeat(np.arange(len(lengths)), lengths),
+        positions=np.array(list(places), dtype=np.int64),
+        ids=np.array(flat, dtype=np.int64),
+        strings=tuple(map(str, flat)),
+        count=len(lengths),
+    )
 
 
 def _summed(
-    foreign: ForeignTensors,
-    tensors: Mapping[str, Tensor],
-    residual: Any,
-    residual_name: str,
+    foreign: ForeignTensors, array: Tensor, residual: Any, residual_name: str
 ) -> Tensor:
     """Return the array of all layers, with the residual added if it is kept apart."""
-    (array,) = tensors.values()
     apart = foreign.tensors.get(residual_name)
-    if residual is None:
-        if apart is not None:
-            raise StatesError(
-                foreign.problem,
-                "it keeps the residual apart from what the MLPs return, and the hidden"
-                " state is their sum",
-                f"Give residual={residual_name!r} to add it.",
-            )
+    if residual is None and apart is None:
         return array
+    if residual is None:
+        raise StatesError(
+            foreign.problem,
+            "it keeps the residual apart from what the MLPs return, and the hidden"
+            " state is their sum",
+            f"Give residual={residual_name!r} to add it.",
+        )
     if not isinstance(residual, str):
         apart = torch.as_tensor(residual)
     assert apart is not None
@@ -194,25 +306,21 @@ def _layers(
             f"the array is {list(array.shape)}",
             f"Give one of the shape {shape}, or [layer, text, token, width].",
         )
-    if sites is None:
-        raise StatesError(
-            foreign.problem,
-            f"it holds {array.shape[int(tokens_first)]} layers and does not say which",
-            _GIVE_SITES,
-        )
-    if isinstance(sites, Mapping):
-        raise SiteError(
-            foreign.problem, "its layers have no names to map from", _GIVE_SITES
-        )
-    named = sites_in_order(sites, source)
     layers = array.movedim(1, 0) if tokens_first else array
+    if sites is None:
+        reason = f"it holds {len(layers)} layers and does not say which"
+        raise StatesError(foreign.problem, reason, _GIVE_SITES)
+    if isinstance(sites, Mapping):
+        reason = "its layers have no names to map from"
+        raise SiteError(foreign.problem, reason, _GIVE_SITES)
+    named = sites_in_order(sites, source)
     if len(layers) != len(named):
         reason = (
             f"it is {list(array.shape)}, read as {shape}, and {len(named)} sites are"
             f" named ({summarise(named)})"
         )
         remedy = "Name every layer that it holds, and no other."
-        if array.ndim == 3 and array.shape[int(not tokens_first)] == len(named):
+        if array.ndim == 3 and layers.shape[1] == len(named):
             remedy = f"If its axes are in another order, give it as {shape}."
         raise StatesError(foreign.problem, reason, remedy)
     return dict(zip(named, layers, strict=True))
@@ -222,24 +330,30 @@ def _by_name(
     foreign: ForeignTensors, tensors: Mapping[str, Tensor], sites: Any, source: Source
 ) -> tuple[dict[Site, Tensor], tuple[str, ...]]:
     """Return the tensor of each site, by the names of the tensors, and notes."""
-    named = _named(foreign, tensors, sites, source)
+    if isinstance(sites, Mapping):
+        unknown = [str(name) for name in sites if name not in tensors]
+        if unknown:
+            reason = f"it has no tensor {listed(unknown)}"
+            raise SiteError(foreign.problem, reason, f"It has {listed(list(tensors))}.")
+        named = NamedSites({name: site_of(sites[name], source) for name in sites}, [])
+    else:
+        named = sites_of_names(list(tensors), source)
+    if sites is not None and not isinstance(sites, Mapping):
+        selected = set(sites_in_order(sites, source))
+        missing = selected - set(named.sites.values())
+        if missing:
+            raise SiteError(
+                foreign.problem,
+                f"it has no {summarise(missing)}",
+                f"It has {summarise(named.sites.values())}.",
+            )
+        some = {name: site for name, site in named.sites.items() if site in selected}
+        named = NamedSites(some, [])
     if not named.sites:
         raise StatesError(
             foreign.problem,
             f"none of its tensors is a site ({listed(list(tensors))})",
             "Say what they are: sites={'name': 'layer.3'}.",
-        )
-    notes = []
-    if any("hook_" in name for name in named.sites):
-        notes.append(
-            "TransformerLens may have folded norms and centred what is written to the"
-            " residual stream (HookedTransformer does, and a bridge in compatibility"
-            " mode): its states may differ from Hugging Face's."
-        )
-    if named.left_out:
-        notes.append(
-            f"{len(named.left_out)} tensors are no states of a token and were left out:"
-            f" {listed(named.left_out)}."
         )
     by_site: dict[Site, Tensor] = {}
     for name, site in named.sites.items():
@@ -251,8 +365,20 @@ def _by_name(
                 f"two of its tensors are {site} and differ, one of them {name!r}",
                 "Choose one: sites={'name': 'layer.3'}.",
             )
-    if source.final is None and any("hook_" in name for name in named.sites):
-        _check_sums(foreign, by_site)
+    notes = []
+    if any("hook_" in name for name in named.sites):
+        notes.append(
+            "TransformerLens may have folded norms and centred what is written to the"
+            " residual stream (HookedTransformer does, and a bridge in compatibility"
+            " mode): its states may differ from Hugging Face's."
+        )
+        if source.final is None:
+            _check_sums(foreign, by_site)
+    if named.left_out:
+        notes.append(
+            f"{len(named.left_out)} tensors are no states of a token and were left out:"
+            f" {listed(named.left_out)}."
+        )
     return by_site, tuple(notes)
 
 
@@ -265,8 +391,8 @@ def _check_sums(foreign: ForeignTensors, by_site: Mapping[Site, Tensor]) -> None
     for site, output in by_site.items():
         if site.part or not site.layer:
             continue
-        middle = by_site.get(Site(site.layer, "mid", site.stack))
-        added = by_site.get(Site(site.layer, "mlp", site.stack))
+        middle = by_site.get(replace(site, part="mid"))
+        added = by_site.get(replace(site, part="mlp"))
         if middle is None or added is None:
             continue
         expected = output.double()
@@ -278,52 +404,6 @@ def _check_sums(foreign: ForeignTensors, by_site: Mapping[Site, Tensor]) -> None
                 " middle, so it norms its output and its hooks are other states",
                 "Give source=hs.Source(name, depth=..., final=False), or sites= for the"
                 " names that you know.",
-            )
-
-
-def _named(
-    foreign: ForeignTensors, tensors: Mapping[str, Tensor], sites: Any, source: Source
-) -> NamedSites:
-    """Return the sites of the names: all, some of them, or as a mapping says."""
-    if sites is None:
-        return sites_of_names(list(tensors), source)
-    if not isinstance(sites, Mapping):
-        named = sites_of_names(list(tensors), source)
-        selected = set(sites_in_order(sites, source))
-        missing = selected - set(named.sites.values())
-        if missing:
-            raise SiteError(
-                foreign.problem,
-                f"it has no {summarise(missing)}",
-                f"It has {summarise(named.sites.values())}.",
-            )
-        by_name = {}
-        for name, site in named.sites.items():
-            if site in selected:
-                by_name[name] = site
-        return NamedSites(by_name)
-    unknown = [str(name) for name in sites if name not in tensors]
-    if unknown:
-        raise SiteError(
-            foreign.problem,
-            f"it has no tensor {listed(unknown)}",
-            f"It has {listed(list(tensors))}.",
-        )
-    return NamedSites({name: site_of(site, source) for name, site in sites.items()})
-
-
-def _check_depth(
-    foreign: ForeignTensors, sites: Sequence[Site], source: Source
-) -> None:
-    """Refuse layers that the model does not have."""
-    if source.depth is None:
-        return
-    for site in sites:
-        if site.layer is not None and site.layer > source.depth:
-            raise SiteError(
-                foreign.problem,
-                f"it holds {site}, and the model has {source.depth} blocks",
-                "Give states of this model, or its true depth.",
             )
 
 
@@ -341,29 +421,28 @@ def _rows(
             "Give them in a floating-point dtype.",
         )
     tokens, mask = rows
-    if values.ndim == 3 and mask is not None and values.shape[:2] == mask.shape:
+    lengths = tokens.lengths.tolist()
+    is_padded = values.ndim == 3
+    if is_padded and mask is not None and values.shape[:2] == mask.shape:
         return values[mask]
-    if values.ndim == 3 and _is_unpadded(values, tokens.lengths.tolist()):
+    if is_padded and [values.shape[1]] * len(values) == lengths:
         return values.flatten(0, 1)
     if values.ndim == 2 and len(values) == len(tokens):
         return values
-    lengths = tokens.lengths.tolist()
-    reason = (
-        f"the values at {site} are {list(values.shape)}, and there are {len(tokens)}"
-        f" tokens in {tokens.count} texts"
-    )
-    remedy = GIVE_TOKENS
+    shape = f"the values at {site} are {list(values.shape)}"
+    reason = f"{shape}, and there are {len(tokens)} tokens in {tokens.count} texts"
+    remedy = _GIVE_TOKENS
     if (
         values.ndim == 2
         and len(values) < len(tokens)
-        and "token_ids" in foreign.tensors
+        and ID_NAMES[0] in foreign.tensors
     ):
         reason += ": vLLM gives no states of tokens that it took from its prefix cache"
         remedy = "Run it with enable_prefix_caching=False."
-    if values.ndim == 3 and values.shape[0] == tokens.count:
+    if is_padded and len(values) == tokens.count:
         reason = (
-            f"the values at {site} are {list(values.shape)}, padded, and the texts have"
-            f" {min(lengths)} to {max(lengths)} tokens"
+            f"{shape}, padded, and the texts have {min(lengths)} to {max(lengths)}"
+            " tokens"
         )
         remedy = (
             "Give tokens={'input_ids': ..., 'attention_mask': ...}, which says where"
@@ -372,24 +451,12 @@ def _rows(
     raise StatesError(foreign.problem, reason, remedy)
 
 
-def _is_unpadded(values: Tensor, lengths: Sequence[int]) -> bool:
-    return [values.shape[1]] * values.shape[0] == list(lengths)
-
-
-def _centred(values: Sequence[Tensor], sites: Sequence[Site]) -> list[str]:
-    """Note residual streams whose rows all have mean zero."""
-    rows = []
+def _are_centred(values: Sequence[Tensor], sites: Sequence[Site]) -> bool:
+    """Tell whether all rows of the residual stream have mean zero."""
+    centred = []
     for site, site_values in zip(sites, values, strict=True):
         if site.layer and not site.part:
-            rows.append(site_values.float())
-    if not rows or not all(map(_is_centred, rows)):
-        return []
-    return [
-        "The numbers of every layer have mean zero for each token, as TransformerLens"
-        " makes them (center_writing_weights)."
-    ]
-
-
-def _is_centred(rows: Tensor) -> bool:
-    size = rows.square().mean(1).sqrt()
-    return bool((rows.mean(1).abs() <= _CENTRED * size).all())
+            rows = site_values.float()
+            size = rows.square().mean(1).sqrt()
+            centred.append(bool((rows.mean(1).abs() <= _CENTRED * size).all()))
+    return bool(centred) and all(centred)

@@ -1,13 +1,14 @@
-"""The sites that other programs' names for tensors stand for.
+"""What other programs call states, and how they lay them out.
 
 TransformerLens names hooks, nnsight the paths of modules, Hugging Face the entries of a
-tuple. A name that is not a site for certain is never taken for one.
+tuple. A name that is not a site for certain is never taken for one. `LAYOUTS` lists
+what states may really be that have the right names.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from hiddenscope.errors import SiteError, StatesError
 from hiddenscope.sites import Site, from_alias, named_layer, select
@@ -43,11 +44,97 @@ _MOST_LISTED = 6
 
 
 @dataclass(frozen=True)
-class NamedSites:
+class Layout:
+    """What states of right names may really be, and what is said of it.
+
+    A saved layer is that of `step` more blocks, or a `part` of its block. With `final`,
+    the last layer and final are taken for each other. With `is_centred`, the mean of
+    each token's numbers was subtracted. `{sites}` and `{last}`, the last layer, stand
+    for names in what is said.
+
+    >>> LAYOUTS[0].fault, LAYOUTS[0].state_of(Site(3), depth=12)
+    ('residual_apart', Site('layer.3.mlp'))
+    >>> LAYOUTS[4].state_of(Site(12), depth=12), LAYOUTS[4].state_of(Site(3), depth=12)
+    (Site('final'), None)
+    """
+
+    fault: str
+    evidence: str
+    remedy: str
+    part: str = ""
+    step: int = 0
+    final: str = ""
+    is_centred: bool = False
+
+    def state_of(self, site: Site, depth: int) -> Site | None:
+        """Return the state that a saved layer, or final, really is; None if no such."""
+        last, final = Site(depth), Site(None)
+        if self.final:
+            swapped = {last: final} if self.final == "after" else {final: last}
+            return swapped.get(site)
+        # No block makes layer 0, so it has no parts.
+        lowest = 1 if self.part else 0
+        layer = -1 if site.layer is None else site.layer + self.step
+        return Site(layer, self.part) if lowest <= layer <= depth else None
+
+
+LAYOUTS = (
+    Layout(
+        "residual_apart",
+        "At {sites} the saved states are what the reference's MLPs add: the residual"
+        " was kept apart, as vLLM's blocks return it, and the state is their sum.",
+        "Read the states with `residual=`.",
+        part="mlp",
+    ),
+    Layout(
+        "residual_alone",
+        "At {sites} the saved states are the residual before the MLP adds to it, as"
+        " vLLM's blocks return it apart.",
+        "Add the two.",
+        part="mid",
+    ),
+    Layout(
+        "layer_offset",
+        "At {sites} the saved states are those of the reference's next layer: layers"
+        " are counted from another number.",
+        "Read the states with other `sites`.",
+        step=1,
+    ),
+    Layout(
+        "layer_offset",
+        "At {sites} the saved states are those of the reference's previous layer:"
+        " layers are counted from another number.",
+        "Read the states with other `sites`.",
+        step=-1,
+    ),
+    Layout(
+        "final_norm",
+        "At {sites} the saved states are those after the final norm, as Hugging"
+        " Face's last hidden state is.",
+        "Call that site `final`.",
+        final="after",
+    ),
+    Layout(
+        "final_norm",
+        "At {sites} the saved states are those before the final norm.",
+        "Call that site `{last}`.",
+        final="before",
+    ),
+    Layout(
+        "centred",
+        "At {sites} the saved states are the reference's less the mean of each token's"
+        " numbers, as TransformerLens centres them.",
+        "Load its model without center_writing_weights.",
+        is_centred=True,
+    ),
+)
+
+
+class NamedSites(NamedTuple):
     """The site of each name, and the names that are left out because they are none."""
 
     sites: Mapping[str, Site]
-    left_out: Sequence[str] = field(default_factory=list)
+    left_out: Sequence[str]
 
 
 def listed(names: Sequence[str]) -> str:
@@ -89,9 +176,9 @@ def sites_in_order(
 
 def site_of(name: Any, source: Source) -> Site:
     """Return the site that a number, a name of ours or an alias stands for."""
-    if isinstance(name, Site):
-        return name
     text = named_layer(name)
+    if isinstance(text, Site):
+        return text
     if isinstance(text, str) and ("hook_" in text or _HIDDEN_STATES.fullmatch(text)):
         if source.depth is None or source.final is None:
             raise _needs_depth(text)
@@ -112,18 +199,23 @@ def sites_of_names(names: Sequence[str], source: Source) -> NamedSites:
     left_out: list[str] = []
     unknown: list[str] = []
     _check_one_stack(names)
-    lens = _lens_source(names, source)
+    final = source.final
+    if final is None and any(name.startswith("ln_final.") for name in names):
+        final = True
+    depth = source.depth
+    if depth is None:
+        # Only to bound the numbers of blocks, which the names themselves hold.
+        blocks = [int(match[1]) for match in map(_LENS_BLOCK.match, names) if match]
+        depth = max(blocks, default=-1) + 1
     for name in names:
-        if "hook_" in name:
-            site = _lens_site(name, lens)
-            if site is None:
-                left_out.append(name)
-        else:
-            site = _plain_site(name, source)
-            if site is None:
-                unknown.append(name)
+        is_hook = "hook_" in name
+        site = _lens_site(name, depth, final) if is_hook else _plain_site(name, source)
         if site is not None:
             known[name] = site
+        elif is_hook:
+            left_out.append(name)
+        else:
+            unknown.append(name)
     if unknown:
         raise _unknown(unknown)
     return NamedSites(known, left_out)
@@ -131,14 +223,14 @@ def sites_of_names(names: Sequence[str], source: Source) -> NamedSites:
 
 def _plain_site(name: str, source: Source) -> Site | None:
     """Return the site of a name of ours, of Hugging Face's or of a module's path."""
-    if _HIDDEN_STATES.fullmatch(name):
-        return site_of(name, source)
     block = _BLOCK.fullmatch(name)
     if block and _is_language_model(block["stack"]):
         return Site(int(block["block"]) + (block["end"] == "output"))
     norm = _FINAL_NORM.fullmatch(name)
     if norm and _is_language_model(norm["stack"]):
         return Site(None)
+    if _HIDDEN_STATES.fullmatch(name):
+        return site_of(name, source)
     try:
         return Site.parse(name)
     except SiteError:
@@ -179,22 +271,9 @@ def _check_one_stack(names: Sequence[str]) -> None:
             )
 
 
-def _lens_source(names: Sequence[str], source: Source) -> Source:
-    """Complete what is known of the model by the names of its hooks."""
-    final = source.final
-    if final is None and any(name.startswith("ln_final.") for name in names):
-        final = True
-    depth = source.depth
-    if depth is None:
-        # Only to bound the numbers of blocks, which the names themselves hold.
-        blocks = [int(match[1]) for match in map(_LENS_BLOCK.match, names) if match]
-        depth = max(blocks, default=-1) + 1
-    return Source(source.model, depth=depth, final=final)
-
-
-def _lens_site(name: str, source: Source) -> Site | None:
+def _lens_site(name: str, depth: int, final: bool | None) -> Site | None:
     """Return the site of a hook; None if it is inside a part, or no state at all."""
-    if source.final is None:
+    if final is None:
         raise StatesError(
             f"Cannot tell which site {quoted(name)} is",
             "nothing says whether the model has a final norm, and without one"
@@ -202,9 +281,8 @@ def _lens_site(name: str, source: Source) -> Site | None:
             "Give source=hs.Source(name, depth=..., final=True), or keep"
             " 'ln_final.hook_scale' in the cache.",
         )
-    assert source.depth is not None
     try:
-        site = from_alias(name, depth=source.depth, final=source.final)
+        site = from_alias(name, depth=depth, final=final)
     except SiteError:
         return None
     return None if site.is_inner else site
@@ -221,11 +299,10 @@ def _needs_depth(name: str) -> SiteError:
 
 
 def _unknown(names: Sequence[str]) -> SiteError:
-    inside = [name for name in names if _INSIDE_BLOCK.search(name)]
     reason = "no site is called so here, in Hugging Face, TransformerLens or nnsight"
     if any(_BLOCK.fullmatch(name) or _FINAL_NORM.fullmatch(name) for name in names):
         reason = "nothing says that this stack of blocks is the language model's"
-    elif inside:
+    elif any(map(_INSIDE_BLOCK.search, names)):
         reason = (
             "what a module inside a block returns need not be what the block adds"
             " (some norm it first)"

@@ -38,16 +38,14 @@ class Pool:
         self.lengths = np.asarray(lengths, dtype=np.int64)
         self.pooling = pooling
         self.rows = rows
-        if isinstance(pooling, int) and rows is None:
-            self._check_position(pooling, first)
-
-    def _check_position(self, position: int, first: int) -> None:
-        needed = position + 1 if position >= 0 else -position
+        if not isinstance(pooling, int) or rows is not None:
+            return
+        needed = pooling + 1 if pooling >= 0 else -pooling
         short = np.flatnonzero(self.lengths < needed)
         if len(short):
             text = int(short[0])
             raise TextError(
-                f"No token at position {position} of every text",
+                f"No token at position {pooling} of every text",
                 f"text {text + first} has {self.lengths[text]} tokens",
                 "Choose a position that every text has; -1 is the last token.",
             )
@@ -94,35 +92,26 @@ class Pool:
         A text is yielded as soon as the last of its rows has been read.
         """
         ends = np.cumsum(self.lengths)
-        # The rows of a text that continues in the next block.
+        # Rows whose texts were not yielded yet, and the number of those that were.
         pending: list[Tensor] = []
+        done = 0
         text = 0
-        rows_read = 0
         for block in blocks:
-            rows = block.detach()
-            if pending and text < len(ends) and rows_read + len(rows) >= ends[text]:
-                missing = int(ends[text]) - rows_read
-                whole = torch.cat([*pending, rows[:missing]])
-                yield self._vectors(whole, slice(text, text + 1))
-                rows = rows[missing:]
-                rows_read += missing
-                pending = []
-                text += 1
-            complete = int(np.searchsorted(ends, rows_read + len(rows), side="right"))
-            used = 0
-            if complete > text:
-                used = int(ends[complete - 1]) - rows_read
-                yield self._vectors(rows[:used], slice(text, complete))
-                text = complete
-            if used < len(rows):
-                # A view would keep the whole block in memory.
-                pending.append(rows[used:].clone())
-            rows_read += len(rows)
-        if pending or text < len(ends):
-            raise not_whole(site, rows_read, int(ends[-1]))
-
-    def _vectors(self, rows: Tensor, texts: slice) -> Tensor:
-        return as_vectors(self(rows[None], texts)[0])
+            pending.append(block.detach())
+            rows_read = done + sum(map(len, pending))
+            complete = int(np.searchsorted(ends, rows_read, side="right"))
+            if complete == text:
+                continue
+            rows = pending[0] if len(pending) == 1 else torch.cat(pending)
+            used = int(ends[complete - 1]) - done
+            yield as_vectors(self(rows[None, :used], slice(text, complete))[0])
+            # A view would keep the whole block in memory.
+            pending = [rows[used:].clone()]
+            done += used
+            text = complete
+        rest = sum(map(len, pending))
+        if rest or text < len(ends):
+            raise not_whole(site, done + rest, int(ends[-1]))
 
 
 def as_vectors(rows: Tensor) -> Tensor:

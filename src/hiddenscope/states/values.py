@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,9 +17,8 @@ from torch import Tensor
 from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError
 from hiddenscope.sites import Site, SitePatterns, named_layer, summarise
-from hiddenscope.states.files import StackParts, read_file, write
+from hiddenscope.states.files import StackParts, open_foreign, read_file, write
 from hiddenscope.states.foreign import read_foreign
-from hiddenscope.states.foreign_tensors import open_foreign
 from hiddenscope.states.mixed import (
     MixedValues,
     SiteValues,
@@ -83,7 +83,21 @@ class States:
     def __post_init__(self) -> None:
         object.__setattr__(self, "sites", tuple(self.sites))
         problem = "Cannot make these states"
-        self._check_shape(problem)
+        values = self.values
+        count = len(self.tokens)
+        if isinstance(values, MixedValues):
+            fits = (values.sites, values.tokens) == (self.sites, count)
+            shape = f"those of {summarise(values.sites)}, of {values.tokens} tokens"
+        else:
+            fits = values.ndim == 3 and values.shape[:2] == (len(self.sites), count)
+            shape = str(list(values.shape))
+        if not fits:
+            raise StatesError(
+                problem,
+                f"the values are {shape}, and with these sites and tokens they must be"
+                f" [{len(self.sites)}, {count}, width]",
+                f"Give those of {summarise(self.sites)}, [site, token, width].",
+            )
         if not self.values.dtype.is_floating_point:
             reason = f"the values are {self.values.dtype}"
             raise StatesError(problem, reason, "Give them in a floating-point dtype.")
@@ -94,28 +108,6 @@ class States:
                 f"the sites are {summarise(self.sites)}",
                 "Give sites of one stack, each once, in the order of the forward pass.",
             )
-
-    def _check_shape(self, problem: str) -> None:
-        """Require a row for each token at each site."""
-        values = self.values
-        if isinstance(values, MixedValues):
-            if (values.sites, values.tokens) != (self.sites, len(self.tokens)):
-                raise StatesError(
-                    problem,
-                    f"the values are those of {summarise(values.sites)}, of"
-                    f" {values.tokens} tokens",
-                    f"Give those of {summarise(self.sites)}, of {len(self.tokens)}"
-                    " tokens.",
-                )
-            return
-        shape = list(values.shape)
-        if len(shape) != 3 or shape[:2] != [len(self.sites), len(self.tokens)]:
-            expected = f"[{len(self.sites)}, {len(self.tokens)}, width]"
-            reason = (
-                f"the values are {shape}, and with these sites and tokens they must be"
-                f" {expected}"
-            )
-            raise StatesError(problem, reason, "Give values [site, token, width].")
 
     @property
     def width(self) -> int:
@@ -281,24 +273,22 @@ class States:
 
     def check_finite(self) -> None:
         """Raise `NotFinite`, with the site and token, for a NaN or an infinity."""
+        tokens = self.tokens
         for site, values in zip(self.sites, self.values, strict=True):
             infinite = ~values.isfinite()
-            if bool(infinite.any()):
-                raise self._not_finite(site, values, infinite)
-
-    def _not_finite(self, site: Site, values: Tensor, infinite: Tensor) -> NotFinite:
-        row = int(infinite.any(1).nonzero()[0])
-        what = "a NaN" if bool(values[row].isnan().any()) else "an infinity"
-        tokens = self.tokens
-        token = show_tokens(tokens.strings[row : row + 1])
-        place = f"text {tokens.text[row]}, position {tokens.positions[row]}"
-        count = f"{int(infinite.sum()):,} of its {infinite.numel():,} values"
-        return NotFinite(
-            f"The states of {terminal_safe(self.source.model)} are not finite",
-            f"{what} at {site}, token {token} ({place}): {count} are not finite",
-            "Look at the weights of the block that computes it, or load the model in a"
-            " wider dtype.",
-        )
+            if not bool(infinite.any()):
+                continue
+            row = int(infinite.any(1).nonzero()[0])
+            what = "a NaN" if bool(values[row].isnan().any()) else "an infinity"
+            token = show_tokens(tokens.strings[row : row + 1])
+            place = f"text {tokens.text[row]}, position {tokens.positions[row]}"
+            count = f"{int(infinite.sum()):,} of its {infinite.numel():,} values"
+            raise NotFinite(
+                f"The states of {terminal_safe(self.source.model)} are not finite",
+                f"{what} at {site}, token {token} ({place}): {count} are not finite",
+                "Look at the weights of the block that computes it, or load the model"
+                " in a wider dtype.",
+            )
 
     def blocks(self, site: str | Site, rows: int = 65_536) -> Iterator[Tensor]:
         """Yield the rows of one site in order, at most `rows` at a time."""
@@ -413,7 +403,8 @@ class States:
         Traceback (most recent call last):
         hiddenscope.errors.StatesError: Cannot read states from a Tensor: it holds 2 layers and does not say which. Give sites=, one for each layer: [1, 2] is the state after block 1 and after block 2, as vLLM numbers them.
         """  # noqa: E501
-        if isinstance(data, list | tuple) and data and _are_paths(data):
+        items = data if isinstance(data, list | tuple) else ()
+        if items and all(isinstance(item, str | os.PathLike) for item in items):
             if tokens is not None:
                 raise StatesError(
                     f"Cannot read states from {len(data)} files",
@@ -484,18 +475,17 @@ class Pair:
         return f"{self.encoder!r}\n{self.decoder!r}"
 
     def __getitem__(self, site: str | Site | int) -> Tensor:
-        pattern: str | Site = named_layer(site)
         matches: list[tuple[States, Site]] = []
-        refusals: dict[str, SiteError] = {}
-        for stack, states in (("encoder", self.encoder), ("decoder", self.decoder)):
+        refusals: list[SiteError] = []
+        for states in (self.encoder, self.decoder):
             try:
-                selected = states._select(pattern)
+                selected = states._select(named_layer(site))
             except SiteError as error:
-                refusals[stack] = error
+                refusals.append(error)
                 continue
             matches += [(states, match) for match in selected]
         if not matches:
-            raise refusals["decoder" if str(site).startswith("decoder") else "encoder"]
+            raise refusals[str(site).startswith("decoder")]
         if len(matches) > 1:
             raise SiteError(
                 f"Cannot get the site {str(site)[:60]!r}",
@@ -543,31 +533,21 @@ def join(parts: Sequence[States]) -> States:
         raise StatesError(
             "Cannot join states", reason, "Join states that were captured alike."
         )
-    texts: list[str] = []
-    strings: list[str] = []
-    text_numbers = []
-    count = 0
     all_tokens = [part.tokens for part in parts]
-    for tokens in all_tokens:
-        texts += tokens.texts or ()
-        strings += tokens.strings
-        text_numbers.append(tokens.text + count)
-        count += tokens.count
-    joined = Tokens(
-        None if first.tokens.texts is None else tuple(texts),
-        np.concatenate(text_numbers),
-        np.concatenate([tokens.positions for tokens in all_tokens]),
-        np.concatenate([tokens.ids for tokens in all_tokens]),
-        tuple(strings),
-        np.concatenate([tokens.spans for tokens in all_tokens]),
-        count,
-    )
+    counts = [tokens.count for tokens in all_tokens]
+    # The number that the first text of each part gets.
+    starts = np.cumsum([0, *counts])
+    numbered = zip(all_tokens, starts, strict=False)
+    arrays = {"text": np.concatenate([part.text + start for part, start in numbered])}
+    for name in ("positions", "ids", "spans"):
+        arrays[name] = np.concatenate([getattr(part, name) for part in all_tokens])
+    texts = None
+    if first.tokens.texts is not None:
+        texts = tuple(chain.from_iterable(part.texts or () for part in all_tokens))
+    strings = tuple(chain.from_iterable(part.strings for part in all_tokens))
+    joined = Tokens(texts, strings=strings, count=int(starts[-1]), **arrays)
     values = join_tokens([part.values for part in parts])
     return States(first.sites, values, joined, first.source)
-
-
-def _are_paths(data: Sequence[Any]) -> bool:
-    return all(isinstance(item, str | os.PathLike) for item in data)
 
 
 def _make(states: States) -> tuple[object, ...]:

@@ -427,7 +427,7 @@ def test_files_that_are_not_ours(tmp_path: Path) -> None:
         stacks = json.loads(header["states"])
         stacks[""]["count"] = count
         write_tensors(bad, tensors, header | {"states": json.dumps(stacks)})
-        with pytest.raises(FileError, match="not so many texts"):
+        with pytest.raises(FileError, match="not this many texts"):
             States.load(bad)
     for absent in (tmp_path, tmp_path / "none"):
         with pytest.raises(FileError):
