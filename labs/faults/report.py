@@ -223,13 +223,12 @@ def _miss(outcome: Outcome) -> list[object]:
     if spec.fault:
         truth = f"{outcome.site}, {' or '.join(outcome.paths[:3])}"
     moved = f"{outcome.moved:.3g}"
-    return [where, outcome.detail, truth, outcome.error or verdict, moved]
+    return [where, truth, outcome.error or verdict, moved]
 
 
 HEADS = ["planted", "effective", "first layer exact", "module exact"]
 MISS_HEADS = [
     "pair",
-    "what was done",
     "true",
     "drift says",
     "output moved, times the noise",
@@ -304,21 +303,85 @@ def page(outcomes: Sequence[Outcome]) -> str:
         ),
         "\n".join(f"- {line}" for line in bars(outcomes)),
         "## By family",
-        markdown(["family", *HEADS], fault_rows(here, _family)),
+        fault_text("family", fault_rows(here, _family)),
         "## By kind",
-        markdown(["kind", *HEADS], fault_rows(named, _kind)),
+        fault_text("kind", fault_rows(named, _kind)),
         "## Faults without a name",
-        markdown(["change", *HEADS], fault_rows(unnamed, _kind)),
+        fault_text("change", fault_rows(unnamed, _kind)),
         "## Harmless pairs",
-        markdown(["change", *HARMLESS_HEADS], harmless_rows(here)),
+        harmless_text(harmless_rows(here)),
         "## Ports by layout",
-        markdown(PORT_HEADS, port_rows(outcomes)),
+        port_text(port_rows(outcomes)),
         "## Other devices",
         _or_none(DEVICE_HEADS, device_rows(outcomes), "Measured on the CPU alone."),
         "## Misses",
         _or_none(MISS_HEADS, misses(outcomes), "None."),
     ]
     return "\n\n".join(parts)
+
+
+def fault_text(title: str, rows: Rows) -> str:
+    """List what was always found in a sentence, and the rest in a table."""
+    *rows, everything = rows
+    always, rest = [], []
+    for name, planted, effective, sites, modules in rows:
+        if not effective == sites == modules:
+            rest.append([name, planted, effective, sites, modules])
+        elif effective == planted:
+            always.append(f"{name} {planted}")
+        else:
+            always.append(f"{name} {effective} of {planted}")
+    _, planted, effective, sites, modules = everything
+    parts = [
+        f"{effective} of {planted} planted faults are effective; the first layer is"
+        f" exact in {sites} of these, the module in {modules}."
+    ]
+    if always:
+        parts.append(
+            "Both are exact in every effective case of (effective of planted):"
+            f" {', '.join(always)}."
+        )
+    if rest:
+        parts.append(markdown([title, *HEADS], rest))
+    return "\n\n".join(parts)
+
+
+def harmless_text(rows: Rows) -> str:
+    """List the harmless changes in a sentence, and those with false alarms by name."""
+    *rows, (_, pairs, alarms, _) = rows
+    changes, alarming = [], []
+    for name, count, false, moved in rows:
+        changes.append(f"{name} {count} ({moved})")
+        if false:
+            alarming.append(f"{name} {false}")
+    told = f"{alarms} false alarms in {pairs} pairs"
+    if alarming:
+        told += f" ({', '.join(alarming)})"
+    return (
+        f"{told}. Pairs of each change, and by how many times its noise it moved the"
+        f" output at most: {', '.join(changes)}."
+    )
+
+
+def port_text(rows: Rows) -> str:
+    """Tabulate all layouts together, and name those that are not always exact."""
+    right = PORT_HEADS.index("module right")
+    effective = PORT_HEADS.index("effective")
+    inexact = []
+    for row in rows:
+        layout, dtype, device = row[:3]
+        if layout != "all" and row[right] != row[effective]:
+            inexact.append(
+                f"{layout}, {dtype}, {device}: {row[right]} of {row[effective]}"
+            )
+    together = [row[1:] for row in rows if row[0] == "all"]
+    table = markdown(PORT_HEADS[1:], together)
+    if not inexact:
+        return table
+    return (
+        f"{table}\n\nLayouts in which the module is not always right, of the effective"
+        f" faults: {'; '.join(inexact)}."
+    )
 
 
 def _or_none(head: Sequence[str], rows: Rows, otherwise: str) -> str:

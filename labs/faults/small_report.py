@@ -20,17 +20,16 @@ def tables(outcomes: Sequence[Measured]) -> list[str]:
     return [
         f"**Sound pairs.** {_sound_sentence(sound)}",
         _sound_table("dtype and device", sound, _where),
-        _sound_table("change", sound, lambda outcome: outcome.trial.kind),
+        _change_sentence(sound),
         (
-            "**Small faults in bfloat16.** How many are found in the states of the"
-            " model, and how many in the states or in the single modules, which are"
-            " called on equal input."
+            "**Small faults in bfloat16.** How many are found in the states, and how"
+            " many in the states or the single modules, called on equal input."
         ),
         _power_table(planted),
         (
             "**How small.** The bar is the smallest scale of what attention or an MLP"
-            " adds that could have been shown: the median over pairs. Faults are sorted"
-            " by how much they change the part, computed in float64."
+            " adds that could have shown: the median over pairs. Faults are sorted by"
+            " how much they change the part, computed in float64."
         ),
         _size_table(planted),
         "**Not found in the states with the most tokens, in bfloat16.**",
@@ -87,6 +86,15 @@ def _sound_table(title: str, sound: Sequence[Measured], key: Key) -> str:
         "strongest module",
     ]
     return markdown(head, lines)
+
+
+def _change_sentence(sound: Sequence[Measured]) -> str:
+    """List the strongest part of each change."""
+    changes = []
+    for name, group in _groups(sound, lambda outcome: outcome.trial.kind).items():
+        strongest = max(outcome.beyond for outcome in group)
+        changes.append(f"{name} {len(group)} ({strongest:.2f})")
+    return f"Pairs of each change, with the strongest part: {', '.join(changes)}."
 
 
 def _power_table(planted: Sequence[Measured]) -> str:
