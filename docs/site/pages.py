@@ -71,9 +71,13 @@ class Pages:
         self.files: dict[str, Path] = {}
         # The Markdown of each page, by the page's name.
         self.names: dict[str, Path] = {}
+        # Pages that links may lead to; other Markdown is shown as a source file.
+        self.written = {"index"}
         for section in self.sections:
+            self.written.add(page_name(section.page.path))
             for page in section.pages:
                 self.names[page_name(page.path)] = page.path
+        self.written |= set(self.names)
 
     def write(self) -> None:
         """Write all pages and what they show."""
@@ -146,7 +150,7 @@ class Pages:
             return self._notebook_link(target, link["text"], page)
         elif inside in FOLDERS:
             address = f"{FOLDERS[inside]}.md"
-        elif target.suffix == ".md":
+        elif target.suffix == ".md" and page_name(target) in self.written:
             address = f"{page_name(target)}.md"
         else:
             # Sphinx does not know these pages, so the link is HTML already.

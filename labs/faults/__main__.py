@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from labs.faults.pairs import Spec, device_specs, specs
-from labs.faults.report import met, page, report
+from labs.faults.report import met, page, report, tables
 from labs.faults.trial import Outcome, attempt, check, prepare
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
+TABLES = Path(__file__).with_name("tables.md")
 MARK = "<!-- measured: written by `python -m labs.faults --write` -->\n"
 END = "<!-- end of what is measured by `python -m labs.faults --write` -->\n"
 Made = TypeVar("Made")
@@ -91,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(report(outcomes)))
     if options.write:
         PAGE.write_text(_written(PAGE.read_text("utf-8"), outcomes), "utf-8")
+        TABLES.write_text(tables(outcomes), "utf-8")
     return 0 if met(outcomes) else 1
 
 

@@ -320,6 +320,19 @@ def page(outcomes: Sequence[Outcome]) -> str:
     return "\n\n".join(parts)
 
 
+def tables(outcomes: Sequence[Outcome]) -> str:
+    """Return every row, which docs/faults.md sums up."""
+    here = _on_the_cpu(outcomes)
+    parts = [
+        "# Every row of `make faults`",
+        markdown(["family", *HEADS], fault_rows(here, _family)),
+        markdown(["kind", *HEADS], fault_rows(here, _kind)),
+        markdown(["change", *HARMLESS_HEADS], harmless_rows(here)),
+        markdown(PORT_HEADS, port_rows(outcomes)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
 def fault_text(title: str, rows: Rows) -> str:
     """List what was always found in a sentence, and the rest in a table."""
     *rows, everything = rows

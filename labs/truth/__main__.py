@@ -3,7 +3,7 @@
 python -m labs.truth                          every model, with what each question scored
 python -m labs.truth --only induction gpt2    some, by program or host
 python -m labs.truth --peers                  with TransformerLens beside them
-python -m labs.truth --write                  every model, and write the tables of docs/truth.md
+python -m labs.truth --write                  every model, and write docs/truth.md and tables.md
 python -m labs.truth --save models/           compiled models as folders that load like any other
 python -m labs.truth --device cuda            on another device
 """
@@ -20,11 +20,12 @@ from pathlib import Path
 
 from labs.truth.hosts import HOSTS, compile_into
 from labs.truth.programs import PROGRAMS
-from labs.truth.report import report
+from labs.truth.report import report, summary
 from labs.truth.runs import Job, Outcome, begin_worker, every_job, run
 from labs.truth.save import save
 
 PAGE = Path(__file__).parents[2] / "docs" / "truth.md"
+TABLES = Path(__file__).with_name("tables.md")
 MARK = "<!-- measured: written by `make truth` -->\n"
 END = "<!-- end of what is measured by `make truth` -->\n"
 
@@ -81,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _write(outcomes: Sequence[Outcome]) -> None:
-    PAGE.write_text(written(PAGE.read_text(), report(outcomes)))
+    PAGE.write_text(written(PAGE.read_text(), summary(outcomes)))
+    TABLES.write_text(f"# Every score of `make truth`\n\n{report(outcomes)}")
 
 
 def written(page: str, tables: str) -> str:

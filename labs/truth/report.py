@@ -1,8 +1,8 @@
-"""The tables of docs/truth.md, from what came of every model."""
+"""Every table of what came of the models, and the short form of docs/truth.md."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from labs.truth.circuit import circuit_of
 from labs.truth.hosts import HOSTS
@@ -22,6 +22,9 @@ NAMES = {
     "llama": "Llama",
     "trained": "trained",
 }
+
+# What two digits round to 1.
+PERFECT = 0.995
 
 EXAMINED = (ACCURACY, INTERCHANGED, STRICT)
 
@@ -48,6 +51,102 @@ def report(outcomes: Sequence[Outcome]) -> str:
     if refusals:
         parts += ["### Refused", refusals]
     return "\n\n".join(parts) + "\n"
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """Return what docs/truth.md shows: what is always right, and scores of the rest."""
+    parts = ["### Models", _models_text(outcomes), _trained_table(outcomes)]
+    questions = _questions(outcomes)
+    for analysis in _in_order(question.analysis for question in questions):
+        asked = [each for each in questions if each.analysis == analysis]
+        scores = []
+        for question in asked:
+            by_host = {}
+            for host in _hosts([question], outcomes):
+                by_host[host] = score(question, _cases(question, outcomes, host))
+            scores.append(by_host)
+        parts += [f"### {analysis}", score_text(scores)]
+    for analysis, reason, names in _refusal_rows(outcomes):
+        parts.append(f"`{analysis}` refuses {names}: {reason}")
+    return "\n\n".join(parts) + "\n"
+
+
+def score_text(scores: Sequence[Mapping[str, Score]]) -> str:
+    """List what is always right, and tabulate what is not."""
+    always, bounds, rows = [], [], []
+    perfect = False
+    for by_host in scores:
+        compiled = [each for host, each in by_host.items() if host != "trained"]
+        trained = by_host.get("trained")
+        question = next(iter(by_host.values())).question
+        if question.null == "null" and perfect:
+            # What knowing nothing scores tells little beside what is always right.
+            continue
+        beside = ""
+        if trained is not None and compiled and trained.value < PERFECT:
+            beside = f" (trained {_cell(trained)})"
+        compared = compiled or [each for each in (trained,) if each is not None]
+        least = min(compared, key=lambda each: each.value)
+        most = max(compared, key=lambda each: each.value)
+        if question.kind == "largest":
+            bounds.append(f"{question.asked}: {_cell(most)}{beside}")
+            continue
+        perfect = least.value >= PERFECT
+        if perfect:
+            always.append(question.asked + beside)
+        else:
+            span = _cell(least)
+            if f"{least.value:.2f}" != f"{most.value:.2f}":
+                span += f" to {most.value:.2f}"
+            own = _cell(trained) if trained is not None and compiled else ""
+            rows.append([question.asked, _chance(question.null), span, own])
+    parts = []
+    if always:
+        parts.append(f"1.00 in every compiled model: {_list(always)}.")
+    if bounds:
+        parts.append(f"At most, in any compiled model: {_list(bounds)}.")
+    if rows:
+        head = ["what", "knowing nothing", "compiled, least to most", "trained"]
+        parts.append(_table(head, rows))
+    return "\n\n".join(parts)
+
+
+def _list(items: Sequence[str]) -> str:
+    return "; ".join(items)
+
+
+def _chance(null: str) -> str:
+    """Return the number that a note on chance begins with, if it does."""
+    number, colon, _ = null.partition(":")
+    return number if colon and number[0].isdigit() else ""
+
+
+def _models_text(outcomes: Sequence[Outcome]) -> str:
+    """Say what the programs put out, and how exact the compiled models are."""
+    tasks, wrong, errors = [], 0, []
+    for name, make in PROGRAMS.items():
+        checked = []
+        for outcome in outcomes:
+            if outcome.job.program == name and outcome.outputs is not None:
+                checked.append(outcome.outputs)
+        if checked:
+            tasks.append(f"{name} ({make().task}; {checked[0].inputs:,} inputs)")
+        wrong += sum(outputs.wrong for outputs in checked)
+        errors += checked
+    if not errors:
+        return "None."
+    logit = max(outputs.logit_error for outputs in errors)
+    leak = max(outputs.leak for outputs in errors)
+    return models_sentence(tasks, wrong, logit, leak)
+
+
+def models_sentence(tasks: Sequence[str], wrong: int, logit: float, leak: float) -> str:
+    """Return the sentence on the programs and their errors."""
+    return (
+        f"Programs: {_list(tasks)}. Of all inputs in all hosts {wrong} are answered"
+        f" wrong; a logit of 10 is off by at most {logit:.0e}, and a channel of 1 by"
+        f" {leak:.0e}."
+    )
 
 
 def _compiled_table(outcomes: Sequence[Outcome]) -> str:
@@ -188,6 +287,12 @@ def _span(counts: Sequence[int]) -> str:
 
 def _refusals(outcomes: Sequence[Outcome]) -> str:
     """Return the analyses that refused a model, with the reason and the models."""
+    rows = _refusal_rows(outcomes)
+    return _table(["analysis", "what it says", "models"], rows) if rows else ""
+
+
+def _refusal_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """Return each refusal once, with all models that it is of."""
     models: dict[tuple[str, str], list[str]] = {}
     for outcome in outcomes:
         for analysis, reason in outcome.refused.items():
@@ -196,7 +301,7 @@ def _refusals(outcomes: Sequence[Outcome]) -> str:
     rows = []
     for (analysis, reason), names in models.items():
         rows.append([analysis, reason, ", ".join(names)])
-    return _table(["analysis", "what it says", "models"], rows) if rows else ""
+    return rows
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
