@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from hiddenscope.store import Store as Store
     from hiddenscope.store import open as open  # noqa: A004
     from hiddenscope.texts import read as read
-    from hiddenscope.vectors.rows import each_token as each_token
+    from hiddenscope.vectors.vectors import each_token as each_token
     from hiddenscope.views.render import story as story
 
 _progress.quieten_tqdm()

@@ -199,7 +199,7 @@ NAMES = {
     "States": "states",
     "Store": "store",
     "Tokens": "states",
-    "each_token": "vectors.rows",
+    "each_token": "vectors.vectors",
     "edit": "passes.edit",
     "editing": "passes.edit",
     "load": "model",

@@ -23,11 +23,16 @@ from hiddenscope.sites import Site, select
 from hiddenscope.states import Pair, Pooling, Readable, Source, Tokens
 from hiddenscope.states.arrays import Ints
 from hiddenscope.vectors.dataset import texts_of
-from hiddenscope.vectors.rows import EachToken, check_unpooled
-from hiddenscope.vectors.stored import pooled_as
-from hiddenscope.vectors.vectors import blocks, single_site, vectors
+from hiddenscope.vectors.pooled import pooled_as
+from hiddenscope.vectors.vectors import (
+    EachToken,
+    blocks,
+    check_unpooled,
+    single_site,
+    vectors,
+)
 
-# At most so much of an array is read at a time.
+# At most this much of an array is read at a time.
 MOST_ROWS = 32_768
 MOST_BYTES = 2**26
 
@@ -82,7 +87,7 @@ def collection_of(
         source = source.source
     if isinstance(source, Model):
         model_texts = _texts_for(source, texts, truncate)
-        selected = _select_site(source, site)
+        selected = _one_site(source, site)
         if not by_token:
             return _of_model(source, model_texts, selected, pool, truncate)
         inputs = source.encode(model_texts, truncate=truncate)
@@ -95,9 +100,8 @@ def collection_of(
                 "Leave texts out.",
             )
         if not by_token and pool is None:
-            pool = pooled_as(source)
-            if pool is None:
-                pool = "mean"
+            stored_as = pooled_as(source)
+            pool = "mean" if stored_as is None else stored_as
         return _of_states(source, site, pool)
     return _of_array(source, texts, site, pool)
 
@@ -203,20 +207,25 @@ def _of_model(
 def _of_states(
     source: Readable | Pair, site: str | Site | None, pool: Pooling | None
 ) -> Collection:
-    pattern = last_site(source) if site is None else site
+    states = source
     if isinstance(source, Pair):
-        source = source.decoder if "decoder" in str(pattern) else source.encoder
-    states: Readable = source
-    selected = _single_site(
-        select(pattern, states.sites, owner="these states"), pattern
-    )
+        states = source.decoder if "decoder" in str(site) else source.encoder
+    assert isinstance(states, Readable)
+    selected = _one_site(states, site)
     tokens = states.tokens
 
     def read() -> Iterator[Tensor]:
         return blocks(states, site=selected, pool=pool)
 
     def pick(numbers: Ints) -> Tensor:
-        return _pick(read(), numbers)
+        # The numbers ascend.
+        picked = []
+        done = 0
+        for block in read():
+            inside = (numbers >= done) & (numbers < done + len(block))
+            picked.append(block[torch.from_numpy(numbers[inside] - done)])
+            done += len(block)
+        return torch.cat(picked)
 
     return Collection(
         len(tokens) if pool is None else tokens.count,
@@ -282,15 +291,13 @@ def _check_array(source: Any) -> None:
     )
 
 
-def _select_site(model: Model, site: str | Site | None) -> Site:
-    pattern = last_site(model) if site is None else site
-    return _single_site(model.anatomy.select(pattern), pattern)
-
-
-def _single_site(selected: Sequence[Site], pattern: str | Site) -> Site:
+def _one_site(source: Model | Readable, site: str | Site | None) -> Site:
     """Return the site that a pattern names; of two stacks, the encoder's."""
-    if not selected:
-        raise StatesError("No site", f"{str(pattern)[:60]} names none", "Name one.")
+    pattern = last_site(source) if site is None else site
+    if isinstance(source, Model):
+        selected = source.anatomy.select(pattern)
+    else:
+        selected = select(pattern, source.sites, owner="these states")
     stack = selected[0].stack
     return single_site(pattern, [site for site in selected if site.stack == stack])
 
@@ -305,15 +312,3 @@ def _as_tensor(rows: Any) -> Tensor:
     if not rows.flags.writeable:
         rows = np.array(rows)
     return torch.from_numpy(np.asarray(rows))
-
-
-def _pick(read: Iterator[Tensor], numbers: Ints) -> Tensor:
-    """Return some rows, in ascending order, of those that are read."""
-    picked = []
-    done = 0
-    for block in read:
-        end = done + len(block)
-        inside = numbers[(numbers >= done) & (numbers < end)] - done
-        picked.append(block[torch.from_numpy(inside)])
-        done = end
-    return torch.cat(picked)

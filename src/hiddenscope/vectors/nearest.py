@@ -5,11 +5,8 @@ leaves undecided is computed again in float64, each row by itself, so that equal
 get equal scores wherever they stand, and of equals the first wins.
 
 A piece of rows is small enough to stay in the cache from its products over their
-maximum to its norms, and the products are not kept. Whether rows or queries should run
-along their memory depends on the processor: the order that costs a tenth less on x86-64
-takes twice as long for 16 queries on a Neoverse-N1. So the first pieces try both
-orders. Only rows that may be among the nearest, a few in a thousand, are looked at
-again.
+maximum to its norms, and the products are not kept. Only rows that may be among the
+nearest, a few in a thousand, are looked at again.
 
 >>> nearest = Nearest(torch.tensor([[0.0, 2.0, 1.0]]), k=2)
 >>> nearest.see(torch.eye(3))
@@ -17,7 +14,7 @@ again.
 ([[1, 2]], [[0.89, 0.45]])
 """
 
-import time
+import platform
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -41,6 +38,9 @@ PIECE = 2**22
 # Rows that are ranked first; then at most as many at a time as before, so that the bar
 # rises early.
 FIRST = 1024
+# Whether the products of a query lie side by side, or those of a row. The first takes
+# up to a quarter less on x86-64, and twice as long for 16 queries on a Neoverse-N1.
+BY_QUERY = platform.machine() in ("x86_64", "AMD64")
 # Pairs of a row and a query that are computed again at a time: few, so that they stay
 # in the cache.
 PAIRS = 256
@@ -57,43 +57,6 @@ class _Bar(NamedTuple):
     left: Tensor
     offset: Tensor | None
     lower_bound: Tensor
-
-
-class _MemoryOrder:
-    """A choice, by trial, of whether rows or queries lie side by side in products."""
-
-    # Of each order, the first of which warms up.
-    TRIALS = 3
-
-    def __init__(self) -> None:
-        self._seconds: dict[bool, list[float]] = {True: [], False: []}
-        self._rows_along: bool | None = None
-
-    def empty(self, queries: int, rows: int, *, rows_along: bool) -> Tensor:
-        """Allocate products `[query, row]` in one of the two orders."""
-        if rows_along:
-            return torch.empty(queries, rows)
-        return torch.empty(rows, queries).T
-
-    def next(self) -> bool:
-        """Return the order for the next piece: the faster one, or each in turn."""
-        if self._rows_along is not None:
-            return self._rows_along
-        return len(self._seconds[True]) <= len(self._seconds[False])
-
-    def add(self, rows_along: bool, seconds: float) -> None:
-        """Take the time of a piece into account."""
-        self._seconds[rows_along].append(seconds)
-        if min(len(times) for times in self._seconds.values()) < self.TRIALS:
-            return
-        # Other work on the machine only adds time, so that the shortest counts.
-        fastest = {order: min(times[1:]) for order, times in self._seconds.items()}
-        self._rows_along = fastest[True] <= fastest[False]
-
-    @property
-    def decided(self) -> bool:
-        """Tell whether both orders were tried often enough."""
-        return self._rows_along is not None
 
 
 class Nearest:
@@ -114,7 +77,6 @@ class Nearest:
         # The rounding of a dot product, over the two lengths.
         self._share = (queries.shape[1] + 8) * ROUNDING
         self._by_torch: bool | None = None
-        self._order = _MemoryOrder()
         self.numbers: Ints = np.zeros((len(queries), 0), dtype=np.int64)
         # Scores of which the larger is nearer.
         self._keys: Floats = np.zeros((len(queries), 0))
@@ -175,22 +137,17 @@ class Nearest:
         largest = torch.empty(len(rows))
         lengths = torch.empty(len(rows))
         size = max(1, PIECE // (4 * rows.shape[1]))
-        buffers: dict[bool, Tensor] = {}
+        products = torch.empty(0, 0)
         for start in range(0, len(rows), size):
             here = slice(start, start + size)
             piece = rows[here].to("cpu", torch.float32)
-            rows_along = self._order.next()
-            # A last piece that is shorter takes a part of the buffer, which would not
-            # be contiguous in one order.
-            if rows_along not in buffers or buffers[rows_along].shape[1] != len(piece):
-                buffers[rows_along] = self._order.empty(
-                    len(self._queries), len(piece), rows_along=rows_along
-                )
-            began = time.perf_counter()
-            products = self._products(piece, bar, buffers[rows_along])
+            # The last piece may be shorter.
+            if products.shape[1] != len(piece):
+                products = torch.empty(len(piece), len(self._queries)).T
+                if BY_QUERY:
+                    products = torch.empty(len(self._queries), len(piece))
+            self._products(piece, bar, products)
             torch.amax(products, 0, out=largest[here])
-            if not self._order.decided and len(piece) == size:
-                self._order.add(rows_along, time.perf_counter() - began)
             # After the product, which waits less for memory.
             torch.linalg.vector_norm(piece, dim=1, out=lengths[here])
         return largest, lengths

@@ -1,4 +1,8 @@
-"""The vectors of a model's texts or of states, all at once or block by block."""
+"""The vectors of a model's texts or of states, all at once or block by block.
+
+The source says whether a row is a text or a token, so that no analysis needs a
+parameter for it.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -7,15 +11,22 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hiddenscope.errors import StatesError, TextError
-from hiddenscope.model import Model
+from hiddenscope.arguments import checked
+from hiddenscope.errors import ArgumentError, StatesError, TextError
+from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts, require_recordable
 from hiddenscope.sites import STACKS, Site, SitePatterns, select
 from hiddenscope.states import Pair, Pooling, Readable, Source, States, Tokens
 from hiddenscope.states.pooling import parse_pooling
 from hiddenscope.texts import as_list
-from hiddenscope.vectors.computed import compute, count
-from hiddenscope.vectors.stored import allocate, pooled_as, read_all, read_vectors
+from hiddenscope.vectors.pooled import (
+    allocate,
+    compute,
+    count,
+    pooled_as,
+    read_all,
+    read_vectors,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,27 +75,33 @@ def vectors(
     >>> torch.equal(vectors(states, pool="mean").values, states.pool("mean"))
     True
     """
-    if pool is not None:
-        pool = parse_pooling(pool)
-    if isinstance(source, Model):
-        selected = _sites_of_model(source, sites)
-        model_texts = _check_texts(source, texts)
-        if pool is not None:
-            return _of_model(
-                source, model_texts, selected, pool, targets=targets, truncate=truncate
-            )
-        readable = _captured(source, model_texts, selected, targets, truncate)
-    else:
-        readable = _readable(source, texts, targets, sites)
-        selected = _sites_of_states(readable, sites)
-    values = read_all(readable, selected, pool)
-    return Vectors(
-        selected,
-        values,
-        readable.tokens if pool is None else None,
-        readable.tokens.texts,
-        getattr(readable, "source", None) or {},
+    pooling = None if pool is None else parse_pooling(pool)
+    opened, selected = _opened(source, texts, targets, sites)
+    if not isinstance(opened, Model) or pooling is None:
+        readable = _readable(opened, texts, selected, targets, truncate)
+        return Vectors(
+            selected,
+            read_all(readable, selected, pooling),
+            readable.tokens if pooling is None else None,
+            readable.tokens.texts,
+            getattr(readable, "source", None) or {},
+        )
+    values: Tensor | None = None
+    done = 0
+    strings: list[str] = []
+    several = _listed(texts)
+    portions = compute(
+        opened, several, selected, pooling, targets=targets, truncate=truncate
     )
+    for inputs, block in portions:
+        if values is None:
+            values = allocate(len(selected), count(several), block)
+        values[:, done : done + len(inputs)] = block
+        done += len(inputs)
+        strings += inputs.texts or ()
+    assert values is not None  # the encoder refuses an empty list of texts
+    provenance = opened.source(selected[0].stack)
+    return Vectors(selected, values, None, tuple(strings) or None, provenance)
 
 
 def blocks(
@@ -105,22 +122,16 @@ def blocks(
     >>> [len(block) for block in blocks(model, texts, site="final", pool="mean")]
     [2]
     """
-    if pool is not None:
-        pool = parse_pooling(pool)
-    if isinstance(source, Model):
-        selected = _sites_of_model(source, site)
-        single_site(site, selected)
-        model_texts = _check_texts(source, texts)
-        if pool is not None:
-            portions = compute(
-                source, model_texts, selected, pool, targets=targets, truncate=truncate
-            )
-            return (block[0] for _, block in portions)
-        readable = _captured(source, model_texts, selected, targets, truncate)
-    else:
-        readable = _readable(source, texts, targets, site)
-        selected = _sites_of_states(readable, site)
-    return read_vectors(readable, single_site(site, selected), pool)
+    pooling = None if pool is None else parse_pooling(pool)
+    opened, selected = _opened(source, texts, targets, site)
+    single_site(site, selected)
+    if not isinstance(opened, Model) or pooling is None:
+        readable = _readable(opened, texts, selected, targets, truncate)
+        return read_vectors(readable, selected[0], pooling)
+    portions = compute(
+        opened, _listed(texts), selected, pooling, targets=targets, truncate=truncate
+    )
+    return (block[0] for _, block in portions)
 
 
 def default_pool(
@@ -171,14 +182,114 @@ def single_site(pattern: str | Site | None, selected: Sequence[Site]) -> Site:
     return selected[0]
 
 
-def _check_texts(model: Model, texts: Any) -> Any:
-    """Return the texts, as a list if they can be read only once or have no indices."""
-    if texts is None:
-        raise TextError(
-            f"No texts for {model.name}",
-            "no texts were given",
-            "Give texts, or give states.",
+@dataclass(frozen=True, eq=False)
+class EachToken:
+    """A source of states whose rows are its tokens; `each_token` makes one."""
+
+    source: Model | Readable | Pair | list[Model]
+
+
+@checked
+def each_token(
+    source: ModelLike | Sequence[ModelLike] | Readable | Pair,
+) -> EachToken:
+    """Make an analysis read one row for each token of a source, not one for each text.
+
+    `hs.probe`, `hs.project`, `hs.search` and `hs.cluster` take it in place of a model,
+    of states or of a store. Nothing is pooled then.
+
+    >>> import hiddenscope as hs
+    >>> from hiddenscope.testing import tiny_model
+    >>> states = hs.load((tiny_model("gpt2"), None)).capture([[5, 6, 7], [8, 9]])
+    >>> near = hs.search(hs.each_token(states), states["final"][3], k=2, site="final")
+    >>> near.facts["unit"], near.facts["searched"]
+    ('token', 5)
+    """
+    return EachToken(_loaded(source))
+
+
+def rows_of(
+    source: Any, pool: Pooling | None, sites: SitePatterns
+) -> tuple[Any, Pooling | None]:
+    """Open a source and say how its rows are pooled: None if they are its tokens."""
+    if isinstance(source, EachToken):
+        check_unpooled(pool)
+        return source.source, None
+    opened = _loaded(source)
+    if pool is not None:
+        return opened, parse_pooling(pool)
+    sources = opened if isinstance(opened, list) else [opened]
+    if not all(isinstance(part, Model | Readable | Pair) for part in sources):
+        # The analysis refuses such a source itself.
+        return opened, "mean"
+    defaults = {default_pool(part, sites) for part in sources}
+    if len(defaults) == 1:
+        return opened, defaults.pop()
+    # Models that differ here are compared by a pooling that suits all of them.
+    return opened, "mean"
+
+
+def check_unpooled(pool: Pooling | None) -> None:
+    """Refuse a pooling of rows that are tokens."""
+    if pool is not None:
+        raise ArgumentError(
+            f"Cannot pool by {pool}",
+            "with hs.each_token every token is a row of its own",
+            "Leave pool out, or give the source itself.",
         )
+
+
+def _loaded(source: Any) -> Any:
+    """Load the model that a source names; keep models, states and stores."""
+    if isinstance(source, list):
+        return [as_source(part) for part in source]
+    return as_source(source)
+
+
+def _opened(
+    source: Model | Readable | Pair, texts: object, targets: object, sites: SitePatterns
+) -> tuple[Model | Readable, tuple[Site, ...]]:
+    """Return a model or the states of one stack, and the sites that are read."""
+    stack = _named_stack(sites) or "encoder"
+    opened = source
+    if isinstance(source, Pair):
+        opened = source.decoder if stack == "decoder" else source.encoder
+    if isinstance(opened, Model):
+        if texts is None:
+            raise TextError(
+                f"No texts for {opened.name}",
+                "no texts were given",
+                "Give texts, or give states.",
+            )
+        require_recordable(opened.module)
+        selected = opened.anatomy.select(sites)
+    elif not isinstance(opened, Readable):
+        raise StatesError(
+            "Cannot read vectors",
+            f"{type(source).__name__} has no states",
+            "Give a model and texts, or states.",
+        )
+    elif texts is not None or targets is not None:
+        raise TextError(
+            "Cannot use texts with states",
+            "the states have their own texts",
+            "Leave them out, or give a model.",
+        )
+    else:
+        selected = select(sites, opened.sites, owner="these states")
+    if not selected:
+        raise StatesError(
+            "No sites to read vectors from",
+            "the list is empty",
+            "Choose 'layer.*' or 'final'.",
+        )
+    if len({site.stack for site in selected}) > 1:
+        selected = tuple(site for site in selected if site.stack == stack)
+    return opened, selected
+
+
+def _listed(texts: Any) -> Any:
+    """Return texts as a list if they can be read only once or have no indices."""
     # A column of a frame has `tolist` too.
     column = hasattr(texts, "tolist") and not isinstance(texts, np.ndarray | Tensor)
     if column or isinstance(texts, Iterator | Set | range):
@@ -186,84 +297,20 @@ def _check_texts(model: Model, texts: Any) -> Any:
     return texts
 
 
-def _of_model(
-    model: Model,
-    texts: Texts | Inputs,
-    sites: tuple[Site, ...],
-    pool: Pooling,
-    *,
-    targets: Texts | Inputs | None,
-    truncate: bool | int,
-) -> Vectors:
-    values: Tensor | None = None
-    done = 0
-    strings: list[str] = []
-    portions = compute(model, texts, sites, pool, targets=targets, truncate=truncate)
-    for inputs, block in portions:
-        if values is None:
-            values = allocate(len(sites), count(texts), block)
-        values[:, done : done + len(inputs)] = block
-        done += len(inputs)
-        strings += inputs.texts or ()
-    assert values is not None  # the encoder refuses an empty list of texts
-    source = model.source(sites[0].stack)
-    return Vectors(sites, values, None, tuple(strings) or None, source)
-
-
-def _captured(
-    model: Model,
-    texts: Texts | Inputs,
+def _readable(
+    opened: Model | Readable,
+    texts: Any,
     sites: tuple[Site, ...],
     targets: Texts | Inputs | None,
     truncate: bool | int,
 ) -> Readable:
-    inputs = model.encode(texts, targets=targets, truncate=truncate)
-    captured = model.capture(inputs, sites)
+    """Return states as they are, or those of a model's texts, of every token."""
+    if not isinstance(opened, Model):
+        return opened
+    inputs = opened.encode(_listed(texts), targets=targets, truncate=truncate)
+    captured = opened.capture(inputs, sites)
     assert isinstance(captured, States)  # the sites are of one stack
     return captured
-
-
-def _readable(
-    source: Readable | Pair, texts: object, targets: object, sites: SitePatterns
-) -> Readable:
-    """Return the states to read; of a pair, one stack."""
-    if texts is not None or targets is not None:
-        raise TextError(
-            "Cannot use texts with states",
-            "the states have their own texts",
-            "Leave them out, or give a model.",
-        )
-    if isinstance(source, Pair):
-        return source.decoder if _named_stack(sites) == "decoder" else source.encoder
-    if isinstance(source, Readable):
-        return source
-    raise StatesError(
-        "Cannot read vectors",
-        f"{type(source).__name__} has no states",
-        "Give a model and texts, or states.",
-    )
-
-
-def _sites_of_model(model: Model, sites: SitePatterns) -> tuple[Site, ...]:
-    require_recordable(model.module)
-    return _of_one_stack(model.anatomy.select(sites), sites)
-
-
-def _sites_of_states(states: Readable, sites: SitePatterns) -> tuple[Site, ...]:
-    return _of_one_stack(select(sites, states.sites, owner="these states"), sites)
-
-
-def _of_one_stack(selected: tuple[Site, ...], sites: SitePatterns) -> tuple[Site, ...]:
-    if not selected:
-        raise StatesError(
-            "No sites to read vectors from",
-            "the list is empty",
-            "Choose 'layer.*' or 'final'.",
-        )
-    if len({site.stack for site in selected}) < 2:
-        return selected
-    stack = _named_stack(sites) or "encoder"
-    return tuple(site for site in selected if site.stack == stack)
 
 
 def _named_stack(sites: SitePatterns) -> str | None:

@@ -18,7 +18,7 @@ from hiddenscope.errors import (
 )
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model
-from hiddenscope.vectors import blocks, computed, default_pool, stored, vectors
+from hiddenscope.vectors import blocks, default_pool, pooled, vectors
 
 Tiny = Callable[..., hs.Model]
 
@@ -131,11 +131,11 @@ def test_only_some_texts_are_held_at_a_time(
     model = tiny("llama")
     states = model.capture(TEXTS)
     whole = states.pool("mean")
-    monkeypatch.setattr(computed, "HELD", 1)  # a batch at a time
+    monkeypatch.setattr(pooled, "HELD", 1)  # a batch at a time
     held = []
-    buffers_for = computed.buffers_for
+    buffers_for = pooled.buffers_for
     monkeypatch.setattr(
-        computed,
+        pooled,
         "buffers_for",
         lambda *given: held.append(given[2].lengths) or buffers_for(*given),
     )
@@ -144,7 +144,7 @@ def test_only_some_texts_are_held_at_a_time(
     assert max(map(sum, held)) < len(states.tokens)
     assert sum(map(len, held)) == len(TEXTS)
     # Other batches: the same within rounding, in the order given.
-    monkeypatch.setattr(computed, "PORTION", 5)
+    monkeypatch.setattr(pooled, "PORTION", 5)
     portions = vectors(model, TEXTS, pool="mean")
     torch.testing.assert_close(portions.values, whole, rtol=1e-5, atol=1e-6)
     assert portions.texts == tuple(TEXTS)
@@ -202,11 +202,11 @@ def test_of_two_stacks_it_is_the_encoders_unless_asked(tiny: Tiny) -> None:
 
 def test_texts_may_be_ids_and_one_may_be_alone(tiny: Tiny) -> None:
     model = tiny("llama")
-    pooled = model.capture([[5, 6, 7]]).pool("mean", "final")
+    wanted = model.capture([[5, 6, 7]]).pool("mean", "final")
     ids = [5, 6, 7]
     for given in (ids, [ids], np.array(ids), torch.tensor([ids])):
         found = vectors(model, given, sites="final", pool="mean")
-        assert torch.equal(found.values[0], pooled)
+        assert torch.equal(found.values[0], wanted)
         assert found.texts is None
     assert vectors(model, "A dog").texts == ("A dog",)
     long = [[5, 6], [5] * ((model.text_encoder.window or 0) + 3)]
@@ -244,7 +244,7 @@ def test_what_cannot_be_had_is_said(
     for call, error, said in cases:
         with pytest.raises(error, match=said):
             call()
-    monkeypatch.setattr(stored, "free_memory", lambda: 1000)
+    monkeypatch.setattr(pooled, "free_memory", lambda: 1000)
     with pytest.raises(TooLarge, match="12 vectors at 5 sites"):
         vectors(m, TEXTS)
 
@@ -270,7 +270,7 @@ def test_a_nan_is_named_by_site_and_text(monkeypatch: pytest.MonkeyPatch) -> Non
             (given[0] == 9)[..., None], torch.nan
         )
     )
-    monkeypatch.setattr(computed, "PORTION", 2)
+    monkeypatch.setattr(pooled, "PORTION", 2)
     with pytest.raises(NotFinite, match=r"a NaN at layer\.0, text 3, position 1"):
         vectors(model, [[5, 6, 7], [5, 6], [8, 7], [7, 9, 5]], pool="last")
 

@@ -25,7 +25,7 @@ from hiddenscope.measures import (
 )
 from hiddenscope.sites import Site
 from hiddenscope.states import Readable
-from hiddenscope.vectors.stored import pooled_as
+from hiddenscope.vectors.pooled import pooled_as
 
 # Numbers of one variable over site and token, 32 MiB; of a longer source the first
 # tokens are kept.
