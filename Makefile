@@ -88,8 +88,8 @@ node_modules/.package-lock.json: package.json package-lock.json
 	@$(AGAIN) npm ci --silent --no-audit --no-fund
 	@touch $@
 
-figures:         ## Print how dense the package is to read, as docs/architecture.md explains.
-	@$(PYTHON) docs/figures.py
+figures: $(PACKAGE) node_modules/.package-lock.json ## Print how heavy and how dense the package is, as docs/architecture.md explains (minutes).
+	@$(BIN)/python -m docs.figures --run
 
 format: $(CHECKS) node_modules/.package-lock.json ## Format, and mend what lint can mend.
 	@node_modules/.bin/prettier --write --log-level warn $(SCRIPTS) docs/figures.mjs
@@ -123,6 +123,7 @@ truth: $(EVERYTHING)  ## Score the analyses on models whose inner workings are k
 
 docs: $(EVERYTHING)   ## Write the generated pages and pictures again, run the docs' examples, build the site. FULL=1 runs the experiments too (hours).
 	$(BIN)/python -m docs.generate
+	$(BIN)/python -m docs.figures --write
 	$(BIN)/python -m docs.pictures
 	$(BIN)/python -m docs.example
 	$(BIN)/python -m pytest tests/slow/docs/test_docs.py
