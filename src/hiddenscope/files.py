@@ -14,7 +14,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,17 +117,11 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
     'whole'
     """
     target = Path(path)
-    problem = f"Cannot write {_safe(str(target)[:200])}"
+    problem = f"Cannot write {printable(target)}"
     if "\0" in str(target):
         raise FileError(problem, "its name holds a null character", "Rename it.")
-    start = f".{target.stem[:60]}."
-    end = target.suffix[:60]
-    leftovers = re.compile(
-        rf"{re.escape(start)}[0-9a-f]{{8}}{re.escape(end)}", re.DOTALL
-    )
     try:
-        name = f"{start}{secrets.token_hex(4)}{end}"
-        with temporary(target.with_name(name), leftovers) as fresh:
+        with temporary_beside(target) as fresh:
             # The mode of the umask; a library may give its file to the owner alone.
             mode = fresh.stat().st_mode
             yield fresh
@@ -140,9 +134,20 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
                 to_disk(target.parent)
     except OSError as error:
         # Its text may name the fresh path, which the caller does not know.
-        reason = _safe(error.strerror or str(error))
+        reason = printable(error.strerror or str(error))
         remedy = "Choose a folder that exists and can be written."
         raise FileError(problem, reason, remedy) from error
+
+
+def temporary_beside(
+    target: Path, mark: str = "", *, folder: bool = False
+) -> AbstractContextManager[Path]:
+    """Make a temporary file or folder that can be renamed to a target."""
+    start = f".{target.stem[:60]}.{mark}"
+    end = target.suffix[:60]
+    pattern = rf"{re.escape(start)}[0-9a-f]{{8}}{re.escape(end)}"
+    path = target.with_name(f"{start}{secrets.token_hex(4)}{end}")
+    return temporary(path, re.compile(pattern, re.DOTALL), folder=folder)
 
 
 @contextmanager
@@ -155,10 +160,10 @@ def temporary(
     one that is at work: whatever lies beside it under a name like `leftovers` and is
     not locked is removed first.
     """
+    remove_leftovers(path.parent, leftovers)
     # The folder is locked too, or another process could take the file for a leftover
     # before it is locked.
     with _locked(path.parent, wait=True):
-        _remove_leftovers(path.parent, leftovers)
         if folder:
             path.mkdir()
         else:
@@ -171,6 +176,23 @@ def temporary(
         lock.__exit__(None, None, None)
         with suppress(OSError):
             _remove(path)
+
+
+def remove_leftovers(folder: Path, leftovers: re.Pattern[str]) -> dict[str, int]:
+    """Remove what killed processes left in a folder; return the size of each."""
+    removed = {}
+    with suppress(OSError), _locked(folder, wait=True), os.scandir(folder) as entries:
+        for entry in entries:
+            if leftovers.fullmatch(entry.name) is None:
+                continue
+            path = Path(entry.path)
+            with suppress(OSError), _locked(path) as is_free:
+                stat = entry.stat(follow_symlinks=False)
+                # Without locks, only the age tells a leftover.
+                if is_free or time.time() - stat.st_mtime > A_DAY:
+                    _remove(path)
+                    removed[entry.name] = stat.st_size
+    return removed
 
 
 @contextmanager
@@ -193,19 +215,6 @@ def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
         yield is_held
     finally:
         os.close(descriptor)
-
-
-def _remove_leftovers(folder: Path, leftovers: re.Pattern[str]) -> None:
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if leftovers.fullmatch(entry.name) is None:
-                continue
-            path = Path(entry.path)
-            with suppress(OSError), _locked(path) as is_free:
-                age = time.time() - entry.stat(follow_symlinks=False).st_mtime
-                # Without locks, only the age tells a leftover.
-                if is_free or age > A_DAY:
-                    _remove(path)
 
 
 def _remove(path: Path) -> None:
@@ -249,7 +258,7 @@ def read_tensors(
     """
     from safetensors import SafetensorError, safe_open
 
-    problem = f"Cannot read {what} from {_safe(os.fspath(path))}"
+    problem = f"Cannot read {what} from {printable(path)}"
     remedy = "Give the path of a file that .save() wrote."
     if not os.path.isfile(path):
         raise FileError(problem, "there is no such file", remedy)
@@ -293,9 +302,9 @@ def to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def _safe(text: str) -> str:
-    """Escape what cannot be printed, so that a text is safe on a terminal."""
+def printable(text: str | os.PathLike[str]) -> str:
+    """Return a path or another text as it is safe on a terminal, of 200 characters."""
     parts = []
-    for char in text:
+    for char in os.fspath(text)[:200]:
         parts.append(char if char.isprintable() else ascii(char)[1:-1])
     return "".join(parts)

@@ -30,7 +30,6 @@ from hiddenscope.extract.planning import (
     UNIT_BYTES,
     ExtractSpec,
     Planner,
-    check_same_plan,
     choose,
     plan_without_corpus,
     read_corpus,
@@ -38,6 +37,7 @@ from hiddenscope.extract.planning import (
 from hiddenscope.extract.ray_engine import run_on_ray
 from hiddenscope.extract.recipe import recipe_of
 from hiddenscope.extract.status import JobCost, JobProgress, format_size
+from hiddenscope.files import printable
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import hooks
 from hiddenscope.passes import EVERYTHING
@@ -52,6 +52,9 @@ from hiddenscope.store import (
     recover_plan,
     resume_store,
 )
+
+# What follows from the texts of a plan.
+FROM_TEXTS = ("units", "duplicates", "strings")
 
 
 @checked
@@ -172,7 +175,6 @@ class ExtractJob:
                 self._compute(_Meter(self, report, every_batch=every_batch))
             # Another job may still be at work on the rest, and then completes it.
             if not self.writer.pending():
-                self.writer.folder.remove_leftovers()
                 self.writer.complete()
 
     def _compute(self, meter: _Meter) -> None:
@@ -382,7 +384,10 @@ def _open_writer(
         # How many texts are copies follows from the texts, and is not counted again.
         duplicates = stored.corpus.get("duplicates")
         described = read_corpus(model, corpus) | {"duplicates": duplicates}
-        check_same_plan(stored, replace(plan, corpus=described))
+        # What follows from the texts is compared by the hash of the corpus.
+        texts = {name: getattr(stored, name) for name in FROM_TEXTS}
+        requested = replace(plan, corpus=described, **texts)
+        stored.check_same(requested, printable(path))
     writer = resume_store(path)
     # Reading every shard of a large store takes hours, so it is done only where nothing
     # else is left to do.

@@ -12,13 +12,13 @@ import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from hiddenscope import progress
-from hiddenscope.errors import PassError, StoreError, TextError
+from hiddenscope.errors import PassError, TextError
 from hiddenscope.extract.corpus import Corpus, Identity, SeenTexts, Skips
 from hiddenscope.loading import parse_dtype
 from hiddenscope.model import Model
@@ -47,8 +47,6 @@ TOKEN_BYTES = 48
 SEQUENCE_BYTES = 256
 # Skipped lines that are named in a plan.
 MAX_SKIPPED_ROWS = 100
-# Differences between two plans that are named.
-MAX_DIFFERENCES = 20
 
 
 @dataclass(frozen=True)
@@ -489,24 +487,6 @@ def _windows(model: Model, corpus: Corpus) -> tuple[int | None, int | None]:
             "Give less.",
         )
     return corpus.window, corpus.stride
-
-
-def check_same_plan(stored: StorePlan, requested: StorePlan) -> None:
-    """Refuse to go on with a store that was begun with another plan."""
-    # Through JSON, tuples become lists, as they are in a plan that was read.
-    fields = json.loads(json.dumps(asdict(requested)))
-    fields["sites"] = tuple(requested.sites)
-    # These follow from the texts, which are compared by the hash of the corpus.
-    fields["units"] = stored.units
-    fields["duplicates"] = stored.duplicates
-    fields["strings"] = stored.strings
-    differences = stored.differences(StorePlan(**fields))
-    if differences:
-        raise StoreError(
-            "Cannot go on with this store: it was started with other settings",
-            "; ".join(differences[:MAX_DIFFERENCES]),
-            "Give another folder, or ask for the same as before.",
-        )
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -1,21 +1,15 @@
 """The store: states of a whole corpus in a folder, exact, resumable, and never silently
 wrong.
 
-plan          what a store is to hold, decided before the first pass
-folder        the files of a store, their locks, and how a file comes to be there
-records       small JSON files that end with their own checksum
-commits       the record that makes a unit visible
-checksums     CRC-32C of blocks, SHA-256 of files
-shard         the safetensors file of one unit
-writer        makes a store, and commits units
-shard_reader  reads rows of tensors of a shard, and checks the blocks that it reads
-text_index    which texts are there, and where the rows of each lie
-site_array    one site of a store as a lazy array
-labelled      a store as a lazy xarray
-row_blocks    all that is known of some rows, in bounded memory
-export        the rows in formats of other programs
-verify        reads every byte of a store; removes what nobody needs
-store         opens a store, and reads it as States are read
+folder   the files of a store, their locks, and how a file comes to be there
+records  small JSON files that end with their own checksum; commits among them
+plan     what a store is to hold, decided before the first pass
+shard    the safetensors file of one unit, written and read with its checksums
+rows     which texts are there, where the rows of each lie, and a site as a lazy array
+writer   makes a store, and commits units
+verify   reads every byte of a store; removes what nobody needs
+export   the rows in formats of other programs
+store    opens a store, and reads it as States are read
 
 A sequence is what the model is given: the tokens of a text, or of one window of a long
 text. A row is one vector of a site: a token's, or where states are pooled a sequence's.

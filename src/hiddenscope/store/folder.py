@@ -20,27 +20,23 @@ import errno
 import os
 import re
 import secrets
-import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import ModuleType
 
 from hiddenscope.errors import Damaged, FileError, StoreError
-from hiddenscope.files import to_disk
-from hiddenscope.store import records
+from hiddenscope.files import printable, remove_leftovers, temporary, to_disk
 
-PLAN = "plan.json"
-COMPLETE = "complete.json"
 FOLDERS = ("plan", "data", "commits", "tmp")
-# Bytes that a commit record may have.
-SMALL = 2**20
+VERIFY = "Run `hiddenscope store verify`."
+AGAIN = "Run the `hiddenscope extract` that made it again: what is lost is made anew."
 # Bytes that a plan, or the texts of a unit, may have.
-LARGE = 2**31
+LARGEST_FILE = 2**31
 
 _UNIT = re.compile(r"[0-9]{6,12}")
 _RECORD = re.compile(r"([0-9]{6,12})\.json")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _DATA = re.compile(r"([0-9a-f]{64})\.safetensors")
 _TEMPORARY = re.compile(r"[0-9a-f]{16}\.tmp")
 # A link is not followed, a pipe does not block, a child process inherits nothing.
@@ -57,20 +53,9 @@ class StoreFolder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.shown = safe_path(self.path)
-
-    def __repr__(self) -> str:
-        return f"StoreFolder({self.shown})"
-
-    @property
-    def plan(self) -> Path:
-        """Return the path of the plan."""
-        return self.path / PLAN
-
-    @property
-    def complete(self) -> Path:
-        """Return the path of the record of all records."""
-        return self.path / COMPLETE
+        self.shown = printable(self.path)
+        self.plan = self.path / "plan.json"
+        self.complete = self.path / "complete.json"
 
     def texts(self, name: str) -> Path:
         """Return the path of a unit's texts, or of "duplicates" or "strings"."""
@@ -84,29 +69,25 @@ class StoreFolder:
 
     def data(self, digest: str) -> Path:
         """Return the path of the states with this hash."""
-        assert records.is_digest(digest), digest
+        assert is_digest(digest), digest
         return self.path / "data" / f"{digest}.safetensors"
 
     def recorded(self) -> set[str]:
         """Return the units that have a record."""
-        return set(self._names("commits", _RECORD))
+        return self._names("commits", _RECORD)
 
     def stored(self) -> set[str]:
         """Return the hashes of the files of states."""
-        return set(self._names("data", _DATA))
+        return self._names("data", _DATA)
 
-    def temporaries(self) -> list[Path]:
-        """Return what lies in tmp/ under a name of ours."""
-        return [self.path / "tmp" / name for name in self._names("tmp", _TEMPORARY)]
-
-    def _names(self, folder: str, pattern: re.Pattern[str]) -> list[str]:
-        """List the files of a folder that match, by the last group of the pattern."""
+    def _names(self, folder: str, pattern: re.Pattern[str]) -> set[str]:
+        """List the files of a folder that match, by the group of the pattern."""
         try:
             listed = os.listdir(self.path / folder)
         except OSError as error:
             raise self._unreadable(folder, error) from error
-        matches = [pattern.fullmatch(name) for name in listed]
-        return sorted(match[pattern.groups] for match in matches if match)
+        matches = map(pattern.fullmatch, listed)
+        return {match[1] for match in matches if match}
 
     def check(self) -> None:
         """Refuse what is not a store, and folders inside a store that are links."""
@@ -121,7 +102,7 @@ class StoreFolder:
         if not os.path.lexists(self.plan):
             if (self.path / "commits").is_dir():
                 reason = "it has no plan.json, but it has units"
-                raise StoreError(problem, reason, records.AGAIN)
+                raise StoreError(problem, reason, AGAIN)
             raise StoreError(problem, "it has no plan.json", remedy)
         for name in FOLDERS:
             self._check_folder(name, problem)
@@ -134,7 +115,7 @@ class StoreFolder:
             if name == "tmp":
                 return
             reason = f"its folder {name}/ is missing"
-            raise Damaged(problem, reason, records.AGAIN) from error
+            raise Damaged(problem, reason, AGAIN) from error
         if not stat.S_ISDIR(mode):
             what = "a link" if stat.S_ISLNK(mode) else "not a folder"
             raise StoreError(
@@ -163,29 +144,24 @@ class StoreFolder:
             raise self._unreadable(name, irregular)
         return descriptor
 
-    def read(self, path: Path, most: int = LARGE) -> bytes:
+    def read(self, path: Path, most: int = LARGEST_FILE) -> bytes:
         """Read all bytes of a small file of the store."""
         name = path.relative_to(self.path)
-        descriptor = self.opened(path)
-        try:
-            size = os.fstat(descriptor).st_size
+        with os.fdopen(self.opened(path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
             if size > most:
                 reason = f"{name} has {size:,} bytes, more than any such file"
-                raise Damaged(f"Cannot read {self.shown}", reason, records.VERIFY)
-            with os.fdopen(os.dup(descriptor), "rb") as file:
+                raise Damaged(f"Cannot read {self.shown}", reason, VERIFY)
+            try:
                 return file.read(most + 1)
-        except FileError:
-            raise
-        except OSError as error:
-            raise self._unreadable(name, error) from error
-        finally:
-            os.close(descriptor)
+            except OSError as error:
+                raise self._unreadable(name, error) from error
 
     def _unreadable(self, name: object, error: OSError) -> FileError:
         problem = f"Cannot read {self.shown}"
         if isinstance(error, FileNotFoundError):
-            return Damaged(problem, f"{name} is missing", records.VERIFY)
-        return FileError(problem, f"{name}: {error.strerror or error}", records.VERIFY)
+            return Damaged(problem, f"{name} is missing", VERIFY)
+        return FileError(problem, f"{name}: {error.strerror or error}", VERIFY)
 
     def make(self) -> None:
         """Make the folders of a store that are missing."""
@@ -200,21 +176,18 @@ class StoreFolder:
         if is_new:
             to_disk(self.path.parent)
 
-    @contextmanager
-    def writing(self, *, folder: bool = False) -> Iterator[Path]:
+    def writing(self, *, folder: bool = False) -> AbstractContextManager[Path]:
         """Make a temporary file or folder, locked while the body runs.
 
-        It is removed in the end unless it was moved.
+        It is removed in the end unless it was moved, and what killed processes left in
+        tmp/ is removed first.
         """
-        descriptor, path = _make_locked(self.path / "tmp", folder=folder)
-        try:
-            yield path
-        finally:
-            try:
-                with suppress(OSError):
-                    _remove(path)
-            finally:
-                os.close(descriptor)
+        path = self.path / "tmp" / f"{secrets.token_hex(8)}.tmp"
+        return temporary(path, _TEMPORARY, folder=folder)
+
+    def remove_leftovers(self) -> dict[str, int]:
+        """Remove what killed processes left in tmp/; return the size of each."""
+        return remove_leftovers(self.path / "tmp", _TEMPORARY)
 
     def publish(self, path: Path, content: bytes) -> bool:
         """Write a record whole; return False if there is one of this name already."""
@@ -239,15 +212,19 @@ class StoreFolder:
         self, name: str = ".", *, shared: bool = False, wait: bool = True
     ) -> Iterator[bool]:
         """Hold the lock of a folder; yield False if that would mean to wait."""
+        try:
+            import fcntl
+        except ImportError as error:
+            # Stores can be read on Windows, but not written.
+            raise OSError(errno.ENOTSUP, "this system has no locks on files") from error
         flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
         descriptor = os.open(self.path / name, flags)
         try:
-            locks = _locks()
-            kind = locks.LOCK_SH if shared else locks.LOCK_EX
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
             if not wait:
-                kind |= locks.LOCK_NB
+                kind |= fcntl.LOCK_NB
             try:
-                locks.flock(descriptor, kind)
+                fcntl.flock(descriptor, kind)
                 is_held = True
             except BlockingIOError:
                 is_held = False
@@ -255,85 +232,7 @@ class StoreFolder:
         finally:
             os.close(descriptor)
 
-    def remove_leftovers(self) -> list[str]:
-        """Remove what killed processes left in tmp/, and return its names."""
-        return [path.name for path in self.temporaries() if remove_unheld(path)]
 
-
-def safe_path(path: os.PathLike[str]) -> str:
-    """Return a path that is safe on a terminal."""
-    parts = []
-    for char in os.fspath(path)[:200]:
-        parts.append(char if char.isprintable() else ascii(char)[1:-1])
-    return "".join(parts)
-
-
-def _locks() -> ModuleType:
-    """Return the module of locks.
-
-    Windows has none, so that stores can be read there but not written.
-    """
-    try:
-        import fcntl
-    except ImportError as error:
-        raise OSError(errno.ENOTSUP, "this system has no locks on files") from error
-    return fcntl
-
-
-def _make_locked(parent: Path, *, folder: bool) -> tuple[int, Path]:
-    """Make a fresh file or folder and lock it."""
-    # Before it is locked, another process may take it for a leftover: then it is gone,
-    # or locked, and another one is made.
-    while True:
-        path = parent / f"{secrets.token_hex(8)}.tmp"
-        if folder:
-            path.mkdir()
-        else:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
-        if _lock_at_once(descriptor) and _is_same_file(descriptor, path):
-            return descriptor, path
-        os.close(descriptor)
-
-
-def remove_unheld(path: Path) -> bool:
-    """Remove a temporary file or folder unless a process holds it; tell if it did."""
-    try:
-        descriptor = os.open(path, _READ)
-    except OSError:
-        return False
-    try:
-        is_free = _lock_at_once(descriptor) and _is_same_file(descriptor, path)
-        if is_free:
-            _remove(path)
-        return is_free
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-
-
-def _lock_at_once(descriptor: int) -> bool:
-    try:
-        _locks().flock(descriptor, _locks().LOCK_EX | _locks().LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_same_file(descriptor: int, path: Path) -> bool:
-    """Tell whether a path still names the file that is open."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def is_digest(value: object) -> bool:
+    """Tell whether a field is 64 hex digits, and so may be part of a file's name."""
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None

@@ -6,8 +6,8 @@ every unit the hash of its texts. It never changes. A unit can be computed again
 the plan alone, and on like hardware its bytes are the same.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -18,6 +18,7 @@ from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, SiteError, StoreError
 from hiddenscope.sites import Site
 from hiddenscope.store import records
+from hiddenscope.store.folder import VERIFY, StoreFolder, is_digest
 
 # Of a plan that stores only some of the tokens; all others are of version 1.
 VERSION = 2
@@ -31,7 +32,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 # Above any number of a text, a token or a batch.
 LARGEST = 2**62
+# Differences between two plans that are named.
+MAX_DIFFERENCES = 20
 _NO_DIGEST = ""
+_ABSENT = object()
 
 
 @checked
@@ -88,24 +92,25 @@ class StoreSequence:
         ids = tuple(data["ids"])
         spans = tuple(map(tuple, data["spans"]))
         string = data.get("string")
+        numbers = (text, start, batch)
         of_tokens = [*ids, *chain.from_iterable(spans)]
         # Not isinstance: True and False are integers too.
-        types = set(map(type, (text, start, batch, *of_tokens)))
+        types = set(map(type, (*numbers, *of_tokens)))
         if (
             types != {int}
             or set(map(len, spans)) != {2}
-            or not all(0 <= number < LARGEST for number in (text, start, batch))
             or len(ids) != len(spans)
-            or not ids
+            or not isinstance(string, str | None)
         ):
             raise ValueError(
                 "a sequence needs a text, a start, a batch, and ids with a span for"
                 " each"
             )
-        if max(of_tokens) >= LARGEST or min(of_tokens) <= -LARGEST:
-            raise ValueError(f"an id or a span of text {text} is too large a number")
-        if string is not None and not isinstance(string, str):
-            raise ValueError(f"the string of text {text} is not a string")
+        if (
+            not 0 <= min(numbers) <= max(numbers) < LARGEST
+            or not -LARGEST < min(of_tokens) <= max(of_tokens) < LARGEST
+        ):
+            raise ValueError(f"text {text} has a number that is too large, or negative")
         return cls(text, start, ids, spans, batch, string)
 
 
@@ -226,13 +231,14 @@ class StorePlan:
 
     def encode(self) -> bytes:
         """Return the bytes of plan.json."""
-        units = [_renamed(asdict(unit), "sequences", "rows") for unit in self.units]
         record = {"format": FORMAT, **asdict(self), "version": self.version}
+        for unit in record["units"]:
+            unit["rows"] = unit.pop("sequences")
         if self.version == 1:
             del record["every"]
-            for unit in units:
+            for unit in record["units"]:
                 del unit["kept"]
-        return records.encode_record({**record, "units": units})
+        return records.encode_record(record)
 
     @classmethod
     def decode(cls, content: bytes, problem: str) -> "StorePlan":
@@ -244,7 +250,7 @@ class StorePlan:
                 "its plan.json is of something else",
                 "Give the folder of a store.",
             )
-        version: Any = record.get("version")
+        version: Any = record.pop("version", None)
         if not _is_integer(version, 1) or version > VERSION:
             reason = (
                 f"it is of version {str(version)[:20]}, and this hiddenscope reads up"
@@ -252,47 +258,45 @@ class StorePlan:
             )
             raise StoreError(problem, reason, "Install a newer hiddenscope.")
         try:
-            del record["version"]
             known = {plan_field.name for plan_field in fields(cls)}
             if version == 1:
                 known.remove("every")
             if set(record) != known:
                 raise ValueError(f"its fields are {', '.join(sorted(record))[:200]}")
             record["units"] = tuple(_unit(unit, version) for unit in record["units"])
-            record["sites"] = tuple(record["sites"])
             plan = cls(**record)
             if plan.version != version:
                 raise ValueError(f"every is {plan.every}")
             return plan
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Damaged(
                 problem,
                 f"plan.json is not such a plan ({str(error)[:200]})",
-                records.VERIFY,
+                VERIFY,
             ) from error
 
-    def filled(
-        self, units: Iterable[UnitDigest], duplicates: str, strings: str
-    ) -> "StorePlan":
-        """Return this plan with its units and the hashes of the files beside it."""
-        return replace(self, units=tuple(units), duplicates=duplicates, strings=strings)
-
-    def differences(self, other: "StorePlan") -> list[str]:
-        """List the fields in which a requested plan differs from this stored one."""
-        stored = dict(_flat(asdict(self)))
-        requested = dict(_flat(asdict(other)))
+    def check_same(self, requested: "StorePlan", store: str) -> None:
+        """Refuse to go on with a store of this plan where another one is requested."""
+        here, there = map(_flattened, (self, requested))
         lines = []
-        for name in stored | requested:
-            here = stored.get(name, _ABSENT)
-            there = requested.get(name, _ABSENT)
-            if here != there and not name.startswith("units"):
-                lines.append(f"{name}: {_shown(here)} there, {_shown(there)} asked")
-        if self.units != other.units:
-            lines.append(_units_differ(self.units, other.units))
-        return lines
-
-
-_ABSENT = object()
+        for name in here | there:
+            pair = here.get(name, _ABSENT), there.get(name, _ABSENT)
+            if pair[0] != pair[1] and name != "units":
+                stored, other = map(_shown, pair)
+                lines.append(f"{name}: {stored} there, {other} asked")
+        counts = len(self.units), len(requested.units)
+        if counts[0] != counts[1]:
+            lines.append(f"units: {counts[0]:,} there, {counts[1]:,} asked")
+        elif self.units != requested.units:
+            pairs = zip(self.units, requested.units, strict=True)
+            names = [unit.name for unit, other_unit in pairs if unit != other_unit]
+            lines.append(f"texts of {len(names):,} units, the first is {names[0]}")
+        if lines:
+            raise StoreError(
+                f"Cannot go on with {store}: it was started with other settings",
+                "; ".join(lines[:MAX_DIFFERENCES]),
+                "Give another folder, or ask for the same as before.",
+            )
 
 
 def unit_name(number: int) -> str:
@@ -305,48 +309,40 @@ def unit_name(number: int) -> str:
 
 
 def _is_integer(value: object, lower_bound: int) -> bool:
-    if not isinstance(value, int) or isinstance(value, bool):
-        return False
-    return value >= lower_bound
+    # Not isinstance: True and False are integers too.
+    return type(value) is int and value >= lower_bound
 
 
-def _unit(record: Mapping[str, Any], version: int) -> UnitDigest:
-    unit = UnitDigest(**_renamed(record, "rows", "sequences"))
-    sound = (
+def _unit(record: dict[str, Any], version: int) -> UnitDigest:
+    unit = UnitDigest(sequences=record.pop("rows"), **record)
+    # In version 1 all tokens are stored.
+    stored = 0 if version == 1 else unit.kept
+    if not (
         _is_integer(unit.sequences, 1)
         and _is_integer(unit.tokens, unit.sequences)
+        and _is_integer(stored, 0)
+        and _is_integer(unit.tokens, stored or 0)
         and _is_integer(unit.text_bytes, 0)
-        and records.is_digest(unit.sha256)
-    )
-    if version == 1:
-        sound = sound and unit.kept is None
-    else:
-        stored = unit.kept
-        sound = (
-            sound and _is_integer(stored, 0) and _is_integer(unit.tokens, stored or 0)
-        )
-    if not sound:
+        and is_digest(unit.sha256)
+        and (version > 1 or unit.kept is None)
+    ):
         raise ValueError(f"unit {str(unit.name)[:20]} has no sequences, or no hash")
     return unit
 
 
-def _renamed(fields: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Return the fields of a unit, one of them under another name."""
-    renamed = {}
-    for name, value in fields.items():
-        if name == old:
-            name = new
-        renamed[name] = value
-    return renamed
+def _flattened(plan: StorePlan) -> dict[str, Any]:
+    """Return the fields of a plan by dotted names, as they are when it is read."""
+    flat: dict[str, Any] = {}
 
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the fields of nested mappings, by dotted names."""
-    if isinstance(value, Mapping) and value:
+    def flatten(value: Any, name: str) -> None:
+        if not isinstance(value, dict) or not value:
+            flat[name] = value
+            return
         for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, list(value) if isinstance(value, tuple) else value
+            flatten(inner, f"{name}.{key}".removeprefix("."))
+
+    flatten(records.from_json(records.plain_json(asdict(plan))), "")
+    return flat
 
 
 def _shown(value: object) -> str:
@@ -358,11 +354,52 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _units_differ(
-    stored: tuple[UnitDigest, ...], requested: tuple[UnitDigest, ...]
-) -> str:
-    if len(stored) != len(requested):
-        return f"units: {len(stored):,} there, {len(requested):,} asked"
-    pairs = zip(stored, requested, strict=True)
-    names = [here.name for here, there in pairs if here != there]
-    return f"texts of {len(names):,} units, the first is {names[0]}"
+def read_plan(folder: StoreFolder) -> StorePlan:
+    """Read the plan of a store."""
+    return StorePlan.decode(folder.read(folder.plan), f"Cannot open {folder.shown}")
+
+
+def read_sequences(folder: StoreFolder, unit: UnitDigest) -> list[StoreSequence]:
+    """Return the sequences of a unit, checked against the plan."""
+    sequences = records.read_lines(
+        folder, unit.name, unit.sha256, StoreSequence.from_json
+    )
+    tokens = sum(len(sequence.ids) for sequence in sequences)
+    if (len(sequences), tokens) != (unit.sequences, unit.tokens):
+        reason = (
+            f"it has {len(sequences):,} sequences of {tokens:,} tokens, and plan.json"
+            " says otherwise"
+        )
+        raise records.malformed(folder, unit.name, reason)
+    return sequences
+
+
+def read_copies(folder: StoreFolder, plan: StorePlan) -> dict[int, int]:
+    """Read which earlier text each copy is a copy of, checked against the plan."""
+
+    def parse(line: Any) -> tuple[int, int]:
+        text, original = line["text"], line["same_as"]
+        if not _is_integer(original, 0) or not _is_integer(text, original + 1):
+            raise ValueError("a line names no text and an earlier one")
+        if text >= LARGEST:
+            raise ValueError(f"text {text} is too large a number")
+        return text, original
+
+    pairs = records.read_lines(folder, "duplicates", plan.duplicates, parse)
+    copies = dict(pairs)
+    if len(copies) < len(pairs) or copies.keys() & set(copies.values()):
+        reason = "a text is there twice, or is a copy of a copy"
+        raise records.malformed(folder, "duplicates", reason)
+    return copies
+
+
+def read_strings(folder: StoreFolder, plan: StorePlan) -> dict[int, str]:
+    """Read the strings of token ids, checked against the plan."""
+
+    def parse(line: Any) -> tuple[int, str]:
+        number, string = line
+        if type(number) is not int or not isinstance(string, str):
+            raise ValueError("a line has no id and its string")
+        return number, string
+
+    return dict(records.read_lines(folder, "strings", plan.strings, parse))

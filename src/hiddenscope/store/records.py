@@ -5,6 +5,10 @@ SHA-256 of the file with zeros in the place of the digits. A record is otherwise
 line of JSON with sorted keys, so that the same content is the same bytes, and two
 records of the same content are the same file.
 
+The commit of a unit is such a record, which makes the unit visible; complete.json is
+the record of all commits. The files of plan/ have lines of JSON, and their checksums
+are in the plan.
+
 >>> content = encode_record({"b": 1, "a": "x"})
 >>> content[:27], decode(content, "Cannot read it")
 (b'{"a":"x","b":1,"seal":"hidd', {'a': 'x', 'b': 1})
@@ -15,18 +19,25 @@ hiddenscope.errors.Damaged: Cannot read it: its bytes are not those that were wr
 
 import hashlib
 import json
-import re
-from collections.abc import Mapping
-from typing import Any
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 from hiddenscope.errors import Damaged
 from hiddenscope.files import UNSEALED
+from hiddenscope.store.folder import VERIFY, StoreFolder, is_digest
 
-VERIFY = "Run `hiddenscope store verify`."
-AGAIN = "Run the `hiddenscope extract` that made it again: what is lost is made anew."
+COMMIT = "hiddenscope.store.commit"
+COMPLETE = "hiddenscope.store.complete"
+# Bytes that a commit may have.
+LARGEST_COMMIT = 2**20
+
 _END = b'"seal":"%s"}\n' % UNSEALED.encode()
 _DIGITS = 64
 _AFTER = len(b'"}\n')
+
+Parsed = TypeVar("Parsed")
 
 
 def plain_json(value: Any) -> bytes:
@@ -54,10 +65,7 @@ def from_json(line: bytes) -> Any:
 
 def encode_record(fields: Mapping[str, Any]) -> bytes:
     """Return the bytes of a record with its seal."""
-    content = plain_json(dict(fields))[:-1]
-    if fields:
-        content += b","
-    content += _END
+    content = plain_json(dict(fields))[:-1] + b"," + _END
     digest = hashlib.sha256(content).hexdigest().encode()
     return content[: -_DIGITS - _AFTER] + digest + content[-_AFTER:]
 
@@ -78,15 +86,127 @@ def decode(content: bytes, problem: str) -> dict[str, Any]:
         raise Damaged(problem, "its bytes are not those that were written", VERIFY)
     try:
         fields = from_json(content)
-    except ValueError as error:
-        reason = f"it is not JSON ({str(error)[:100]})"
+        del fields["seal"]
+    except (TypeError, ValueError) as error:
+        reason = f"it is not a JSON object ({str(error)[:100]})"
         raise Damaged(problem, reason, VERIFY) from error
-    if not isinstance(fields, dict):
-        raise Damaged(problem, "it is not a JSON object", VERIFY)
-    fields.pop("seal", None)
-    return fields
+    return dict(fields)
 
 
-def is_digest(value: object) -> bool:
-    """Tell whether a field is 64 hex digits, and so may be part of a file's name."""
-    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
+def read_beside(folder: StoreFolder, name: str, sha256: str) -> bytes:
+    """Read a file of plan/, checked against its hash in the plan."""
+    content = folder.read(folder.texts(name))
+    if hashlib.sha256(content).hexdigest() != sha256:
+        reason = f"plan/{name}.jsonl is not what the plan was made with"
+        raise Damaged(f"Cannot read {folder.shown}", reason, VERIFY)
+    return content
+
+
+def read_lines(
+    folder: StoreFolder, name: str, sha256: str, parse: Callable[[Any], Parsed]
+) -> list[Parsed]:
+    """Read a file of plan/; `parse` raises for a line that is not as it must be."""
+    content = read_beside(folder, name, sha256)
+    try:
+        return [parse(from_json(line)) for line in content.splitlines()]
+    except (KeyError, TypeError, ValueError) as error:
+        raise malformed(folder, name, str(error)[:200]) from error
+
+
+def malformed(folder: StoreFolder, name: str, reason: str) -> Damaged:
+    """Return the error of a file of plan/ that is whole and yet not what it must be."""
+    return Damaged(
+        f"Cannot read {folder.shown}", f"plan/{name}.jsonl: {reason}", VERIFY
+    )
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The record of a unit: its plan, and the SHA-256 and the length of its shard.
+
+    `blocks` is the SHA-256 of the table of block checksums at the end of the shard. A
+    record holds no time, host or process, so that whoever computes a unit writes the
+    same.
+    """
+
+    plan: str
+    unit: str
+    sha256: str
+    size: int
+    blocks: str
+
+    def encode(self) -> bytes:
+        """Return the bytes of commits/<unit>.json."""
+        return encode_record({"format": COMMIT, **asdict(self)})
+
+
+def committed(folder: StoreFolder, plan: str, unit: str) -> Commit:
+    """Read the record of a unit, checked by itself and against the plan's digest."""
+    problem = f"Cannot read unit {unit} of {folder.shown}"
+    fields = decode(folder.read(folder.record(unit), LARGEST_COMMIT), problem)
+    digests = [fields.get(name) for name in ("plan", "sha256", "blocks")]
+    if (
+        fields.pop("format", None) != COMMIT
+        or not all(map(is_digest, digests))
+        or type(fields.get("size")) is not int
+        or len(fields) != 5
+    ):
+        raise Damaged(problem, "its record is not one of a unit", VERIFY)
+    commit = Commit(**fields)
+    _check_plan(commit.plan, plan, problem)
+    if commit.unit != unit:
+        reason = f"its record is of unit {str(commit.unit)[:20]!r}"
+        raise Damaged(problem, reason, VERIFY)
+    return commit
+
+
+def completed(
+    folder: StoreFolder, plan: str, units: Collection[str]
+) -> dict[str, str] | None:
+    """Read the hash of every unit's shard in complete.json; None while there is none.
+
+    It is checked by itself, and against the plan's digest and the names of its units.
+    """
+    if not os.path.lexists(folder.complete):
+        return None
+    problem = f"Cannot read {folder.shown}"
+    fields = decode(folder.read(folder.complete), problem)
+    shards = fields.get("units")
+    lists_units = isinstance(shards, dict) and set(shards) == set(units)
+    if fields.get("format") != COMPLETE or not lists_units:
+        reason = "complete.json does not list the units of the plan"
+        raise Damaged(problem, reason, VERIFY)
+    _check_plan(fields.get("plan"), plan, problem)
+    return dict(fields["units"])
+
+
+def encode_complete(plan: str, units: Mapping[str, str]) -> bytes:
+    """Return the bytes of complete.json."""
+    return encode_record({"format": COMPLETE, "plan": plan, "units": dict(units)})
+
+
+def check_complete(
+    folder: StoreFolder, shards: Mapping[str, str], commits: Mapping[str, Commit]
+) -> None:
+    """Refuse a store whose commits are not those that complete.json lists."""
+    for unit, sha256 in shards.items():
+        commit = commits.get(unit)
+        reason = None
+        if commit is None:
+            reason = f"the record of unit {unit} is missing"
+        elif commit.sha256 != sha256:
+            reason = (
+                f"the record of unit {unit} is not the one that complete.json lists"
+            )
+        if reason:
+            raise Damaged(f"Cannot open {folder.shown}", reason, VERIFY)
+
+
+def _check_plan(digest: object, plan: str, problem: str) -> None:
+    if digest != plan:
+        named = str(digest)[:12]
+        raise Damaged(
+            problem,
+            f"its record is of another plan ({named}), so plan.json was changed",
+            "Put back the plan.json that the store was made with.",
+        )

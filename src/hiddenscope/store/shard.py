@@ -1,18 +1,26 @@
-"""Shards: the safetensors file of one unit.
+"""Shards: the safetensors file of one unit, how it is written and how it is read.
 
 Every byte of it follows from the plan and the values. The header names the plan and the
 unit. Then come, without gaps, what the sequences are (`text`, `start`, `offsets`,
-`ids`, `spans`), one tensor for each site, the texts (`strings`), and last the checksum
+`ids`, `spans`), one tensor for each site, the texts (`strings`), and last the CRC-32C
 of every 16 KiB block before it (`blocks.crc32c`). Where each lies is computed from the
-plan: nothing that a file says of itself is trusted.
+plan: nothing that a file says of itself is trusted. The SHA-256 of the whole names the
+file; the blocks let a reader check what it reads and no more.
+
+Bytes are read into memory first and checked there, so that what is returned is what was
+checked: a memory map may be read from the disk again after the check, and a file that
+became shorter would end the process. A large read is shared between two threads,
+each of which checks a piece while it is still in the processor's cache.
 """
 
 import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,23 +28,31 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.errors import StoreError
-from hiddenscope.store.checksums import (
-    BLOCK,
-    PIECE,
-    RunningSums,
-    WholeDigest,
-    pieces_of,
-)
+from hiddenscope.errors import Damaged, FileError, StoreError
+from hiddenscope.states.arrays import Ints
+from hiddenscope.store.folder import VERIFY, StoreFolder
 from hiddenscope.store.plan import DTYPES, StorePlan, StoreSequence, UnitDigest
+from hiddenscope.store.records import Commit
 
 TABLE = "blocks.crc32c"
 FORMAT = "hiddenscope.store/1"
 # The first tensor begins at a multiple of this.
 ALIGNED = 64
 NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+# Bytes that have a checksum of their own.
+BLOCK = 16 * 1024
+# Bytes that are written at a time.
+PIECE = 4 * 2**20
+# Blocks that a thread reads at a time.
+BLOCKS_PER_READ = 64
+# One copies while the other checks, which holds the GIL; more of them wait for it.
+THREADS = 2
+# Blocks that are held for scattered rows.
+MAX_BLOCKS_HELD = 4096
+
 _INT32 = 2**31
 _Tensor: TypeAlias = tuple[str, np.dtype[Any], tuple[int, ...], str]
+_Bytes: TypeAlias = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -46,40 +62,24 @@ class TensorPlace:
     start: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    name: str
 
     @property
     def row_bytes(self) -> int:
         """Return the length of one row in bytes."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
-    @property
-    def nbytes(self) -> int:
-        """Return its length in bytes."""
-        return self.shape[0] * self.row_bytes
-
-    @property
-    def end(self) -> int:
-        """Return the byte after its last."""
-        return self.start + self.nbytes
-
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """The header of a shard, and the place of every tensor; the TABLE is the last."""
+    """The header of a shard, the place of every tensor, and the length of the file.
+
+    The checksums of blocks cover the first `covered` bytes: all before the TABLE.
+    """
 
     header: bytes
     places: Mapping[str, TensorPlace]
-
-    @property
-    def size(self) -> int:
-        """Return the length of the file."""
-        return self.places[TABLE].end
-
-    @property
-    def covered(self) -> int:
-        """Return how many bytes the checksums of blocks cover: all before them."""
-        return self.places[TABLE].start
+    covered: int
+    size: int
 
 
 def layout_of(plan: StorePlan, digest: str, unit: UnitDigest) -> ShardLayout:
@@ -114,12 +114,10 @@ def layout_of(plan: StorePlan, digest: str, unit: UnitDigest) -> ShardLayout:
 def _place(tensors: Sequence[_Tensor], metadata: Mapping[str, str]) -> ShardLayout:
     """Put tensors one after another, behind the header that describes them."""
     entries: dict[str, Any] = {"__metadata__": metadata}
-    starts = []
     end = 0
     for name, dtype, shape, kind in tensors:
         start = end
-        starts.append(start)
-        end = start + math.prod(shape) * dtype.itemsize
+        end += math.prod(shape) * dtype.itemsize
         entries[name] = {
             "dtype": kind,
             "shape": list(shape),
@@ -129,9 +127,10 @@ def _place(tensors: Sequence[_Tensor], metadata: Mapping[str, str]) -> ShardLayo
     text += b" " * (-(8 + len(text)) % ALIGNED)
     header = len(text).to_bytes(8, "little") + text
     places = {}
-    for (name, dtype, shape, _), start in zip(tensors, starts, strict=True):
-        places[name] = TensorPlace(len(header) + start, dtype, shape, name)
-    return ShardLayout(header, places)
+    for name, dtype, shape, _ in tensors:
+        start = len(header) + entries[name]["data_offsets"][0]
+        places[name] = TensorPlace(start, dtype, shape)
+    return ShardLayout(header, places, places[TABLE].start, len(header) + end)
 
 
 def sequence_tensors(
@@ -147,15 +146,13 @@ def sequence_tensors(
         lengths.append(len(indices))
         stored_ids += sequence.ids[stored]
         stored_spans += chain.from_iterable(sequence.spans[stored])
-    ids = np.array(stored_ids, np.int64)
-    spans = np.array(stored_spans, np.int64).reshape(-1, 2)
-    for name, values in (("ids", ids), ("spans", spans)):
-        if values.size and not -_INT32 <= values.min() <= values.max() < _INT32:
-            raise StoreError(
-                "Cannot store these texts",
-                f"their {name} do not fit in 32 bits",
-                "Split long texts.",
-            )
+    numbers = [0, *stored_ids, *stored_spans]
+    if not -_INT32 <= min(numbers) <= max(numbers) < _INT32:
+        raise StoreError(
+            "Cannot store these texts",
+            "their ids or spans do not fit in 32 bits",
+            "Split long texts.",
+        )
     encoded = [sequence.string_bytes for sequence in sequences]
     return {
         "text": np.array([sequence.text for sequence in sequences], dtype="<i8"),
@@ -163,9 +160,17 @@ def sequence_tensors(
         "offsets": np.cumsum([0, *lengths], dtype="<i8"),
         "strings.offsets": np.cumsum([0, *map(len, encoded)], dtype="<i8"),
         "strings": np.frombuffer(b"".join(encoded), dtype="u1"),
-        "ids": ids.astype("<i4"),
-        "spans": spans.astype("<i4"),
+        "ids": np.array(stored_ids, dtype="<i4"),
+        "spans": np.array(stored_spans, dtype="<i4").reshape(-1, 2),
     }
+
+
+def crc_function() -> Callable[..., int]:
+    """Return the function that computes CRC-32C, imported when it is needed."""
+    import crc32c
+
+    function: Callable[..., int] = crc32c.crc32c
+    return function
 
 
 def write_shard(
@@ -173,20 +178,61 @@ def write_shard(
 ) -> tuple[str, str]:
     """Write a shard to the disk; return its SHA-256, and that of its checksums."""
     buffers = [memoryview(layout.header)]
-    buffers += [_bytes_of(tensors[name]) for name in layout.places if name != TABLE]
-    sums = RunningSums()
-    done = 0
-    with path.open("r+b", buffering=0) as file, WholeDigest(buffers) as whole:
-        for piece in pieces_of(buffers):
+    for name in layout.places:
+        if name != TABLE:
+            flat = np.ascontiguousarray(tensors[name]).reshape(-1)
+            buffers.append(flat.view(np.uint8).data)
+
+    def hash_buffers() -> "hashlib._Hash":
+        digest = hashlib.sha256()
+        for buffer in buffers:
+            digest.update(buffer)
+        return digest
+
+    crc = crc_function()
+    sums: list[int] = []
+    # The checksum of the block that is not whole yet, and how much of it is covered.
+    block_sum = 0
+    filled = 0
+    written = 0
+    # SHA-256 is the slowest step (about 1 GB/s on one core), so it has a thread of its
+    # own, which never waits for the disk.
+    with (
+        path.open("r+b", buffering=0) as file,
+        ThreadPoolExecutor(1, "sha256") as thread,
+    ):
+        whole = thread.submit(hash_buffers)
+        for piece in _pieces(buffers):
             _write(file.fileno(), piece)
-            _begin_writeback(file.fileno(), done, len(piece))
-            sums.update(piece)
-            done += len(piece)
-        table = sums.finish().tobytes()
+            # Have the disk begin with these bytes at once, while the next are hashed:
+            # fsync would wait for all of them.
+            if hasattr(os, "posix_fadvise") and len(piece) == PIECE:
+                os.posix_fadvise(file.fileno(), written, PIECE, os.POSIX_FADV_DONTNEED)
+            written += len(piece)
+            while len(piece):
+                part = piece[: BLOCK - filled]
+                piece = piece[len(part) :]
+                block_sum = crc(part, block_sum)
+                filled += len(part)
+                if filled == BLOCK:
+                    sums.append(block_sum)
+                    block_sum = 0
+                    filled = 0
+        if filled:
+            sums.append(block_sum)
+        table = np.array(sums, dtype="<u4").tobytes()
         _write(file.fileno(), memoryview(table))
         # The other thread hashes the rest meanwhile.
         os.fsync(file.fileno())
-        return whole.digest(table), hashlib.sha256(table).hexdigest()
+        digest = whole.result()
+    digest.update(table)
+    return digest.hexdigest(), hashlib.sha256(table).hexdigest()
+
+
+def _pieces(buffers: Sequence[memoryview]) -> Iterator[memoryview]:
+    for buffer in buffers:
+        for start in range(0, len(buffer), PIECE):
+            yield buffer[start : start + PIECE]
 
 
 def _write(descriptor: int, piece: memoryview) -> None:
@@ -194,45 +240,244 @@ def _write(descriptor: int, piece: memoryview) -> None:
         piece = piece[os.write(descriptor, piece) :]
 
 
-def _begin_writeback(descriptor: int, start: int, length: int) -> None:
-    """Have the disk begin with these bytes at once, while the next are hashed.
+class ShardReader:
+    """The open shard of one unit."""
 
-    `fsync` would wait for all of them.
-    """
-    if hasattr(os, "posix_fadvise") and length >= PIECE:
-        os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_DONTNEED)
-
-
-def _bytes_of(array: NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def states_to_store(
-    plan: StorePlan, unit: UnitDigest, values: Mapping[str, Any]
-) -> dict[str, NDArray[Any]]:
-    """Return the values of a unit by site, checked against the plan."""
-    problem = f"Cannot commit unit {unit.name}"
-    if set(values) != set(plan.sites):
-        raise StoreError(
-            problem,
-            f"the sites are {_listed(values)}, and the plan has {_listed(plan.sites)}",
-            "Give the values of each site of the plan.",
-        )
-    dtype = DTYPES[plan.dtype]
-    arrays = {}
-    for site in plan.sites:
-        array = np.asarray(values[site])
-        shape = (plan.rows_of(unit), plan.widths[site])
-        if array.shape != shape or array.dtype != dtype:
-            actual = f"{array.dtype} {list(array.shape)}"
-            raise StoreError(
-                problem,
-                f"{site} is {actual}, and must be {dtype} {list(shape)}",
-                "Give one row a token, or a text where states are pooled.",
+    def __init__(
+        self, folder: StoreFolder, commit: Commit, layout: ShardLayout
+    ) -> None:
+        self.layout = layout
+        self.commit = commit
+        self._problem = f"Cannot read unit {commit.unit} of {folder.shown}"
+        path = folder.data(commit.sha256)
+        self._name = f"data/{path.name}"
+        self._descriptor = -1
+        try:
+            self._descriptor = folder.opened(path)
+        except Damaged as error:
+            raise Damaged(self._problem, error.reason, error.remedy) from error
+        size = os.fstat(self._descriptor).st_size
+        if not size == layout.size == commit.size:
+            raise self._damaged(
+                f"has {size:,} bytes, its record says {commit.size:,}, and its plan"
+                f" {layout.size:,}"
             )
-        arrays[site] = array
-    return arrays
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def rows(self, tensor: str, first: int, count: int) -> NDArray[Any]:
+        """Read rows of a tensor that follow one another."""
+        place = self.layout.places[tensor]
+        start = place.start + first * place.row_bytes
+        end = start + count * place.row_bytes
+        block = start // BLOCK
+        content = self._blocks(block, -(-end // BLOCK))
+        offset = block * BLOCK
+        values = content[start - offset : end - offset].view(place.dtype)
+        return values.reshape(count, *place.shape[1:])
+
+    def read_all(self, tensor: str) -> NDArray[Any]:
+        """Read all rows of a tensor."""
+        return self.rows(tensor, 0, self.layout.places[tensor].shape[0])
+
+    def prefetch_index(self) -> None:
+        """Have the disk begin with the checksums and the index of the sequences."""
+        table = self.layout.covered
+        self._will_need(table, self.layout.size - table)
+        self._will_need(0, self.layout.places["ids"].start)
+
+    def prefetch(self, tensor: str, rows: Ints) -> None:
+        """Have the disk begin with rows, in ascending order, that will be taken."""
+        blocks, _ = self._blocks_of(tensor, rows[: self._portion(tensor)])
+        self._prefetch(blocks)
+
+    def take(self, tensor: str, rows: Ints, out: NDArray[Any]) -> None:
+        """Read scattered rows, in ascending order, into an array of the tensor's dtype.
+
+        They are read in portions, of which `prefetch` has begun the first.
+        """
+        width = self.layout.places[tensor].row_bytes
+        portion = self._portion(tensor)
+        blocks, offsets = self._blocks_of(tensor, rows[:portion])
+        for done in range(0, len(rows), portion):
+            end = done + portion
+            content = self._gather_blocks(blocks)
+            target = out[done:end].view(np.uint8).reshape(len(offsets), width)
+            for number, offset in enumerate(offsets.tolist()):
+                target[number] = content[offset : offset + width]
+            blocks, offsets = self._blocks_of(tensor, rows[end : end + portion])
+            self._prefetch(blocks)
+
+    def _portion(self, tensor: str) -> int:
+        """Return how many rows of a tensor may be held, with their blocks, at once."""
+        blocks_per_row = self.layout.places[tensor].row_bytes // BLOCK + 2
+        return max(1, MAX_BLOCKS_HELD // blocks_per_row)
+
+    def _blocks_of(self, tensor: str, rows: Ints) -> tuple[Ints, Ints]:
+        """Return the blocks that hold rows, and where each row begins in them.
+
+        The rows' offsets are those in the blocks one after another.
+        """
+        place = self.layout.places[tensor]
+        width = place.row_bytes
+        starts = place.start + rows * width
+        firsts = starts // BLOCK
+        lasts = np.maximum(starts, starts + width - 1) // BLOCK
+        most = np.arange(width // BLOCK + 2)
+        blocks = np.unique(np.minimum(firsts[:, None] + most, lasts[:, None]))
+        offsets = np.searchsorted(blocks, firsts) * BLOCK + starts % BLOCK
+        return blocks, offsets
+
+    def _prefetch(self, blocks: Ints) -> None:
+        """Have the disk begin with all blocks at once."""
+        for _, block, count in _spans(blocks):
+            self._will_need(block * BLOCK, count * BLOCK)
+
+    def _will_need(self, start: int, length: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._descriptor, start, length, os.POSIX_FADV_WILLNEED)
+
+    def sequences(self) -> list[Ints]:
+        """Read the text, the start and the row offsets of the sequences, checked.
+
+        The tokens of sequence k are rows `offsets[k]` to `offsets[k + 1]`, so the first
+        offset is 0.
+        """
+        text = self.read_all("text")
+        start = self.read_all("start")
+        offsets = self.read_all("offsets")
+        rows = self.layout.places["ids"].shape[0]
+        adds_up = offsets[0] == 0 and offsets[-1] == rows
+        adds_up = adds_up and (np.diff(offsets) >= 0).all()
+        in_order = in_corpus_order(text, start)
+        if not (in_order and adds_up and text[0] >= 0 and start.min() >= 0):
+            raise self._damaged(
+                "has sequences that are not in the order of the corpus, or do not"
+                " add up"
+            )
+        return [text, start, offsets]
+
+    def string(self, content: _Bytes) -> str:
+        """Decode bytes of `strings`."""
+        try:
+            return content.tobytes().decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            reason = f"has a text that is not UTF-8 ({error.reason})"
+            raise self._damaged(reason) from error
+
+    def pieces(self) -> Iterator[_Bytes]:
+        """Yield all bytes of the file, some MiB at a time, checked."""
+        blocks = len(self.sums)
+        step = PIECE // BLOCK
+        for first in range(0, blocks, step):
+            yield self._blocks(first, min(first + step, blocks))
+        yield self._table()
+
+    @cached_property
+    def sums(self) -> list[int]:
+        """Read the checksums of the blocks, and check them and the header."""
+        header = self.layout.header
+        sums: list[int] = self._table().view("<u4").tolist()
+        blocks = -(-len(header) // BLOCK)
+        content = np.empty(min(blocks * BLOCK, self.layout.covered), np.uint8)
+        self._read_blocks(content, 0, sums)
+        if content[: len(header)].tobytes() != header:
+            raise self._damaged("has a header that does not follow from the plan")
+        return sums
+
+    def _table(self) -> _Bytes:
+        """Read the bytes of the table of checksums, checked."""
+        table = np.empty(self.layout.size - self.layout.covered, np.uint8)
+        self._pread_into(table, self.layout.covered)
+        if hashlib.sha256(table.data).hexdigest() != self.commit.blocks:
+            raise self._damaged("has a damaged table of checksums")
+        return table
+
+    def _blocks(self, first: int, last: int) -> _Bytes:
+        """Read blocks that follow one another, checked."""
+        sums = self.sums
+        end = min(last * BLOCK, self.layout.covered)
+        content = np.empty(max(0, end - first * BLOCK), np.uint8)
+        step = BLOCKS_PER_READ * BLOCK
+        starts = range(0, len(content), step)
+
+        def read_share(thread: int) -> None:
+            for start in starts[thread::THREADS]:
+                part = content[start : start + step]
+                self._read_blocks(part, first + start // BLOCK, sums)
+
+        if len(starts) > 1:
+            list(_threads(os.getpid()).map(read_share, range(THREADS)))
+        else:
+            read_share(0)
+        return content
+
+    def _gather_blocks(self, blocks: Ints) -> _Bytes:
+        """Read scattered blocks, in ascending order, one after another, checked."""
+        # All of them are prefetched, or on their way, so that one thread is enough.
+        sums = self.sums
+        content = np.empty(len(blocks) * BLOCK, np.uint8)
+        for index, block, count in _spans(blocks):
+            length = min(count * BLOCK, self.layout.covered - block * BLOCK)
+            part = content[index * BLOCK : index * BLOCK + length]
+            self._read_blocks(part, block, sums)
+        return content
+
+    def _read_blocks(self, part: _Bytes, block: int, sums: list[int]) -> None:
+        """Read bytes from the start of a block on, and check every block of them."""
+        self._pread_into(part, block * BLOCK)
+        crc = crc_function()
+        view = part.data
+        for number, start in enumerate(range(0, len(view), BLOCK), block):
+            if crc(view[start : start + BLOCK]) != sums[number]:
+                raise self._damaged(f"is damaged in block {number:,}")
+
+    def _pread_into(self, part: _Bytes, start: int) -> None:
+        """Read bytes of the file into memory."""
+        view = part.data
+        # The system may read less than it was asked for.
+        while len(view):
+            try:
+                count = os.preadv(self._descriptor, [view], start)
+            except OSError as error:
+                reason = f"{self._name}: {error.strerror or error}"
+                raise FileError(self._problem, reason, VERIFY) from error
+            if not count:
+                raise self._damaged("is shorter than it was")
+            view = view[count:]
+            start += count
+
+    def _damaged(self, what: str) -> Damaged:
+        return Damaged(self._problem, f"{self._name} {what}", VERIFY)
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(str, names))[:200] or "none"
+def in_corpus_order(text: Ints, start: Ints) -> bool:
+    """Tell whether texts ascend, and in each text the windows."""
+    steps = np.diff(text)
+    next_window = (steps == 0) & (np.diff(start) > 0)
+    return bool(((steps > 0) | next_window).all())
+
+
+def _spans(blocks: Ints) -> list[tuple[int, int, int]]:
+    """Split ascending blocks into runs: index of the first, the first, and their count.
+
+    >>> _spans(np.array([3, 4, 9]))
+    [(0, 3, 2), (2, 9, 1)]
+    """
+    begins = np.flatnonzero(np.diff(blocks, prepend=-2) != 1)
+    counts = np.diff(begins, append=len(blocks))
+    columns = (begins.tolist(), blocks[begins].tolist(), counts.tolist())
+    return list(zip(*columns, strict=True))
+
+
+@lru_cache(maxsize=1)
+def _threads(process: int) -> ThreadPoolExecutor:
+    """Return the threads of a process; after a fork, those of the parent are gone."""
+    return ThreadPoolExecutor(THREADS, "store")

@@ -5,11 +5,9 @@ block is checked as it is read; a damaged block and a missing unit are errors.
 """
 
 import os
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,36 +19,18 @@ from hiddenscope.errors import Damaged, SiteError, StatesError, StoreError
 from hiddenscope.sites import Site, SitePatterns, named_layer, summarise
 from hiddenscope.states.arrays import Ints
 from hiddenscope.states.tokens import Source, Tokens, terminal_safe
-from hiddenscope.store import records
-from hiddenscope.store.commits import Commit, committed, completed
 from hiddenscope.store.export import ExportFormat, export_rows
-from hiddenscope.store.folder import StoreFolder
-from hiddenscope.store.plan import StorePlan
-from hiddenscope.store.row_blocks import StoredRows
-from hiddenscope.store.shard import layout_of
-from hiddenscope.store.shard_reader import ShardReader
-from hiddenscope.store.site_array import FEW, SiteArray, as_xarray
-from hiddenscope.store.text_index import (
-    PlannedSequences,
-    TextIndex,
-    index_texts,
-    spread,
-)
+from hiddenscope.store.folder import VERIFY, StoreFolder
+from hiddenscope.store.plan import read_plan
+from hiddenscope.store.records import check_complete, committed, completed
+from hiddenscope.store.rows import Shards, SiteArray, TextIndex, as_xarray, spread
 from hiddenscope.store.verify import gc, verify
-from hiddenscope.store.writer import (
-    read_copies,
-    read_plan,
-    read_sequences,
-    read_strings,
-)
 
 if TYPE_CHECKING:
     import torch
     import xarray
 
-# Shards that are kept open.
-MOST_OPEN = 64
-# At most so much of one site is read at a time.
+# At most this much of one site is read at a time.
 BLOCK_BYTES = 64 * 2**20
 BLOCK_ROWS = 65_536
 
@@ -75,135 +55,15 @@ def open(path: str | os.PathLike[str]) -> "Store":  # noqa: A001
     plan = read_plan(folder)
     # Read before the records, which are written before it: a store that completes in
     # between is then shown as incomplete, and never the other way round.
-    complete = completed(folder, plan)
+    complete = completed(folder, plan.digest, plan.by_name)
     recorded = folder.recorded()
     unknown = recorded - set(plan.by_name)
     if unknown:
         reason = f"it has a record of unit {min(unknown)}, which is not in its plan"
-        raise Damaged(f"Cannot open {folder.shown}", reason, records.VERIFY)
-    commits = {unit: committed(folder, plan, unit) for unit in sorted(recorded)}
-    if complete is not None:
-        _check_complete(folder, complete.units, commits)
-    return Store(_Shards(folder, plan, commits), complete is not None)
-
-
-def _check_complete(
-    folder: StoreFolder, units: Mapping[str, str], commits: dict[str, Commit]
-) -> None:
-    problem = f"Cannot open {folder.shown}"
-    for unit, sha256 in units.items():
-        commit = commits.get(unit)
-        if commit is None:
-            reason = f"the record of unit {unit} is missing"
-            raise Damaged(problem, reason, records.VERIFY)
-        if commit.sha256 != sha256:
-            reason = (
-                f"the record of unit {unit} is not the one that complete.json lists"
-            )
-            raise Damaged(problem, reason, records.VERIFY)
-
-
-class _Shards:
-    """The shards of the committed units, some of them open."""
-
-    def __init__(
-        self, folder: StoreFolder, plan: StorePlan, commits: dict[str, Commit]
-    ) -> None:
-        self.folder = folder
-        self.plan = plan
-        self.commits = commits
-        self.digest = plan.digest
-        self.units = tuple(plan.by_name[unit] for unit in sorted(commits))
-        self._open: OrderedDict[int, ShardReader] = OrderedDict()
-        self._lock = Lock()
-
-    def __getitem__(self, number: int) -> ShardReader:
-        with self._lock:
-            reader = self._open.pop(number, None)
-            if reader is None:
-                unit = self.units[number]
-                layout = layout_of(self.plan, self.digest, unit)
-                reader = ShardReader(self.folder, self.commits[unit.name], layout)
-            self._open[number] = reader
-            while len(self._open) > MOST_OPEN:
-                # Dropped and not closed: another thread may still read from it.
-                self._open.popitem(last=False)
-            return reader
-
-    def close(self) -> None:
-        with self._lock:
-            for reader in self._open.values():
-                reader.close()
-            self._open.clear()
-
-    def tensor(self, name: str) -> list[NDArray[Any]]:
-        """Read a tensor of every unit."""
-        return [self.read_all(number, name) for number in range(len(self.units))]
-
-    def read_all(self, number: int, name: str) -> NDArray[Any]:
-        """Read a tensor of one unit."""
-        return self[number].read_all(name)
-
-    def _sequence_tensors(self) -> Iterator[list[NDArray[np.int64]]]:
-        """Yield texts, first positions and row offsets of each unit's sequences."""
-        for number in range(len(self.units)):
-            # Many at once, so that the disk can work on them side by side.
-            if number % FEW == 0:
-                for ahead in range(number, min(number + FEW, len(self.units))):
-                    self[ahead].prefetch_index()
-            yield self[number].sequences()
-
-    @cached_property
-    def copies(self) -> dict[int, int]:
-        """Return which text each copy is a copy of."""
-        return read_copies(self.folder, self.plan)
-
-    @cached_property
-    def strings(self) -> dict[int, str]:
-        """Return the strings of token ids."""
-        return read_strings(self.folder, self.plan)
-
-    @cached_property
-    def planned(self) -> PlannedSequences:
-        """Return the sequences of all committed units."""
-        parts: list[list[Ints]] = []
-        for number, (texts, starts, offsets) in enumerate(self._sequence_tensors()):
-            lengths = np.diff(offsets)
-            if self.plan.pool is not None:
-                lengths = np.ones_like(lengths)
-            units = np.full(len(texts), number)
-            firsts = np.cumsum(lengths) - lengths
-            parts.append([texts, starts, units, firsts, lengths])
-        nothing: list[list[Ints]] = [[np.empty(0, np.int64)] * 5]
-        columns = zip(*(parts or nothing), strict=True)
-        planned = PlannedSequences(*(_joined(column) for column in columns))
-        text_steps = np.diff(planned.text)
-        next_window = (text_steps == 0) & (np.diff(planned.start) > 0)
-        in_order = ((text_steps > 0) | next_window).all()
-        if not in_order or np.isin(planned.text, list(self.copies)).any():
-            reason = (
-                "a text is in two units that do not follow one another, or is a copy"
-                " and has states of its own"
-            )
-            raise Damaged(f"Cannot read {self.folder.shown}", reason, records.VERIFY)
-        return planned
-
-    @cached_property
-    def partial(self) -> list[int]:
-        """Return texts that may have sequences in a unit that is not committed.
-
-        They are the first and the last text of each such unit.
-        """
-        texts: set[int] = set()
-        for unit in self.plan.units:
-            if unit.name not in self.commits:
-                sequences = read_sequences(self.folder, unit)
-                texts |= {sequences[0].text, sequences[-1].text}
-        return sorted(texts)
-
-
-def _joined(parts: Sequence[NDArray[Any]]) -> Ints:
-    return np.concatenate(parts).astype(np.int64)
+        raise Damaged(f"Cannot open {folder.shown}", reason, VERIFY)
+    commits = {unit: committed(folder, plan.digest, unit) for unit in recorded}
+    check_complete(folder, complete or {}, commits)
+    return Store(Shards(folder, plan, commits), complete is not None)
 
 
 @checked
@@ -215,14 +75,25 @@ class Store:
     """
 
     def __init__(
-        self, shards: _Shards, complete: bool, part: TextIndex | None = None
+        self, shards: Shards, complete: bool, part: TextIndex | None = None
     ) -> None:
         self._shards = shards
         self._part = part
         self.complete = complete
         self.plan = shards.plan
         self.sites = tuple(map(Site.parse, self.plan.sites))
-        self.source = _source(self.plan)
+        record = {"model": "unknown"}
+        for name, value in self.plan.model.items():
+            if name in Source.__dataclass_fields__:
+                record[name] = value
+        try:
+            self.source = Source.from_json(record)
+        except (StatesError, TypeError) as error:
+            raise StoreError(
+                "Cannot read the plan of a store",
+                str(error),
+                "Give a plan as docs/store-format.md says.",
+            ) from error
 
     def __enter__(self) -> "Store":
         return self
@@ -289,13 +160,9 @@ class Store:
         lengths: Ints = self._shards.planned.length[self._index.order]
         return lengths
 
-    @cached_property
+    @property
     def _index(self) -> TextIndex:
-        if self._part is not None:
-            return self._part
-        shards = self._shards
-        partial = [] if len(shards.units) == len(self.plan.units) else shards.partial
-        return index_texts(shards.planned, shards.copies, partial)
+        return self._part or self._shards.index
 
     def __len__(self) -> int:
         return self._index.count
@@ -310,9 +177,7 @@ class Store:
         return self._array(selected[0])
 
     def _array(self, site: Site) -> SiteArray:
-        name = str(site)
-        width = self.plan.widths[name]
-        return SiteArray(self._shards, self._index, name, width, self.plan.dtype)
+        return SiteArray(self._shards, self._index, str(site))
 
     def of(self, text: int) -> "Store":
         """Return the states of one text, by its number in the corpus, from 0."""
@@ -356,45 +221,27 @@ class Store:
             ids = np.full(rows, -1)
             spans = np.full((rows, 2), -1)
             strings = (f"({self.plan.pool})",) * rows
-        texts = self._strings()
+        texts = None
+        if self._shards.has_texts:
+            # A text is stored with the first of its sequences.
+            firsts = index.firsts[np.unique(index.owner, return_index=True)[1]]
+            text_of = self._shards.text_reader()
+            # In the order of the units, of which only a few are held.
+            by_first = {first: text_of(first) for first in np.unique(firsts).tolist()}
+            texts = tuple(by_first[first] for first in firsts.tolist())
         return Tokens(texts, text, positions, ids, strings, spans, len(index.texts))
 
     def _of_tokens(self, name: str) -> NDArray[Any]:
         """Read a tensor with a row for each token, in the order of the texts."""
         index = self._index
-        shards = self._shards
-        if self._part is not None:
-            parts = []
-            for unit, first, count in index.runs(0, index.count):
-                parts.append(shards[unit].rows(name, first, count))
-            return np.concatenate(parts)
-        parts = shards.tensor(name)
-        if not parts:
-            parts = [np.empty((0, 2) if name == "spans" else 0, np.int32)]
-        bases = np.cumsum([0, *map(len, parts)])
+        units, places = np.unique(index.run_unit, return_inverse=True)
+        tensors = [self._shards[unit].read_all(name) for unit in units.tolist()]
+        bases = np.cumsum([0, *map(len, tensors)])
         lengths = np.diff([*index.run_begin, index.count])
-        rows = spread(bases[index.run_unit] + index.run_first, lengths)
-        return np.concatenate(parts)[rows]
-
-    def _strings(self) -> tuple[str, ...] | None:
-        """Return the texts if they were stored, which is with their first sequences."""
-        if not any(unit.text_bytes for unit in self.plan.units):
-            return None
-        index = self._index
-        shards = self._shards
-        planned = shards.planned
-        firsts = index.order[np.searchsorted(index.owner, np.arange(len(index.texts)))]
-        bases = np.searchsorted(planned.unit, np.arange(len(shards.units)))
-        strings: dict[int, str] = {}
-        wanted = np.unique(firsts)
-        for unit in np.unique(planned.unit[wanted]).tolist():
-            content = shards.read_all(unit, "strings")
-            offsets = shards.read_all(unit, "strings.offsets")
-            for number in wanted[planned.unit[wanted] == unit].tolist():
-                place = number - int(bases[unit])
-                encoded = content[offsets[place] : offsets[place + 1]]
-                strings[number] = shards[unit].string(encoded)
-        return tuple(strings[number] for number in firsts)
+        rows = spread(bases[places] + index.run_first, lengths)
+        # Without a unit, the ids or spans of no tokens.
+        nothing = np.empty((0, 2) if name == "spans" else 0, np.int32)
+        return np.concatenate([*tensors, nothing])[rows]
 
     def blocks(
         self, site: str | Site, rows: int | None = None
@@ -483,8 +330,9 @@ class Store:
             "texts": len(self.texts),
             "rows": len(self),
         }
-        reader = StoredRows(self._shards, self._index, names)
-        return export_rows(reader, Path(path), format, provenance)
+        return export_rows(
+            self._shards, self._index, names, Path(path), format, provenance
+        )
 
     def _select_or_all(self, patterns: SitePatterns | None) -> tuple[Site, ...]:
         # The pattern "*" would leave out sites inside attention and the MLP.
@@ -493,18 +341,3 @@ class Store:
     def _select(self, patterns: SitePatterns) -> tuple[Site, ...]:
         owner = f"this store of {terminal_safe(self.source.model)}"
         return self.source.select_sites(patterns, self.sites, owner)
-
-
-def _source(plan: StorePlan) -> Source:
-    record = {"model": "unknown"}
-    for name, value in plan.model.items():
-        if name in Source.__dataclass_fields__:
-            record[name] = value
-    try:
-        return Source.from_json(record)
-    except (StatesError, TypeError) as error:
-        raise StoreError(
-            "Cannot read the plan of a store",
-            str(error),
-            "Give a plan as docs/store-format.md says.",
-        ) from error

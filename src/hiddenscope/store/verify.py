@@ -7,10 +7,9 @@ store computes them again.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,19 +18,23 @@ from hiddenscope import progress
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, Error
 from hiddenscope.files import to_disk
-from hiddenscope.store import records
-from hiddenscope.store.commits import Commit, Complete, committed, completed
-from hiddenscope.store.folder import FOLDERS, StoreFolder, remove_unheld
-from hiddenscope.store.plan import StorePlan, UnitDigest
-from hiddenscope.store.shard import layout_of, sequence_tensors
-from hiddenscope.store.shard_reader import ShardReader
-from hiddenscope.store.writer import (
-    read_beside,
+from hiddenscope.store.folder import FOLDERS, VERIFY, StoreFolder
+from hiddenscope.store.plan import (
+    StorePlan,
+    UnitDigest,
     read_copies,
     read_plan,
     read_sequences,
     read_strings,
 )
+from hiddenscope.store.records import (
+    Commit,
+    check_complete,
+    committed,
+    completed,
+    read_beside,
+)
+from hiddenscope.store.shard import ShardReader, layout_of, sequence_tensors
 
 Value = TypeVar("Value")
 
@@ -109,30 +112,33 @@ def verify(path: str | os.PathLike[str]) -> Verification:
                 what = f"plan/{unit.name}.jsonl has text {sequence.text} out of order"
                 report.add(None, f"{what}, or it is a copy", recomputable=False)
             last = place
-    complete = report.attempt(None, completed, folder, plan)
+    complete = report.attempt(None, completed, folder, plan.digest, plan.by_name)
     recorded = folder.recorded()
-    needed: set[str] = set()
-    with progress.track("Verifying", total=len(plan.units)) as advance:
-        for unit in plan.units:
-            commit = _verify_unit(
-                report, plan, unit, recorded, complete, read_shards=True
-            )
-            if commit is not None:
-                needed.add(commit.sha256)
-            advance(1)
+    commits = report.units(plan, plan.units, read_shards=True)
+    for name in plan.by_name:
+        if complete is None:
+            break
+        if name not in recorded:
+            report.add(name, f"commits/{name}.json is missing")
+        elif name in commits and commits[name].sha256 != complete[name]:
+            report.add(name, "its record is not the one that complete.json lists")
     for name in sorted(recorded - set(plan.by_name)):
         what = f"commits/{name}.json is of a unit that is not in the plan"
         report.add(None, what, recomputable=False)
-    for name in _links(folder):
-        report.add(None, f"{name} is a link", recomputable=False)
+    for name in (".", *FOLDERS):
+        with suppress(OSError), os.scandir(folder.path / name) as entries:
+            links = sorted(entry.name for entry in entries if entry.is_symlink())
+            for link in links:
+                what = f"{name}/{link} is a link".removeprefix("./")
+                report.add(None, what, recomputable=False)
     pending: tuple[str, ...] = ()
     if complete is None:
         pending = tuple(name for name in plan.by_name if name not in recorded)
-    unneeded = sorted(folder.stored() - needed)
+    unneeded = folder.stored() - {commit.sha256 for commit in commits.values()}
     return Verification(
         tuple(report.damages),
         pending,
-        tuple(f"data/{sha256}.safetensors" for sha256 in unneeded),
+        tuple(f"data/{sha256}.safetensors" for sha256 in sorted(unneeded)),
         complete is not None,
     )
 
@@ -147,50 +153,23 @@ def gc(path: str | os.PathLike[str], *, damaged: bool = False) -> Removed:
     folder = StoreFolder(path)
     folder.check()
     plan = read_plan(folder)
-    names = []
-    freed = 0
-    for leftover in folder.temporaries():
-        size = _size(leftover)
-        if remove_unheld(leftover):
-            names.append(f"tmp/{leftover.name}")
-            freed += size
+    sizes = {}
+    for name, size in folder.remove_leftovers().items():
+        sizes[f"tmp/{name}"] = size
     # A process whose shard has no record yet holds this lock too.
     with folder.locked("data", wait=False) as is_free:
         if is_free:
-            removed = _remove_damaged(folder, plan) if damaged else []
-            commits = [committed(folder, plan, unit) for unit in folder.recorded()]
+            if damaged:
+                units = _damaged_units(folder, plan, plan.units, read_shards=True)
+                sizes |= _remove_records(folder, plan, units)
+            recorded = folder.recorded()
+            commits = [committed(folder, plan.digest, unit) for unit in recorded]
             unneeded = folder.stored() - {commit.sha256 for commit in commits}
-            removed += [folder.data(sha256) for sha256 in sorted(unneeded)]
-            freed += sum(map(_size, removed))
-            for file in removed:
-                file.unlink(missing_ok=True)
-            for name in ("data", "commits", "."):
-                to_disk(folder.path / name)
-            names += [str(file.relative_to(folder.path)) for file in removed]
-    return Removed(tuple(names), freed, not is_free)
-
-
-def _remove_damaged(folder: StoreFolder, plan: StorePlan) -> list[Path]:
-    units = _damaged_units(folder, plan, plan.units, read_shards=True)
-    if not units and not _complete_is_wrong(folder, plan):
-        return []
-    return _remove_records(folder, units)
-
-
-def _remove_records(folder: StoreFolder, units: Iterable[str]) -> list[Path]:
-    """Remove the record of all records, and then those of some units.
-
-    No record names the shards of these units any more.
-    """
-    records_of_units = [folder.record(unit) for unit in units]
-    removed = []
-    for path in (folder.complete, *records_of_units):
-        if os.path.lexists(path):
-            path.unlink()
-            removed.append(path)
-    for name in (".", "commits"):
-        to_disk(folder.path / name)
-    return removed
+            for file in sorted(map(folder.data, unneeded)):
+                sizes[f"data/{file.name}"] = file.lstat().st_size
+                file.unlink()
+            to_disk(folder.path / "data")
+    return Removed(tuple(sizes), sum(sizes.values()), not is_free)
 
 
 @checked
@@ -201,12 +180,13 @@ def damaged_texts(path: str | os.PathLike[str]) -> list[str]:
     """
     folder = StoreFolder(path)
     plan = read_plan(folder)
-    report = _DamageReport(folder, Damaged)
     digests = {"duplicates": plan.duplicates, "strings": plan.strings}
     digests |= {unit.name: unit.sha256 for unit in plan.units}
     damaged = []
     for name, sha256 in digests.items():
-        if report.attempt(None, read_beside, folder, name, sha256) is None:
+        try:
+            read_beside(folder, name, sha256)
+        except Damaged:
             damaged.append(f"plan/{name}.jsonl")
     return damaged
 
@@ -223,14 +203,13 @@ def discard_damaged(
     folder = StoreFolder(path)
     plan = read_plan(folder)
     units = _damaged_units(folder, plan, plan.units, read_shards=read_shards)
-    if not units and not _complete_is_wrong(folder, plan):
-        return []
     # Locked, so that no other process commits or runs gc meanwhile.
     with folder.locked("data"):
-        # Another job may have repaired some of them since.
-        suspects = [unit for unit in plan.units if unit.name in units]
-        units = _damaged_units(folder, plan, suspects, read_shards=read_shards)
-        _remove_records(folder, units)
+        if units:
+            # Another job may have repaired some of them since.
+            suspects = [plan.by_name[unit] for unit in units]
+            units = _damaged_units(folder, plan, suspects, read_shards=read_shards)
+        _remove_records(folder, plan, units)
     return units
 
 
@@ -243,51 +222,32 @@ def _damaged_units(
 ) -> list[str]:
     """Return the units whose record or shard is damaged; one without is pending."""
     report = _DamageReport(folder, Damaged)
-    recorded = folder.recorded()
-    with progress.track("Verifying", total=len(units)) as advance:
-        for unit in units:
-            _verify_unit(report, plan, unit, recorded, None, read_shards=read_shards)
-            advance(1)
+    report.units(plan, units, read_shards=read_shards)
     return sorted({damage.unit for damage in report.damages if damage.unit})
 
 
-def _complete_is_wrong(folder: StoreFolder, plan: StorePlan) -> bool:
-    """Tell whether complete.json is damaged, or lists a record that is not there."""
-    try:
-        complete = completed(folder, plan)
-        if complete is None:
-            return False
-        for unit, sha256 in complete.units.items():
-            if committed(folder, plan, unit).sha256 != sha256:
-                return True
-    except Damaged:
-        return True
-    return False
+def _remove_records(
+    folder: StoreFolder, plan: StorePlan, units: Sequence[str]
+) -> dict[str, int]:
+    """Remove the record of all records, and then those of some units.
 
-
-def _verify_unit(
-    report: "_DamageReport",
-    plan: StorePlan,
-    unit: UnitDigest,
-    recorded: set[str],
-    complete: Complete | None,
-    *,
-    read_shards: bool,
-) -> Commit | None:
-    """Check the record and the shard of a unit, and return its commit if it has one."""
-    name = unit.name
-    folder = report.folder
-    if name not in recorded:
-        if complete is not None:
-            report.add(name, f"commits/{name}.json is missing")
-        return None
-    commit = report.attempt(name, committed, folder, plan, name)
-    if commit is None:
-        return None
-    report.attempt(name, _check_shard, folder, plan, commit, read_shards)
-    if complete is not None and complete.units[name] != commit.sha256:
-        report.add(name, "its record is not the one that complete.json lists")
-    return commit
+    No record names the shards of these units any more. Where no units are named, and
+    the record of all records lists those that are there, it stays.
+    """
+    sizes: dict[str, int] = {}
+    if not units:
+        with suppress(Damaged):
+            complete = completed(folder, plan.digest, plan.by_name) or {}
+            commits = {unit: committed(folder, plan.digest, unit) for unit in complete}
+            check_complete(folder, complete, commits)
+            return sizes
+    for path in (folder.complete, *map(folder.record, units)):
+        if os.path.lexists(path):
+            sizes[str(path.relative_to(folder.path))] = path.lstat().st_size
+            path.unlink()
+    to_disk(folder.path)
+    to_disk(folder.path / "commits")
+    return sizes
 
 
 def _check_shard(
@@ -296,62 +256,33 @@ def _check_shard(
     """Check the length, header and table of checksums of a shard.
 
     With `whole` also every block, all of them together, and the texts, ids and spans
-    against the plan.
+    against the plan: whoever changed a shard may have made all its checksums again.
     """
-    layout = layout_of(plan, plan.digest, plan.by_name[commit.unit])
-    reader = ShardReader(folder, commit, layout)
-    try:
-        reader.check_header()
-        digest = hashlib.sha256()
-        if whole:
-            for piece in reader.pieces():
-                digest.update(piece.data)
+    unit = plan.by_name[commit.unit]
+    problem = f"Cannot read unit {unit.name}"
+    name = f"data/{commit.sha256}.safetensors"
+    layout = layout_of(plan, plan.digest, unit)
+    with closing(ShardReader(folder, commit, layout)) as reader:
+        # These are read after the table of checksums and the header.
         reader.sequences()
-        if whole:
-            _compare_with_plan(folder, plan, reader)
-    finally:
-        reader.close()
-    if whole and digest.hexdigest() != commit.sha256:
-        reason = f"data/{commit.sha256}.safetensors is not the file that its name says"
-        raise Damaged(f"Cannot read unit {commit.unit}", reason, records.VERIFY)
-
-
-def _compare_with_plan(
-    folder: StoreFolder, plan: StorePlan, reader: ShardReader
-) -> None:
-    """Compare the texts, ids and spans of a shard with the plan.
-
-    Whoever changed a shard may have made all its checksums again.
-    """
-    unit = plan.by_name[reader.commit.unit]
-    try:
-        planned = sequence_tensors(read_sequences(folder, unit), plan.every)
-    except Damaged:
-        # That file of the plan is damaged, and is reported as such; the shard is not.
-        return
-    for name, expected in planned.items():
-        if not np.array_equal(reader.read_all(name), expected):
-            reason = (
-                f"data/{reader.commit.sha256}.safetensors has other {name} than"
-                f" plan/{unit.name}.jsonl"
-            )
-            raise Damaged(f"Cannot read unit {unit.name}", reason, records.VERIFY)
-
-
-def _links(folder: StoreFolder) -> Iterator[str]:
-    """Yield the links inside a store, of whatever name."""
-    for name in (".", *FOLDERS):
-        with suppress(OSError), os.scandir(folder.path / name) as entries:
-            links = sorted(entry.name for entry in entries if entry.is_symlink())
-            for link in links:
-                yield f"{name}/{link}".removeprefix("./")
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0
+        if not whole:
+            return
+        digest = hashlib.sha256()
+        for piece in reader.pieces():
+            digest.update(piece.data)
+        if digest.hexdigest() != commit.sha256:
+            reason = f"{name} is not the file that its name says"
+            raise Damaged(problem, reason, VERIFY)
+        try:
+            planned = sequence_tensors(read_sequences(folder, unit), plan.every)
+        except Damaged:
+            # That file of the plan is damaged, and is reported as such; the shard is
+            # not.
+            return
+        for tensor, expected in planned.items():
+            if not np.array_equal(reader.read_all(tensor), expected):
+                reason = f"{name} has other {tensor} than plan/{unit.name}.jsonl"
+                raise Damaged(problem, reason, VERIFY)
 
 
 class _DamageReport:
@@ -378,3 +309,27 @@ class _DamageReport:
         except self.kind as error:
             self.add(unit, error.reason)
             return None
+
+    def units(
+        self, plan: StorePlan, units: Sequence[UnitDigest], *, read_shards: bool
+    ) -> dict[str, Commit]:
+        """Check the records and the shards of units; return the records that there are.
+
+        A unit without a record is pending, and not damaged.
+        """
+        folder = self.folder
+        recorded = folder.recorded()
+        commits = {}
+        with progress.track("Verifying", total=len(units)) as advance:
+            for unit in units:
+                if unit.name in recorded:
+                    commit = self.attempt(
+                        unit.name, committed, folder, plan.digest, unit.name
+                    )
+                    if commit is not None:
+                        commits[unit.name] = commit
+                        self.attempt(
+                            unit.name, _check_shard, folder, plan, commit, read_shards
+                        )
+                advance(1)
+        return commits

@@ -12,28 +12,29 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, FileError, StoreError
-from hiddenscope.files import to_disk
+from hiddenscope.files import printable, to_disk
 from hiddenscope.store import records
-from hiddenscope.store.commits import Commit, Complete, committed
-from hiddenscope.store.folder import FOLDERS, StoreFolder, safe_path
+from hiddenscope.store.folder import FOLDERS, StoreFolder
 from hiddenscope.store.plan import (
-    LARGEST,
+    DTYPES,
     StorePlan,
     StoreSequence,
     UnitDigest,
+    read_plan,
+    read_sequences,
     unit_name,
 )
-from hiddenscope.store.shard import (
-    layout_of,
-    sequence_tensors,
-    states_to_store,
-    write_shard,
-)
+from hiddenscope.store.records import Commit, committed
+from hiddenscope.store.shard import layout_of, sequence_tensors, write_shard
 
 # Units whose texts stay in memory: a job computes one while it writes two and reads
 # one ahead.
@@ -73,7 +74,6 @@ def create(
     with _explained(folder):
         _refuse_others(folder)
         folder.make()
-        folder.remove_leftovers()
         with folder.writing(folder=True) as fresh:
             if strings is None:
                 strings = {}
@@ -98,7 +98,6 @@ def resume_store(
         )
     with _explained(folder):
         folder.make()
-        folder.remove_leftovers()
     return Writer(folder, plan)
 
 
@@ -139,7 +138,7 @@ class Writer:
         pooled store.
         """
         planned = self._unit(unit)
-        states = states_to_store(self.plan, planned, values)
+        states = self._checked(planned, values)
         if self.folder.record(unit).exists():
             return False
         tensors = sequence_tensors(self.sequences(unit), self.plan.every) | states
@@ -150,20 +149,40 @@ class Writer:
             commit = Commit(self.digest, unit, sha256, layout.size, table)
             # Locked, or gc could delete the shard before it has its record.
             with self.folder.locked("data", shared=True):
-                return self._record(fresh, commit)
+                final = self.folder.data(sha256)
+                os.replace(fresh, final)
+                to_disk(final.parent)
+                if self.folder.publish(self.folder.record(unit), commit.encode()):
+                    return True
+                # Another process was first. A damaged record is reported by verify.
+                with suppress(FileError):
+                    if committed(self.folder, self.digest, unit).sha256 != sha256:
+                        final.unlink(missing_ok=True)
+                return False
 
-    def _record(self, fresh: Path, commit: Commit) -> bool:
-        final = self.folder.data(commit.sha256)
-        os.replace(fresh, final)
-        to_disk(final.parent)
-        if self.folder.publish(self.folder.record(commit.unit), commit.encode()):
-            return True
-        # Another process was first. A damaged record is reported by verify.
-        with suppress(FileError):
-            winner = committed(self.folder, self.plan, commit.unit)
-            if winner.sha256 != commit.sha256:
-                final.unlink(missing_ok=True)
-        return False
+    def _checked(
+        self, unit: UnitDigest, values: Mapping[str, Any]
+    ) -> dict[str, NDArray[Any]]:
+        """Return the values of a unit by site, checked against the plan."""
+        arrays = {site: np.asarray(array) for site, array in values.items()}
+        actual = {}
+        for site, array in arrays.items():
+            actual[site] = f"{array.dtype} {list(array.shape)}"
+        expected = {}
+        for site in self.plan.sites:
+            shape = [self.plan.rows_of(unit), self.plan.widths[site]]
+            expected[site] = f"{DTYPES[self.plan.dtype]} {shape}"
+        wrong = sorted(dict(actual.items() ^ expected.items()))
+        if wrong:
+            site = wrong[0]
+            raise StoreError(
+                f"Cannot commit unit {unit.name}",
+                f"{site} is {actual.get(site, 'missing')}, and must be"
+                f" {expected.get(site, 'left out')}",
+                "Give each site of the plan, with one row a token, or a text where"
+                " states are pooled.",
+            )
+        return arrays
 
     def complete(self) -> None:
         """Write the record of all records, once no unit is pending."""
@@ -174,13 +193,12 @@ class Writer:
                 f"{len(missing):,} units are not committed, the first is {missing[0]}",
                 "Commit them first.",
             )
-        commits = {}
-        for unit in self.plan.units:
-            commit = committed(self.folder, self.plan, unit.name)
-            commits[unit.name] = commit.sha256
-        record = Complete(self.digest, commits)
+        shards = {}
+        for unit in self.plan.by_name:
+            shards[unit] = committed(self.folder, self.digest, unit).sha256
         with _explained(self.folder):
-            self.folder.publish(self.folder.complete, record.encode())
+            record = records.encode_complete(self.digest, shards)
+            self.folder.publish(self.folder.complete, record)
 
     def _unit(self, name: str) -> UnitDigest:
         unit = self.plan.by_name.get(name)
@@ -192,11 +210,6 @@ class Writer:
                 "Name one of them.",
             )
         return unit
-
-
-def read_plan(folder: StoreFolder) -> StorePlan:
-    """Read the plan of a store."""
-    return StorePlan.decode(folder.read(folder.plan), f"Cannot open {folder.shown}")
 
 
 @checked
@@ -223,87 +236,6 @@ def _sound_plan(folder: StoreFolder) -> StorePlan | None:
         return None
 
 
-def read_sequences(folder: StoreFolder, unit: UnitDigest) -> list[StoreSequence]:
-    """Return the sequences of a unit, checked against the plan."""
-    content = read_beside(folder, unit.name, unit.sha256)
-    try:
-        lines = [records.from_json(line) for line in content.splitlines()]
-        sequences = [StoreSequence.from_json(line) for line in lines]
-        tokens = sum(len(sequence.ids) for sequence in sequences)
-        if (len(sequences), tokens) != (unit.sequences, unit.tokens):
-            raise ValueError(
-                f"it has {len(sequences):,} sequences of {tokens:,} tokens, and"
-                " plan.json says otherwise"
-            )
-        return sequences
-    except (KeyError, TypeError, ValueError) as error:
-        raise _malformed(folder, unit.name, str(error)) from error
-
-
-def read_copies(folder: StoreFolder, plan: StorePlan) -> dict[int, int]:
-    """Read which earlier text each copy is a copy of, checked against the plan."""
-    pairs = []
-    for line in _lines_beside(folder, "duplicates", plan.duplicates):
-        pair = _copy_pair(line)
-        if pair is None:
-            reason = "a line names no text and an earlier one that it is a copy of"
-            raise _malformed(folder, "duplicates", reason)
-        pairs.append(pair)
-    copies = dict(pairs)
-    if len(copies) < len(pairs) or copies.keys() & set(copies.values()):
-        reason = "a text is there twice, or is a copy of a copy"
-        raise _malformed(folder, "duplicates", reason)
-    return copies
-
-
-def _copy_pair(line: object) -> tuple[int, int] | None:
-    """Return a text and the earlier one that it is a copy of; None if malformed."""
-    if not isinstance(line, dict):
-        return None
-    text = line.get("text")
-    original = line.get("same_as")
-    # Not isinstance: True is an integer too.
-    if type(text) is not int or type(original) is not int:
-        return None
-    return (text, original) if 0 <= original < text < LARGEST else None
-
-
-def read_strings(folder: StoreFolder, plan: StorePlan) -> dict[int, str]:
-    """Read the strings of token ids, checked against the plan."""
-    strings: dict[int, str] = {}
-    for line in _lines_beside(folder, "strings", plan.strings):
-        match line:
-            case [int(number), str(string)] if type(number) is int:
-                strings[number] = string
-            case _:
-                raise _malformed(folder, "strings", "a line has no id and its string")
-    return strings
-
-
-def _lines_beside(folder: StoreFolder, name: str, sha256: str) -> Iterator[object]:
-    for line in read_beside(folder, name, sha256).splitlines():
-        try:
-            yield records.from_json(line)
-        except ValueError as error:
-            reason = f"it is not JSON ({str(error)[:100]})"
-            raise _malformed(folder, name, reason) from error
-
-
-def _malformed(folder: StoreFolder, name: str, reason: str) -> Damaged:
-    return Damaged(
-        f"Cannot read {folder.shown}", f"plan/{name}.jsonl: {reason}", records.VERIFY
-    )
-
-
-def read_beside(folder: StoreFolder, name: str, sha256: str) -> bytes:
-    """Read a file of plan/, checked against its hash in the plan."""
-    content = folder.read(folder.texts(name))
-    if hashlib.sha256(content).hexdigest() != sha256:
-        reason = f"plan/{name}.jsonl is not what the plan was made with"
-        raise Damaged(f"Cannot read {folder.shown}", reason, records.VERIFY)
-    return content
-
-
 def _refuse_others(folder: StoreFolder) -> None:
     """Refuse a folder that is neither empty nor a store."""
     # Listed once: between two looks at it, another job could put its plan.json there.
@@ -318,41 +250,28 @@ def _refuse_others(folder: StoreFolder) -> None:
     if others:
         raise StoreError(
             f"Cannot make a store in {folder.shown}",
-            f"the folder holds other things, such as {safe_path(Path(others[0]))}",
+            f"the folder holds other things, such as {printable(others[0])}",
             "Give an empty folder, or a new one.",
         )
 
 
 def _publish_plan(folder: StoreFolder, fresh: Path, plan: StorePlan) -> None:
     """Put a plan in its place, unless there is one already; refuse another plan."""
+    texts = folder.path / "plan"
     stored = _sound_plan(folder)
     if stored is not None:
         if stored.digest != plan.digest:
-            raise StoreError(
-                f"Cannot go on with {folder.shown}: it was started with other settings",
-                "; ".join(stored.differences(plan)[:20]),
-                "Give another folder, or ask for the same as before.",
-            )
-        _restore_texts(folder, fresh)
+            stored.check_same(plan, folder.shown)
+        # Write those files again that were damaged or lost since.
+        for path in sorted(fresh.iterdir()):
+            is_same = False
+            with suppress(OSError):
+                is_same = filecmp.cmp(path, texts / path.name, shallow=False)
+            if not is_same:
+                os.replace(path, texts / path.name)
+        to_disk(texts)
         return
-    _refuse_records_of_others(folder, plan)
-    # Only a damaged plan.json can be there.
-    folder.plan.unlink(missing_ok=True)
-    final = folder.path / "plan"
-    # Left by a process that was killed before it had a plan.json.
-    for leftover in final.iterdir():
-        leftover.unlink()
-    final.rmdir()
-    os.replace(fresh, final)
-    to_disk(folder.path)
-    folder.publish(folder.plan, plan.encode())
-
-
-def _refuse_records_of_others(folder: StoreFolder, plan: StorePlan) -> None:
-    """Refuse a plan that the units of a store were not made by.
-
-    Where plan.json was lost, the records of the units still name their plan.
-    """
+    # Where plan.json was lost, the records of the units still name their plan.
     commits = [folder.record(unit) for unit in sorted(folder.recorded())]
     for path in (folder.complete, *commits):
         try:
@@ -367,19 +286,15 @@ def _refuse_records_of_others(folder: StoreFolder, plan: StorePlan) -> None:
                 f" {plan.digest[:12]} is asked for",
                 "Ask for the same as before, or give another folder.",
             )
-
-
-def _restore_texts(folder: StoreFolder, fresh: Path) -> None:
-    """Write those files of plan/ again that were damaged or lost since."""
-    final = folder.path / "plan"
-    for path in sorted(fresh.iterdir()):
-        try:
-            same = filecmp.cmp(path, final / path.name, shallow=False)
-        except OSError:
-            same = False
-        if not same:
-            os.replace(path, final / path.name)
-    to_disk(final)
+    # Only a damaged plan.json can be there.
+    folder.plan.unlink(missing_ok=True)
+    # Left by a process that was killed before it had a plan.json.
+    for leftover in texts.iterdir():
+        leftover.unlink()
+    texts.rmdir()
+    os.replace(fresh, texts)
+    to_disk(folder.path)
+    folder.publish(folder.plan, plan.encode())
 
 
 def _write_texts(
@@ -392,15 +307,29 @@ def _write_texts(
 ) -> StorePlan:
     """Write the files of plan/, and return the plan with their hashes."""
     problem = "Cannot plan a store"
-    order = _Order()
+    # Texts without sequences, which must be copies, and the place of the last sequence.
+    missing: set[int] = set()
+    last = (-1, 0)
     digests = []
     for number, sequences in enumerate(units):
-        for sequence in sequences:
-            order.check(sequence)
+        name = unit_name(number)
         if not sequences:
-            reason = f"unit {unit_name(number)} has no texts"
+            reason = f"unit {name} has no texts"
             raise StoreError(problem, reason, "Leave it out.")
-        digests.append(_write_unit(fresh, unit_name(number), sequences, every))
+        for sequence in sequences:
+            _check_sequence(sequence, last)
+            missing.update(range(last[0] + 1, sequence.text))
+            last = sequence.text, sequence.start
+        lines = (sequence.to_json() for sequence in sequences)
+        sha256 = _write_lines(fresh / f"{name}.jsonl", lines)
+        tokens = sum(len(sequence.ids) for sequence in sequences)
+        text_bytes = sum(len(sequence.string_bytes) for sequence in sequences)
+        stored = None
+        if every > 1:
+            stored = sum(len(sequence.kept(every)) for sequence in sequences)
+        digests.append(
+            UnitDigest(name, len(sequences), tokens, text_bytes, sha256, stored)
+        )
     if not digests:
         raise StoreError(problem, "there are no texts", "Give a corpus with texts.")
     requested = plan() if callable(plan) else plan
@@ -408,28 +337,53 @@ def _write_texts(
         reason = f"every is {every}, and {requested.every} in the plan"
         raise StoreError(problem, reason, "Give the same.")
     copies = sorted(duplicates)
-    order.check_copies(copies)
+    missing.update(range(last[0] + 1, max(copies, default=(0, 0))[0] + 1))
+    _check_copies(copies, missing)
     copy_lines = ({"text": text, "same_as": original} for text, original in copies)
-    copies_sha256 = _write_lines(fresh / "duplicates.jsonl", copy_lines)
     string_lines = ([number, strings[number]] for number in sorted(strings))
-    strings_sha256 = _write_lines(fresh / "strings.jsonl", string_lines)
+    filled = replace(
+        requested,
+        units=tuple(digests),
+        duplicates=_write_lines(fresh / "duplicates.jsonl", copy_lines),
+        strings=_write_lines(fresh / "strings.jsonl", string_lines),
+    )
     to_disk(fresh)
-    filled = requested.filled(digests, copies_sha256, strings_sha256)
     # Tuples become lists, as they are when read.
     return StorePlan.decode(filled.encode(), problem)
 
 
-def _write_unit(
-    fresh: Path, name: str, sequences: Sequence[StoreSequence], every: int
-) -> UnitDigest:
-    lines = (sequence.to_json() for sequence in sequences)
-    sha256 = _write_lines(fresh / f"{name}.jsonl", lines)
-    tokens = sum(len(sequence.ids) for sequence in sequences)
-    text_bytes = sum(len(sequence.string_bytes) for sequence in sequences)
-    stored = None
-    if every > 1:
-        stored = sum(len(sequence.kept(every)) for sequence in sequences)
-    return UnitDigest(name, len(sequences), tokens, text_bytes, sha256, stored)
+def _check_sequence(sequence: StoreSequence, last: tuple[int, int]) -> None:
+    """Refuse a sequence without tokens, or out of the order of the corpus."""
+    reason = None
+    if not sequence.ids or len(sequence.spans) != len(sequence.ids):
+        reason = f"it has {len(sequence.ids)} tokens and {len(sequence.spans)} spans"
+    elif (sequence.text, sequence.start) <= last or sequence.start < 0:
+        reason = (
+            f"its sequence at {sequence.start} comes after text {last[0]} at {last[1]}"
+        )
+    if reason:
+        raise StoreError(
+            f"Cannot plan a store: text {sequence.text}",
+            reason,
+            "Give sequences in the order of the corpus, each with tokens and spans.",
+        )
+
+
+def _check_copies(copies: Sequence[tuple[int, int]], missing: set[int]) -> None:
+    """Refuse copies unless each text without sequences is one, of an earlier text."""
+    texts = {text for text, _ in copies}
+    wrong = texts ^ missing
+    for text, original in copies:
+        if original in texts or not 0 <= original < text:
+            wrong.add(text)
+    if wrong or len(texts) != len(copies):
+        text = min(wrong, default=None)
+        raise StoreError(
+            "Cannot plan a store: its duplicates",
+            f"text {text} has sequences and is a duplicate, or has neither, or is not"
+            f" a copy of an earlier text ({dict(copies).get(text)})",
+            "Give sequences, or an earlier text that it is a copy of.",
+        )
 
 
 def _write_lines(path: Path, values: Iterable[Any]) -> str:

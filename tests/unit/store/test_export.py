@@ -18,7 +18,7 @@ from hiddenscope import progress
 from hiddenscope.cli import main as cli
 from hiddenscope.errors import Damaged, Error, FileError, SiteError
 from hiddenscope.store import StorePlan, StoreSequence, create
-from hiddenscope.store.export import formats
+from hiddenscope.store import export as exports
 from hiddenscope.testing import tiny_store
 from hiddenscope.testing.stores import tiny_sequence
 from tests.places import ROOT
@@ -96,7 +96,7 @@ def test_each_format_gives_back_the_store(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, export: Export
 ) -> None:
     # Blocks end inside texts and units.
-    monkeypatch.setattr("hiddenscope.store.row_blocks.BLOCK_ROWS", 7)
+    monkeypatch.setattr("hiddenscope.store.export.BLOCK_ROWS", 7)
     for number, options in enumerate(
         (
             {},
@@ -216,7 +216,7 @@ def test_an_interrupted_or_damaged_export_leaves_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = hs.open(tiny_store(tmp_path / "states").path)
-    monkeypatch.setattr("hiddenscope.store.row_blocks.BLOCK_ROWS", 7)
+    monkeypatch.setattr("hiddenscope.store.export.BLOCK_ROWS", 7)
     target = tmp_path / f"out{SUFFIXES[name]}"
     for error, expected in (
         (KeyboardInterrupt(), KeyboardInterrupt),
@@ -259,7 +259,7 @@ def test_bad_targets_are_one_sentence(
             store.export(tmp_path / name, **options)
         assert "\n" not in str(raised.value)
     assert (tmp_path / "old.parquet").read_text() == "mine"
-    monkeypatch.setattr(formats, "find_spec", lambda library: None)
+    monkeypatch.setattr(exports, "find_spec", lambda library: None)
     with pytest.raises(FileError, match=r"pip install 'hiddenscope\[export\]'"):
         store.export(tmp_path / "new.zarr")
     assert sorted(os.listdir(tmp_path)) == ["old.parquet", "states"]

@@ -23,8 +23,6 @@ from hiddenscope.store import (
     Writer,
     create,
     resume_store,
-    shard_reader,
-    site_array,
 )
 from hiddenscope.testing import tiny_store
 from hiddenscope.testing.stores import (
@@ -155,7 +153,7 @@ MISFITS: list[tuple[list[list[StoreSequence]], list[tuple[int, int]], str]] = [
     ([[ZERO, ZERO]], [], "comes after text 0"),
     ([[ZERO, tiny_sequence(2, 2)]], [], "text 1 has sequences and is a duplicate, or"),
     ([[ZERO, ONE]], [(1, 0)], "text 1 has sequences and is a duplicate"),
-    ([[ZERO]], [(1, 2), (2, 0)], "text 1 is said to be text 2"),
+    ([[ZERO]], [(1, 2), (2, 0)], "text 1 .* is not a copy of an earlier text"),
     ([[StoreSequence(0, 0, (), (), 0)]], [], "0 tokens"),
     ([[StoreSequence(0, 0, (1,), (), 0)]], [], "1 tokens and 0 spans"),
 ]
@@ -174,7 +172,11 @@ def test_values_that_do_not_fit_the_plan_are_refused(tmp_path: Path) -> None:
     writer = tiny_store(tmp_path, units=[])
     good = tiny_values(writer, "000000")
     for unit, wrong, what in (
-        ("000000", {"layer.0": good["layer.0"]}, "the sites are layer.0, and the plan"),
+        (
+            "000000",
+            {"layer.0": good["layer.0"]},
+            "final is missing, and must be float32",
+        ),
         ("000000", good | {"final": good["final"][1:]}, r"final is float32 \[11, 24\]"),
         ("000000", good | {"final": good["final"].astype("f8")}, "final is float64"),
         ("000009", good, "No unit '000009'"),
@@ -405,6 +407,6 @@ def test_wide_rows_of_many_units_and_many_portions_are_those_of_the_whole(
     assert whole[[0, 49], [8999, 0]].tolist() == [8999, 40_000_000 + 81_000]
     numbers = np.random.default_rng(0).integers(0, 50, 60)
     assert np.array_equal(store["layer.0"][numbers], whole[numbers])
-    monkeypatch.setattr(site_array, "FEW", 2)
-    monkeypatch.setattr(shard_reader, "MAX_BLOCKS_HELD", 6)
+    monkeypatch.setattr("hiddenscope.store.rows.FEW", 2)
+    monkeypatch.setattr("hiddenscope.store.shard.MAX_BLOCKS_HELD", 6)
     assert np.array_equal(store["layer.0"][numbers], whole[numbers])

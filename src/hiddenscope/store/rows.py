@@ -1,0 +1,515 @@
+"""The rows of a store: where each lies in the shards, and one site of them as an array.
+
+A text is there when all its sequences are committed; a copy of another text is there
+when that one is, and its rows are those of that one. Rows are counted in the order of
+the corpus, so that a store reads like the states of its texts.
+"""
+
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hiddenscope.arguments import integer
+from hiddenscope.errors import Damaged, Error, StatesError
+from hiddenscope.sites import Site
+from hiddenscope.states.arrays import Ints
+from hiddenscope.states.tokens import Source, Tokens, coordinates
+from hiddenscope.store.folder import VERIFY, StoreFolder
+from hiddenscope.store.plan import (
+    DTYPES,
+    StorePlan,
+    read_copies,
+    read_sequences,
+    read_strings,
+)
+from hiddenscope.store.records import Commit
+from hiddenscope.store.shard import ShardReader, in_corpus_order, layout_of
+
+if TYPE_CHECKING:
+    import xarray
+
+# Shards that are kept open.
+MOST_OPEN = 64
+# Shards that are prefetched together, fewer than are kept open.
+FEW = 32
+# Bytes that are widened at a time.
+BLOCK_BYTES = 32 * 2**20
+# Units whose texts are held: copies are read from where their texts lie.
+MOST_UNITS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedSequences:
+    """The sequences of the committed units, in order.
+
+    Each has its text, the position of its first token and its unit. `first` is its
+    first row of states in the unit's shard, and `length` the number of its rows.
+    """
+
+    text: Ints
+    start: Ints
+    unit: Ints
+    first: Ints
+    length: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class TextIndex:
+    """The texts that are there, by their numbers in the corpus, and their rows.
+
+    `order` are the sequences, text after text (a copy names those of another again),
+    and `owner` the text of each, counted among those that are there. Rows of states
+    that follow one another in one shard are a run: `run_begin` is the first among all
+    rows, `run_unit` its unit and `run_first` the first in that unit's shard.
+    """
+
+    texts: Ints
+    order: Ints
+    owner: Ints
+    run_begin: Ints
+    run_unit: Ints
+    run_first: Ints
+    count: int
+
+    @classmethod
+    def of(
+        cls, planned: PlannedSequences, texts: Ints, order: Ints, owner: Ints
+    ) -> "TextIndex":
+        """Join sequences that follow one another in one shard into runs."""
+        lengths = planned.length[order]
+        units = planned.unit[order]
+        begins = np.cumsum(lengths) - lengths
+        breaks = np.ones(len(order), dtype=bool)
+        breaks[1:] = (np.diff(order) != 1) | (np.diff(units) != 0)
+        return cls(
+            texts,
+            order,
+            owner,
+            begins[breaks],
+            units[breaks],
+            planned.first[order][breaks],
+            int(lengths.sum()),
+        )
+
+    def part(self, number: int, planned: PlannedSequences) -> "TextIndex":
+        """Return the index of one of the texts."""
+        start, end = np.searchsorted(self.owner, [number, number + 1])
+        order = self.order[start:end]
+        texts = self.texts[number : number + 1]
+        return TextIndex.of(planned, texts, order, np.zeros_like(order))
+
+    @property
+    def firsts(self) -> Ints:
+        """Return, for each sequence in order, the first of its text, which has it."""
+        firsts: Ints = self.order[np.searchsorted(self.owner, self.owner)]
+        return firsts
+
+    def runs(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the rows from start to end as unit, first row and number of rows."""
+        run = int(np.searchsorted(self.run_begin, start, side="right")) - 1
+        ends = [*self.run_begin[run + 1 :].tolist(), self.count]
+        for run_end in ends:
+            if start >= end:
+                return
+            stop = min(end, run_end)
+            # A run may be empty: no token of a window shorter than `every` is stored.
+            if stop > start:
+                first = self.run_first[run] + start - self.run_begin[run]
+                yield int(self.run_unit[run]), int(first), stop - start
+            start = stop
+            run += 1
+
+    def places(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Return the unit of each row, and the row in it."""
+        run = np.searchsorted(self.run_begin, rows, side="right") - 1
+        return self.run_unit[run], self.run_first[run] + rows - self.run_begin[run]
+
+
+def index_texts(
+    planned: PlannedSequences, copies: Mapping[int, int], partial: Sequence[int]
+) -> TextIndex:
+    """Index sequences by their texts.
+
+    Texts in `partial` have sequences that are not committed, and are left out.
+
+    >>> texts, zeros = np.arange(3), np.zeros(3, np.int64)
+    >>> planned = PlannedSequences(texts, zeros, zeros, texts * 2, zeros + 2)
+    >>> index = index_texts(planned, {3: 0}, [])
+    >>> index.texts.tolist(), index.count, list(index.runs(4, 8))
+    ([0, 1, 2, 3], 8, [(0, 4, 2), (0, 0, 2)])
+    """
+    found = np.unique(planned.text, return_index=True, return_counts=True)
+    is_whole = ~np.isin(found[0], np.array(partial, dtype=np.int64))
+    originals, firsts, counts = (column[is_whole] for column in found)
+    pairs = np.array(sorted(copies.items()), dtype=np.int64).reshape(-1, 2)
+    pairs = pairs[np.isin(pairs[:, 1], originals)]
+    texts = np.concatenate([originals, pairs[:, 0]])
+    # Which of the originals each text is.
+    origin = np.searchsorted(originals, np.concatenate([originals, pairs[:, 1]]))
+    sorting = np.argsort(texts, kind="stable")
+    origin = origin[sorting]
+    order = spread(firsts[origin], counts[origin])
+    owner = np.repeat(np.arange(len(texts)), counts[origin])
+    return TextIndex.of(planned, texts[sorting], order, owner)
+
+
+def spread(starts: Ints, counts: Ints) -> Ints:
+    """Return every number from each start on, as many as its count.
+
+    >>> spread(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    shifts = starts - (np.cumsum(counts) - counts)
+    numbers: Ints = np.repeat(shifts, counts) + np.arange(counts.sum())
+    return numbers
+
+
+class Shards:
+    """The shards of the committed units by their numbers, some of them open."""
+
+    def __init__(
+        self, folder: StoreFolder, plan: StorePlan, commits: dict[str, Commit]
+    ) -> None:
+        self.folder = folder
+        self.plan = plan
+        self.commits = commits
+        self.digest = plan.digest
+        self.units = tuple(plan.by_name[unit] for unit in sorted(commits))
+        self._open: OrderedDict[int, ShardReader] = OrderedDict()
+        self._lock = Lock()
+
+    def __getitem__(self, number: int) -> ShardReader:
+        with self._lock:
+            reader = self._open.pop(number, None)
+            if reader is None:
+                unit = self.units[number]
+                layout = layout_of(self.plan, self.digest, unit)
+                reader = ShardReader(self.folder, self.commits[unit.name], layout)
+            self._open[number] = reader
+            while len(self._open) > MOST_OPEN:
+                # Dropped and not closed: another thread may still read from it.
+                self._open.popitem(last=False)
+            return reader
+
+    def close(self) -> None:
+        """Close the files."""
+        with self._lock:
+            for reader in self._open.values():
+                reader.close()
+            self._open.clear()
+
+    def read(
+        self, tensor: str, index: TextIndex, start: int, end: int
+    ) -> Iterator[NDArray[Any]]:
+        """Yield rows of a tensor from start to end, run by run, as they lie on disk."""
+        for unit, first, count in index.runs(start, end):
+            yield self[unit].rows(tensor, first, count)
+
+    def text_reader(self) -> Callable[[int], str]:
+        """Return a function that reads the text of a sequence, holding a few units."""
+        units = self.planned.unit
+
+        @lru_cache(maxsize=MOST_UNITS)
+        def texts_of(unit: int) -> tuple[NDArray[Any], NDArray[Any], int]:
+            shard = self[unit]
+            first = int(np.searchsorted(units, unit))
+            return shard.read_all("strings"), shard.read_all("strings.offsets"), first
+
+        @lru_cache(maxsize=1)
+        def text_of(sequence: int) -> str:
+            unit = int(units[sequence])
+            content, offsets, first = texts_of(unit)
+            start, end = offsets[sequence - first : sequence - first + 2]
+            return self[unit].string(content[start:end])
+
+        return text_of
+
+    @property
+    def has_texts(self) -> bool:
+        """Tell whether the texts were stored."""
+        return any(unit.text_bytes for unit in self.plan.units)
+
+    @cached_property
+    def strings(self) -> dict[int, str]:
+        """Return the strings of token ids."""
+        return read_strings(self.folder, self.plan)
+
+    @cached_property
+    def index(self) -> TextIndex:
+        """Return the index of the texts that are there."""
+        partial: set[int] = set()
+        for unit in self.plan.units:
+            if unit.name not in self.commits:
+                # Of its texts, only the first and the last may have sequences in
+                # another unit.
+                sequences = read_sequences(self.folder, unit)
+                partial |= {sequences[0].text, sequences[-1].text}
+        return index_texts(self.planned, self._copies, sorted(partial))
+
+    @cached_property
+    def _copies(self) -> dict[int, int]:
+        return read_copies(self.folder, self.plan)
+
+    @cached_property
+    def planned(self) -> PlannedSequences:
+        """Return the sequences of all committed units."""
+        columns: list[list[Ints]] = [[np.empty(0, np.int64)] for _ in range(5)]
+        for number in range(len(self.units)):
+            # Many at once, so that the disk can work on them side by side.
+            if number % FEW == 0:
+                for ahead in range(number, min(number + FEW, len(self.units))):
+                    self[ahead].prefetch_index()
+            texts, starts, offsets = self[number].sequences()
+            lengths = np.diff(offsets)
+            if self.plan.pool is not None:
+                lengths = np.ones_like(lengths)
+            units = np.full(len(texts), number)
+            firsts = np.cumsum(lengths) - lengths
+            parts = (texts, starts, units, firsts, lengths)
+            for column, part in zip(columns, parts, strict=True):
+                column.append(part)
+        planned = PlannedSequences(*map(np.concatenate, columns))
+        in_order = in_corpus_order(planned.text, planned.start)
+        if not in_order or np.isin(planned.text, list(self._copies)).any():
+            reason = (
+                "a text is in two units that do not follow one another, or is a copy"
+                " and has states of its own"
+            )
+            raise Damaged(f"Cannot read {self.folder.shown}", reason, VERIFY)
+        return planned
+
+
+class SiteArray:
+    """A lazy array that numpy's indices read: `array[3]`, `array[[5, 900], :8]`.
+
+    Values are float32, to which float16 and bfloat16 are widened exactly. Every block
+    that is read is checked.
+    """
+
+    def __init__(self, shards: Shards, index: TextIndex, site: str) -> None:
+        self._shards = shards
+        self._index = index
+        self.site = site
+        self.stored = shards.plan.dtype
+        self.shape = (index.count, shards.plan.widths[site])
+        self.dtype = np.dtype(np.float32)
+        self.row_bytes = self.shape[1] * DTYPES[self.stored].itemsize
+
+    ndim = 2
+
+    @property
+    def size(self) -> int:
+        """Return the number of values."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that all values take in memory."""
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"SiteArray({self.site}, {list(self.shape)}, {self.stored} on disk)"
+
+    def __iter__(self) -> Iterator[NDArray[np.float32]]:
+        for block in self.blocks():
+            yield from block
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            rows, columns = _split(key)
+            values = self._rows(rows)
+            if isinstance(columns, slice) and columns == slice(None):
+                return values
+            # The rows that were read take the place of those in the key, in the same
+            # shape: numpy combines them with the columns.
+            shape = values.shape[:-1]
+            places: Any = slice(None)
+            if not isinstance(rows, slice):
+                places = np.arange(math.prod(shape)).reshape(shape)
+            return values.reshape(-1, self.shape[1])[places, columns]
+        except Error:
+            raise
+        except (IndexError, TypeError, ValueError) as error:
+            raise StatesError(
+                f"Cannot index {self!r}",
+                str(error)[:200],
+                "Give a number, a slice, a mask or indices of its rows.",
+            ) from error
+
+    def _rows(self, rows: Any) -> Any:
+        if isinstance(rows, slice):
+            numbers = range(len(self))[rows]
+            if numbers.step == 1:
+                return self.read(numbers.start, max(numbers.start, numbers.stop))
+            return self._taken(np.arange(numbers.start, numbers.stop, numbers.step))
+        indices = np.asarray(rows)
+        if indices.dtype.kind == "b" and indices.shape == (len(self),):
+            return self._taken(np.flatnonzero(indices))
+        if indices.dtype.kind not in "iu" and indices.size:
+            raise IndexError(
+                f"{indices.dtype} {list(indices.shape)} is neither a mask nor indices"
+            )
+        if indices.dtype.kind == "u":
+            # A larger number would become a negative index, and is outside anyway.
+            indices = np.minimum(indices, np.uint64(2**63 - 1))
+        taken = self._taken(indices.astype(np.int64).reshape(-1))
+        return taken.reshape(*indices.shape, self.shape[1])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        values: NDArray[Any] = self.read(0, len(self))
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    def blocks(self, rows: int | None = None) -> Iterator[NDArray[np.float32]]:
+        """Yield all rows in order, some at a time, so that only those are held."""
+        step = self._step if rows is None else integer(rows, "rows", 1)
+        starts = range(0, len(self), step)
+        return (self.read(start, min(start + step, len(self))) for start in starts)
+
+    def native_blocks(self, rows: int) -> Iterator[NDArray[Any]]:
+        """Yield all rows in order as they lie on disk, at most this many at a time.
+
+        bfloat16 is given as its bits.
+        """
+        integer(rows, "rows", 1)
+        for start in range(0, len(self), rows):
+            end = min(start + rows, len(self))
+            parts = list(self._shards.read(self.site, self._index, start, end))
+            yield parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    @property
+    def _step(self) -> int:
+        return max(1, BLOCK_BYTES // self.row_bytes)
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Return the rows from start to stop."""
+        out = np.empty((stop - start, self.shape[1]), np.float32)
+        done = 0
+        for begin in range(start, stop, self._step):
+            end = min(begin + self._step, stop)
+            for native in self._shards.read(self.site, self._index, begin, end):
+                widen(native, self.stored, out[done : done + len(native)])
+                done += len(native)
+        return out
+
+    def _taken(self, rows: Ints) -> NDArray[np.float32]:
+        native = self.native(rows)
+        out = np.empty(native.shape, np.float32)
+        widen(native, self.stored, out)
+        return out
+
+    def native(self, rows: Ints) -> NDArray[Any]:
+        """Return some rows as they lie on disk, in this order; bfloat16 as its bits."""
+        count, width = self.shape
+        if rows.size and not -count <= rows.min() <= rows.max() < count:
+            raise StatesError(
+                f"Cannot index {self!r}",
+                f"the indices run from {rows.min():,} to {rows.max():,}",
+                f"Give indices from 0 to {count - 1:,}.",
+            )
+        wanted, inverse = np.unique(rows % max(1, count), return_inverse=True)
+        units, places = self._index.places(wanted)
+        native = np.empty((len(wanted), width), DTYPES[self.stored])
+        needed = np.unique(units).tolist()
+        for begin in range(0, len(needed), FEW):
+            batch = []
+            for unit in needed[begin : begin + FEW]:
+                in_unit = np.flatnonzero(units == unit)
+                # A copy comes later than its text, but its states lie where the text's
+                # do.
+                in_unit = in_unit[np.argsort(places[in_unit], kind="stable")]
+                shard = self._shards[unit]
+                shard.prefetch(self.site, places[in_unit])
+                batch.append((shard, in_unit))
+            for shard, in_unit in batch:
+                part = np.empty((len(in_unit), width), DTYPES[self.stored])
+                shard.take(self.site, places[in_unit], part)
+                native[in_unit] = part
+        if np.array_equal(inverse, np.arange(len(wanted))):
+            return native
+        return native[inverse]
+
+
+def _split(key: Any) -> tuple[Any, Any]:
+    """Return the index of the rows, and that of the columns."""
+    parts = list(key) if isinstance(key, tuple) else [key]
+    # Compared by identity: == with an array gives an array.
+    dots = [place for place, part in enumerate(parts) if part is Ellipsis]
+    if len(dots) > 1 or len(parts) - len(dots) > 2:
+        raise IndexError(f"{len(parts)} indices were given")
+    missing = [slice(None)] * (2 - len(parts) + len(dots))
+    place = dots[0] if dots else len(parts)
+    both: list[Any] = [*parts[:place], *missing, *parts[place + 1 :]]
+    return both[0], both[1]
+
+
+def as_xarray(
+    arrays: Sequence[SiteArray], sites: Sequence[Site], tokens: Tokens, source: Source
+) -> "xarray.DataArray":
+    """Return a DataArray with dims site, token, width that is read when needed."""
+    import xarray
+    from xarray.backends import BackendArray
+    from xarray.core import indexing
+
+    if len({array.shape for array in arrays}) > 1:
+        raise StatesError(
+            "Cannot label these sites",
+            "their widths differ",
+            "Choose sites of one width.",
+        )
+
+    # xarray knows a lazy array by this base class.
+    class LazySites(BackendArray):
+        shape = (len(arrays), *arrays[0].shape)
+        dtype = arrays[0].dtype
+
+        def __getitem__(self, key: Any) -> Any:
+            return indexing.explicit_indexing_adapter(
+                key, self.shape, indexing.IndexingSupport.OUTER, self._outer
+            )
+
+        def _outer(self, key: tuple[Any, ...]) -> NDArray[Any]:
+            site_key, rows, channels = key
+            numbers = np.arange(len(arrays))[site_key]
+            if numbers.ndim == 0:
+                return np.asarray(arrays[int(numbers)][rows][..., channels])
+            parts = [arrays[number][rows][..., channels] for number in numbers]
+            if parts:
+                return np.stack(parts)
+            # No sites: the other dimensions are still those of the key.
+            return np.asarray(arrays[0][rows][..., channels][None][:0])
+
+    lazy = indexing.LazilyIndexedArray(LazySites())
+    return xarray.DataArray(
+        xarray.Variable(("site", "token", "width"), lazy),
+        coordinates(sites, tokens),
+        name="states",
+        attrs={"source": json.dumps(source.to_json())},
+    )
+
+
+def widen(native: NDArray[Any], stored: str, out: NDArray[np.float32]) -> None:
+    """Widen values to float32, which is exact for each dtype of a store.
+
+    >>> out = np.empty(2, np.float32)
+    >>> widen(np.array([0x3F80, 0xC000], np.uint16), "bfloat16", out)
+    >>> out.tolist()
+    [1.0, -2.0]
+    """
+    if stored == "bfloat16":
+        # bfloat16 is the upper half of a float32.
+        np.left_shift(
+            native, 16, out=out.view(np.uint32), dtype=np.uint32, casting="unsafe"
+        )
+    else:
+        out[...] = native
