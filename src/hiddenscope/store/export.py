@@ -44,18 +44,6 @@ FILE_BYTES = 512 * 2**20
 CONTEXT = 80
 
 
-@dataclass(frozen=True, eq=False)
-class RowBlock:
-    """Some rows: columns by name, and the states `[row, width]` of each site."""
-
-    start: int
-    columns: Mapping[str, NDArray[Any]]
-    values: Mapping[str, NDArray[Any]]
-
-    def __len__(self) -> int:
-        return len(self.columns["text_index"])
-
-
 class StoredRows:
     """The rows of a store, read block by block.
 
@@ -74,34 +62,35 @@ class StoredRows:
         self.shards = shards
         self.index = index
         self.atlas = atlas
-        self.widths = {site: plan.widths[site] for site in sites}
-        self.names = dict(zip(sites, ["vector"] if atlas else sites, strict=True))
+        # The columns of facts, and whether they hold integers or strings.
+        self.facts: dict[str, type] = {"text_index": int, "position": int}
+        if plan.pool is None:
+            self.facts |= {"id": int, "token": str, "start": int, "end": int}
+        if shards.has_texts:
+            self.facts["context" if plan.pool is None else "text"] = str
+        # The columns of vectors, each with its site.
+        self.vectors = dict(zip(["vector"] if atlas else sites, sites, strict=True))
+        self.widths = {name: plan.widths[self.vectors[name]] for name in self.vectors}
         self.dtype = DTYPES[plan.dtype]
         if atlas or plan.dtype == "bfloat16":
             self.dtype = np.dtype(np.float32)
-        # The columns, and whether they hold integers or strings.
-        self.columns: dict[str, type] = {"text_index": int, "position": int}
-        if plan.pool is None:
-            self.columns |= {"id": int, "token": str, "start": int, "end": int}
-        if shards.has_texts:
-            self.columns["context" if plan.pool is None else "text"] = str
         # As if all were float32, because narrower ones may be widened.
         row_bytes = max(1, 4 * sum(self.widths.values()))
         self.block_rows = max(1, min(BLOCK_ROWS, BLOCK_BYTES // row_bytes))
 
-    def blocks(self) -> Iterator[RowBlock]:
-        """Yield all rows in order, some at a time."""
+    def blocks(self) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield all rows in order, some at a time, as columns by name."""
         text_of = self.shards.text_reader()
         for start in range(0, self.index.count, self.block_rows):
             end = min(start + self.block_rows, self.index.count)
-            values = {}
-            for site in self.widths:
+            block = self._facts(start, end, text_of)
+            for name, site in self.vectors.items():
                 if self.dtype == np.float32:
                     array = SiteArray(self.shards, self.index, site)
-                    values[site] = array.read(start, end)
+                    block[name] = array.read(start, end)
                 else:
-                    values[site] = self._native(site, start, end)
-            yield RowBlock(start, self._columns(start, end, text_of), values)
+                    block[name] = self._native(site, start, end)
+            yield block
 
     def _native(self, tensor: str, start: int, end: int) -> NDArray[Any]:
         parts = self.shards.read(tensor, self.index, start, end)
@@ -118,7 +107,7 @@ class StoredRows:
     def _firsts(self) -> Ints:
         return self.index.firsts
 
-    def _columns(
+    def _facts(
         self, start: int, end: int, text_of: Callable[[int], str]
     ) -> dict[str, NDArray[Any]]:
         index = self.index
@@ -131,9 +120,9 @@ class StoredRows:
             "text_index": index.texts[index.owner[places]],
             "position": positions,
         }
-        if "text" in self.columns:
+        if "text" in self.facts:
             columns["text"] = as_strings(texts)
-        if "id" not in self.columns:
+        if "id" not in self.facts:
             return columns
         every = self.shards.plan.every
         # The first position of each window that is a multiple of `every`.
@@ -149,7 +138,7 @@ class StoredRows:
             "start": spans[:, 0],
             "end": spans[:, 1],
         }
-        if "context" in self.columns:
+        if "context" in self.facts:
             around = map(context, texts, *spans.T.tolist())
             columns["context"] = as_strings(around)
         return columns
@@ -190,8 +179,8 @@ def write_parquet(
         path, schema, compression="zstd", store_schema=not rows.atlas
     ) as writer:
         for block in rows.blocks():
-            writer.write_batch(_arrow_batch(rows, block, schema))
-            advance(len(block))
+            writer.write_batch(_arrow_batch(block, schema))
+            advance(len(block["position"]))
 
 
 def _arrow_schema(rows: StoredRows, provenance: str) -> "pyarrow.Schema":
@@ -200,28 +189,30 @@ def _arrow_schema(rows: StoredRows, provenance: str) -> "pyarrow.Schema":
 
     kinds = {int: pyarrow.int64(), str: pyarrow.string()}
     fields = []
-    for name, kind in rows.columns.items():
+    for name, kind in rows.facts.items():
         fields.append(pyarrow.field(name, kinds[kind], nullable=False))
-    number = pyarrow.from_numpy_dtype(rows.dtype)
-    for site, width in rows.widths.items():
-        vector = pyarrow.list_(pyarrow.field("item", number, nullable=False), width)
-        fields.append(pyarrow.field(rows.names[site], vector, nullable=False))
+    number = pyarrow.field("item", pyarrow.from_numpy_dtype(rows.dtype), nullable=False)
+    for name, width in rows.widths.items():
+        vector = pyarrow.list_(number, width)
+        fields.append(pyarrow.field(name, vector, nullable=False))
     return pyarrow.schema(fields, {"hiddenscope": provenance})
 
 
 def _arrow_batch(
-    rows: StoredRows, block: RowBlock, schema: "pyarrow.Schema"
+    block: Mapping[str, NDArray[Any]], schema: "pyarrow.Schema"
 ) -> "pyarrow.RecordBatch":
-    """Return the rows of a block, without a copy of their values."""
+    """Return the rows of a block, without a copy of their vectors."""
     import pyarrow
 
     arrays = []
-    for name in rows.columns:
-        arrays.append(pyarrow.array(block.columns[name], schema.field(name).type))
-    for site, name in rows.names.items():
-        flat = pyarrow.array(block.values[site].reshape(-1))
-        kind = schema.field(name).type
-        arrays.append(pyarrow.FixedSizeListArray.from_arrays(flat, type=kind))
+    for field in schema:
+        values = block[field.name]
+        if values.ndim == 1:
+            arrays.append(pyarrow.array(values, field.type))
+        else:
+            flat = pyarrow.array(values.reshape(-1))
+            vectors = pyarrow.FixedSizeListArray.from_arrays(flat, type=field.type)
+            arrays.append(vectors)
     return pyarrow.record_batch(arrays, schema=schema)
 
 
@@ -248,8 +239,8 @@ def write_dataset(
         files.append(f"data-{number:05}-of-{count:05}.arrow")
         with pyarrow.ipc.new_stream(path / files[-1], schema) as writer:
             for block in islice(blocks, blocks_per_file):
-                writer.write_batch(_arrow_batch(rows, block, schema))
-                advance(len(block))
+                writer.write_batch(_arrow_batch(block, schema))
+                advance(len(block["position"]))
     description = f"Hidden states that hiddenscope exported: {provenance}"
     DatasetInfo(description=description, features=features).write_to_directory(path)
     state: dict[str, object] = {
@@ -275,7 +266,7 @@ def write_zarr(path: Path, rows: StoredRows, provenance: str, advance: Advance) 
     chunk = min(rows.block_rows, max(1, count))
     group = zarr.create_group(path, zarr_format=3, overwrite=True)
     group.attrs["hiddenscope"] = json.loads(provenance)
-    for name, kind in rows.columns.items():
+    for name, kind in rows.facts.items():
         group.create_array(
             name,
             shape=(count,),
@@ -283,20 +274,22 @@ def write_zarr(path: Path, rows: StoredRows, provenance: str, advance: Advance) 
             dtype="int64" if kind is int else "str",
             dimension_names=("row",),
         )
-    for site, width in rows.widths.items():
+    for name, width in rows.widths.items():
         group.create_array(
-            site,
+            name,
             shape=(count, width),
             chunks=(chunk, max(1, width)),
             dtype=rows.dtype,
             dimension_names=("row", f"width_{width}"),
         )
     arrays = dict(group.arrays())
+    done = 0
     for block in rows.blocks():
-        part = slice(block.start, block.start + len(block))
-        for name, values in (*block.columns.items(), *block.values.items()):
-            arrays[name][part] = values
-        advance(len(block))
+        end = done + len(block["position"])
+        for name, values in block.items():
+            arrays[name][done:end] = values
+        advance(end - done)
+        done = end
     with warnings.catch_warnings():
         # zarr warns that other programs may not know it; xarray warns without it.
         warnings.simplefilter("ignore")

@@ -150,18 +150,21 @@ class StoreFolder:
         with os.fdopen(self.opened(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > most:
-                reason = f"{name} has {size:,} bytes, more than any such file"
-                raise Damaged(f"Cannot read {self.shown}", reason, VERIFY)
+                raise self.damaged(f"{name} has {size:,} bytes, more than such a file")
             try:
                 return file.read(most + 1)
             except OSError as error:
                 raise self._unreadable(name, error) from error
 
+    def damaged(self, reason: str) -> Damaged:
+        """Return the error of a store that is not as it was written."""
+        return Damaged(f"Cannot read {self.shown}", reason, VERIFY)
+
     def _unreadable(self, name: object, error: OSError) -> FileError:
-        problem = f"Cannot read {self.shown}"
         if isinstance(error, FileNotFoundError):
-            return Damaged(problem, f"{name} is missing", VERIFY)
-        return FileError(problem, f"{name}: {error.strerror or error}", VERIFY)
+            return self.damaged(f"{name} is missing")
+        reason = f"{name}: {error.strerror or error}"
+        return FileError(f"Cannot read {self.shown}", reason, VERIFY)
 
     def make(self) -> None:
         """Make the folders of a store that are missing."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, SiteError, StoreError
+from hiddenscope.files import printable
 from hiddenscope.sites import Site
 from hiddenscope.store import records
 from hiddenscope.store.folder import VERIFY, StoreFolder, is_digest
@@ -35,7 +36,6 @@ LARGEST = 2**62
 # Differences between two plans that are named.
 MAX_DIFFERENCES = 20
 _NO_DIGEST = ""
-_ABSENT = object()
 
 
 @checked
@@ -280,10 +280,10 @@ class StorePlan:
         here, there = map(_flattened, (self, requested))
         lines = []
         for name in here | there:
-            pair = here.get(name, _ABSENT), there.get(name, _ABSENT)
-            if pair[0] != pair[1] and name != "units":
-                stored, other = map(_shown, pair)
-                lines.append(f"{name}: {stored} there, {other} asked")
+            stored = here.get(name, "nothing")
+            other = there.get(name, "nothing")
+            if stored != other and name != "units":
+                lines.append(f"{name}: {_shown(stored)} there, {_shown(other)} asked")
         counts = len(self.units), len(requested.units)
         if counts[0] != counts[1]:
             lines.append(f"units: {counts[0]:,} there, {counts[1]:,} asked")
@@ -346,11 +346,7 @@ def _flattened(plan: StorePlan) -> dict[str, Any]:
 
 
 def _shown(value: object) -> str:
-    if value is _ABSENT:
-        return "nothing"
-    text = ascii(value)
-    if isinstance(value, str) and value and value.isprintable():
-        text = value
+    text = printable(str(value))
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -370,7 +366,7 @@ def read_sequences(folder: StoreFolder, unit: UnitDigest) -> list[StoreSequence]
             f"it has {len(sequences):,} sequences of {tokens:,} tokens, and plan.json"
             " says otherwise"
         )
-        raise records.malformed(folder, unit.name, reason)
+        raise folder.damaged(f"plan/{unit.name}.jsonl: {reason}")
     return sequences
 
 
@@ -389,7 +385,7 @@ def read_copies(folder: StoreFolder, plan: StorePlan) -> dict[int, int]:
     copies = dict(pairs)
     if len(copies) < len(pairs) or copies.keys() & set(copies.values()):
         reason = "a text is there twice, or is a copy of a copy"
-        raise records.malformed(folder, "duplicates", reason)
+        raise folder.damaged(f"plan/duplicates.jsonl: {reason}")
     return copies
 
 

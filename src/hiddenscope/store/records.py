@@ -97,8 +97,7 @@ def read_beside(folder: StoreFolder, name: str, sha256: str) -> bytes:
     """Read a file of plan/, checked against its hash in the plan."""
     content = folder.read(folder.texts(name))
     if hashlib.sha256(content).hexdigest() != sha256:
-        reason = f"plan/{name}.jsonl is not what the plan was made with"
-        raise Damaged(f"Cannot read {folder.shown}", reason, VERIFY)
+        raise folder.damaged(f"plan/{name}.jsonl is not what the plan was made with")
     return content
 
 
@@ -110,14 +109,8 @@ def read_lines(
     try:
         return [parse(from_json(line)) for line in content.splitlines()]
     except (KeyError, TypeError, ValueError) as error:
-        raise malformed(folder, name, str(error)[:200]) from error
-
-
-def malformed(folder: StoreFolder, name: str, reason: str) -> Damaged:
-    """Return the error of a file of plan/ that is whole and yet not what it must be."""
-    return Damaged(
-        f"Cannot read {folder.shown}", f"plan/{name}.jsonl: {reason}", VERIFY
-    )
+        reason = f"plan/{name}.jsonl: {str(error)[:200]}"
+        raise folder.damaged(reason) from error
 
 
 @dataclass(frozen=True)
@@ -174,8 +167,7 @@ def completed(
     shards = fields.get("units")
     lists_units = isinstance(shards, dict) and set(shards) == set(units)
     if fields.get("format") != COMPLETE or not lists_units:
-        reason = "complete.json does not list the units of the plan"
-        raise Damaged(problem, reason, VERIFY)
+        raise folder.damaged("complete.json does not list the units of the plan")
     _check_plan(fields.get("plan"), plan, problem)
     return dict(fields["units"])
 
@@ -190,16 +182,11 @@ def check_complete(
 ) -> None:
     """Refuse a store whose commits are not those that complete.json lists."""
     for unit, sha256 in shards.items():
-        commit = commits.get(unit)
-        reason = None
-        if commit is None:
-            reason = f"the record of unit {unit} is missing"
-        elif commit.sha256 != sha256:
-            reason = (
-                f"the record of unit {unit} is not the one that complete.json lists"
-            )
-        if reason:
-            raise Damaged(f"Cannot open {folder.shown}", reason, VERIFY)
+        if unit not in commits:
+            raise folder.damaged(f"the record of unit {unit} is missing")
+        if commits[unit].sha256 != sha256:
+            what = f"the record of unit {unit}"
+            raise folder.damaged(f"{what} is not the one that complete.json lists")
 
 
 def _check_plan(digest: object, plan: str, problem: str) -> None:

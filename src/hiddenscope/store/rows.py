@@ -7,22 +7,20 @@ the corpus, so that a store reads like the states of its texts.
 
 import json
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.arguments import integer
-from hiddenscope.errors import Damaged, Error, StatesError
+from hiddenscope.errors import Error, StatesError
 from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Ints
 from hiddenscope.states.tokens import Source, Tokens, coordinates
-from hiddenscope.store.folder import VERIFY, StoreFolder
+from hiddenscope.store.folder import StoreFolder
 from hiddenscope.store.plan import (
     DTYPES,
     StorePlan,
@@ -146,9 +144,11 @@ def index_texts(
     >>> index.texts.tolist(), index.count, list(index.runs(4, 8))
     ([0, 1, 2, 3], 8, [(0, 4, 2), (0, 0, 2)])
     """
-    found = np.unique(planned.text, return_index=True, return_counts=True)
-    is_whole = ~np.isin(found[0], np.array(partial, dtype=np.int64))
-    originals, firsts, counts = (column[is_whole] for column in found)
+    originals, firsts, counts = np.unique(
+        planned.text, return_index=True, return_counts=True
+    )
+    is_whole = ~np.isin(originals, np.array(partial, dtype=np.int64))
+    originals, firsts, counts = originals[is_whole], firsts[is_whole], counts[is_whole]
     pairs = np.array(sorted(copies.items()), dtype=np.int64).reshape(-1, 2)
     pairs = pairs[np.isin(pairs[:, 1], originals)]
     texts = np.concatenate([originals, pairs[:, 0]])
@@ -183,28 +183,20 @@ class Shards:
         self.commits = commits
         self.digest = plan.digest
         self.units = tuple(plan.by_name[unit] for unit in sorted(commits))
-        self._open: OrderedDict[int, ShardReader] = OrderedDict()
-        self._lock = Lock()
+        # A shard that is dropped is not closed: another thread may still read from it.
+        self._reader = lru_cache(MOST_OPEN)(self._open)
 
     def __getitem__(self, number: int) -> ShardReader:
-        with self._lock:
-            reader = self._open.pop(number, None)
-            if reader is None:
-                unit = self.units[number]
-                layout = layout_of(self.plan, self.digest, unit)
-                reader = ShardReader(self.folder, self.commits[unit.name], layout)
-            self._open[number] = reader
-            while len(self._open) > MOST_OPEN:
-                # Dropped and not closed: another thread may still read from it.
-                self._open.popitem(last=False)
-            return reader
+        return self._reader(number)
+
+    def _open(self, number: int) -> ShardReader:
+        unit = self.units[number]
+        layout = layout_of(self.plan, self.digest, unit)
+        return ShardReader(self.folder, self.commits[unit.name], layout)
 
     def close(self) -> None:
-        """Close the files."""
-        with self._lock:
-            for reader in self._open.values():
-                reader.close()
-            self._open.clear()
+        """Close the files, each as soon as nobody reads from it."""
+        self._reader.cache_clear()
 
     def read(
         self, tensor: str, index: TextIndex, start: int, end: int
@@ -279,11 +271,10 @@ class Shards:
         planned = PlannedSequences(*map(np.concatenate, columns))
         in_order = in_corpus_order(planned.text, planned.start)
         if not in_order or np.isin(planned.text, list(self._copies)).any():
-            reason = (
+            raise self.folder.damaged(
                 "a text is in two units that do not follow one another, or is a copy"
                 " and has states of its own"
             )
-            raise Damaged(f"Cannot read {self.folder.shown}", reason, VERIFY)
         return planned
 
 
@@ -360,10 +351,7 @@ class SiteArray:
             raise IndexError(
                 f"{indices.dtype} {list(indices.shape)} is neither a mask nor indices"
             )
-        if indices.dtype.kind == "u":
-            # A larger number would become a negative index, and is outside anyway.
-            indices = np.minimum(indices, np.uint64(2**63 - 1))
-        taken = self._taken(indices.astype(np.int64).reshape(-1))
+        taken = self._taken(indices.reshape(-1))
         return taken.reshape(*indices.shape, self.shape[1])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -402,27 +390,30 @@ class SiteArray:
                 done += len(native)
         return out
 
-    def _taken(self, rows: Ints) -> NDArray[np.float32]:
+    def _taken(self, rows: NDArray[Any]) -> NDArray[np.float32]:
         native = self.native(rows)
         out = np.empty(native.shape, np.float32)
         widen(native, self.stored, out)
         return out
 
-    def native(self, rows: Ints) -> NDArray[Any]:
+    def native(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Return some rows as they lie on disk, in this order; bfloat16 as its bits."""
         count, width = self.shape
+        # Before they become int64: a larger number would be a negative index then.
         if rows.size and not -count <= rows.min() <= rows.max() < count:
             raise StatesError(
                 f"Cannot index {self!r}",
                 f"the indices run from {rows.min():,} to {rows.max():,}",
                 f"Give indices from 0 to {count - 1:,}.",
             )
-        wanted, inverse = np.unique(rows % max(1, count), return_inverse=True)
+        wanted, inverse = np.unique(
+            rows.astype(np.int64) % max(1, count), return_inverse=True
+        )
         units, places = self._index.places(wanted)
         native = np.empty((len(wanted), width), DTYPES[self.stored])
         needed = np.unique(units).tolist()
         for begin in range(0, len(needed), FEW):
-            batch = []
+            in_units = []
             for unit in needed[begin : begin + FEW]:
                 in_unit = np.flatnonzero(units == unit)
                 # A copy comes later than its text, but its states lie where the text's
@@ -430,11 +421,9 @@ class SiteArray:
                 in_unit = in_unit[np.argsort(places[in_unit], kind="stable")]
                 shard = self._shards[unit]
                 shard.prefetch(self.site, places[in_unit])
-                batch.append((shard, in_unit))
-            for shard, in_unit in batch:
-                part = np.empty((len(in_unit), width), DTYPES[self.stored])
-                shard.take(self.site, places[in_unit], part)
-                native[in_unit] = part
+                in_units.append((shard, in_unit))
+            for shard, in_unit in in_units:
+                native[in_unit] = shard.take(self.site, places[in_unit])
         if np.array_equal(inverse, np.arange(len(wanted))):
             return native
         return native[inverse]

@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -45,10 +45,10 @@ BLOCK = 16 * 1024
 PIECE = 4 * 2**20
 # Blocks that a thread reads at a time.
 BLOCKS_PER_READ = 64
+# Scattered rows that are read at a time, if they lie within a block of one another.
+MOST_ROWS = 2048
 # One copies while the other checks, which holds the GIL; more of them wait for it.
 THREADS = 2
-# Blocks that are held for scattered rows.
-MAX_BLOCKS_HELD = 4096
 
 _INT32 = 2**31
 _Tensor: TypeAlias = tuple[str, np.dtype[Any], tuple[int, ...], str]
@@ -57,16 +57,12 @@ _Bytes: TypeAlias = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """The place of a tensor in its file, with its shape and its dtype in numpy."""
+    """The place of a tensor in its file, its shape and its dtype in numpy."""
 
     start: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-
-    @property
-    def row_bytes(self) -> int:
-        """Return the length of one row in bytes."""
-        return math.prod(self.shape[1:]) * self.dtype.itemsize
+    row_bytes: int
 
 
 @dataclass(frozen=True)
@@ -129,7 +125,8 @@ def _place(tensors: Sequence[_Tensor], metadata: Mapping[str, str]) -> ShardLayo
     places = {}
     for name, dtype, shape, _ in tensors:
         start = len(header) + entries[name]["data_offsets"][0]
-        places[name] = TensorPlace(start, dtype, shape)
+        row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        places[name] = TensorPlace(start, dtype, shape, row_bytes)
     return ShardLayout(header, places, places[TABLE].start, len(header) + end)
 
 
@@ -165,6 +162,7 @@ def sequence_tensors(
     }
 
 
+@cache
 def crc_function() -> Callable[..., int]:
     """Return the function that computes CRC-32C, imported when it is needed."""
     import crc32c
@@ -276,11 +274,11 @@ class ShardReader:
         """Read rows of a tensor that follow one another."""
         place = self.layout.places[tensor]
         start = place.start + first * place.row_bytes
-        end = start + count * place.row_bytes
-        block = start // BLOCK
-        content = self._blocks(block, -(-end // BLOCK))
-        offset = block * BLOCK
-        values = content[start - offset : end - offset].view(place.dtype)
+        length = count * place.row_bytes
+        block, end = _blocks_of(start, length)
+        content = self._blocks(block, end)
+        offset = start - block * BLOCK
+        values = content[offset : offset + length].view(place.dtype)
         return values.reshape(count, *place.shape[1:])
 
     def read_all(self, tensor: str) -> NDArray[Any]:
@@ -294,51 +292,35 @@ class ShardReader:
         self._will_need(0, self.layout.places["ids"].start)
 
     def prefetch(self, tensor: str, rows: Ints) -> None:
-        """Have the disk begin with rows, in ascending order, that will be taken."""
-        blocks, _ = self._blocks_of(tensor, rows[: self._portion(tensor)])
-        self._prefetch(blocks)
-
-    def take(self, tensor: str, rows: Ints, out: NDArray[Any]) -> None:
-        """Read scattered rows, in ascending order, into an array of the tensor's dtype.
-
-        They are read in portions, of which `prefetch` has begun the first.
-        """
-        width = self.layout.places[tensor].row_bytes
-        portion = self._portion(tensor)
-        blocks, offsets = self._blocks_of(tensor, rows[:portion])
-        for done in range(0, len(rows), portion):
-            end = done + portion
-            content = self._gather_blocks(blocks)
-            target = out[done:end].view(np.uint8).reshape(len(offsets), width)
-            for number, offset in enumerate(offsets.tolist()):
-                target[number] = content[offset : offset + width]
-            blocks, offsets = self._blocks_of(tensor, rows[end : end + portion])
-            self._prefetch(blocks)
-
-    def _portion(self, tensor: str) -> int:
-        """Return how many rows of a tensor may be held, with their blocks, at once."""
-        blocks_per_row = self.layout.places[tensor].row_bytes // BLOCK + 2
-        return max(1, MAX_BLOCKS_HELD // blocks_per_row)
-
-    def _blocks_of(self, tensor: str, rows: Ints) -> tuple[Ints, Ints]:
-        """Return the blocks that hold rows, and where each row begins in them.
-
-        The rows' offsets are those in the blocks one after another.
-        """
+        """Have the disk begin at once with rows, in ascending order, to be taken."""
         place = self.layout.places[tensor]
-        width = place.row_bytes
-        starts = place.start + rows * width
-        firsts = starts // BLOCK
-        lasts = np.maximum(starts, starts + width - 1) // BLOCK
-        most = np.arange(width // BLOCK + 2)
-        blocks = np.unique(np.minimum(firsts[:, None] + most, lasts[:, None]))
-        offsets = np.searchsorted(blocks, firsts) * BLOCK + starts % BLOCK
-        return blocks, offsets
+        for first, last, _ in self._runs(tensor, rows[:MOST_ROWS]):
+            start = place.start + first * place.row_bytes
+            block, end = _blocks_of(start, (last - first + 1) * place.row_bytes)
+            self._will_need(block * BLOCK, (end - block) * BLOCK)
 
-    def _prefetch(self, blocks: Ints) -> None:
-        """Have the disk begin with all blocks at once."""
-        for _, block, count in _spans(blocks):
-            self._will_need(block * BLOCK, count * BLOCK)
+    def take(self, tensor: str, rows: Ints) -> NDArray[Any]:
+        """Read scattered rows, in ascending order."""
+        place = self.layout.places[tensor]
+        out = np.empty((len(rows), *place.shape[1:]), place.dtype)
+        for first, last, run in self._runs(tensor, rows):
+            part = self.rows(tensor, first, last - first + 1)
+            out[run] = part if first == last else part[rows[run] - first]
+        return out
+
+    def _runs(self, tensor: str, rows: Ints) -> Iterator[tuple[int, int, slice]]:
+        """Split rows into runs of a first and a last row, and which rows these are.
+
+        Rows that share a block are in one run, unless there are too many.
+        """
+        gap = -(-BLOCK // self.layout.places[tensor].row_bytes)
+        breaks = np.diff(rows) > gap
+        breaks[MOST_ROWS - 1 :: MOST_ROWS] = True
+        ends = [*(np.flatnonzero(breaks) + 1).tolist(), len(rows)]
+        begin = 0
+        for end in ends:
+            yield int(rows[begin]), int(rows[end - 1]), slice(begin, end)
+            begin = end
 
     def _will_need(self, start: int, length: int) -> None:
         if hasattr(os, "posix_fadvise"):
@@ -406,28 +388,16 @@ class ShardReader:
         end = min(last * BLOCK, self.layout.covered)
         content = np.empty(max(0, end - first * BLOCK), np.uint8)
         step = BLOCKS_PER_READ * BLOCK
-        starts = range(0, len(content), step)
+        if len(content) <= step:
+            self._read_blocks(content, first, sums)
+            return content
 
         def read_share(thread: int) -> None:
-            for start in starts[thread::THREADS]:
+            for start in range(thread * step, len(content), THREADS * step):
                 part = content[start : start + step]
                 self._read_blocks(part, first + start // BLOCK, sums)
 
-        if len(starts) > 1:
-            list(_threads(os.getpid()).map(read_share, range(THREADS)))
-        else:
-            read_share(0)
-        return content
-
-    def _gather_blocks(self, blocks: Ints) -> _Bytes:
-        """Read scattered blocks, in ascending order, one after another, checked."""
-        # All of them are prefetched, or on their way, so that one thread is enough.
-        sums = self.sums
-        content = np.empty(len(blocks) * BLOCK, np.uint8)
-        for index, block, count in _spans(blocks):
-            length = min(count * BLOCK, self.layout.covered - block * BLOCK)
-            part = content[index * BLOCK : index * BLOCK + length]
-            self._read_blocks(part, block, sums)
+        list(_threads(os.getpid()).map(read_share, range(THREADS)))
         return content
 
     def _read_blocks(self, part: _Bytes, block: int, sums: list[int]) -> None:
@@ -465,16 +435,9 @@ def in_corpus_order(text: Ints, start: Ints) -> bool:
     return bool(((steps > 0) | next_window).all())
 
 
-def _spans(blocks: Ints) -> list[tuple[int, int, int]]:
-    """Split ascending blocks into runs: index of the first, the first, and their count.
-
-    >>> _spans(np.array([3, 4, 9]))
-    [(0, 3, 2), (2, 9, 1)]
-    """
-    begins = np.flatnonzero(np.diff(blocks, prepend=-2) != 1)
-    counts = np.diff(begins, append=len(blocks))
-    columns = (begins.tolist(), blocks[begins].tolist(), counts.tolist())
-    return list(zip(*columns, strict=True))
+def _blocks_of(start: int, length: int) -> tuple[int, int]:
+    """Return the first block of some bytes, and the one after the last."""
+    return start // BLOCK, -(-(start + length) // BLOCK)
 
 
 @lru_cache(maxsize=1)

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from hiddenscope import states
 from hiddenscope.arguments import checked
-from hiddenscope.errors import Damaged, SiteError, StatesError, StoreError
+from hiddenscope.errors import SiteError, StatesError, StoreError
 from hiddenscope.sites import Site, SitePatterns, named_layer, summarise
 from hiddenscope.states.arrays import Ints
 from hiddenscope.states.tokens import Source, Tokens, terminal_safe
 from hiddenscope.store.export import ExportFormat, export_rows
-from hiddenscope.store.folder import VERIFY, StoreFolder
+from hiddenscope.store.folder import StoreFolder
 from hiddenscope.store.plan import read_plan
 from hiddenscope.store.records import check_complete, committed, completed
 from hiddenscope.store.rows import Shards, SiteArray, TextIndex, as_xarray, spread
@@ -60,7 +60,7 @@ def open(path: str | os.PathLike[str]) -> "Store":  # noqa: A001
     unknown = recorded - set(plan.by_name)
     if unknown:
         reason = f"it has a record of unit {min(unknown)}, which is not in its plan"
-        raise Damaged(f"Cannot open {folder.shown}", reason, VERIFY)
+        raise folder.damaged(reason)
     commits = {unit: committed(folder, plan.digest, unit) for unit in recorded}
     check_complete(folder, complete or {}, commits)
     return Store(Shards(folder, plan, commits), complete is not None)

@@ -18,7 +18,7 @@ from hiddenscope import progress
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, Error
 from hiddenscope.files import to_disk
-from hiddenscope.store.folder import FOLDERS, VERIFY, StoreFolder
+from hiddenscope.store.folder import FOLDERS, StoreFolder
 from hiddenscope.store.plan import (
     StorePlan,
     UnitDigest,
@@ -34,6 +34,7 @@ from hiddenscope.store.records import (
     completed,
     read_beside,
 )
+from hiddenscope.store.rows import Shards
 from hiddenscope.store.shard import ShardReader, layout_of, sequence_tensors
 
 Value = TypeVar("Value")
@@ -102,16 +103,10 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     plan = report.attempt(None, read_plan, folder)
     if plan is None:
         return Verification(tuple(report.damages), (), (), False)
-    copies = report.attempt(None, read_copies, folder, plan) or {}
+    report.attempt(None, read_copies, folder, plan)
     report.attempt(None, read_strings, folder, plan)
-    last = (-1, 0)
     for unit in plan.units:
-        for sequence in report.attempt(unit.name, read_sequences, folder, unit) or ():
-            place = (sequence.text, sequence.start)
-            if place <= last or sequence.text in copies:
-                what = f"plan/{unit.name}.jsonl has text {sequence.text} out of order"
-                report.add(None, f"{what}, or it is a copy", recomputable=False)
-            last = place
+        report.attempt(unit.name, read_sequences, folder, unit)
     complete = report.attempt(None, completed, folder, plan.digest, plan.by_name)
     recorded = folder.recorded()
     commits = report.units(plan, plan.units, read_shards=True)
@@ -122,6 +117,9 @@ def verify(path: str | os.PathLike[str]) -> Verification:
             report.add(name, f"commits/{name}.json is missing")
         elif name in commits and commits[name].sha256 != complete[name]:
             report.add(name, "its record is not the one that complete.json lists")
+    if not report.damages:
+        # Whether the texts of all units together are in the order of the corpus.
+        report.attempt(None, lambda: Shards(folder, plan, commits).planned)
     for name in sorted(recorded - set(plan.by_name)):
         what = f"commits/{name}.json is of a unit that is not in the plan"
         report.add(None, what, recomputable=False)
@@ -259,7 +257,6 @@ def _check_shard(
     against the plan: whoever changed a shard may have made all its checksums again.
     """
     unit = plan.by_name[commit.unit]
-    problem = f"Cannot read unit {unit.name}"
     name = f"data/{commit.sha256}.safetensors"
     layout = layout_of(plan, plan.digest, unit)
     with closing(ShardReader(folder, commit, layout)) as reader:
@@ -271,8 +268,7 @@ def _check_shard(
         for piece in reader.pieces():
             digest.update(piece.data)
         if digest.hexdigest() != commit.sha256:
-            reason = f"{name} is not the file that its name says"
-            raise Damaged(problem, reason, VERIFY)
+            raise folder.damaged(f"{name} is not the file that its name says")
         try:
             planned = sequence_tensors(read_sequences(folder, unit), plan.every)
         except Damaged:
@@ -281,8 +277,8 @@ def _check_shard(
             return
         for tensor, expected in planned.items():
             if not np.array_equal(reader.read_all(tensor), expected):
-                reason = f"{name} has other {tensor} than plan/{unit.name}.jsonl"
-                raise Damaged(problem, reason, VERIFY)
+                what = f"{name} has other {tensor} than plan/{unit.name}.jsonl"
+                raise folder.damaged(what)
 
 
 class _DamageReport:

@@ -4,7 +4,7 @@ A unit is committed in six steps: its shard is written under a temporary name an
 on the way; the shard is fsynced; it is renamed to its hash; the folder is fsynced; the
 record is linked into `commits/` only if there is none; that folder is fsynced. A crash
 at any instant leaves a unit committed whole or not at all. Of two processes that commit
-one unit, the first to link its record wins, and the other deletes its own shard.
+one unit, the first to link its record wins; a shard of other bytes is left to `gc`.
 """
 
 import filecmp
@@ -13,11 +13,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, FileError, StoreError
@@ -108,8 +108,7 @@ class Writer:
         self.folder = folder
         self.plan = plan
         self.digest = plan.digest
-        # Units that were read and are not committed yet.
-        self._read: dict[str, list[StoreSequence]] = {}
+        self._read = lru_cache(MOST_READ)(self._read_unit)
 
     @property
     def path(self) -> Path:
@@ -123,13 +122,10 @@ class Writer:
 
     def sequences(self, unit: str) -> list[StoreSequence]:
         """Return the sequences of a unit, checked against the plan."""
-        sequences = self._read.get(unit)
-        if sequences is None:
-            sequences = read_sequences(self.folder, self._unit(unit))
-            for oldest in list(self._read)[: 1 - MOST_READ]:
-                self._read.pop(oldest, None)
-            self._read[unit] = sequences
-        return list(sequences)
+        return list(self._read(unit))
+
+    def _read_unit(self, unit: str) -> list[StoreSequence]:
+        return read_sequences(self.folder, self.plan.by_name[unit])
 
     def commit(self, unit: str, values: Mapping[str, Any]) -> bool:
         """Write the states of a unit and record it; False if another was first.
@@ -137,13 +133,16 @@ class Writer:
         There is one array for each site, `[token, width]`, or `[text, width]` in a
         pooled store.
         """
-        planned = self._unit(unit)
-        states = self._checked(planned, values)
+        plan = self.plan
+        planned = plan.by_name[unit]
+        tensors = {site: np.asarray(values[site]) for site in plan.sites}
+        for site, array in tensors.items():
+            assert array.shape == (plan.rows_of(planned), plan.widths[site]), site
+            assert array.dtype == DTYPES[plan.dtype], site
         if self.folder.record(unit).exists():
             return False
-        tensors = sequence_tensors(self.sequences(unit), self.plan.every) | states
-        self._read.pop(unit, None)
-        layout = layout_of(self.plan, self.digest, planned)
+        tensors |= sequence_tensors(self.sequences(unit), plan.every)
+        layout = layout_of(plan, self.digest, planned)
         with _explained(self.folder), self.folder.writing() as fresh:
             sha256, table = write_shard(fresh, layout, tensors)
             commit = Commit(self.digest, unit, sha256, layout.size, table)
@@ -152,37 +151,7 @@ class Writer:
                 final = self.folder.data(sha256)
                 os.replace(fresh, final)
                 to_disk(final.parent)
-                if self.folder.publish(self.folder.record(unit), commit.encode()):
-                    return True
-                # Another process was first. A damaged record is reported by verify.
-                with suppress(FileError):
-                    if committed(self.folder, self.digest, unit).sha256 != sha256:
-                        final.unlink(missing_ok=True)
-                return False
-
-    def _checked(
-        self, unit: UnitDigest, values: Mapping[str, Any]
-    ) -> dict[str, NDArray[Any]]:
-        """Return the values of a unit by site, checked against the plan."""
-        arrays = {site: np.asarray(array) for site, array in values.items()}
-        actual = {}
-        for site, array in arrays.items():
-            actual[site] = f"{array.dtype} {list(array.shape)}"
-        expected = {}
-        for site in self.plan.sites:
-            shape = [self.plan.rows_of(unit), self.plan.widths[site]]
-            expected[site] = f"{DTYPES[self.plan.dtype]} {shape}"
-        wrong = sorted(dict(actual.items() ^ expected.items()))
-        if wrong:
-            site = wrong[0]
-            raise StoreError(
-                f"Cannot commit unit {unit.name}",
-                f"{site} is {actual.get(site, 'missing')}, and must be"
-                f" {expected.get(site, 'left out')}",
-                "Give each site of the plan, with one row a token, or a text where"
-                " states are pooled.",
-            )
-        return arrays
+                return self.folder.publish(self.folder.record(unit), commit.encode())
 
     def complete(self) -> None:
         """Write the record of all records, once no unit is pending."""
@@ -199,17 +168,6 @@ class Writer:
         with _explained(self.folder):
             record = records.encode_complete(self.digest, shards)
             self.folder.publish(self.folder.complete, record)
-
-    def _unit(self, name: str) -> UnitDigest:
-        unit = self.plan.by_name.get(name)
-        if unit is None:
-            reason = f"it has {len(self.plan.units):,} units"
-            raise StoreError(
-                f"No unit {str(name)[:40]!r} in {self.folder.shown}",
-                reason,
-                "Name one of them.",
-            )
-        return unit
 
 
 @checked
@@ -228,8 +186,6 @@ def recover_plan(path: str | os.PathLike[str]) -> StorePlan | None:
 
 def _sound_plan(folder: StoreFolder) -> StorePlan | None:
     """Read the plan of a store; None if plan.json is missing or damaged."""
-    if not os.path.lexists(folder.plan):
-        return None
     try:
         return read_plan(folder)
     except Damaged:
@@ -306,20 +262,19 @@ def _write_texts(
     every: int,
 ) -> StorePlan:
     """Write the files of plan/, and return the plan with their hashes."""
-    problem = "Cannot plan a store"
     # Texts without sequences, which must be copies, and the place of the last sequence.
     missing: set[int] = set()
     last = (-1, 0)
     digests = []
     for number, sequences in enumerate(units):
-        name = unit_name(number)
-        if not sequences:
-            reason = f"unit {name} has no texts"
-            raise StoreError(problem, reason, "Leave it out.")
+        assert sequences, f"unit {number} has no texts"
         for sequence in sequences:
-            _check_sequence(sequence, last)
+            place = (sequence.text, sequence.start)
+            assert place > last, f"text {place} comes after {last}"
+            assert len(sequence.spans) == len(sequence.ids) > 0, f"text {place}"
             missing.update(range(last[0] + 1, sequence.text))
-            last = sequence.text, sequence.start
+            last = place
+        name = unit_name(number)
         lines = (sequence.to_json() for sequence in sequences)
         sha256 = _write_lines(fresh / f"{name}.jsonl", lines)
         tokens = sum(len(sequence.ids) for sequence in sequences)
@@ -327,19 +282,18 @@ def _write_texts(
         stored = None
         if every > 1:
             stored = sum(len(sequence.kept(every)) for sequence in sequences)
-        digests.append(
-            UnitDigest(name, len(sequences), tokens, text_bytes, sha256, stored)
-        )
-    if not digests:
-        raise StoreError(problem, "there are no texts", "Give a corpus with texts.")
+        unit = UnitDigest(name, len(sequences), tokens, text_bytes, sha256, stored)
+        digests.append(unit)
+    assert digests, "there are no texts"
     requested = plan() if callable(plan) else plan
-    if requested.every != every:
-        reason = f"every is {every}, and {requested.every} in the plan"
-        raise StoreError(problem, reason, "Give the same.")
-    copies = sorted(duplicates)
-    missing.update(range(last[0] + 1, max(copies, default=(0, 0))[0] + 1))
-    _check_copies(copies, missing)
-    copy_lines = ({"text": text, "same_as": original} for text, original in copies)
+    assert requested.every == every, "the units count the tokens that are stored"
+    copies = dict(sorted(duplicates))
+    missing.update(range(last[0] + 1, max(copies, default=0) + 1))
+    assert copies.keys() == missing, "a text has sequences, or is a copy"
+    for text, original in copies.items():
+        assert 0 <= original < text, f"text {text} is no copy of an earlier one"
+        assert original not in copies, f"text {text} is a copy of a copy"
+    copy_lines = ({"text": text, "same_as": copies[text]} for text in copies)
     string_lines = ([number, strings[number]] for number in sorted(strings))
     filled = replace(
         requested,
@@ -349,41 +303,7 @@ def _write_texts(
     )
     to_disk(fresh)
     # Tuples become lists, as they are when read.
-    return StorePlan.decode(filled.encode(), problem)
-
-
-def _check_sequence(sequence: StoreSequence, last: tuple[int, int]) -> None:
-    """Refuse a sequence without tokens, or out of the order of the corpus."""
-    reason = None
-    if not sequence.ids or len(sequence.spans) != len(sequence.ids):
-        reason = f"it has {len(sequence.ids)} tokens and {len(sequence.spans)} spans"
-    elif (sequence.text, sequence.start) <= last or sequence.start < 0:
-        reason = (
-            f"its sequence at {sequence.start} comes after text {last[0]} at {last[1]}"
-        )
-    if reason:
-        raise StoreError(
-            f"Cannot plan a store: text {sequence.text}",
-            reason,
-            "Give sequences in the order of the corpus, each with tokens and spans.",
-        )
-
-
-def _check_copies(copies: Sequence[tuple[int, int]], missing: set[int]) -> None:
-    """Refuse copies unless each text without sequences is one, of an earlier text."""
-    texts = {text for text, _ in copies}
-    wrong = texts ^ missing
-    for text, original in copies:
-        if original in texts or not 0 <= original < text:
-            wrong.add(text)
-    if wrong or len(texts) != len(copies):
-        text = min(wrong, default=None)
-        raise StoreError(
-            "Cannot plan a store: its duplicates",
-            f"text {text} has sequences and is a duplicate, or has neither, or is not"
-            f" a copy of an earlier text ({dict(copies).get(text)})",
-            "Give sequences, or an earlier text that it is a copy of.",
-        )
+    return StorePlan.decode(filled.encode(), "Cannot plan a store")
 
 
 def _write_lines(path: Path, values: Iterable[Any]) -> str:
