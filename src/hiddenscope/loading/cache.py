@@ -143,8 +143,12 @@ def working_folder(parent: Path, name: str) -> AbstractContextManager[Path]:
 
 
 def size_of(folder: Path) -> int:
-    """Return the size of all files in a folder, in bytes."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    """Return the size of all files in a folder, which may vanish meanwhile."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            total += max(0, _size(Path(root) / name))
+    return total
 
 
 def _files(folder: Path) -> list[Path]:

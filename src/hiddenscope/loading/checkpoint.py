@@ -4,18 +4,26 @@ On a GPU the module computes in the dtype of the checkpoint. On a CPU it compute
 float32, unless bfloat16 is fast there. A CPU without native bfloat16 takes some hundred
 times as long in it, so the cost is measured on the machine, once per process, and a
 note names the choice.
+
+A model may lie on one device, or on several by a map of its modules, which accelerate
+spreads. What a map names is checked on a module without weights, so that a mistake is
+found before any weight is read.
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import finalize
 
 from hiddenscope.errors import (
     Damaged,
@@ -27,19 +35,13 @@ from hiddenscope.errors import (
     without_panic,
 )
 from hiddenscope.loading import limits
-from hiddenscope.loading.devices import (
-    Placement,
-    offload_folder,
-    place,
-    remove_with,
-    spread_map,
-    summary,
+from hiddenscope.loading.folder import Folder, SentenceModules, is_own_kernel
+from hiddenscope.loading.variants import (
+    ModelVariant,
+    check_quantised,
+    method_of,
+    scheme_config,
 )
-from hiddenscope.loading.folder import Folder, is_own_kernel
-from hiddenscope.loading.quantised import check_quantised, method_of, scheme_config
-from hiddenscope.loading.sentences import SentenceModules
-from hiddenscope.loading.tokenizer_file import check_tokenizer_file
-from hiddenscope.loading.variants import ModelVariant
 from hiddenscope.modules import autograd
 from hiddenscope.modules.quantised import quantised_weights
 
@@ -48,7 +50,8 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
-    from hiddenscope.loading.devices import Devices
+    DeviceName: TypeAlias = str | torch.device | int
+    Devices: TypeAlias = DeviceName | Mapping[str, DeviceName] | None
 
 TASKS = {
     "causal-lm": "AutoModelForCausalLM",
@@ -57,7 +60,6 @@ TASKS = {
     "text-encoder": "AutoModelForTextEncoding",
     "base": "AutoModel",
 }
-_STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16"}
 _SHORT |= {
     "fp32": "float32",
@@ -66,10 +68,11 @@ _SHORT |= {
     "fp64": "float64",
     "f64": "float64",
 }
-# The size of the linear layer that is timed, how often, and when one run is enough: at
-# 4 times the time, or 50 ms.
-_ROWS, _WIDTH, _REPEATS = 32, 512, 5
-_HOPELESS, _LONG = 4.0, 0.05
+# The size of the linear layer that is timed, how often, and how long at most.
+_ROWS, _WIDTH, _REPEATS, _LONGEST_TRIAL = 32, 512, 5, 0.05
+# The ways in which accelerate spreads a model by itself.
+STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
+DISK = "disk"
 
 
 @dataclass(frozen=True)
@@ -148,9 +151,11 @@ def load_folder(
     folder: Folder, options: LoadOptions
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """Load a checked folder: the module in eval mode, and notes on the choices made."""
-    placement = place(options.device)
-    device = placement.device
-    check_quantised(str(folder.path), folder.config, device)
+    import torch
+
+    device, device_map = place(options.device)
+    path = str(folder.path)
+    check_quantised(path, folder.config, device)
     dtype, dtype_note = _choose_dtype(folder, options, device)
     arguments: dict[str, Any] = {"dtype": dtype}
     if options.attention is not None:
@@ -158,76 +163,62 @@ def load_folder(
     is_quantised = bool(method_of(folder.config))
     if options.scheme is not None:
         arguments["quantization_config"] = scheme_config(
-            options.scheme, str(folder.path), folder.config, dtype
+            options.scheme, path, folder.config, dtype
         )
         is_quantised = True
-    if device is None:
-        arguments["device_map"] = placement.device_map
-    elif is_quantised:
+    if device is not None and is_quantised:
         # A quantised module is placed while it is loaded and cannot be moved later.
         arguments["device_map"] = {"": device}
     with quiet_transformers():
         config = _load_config(folder)
         loader, class_note = _choose_class(folder, config, options.task)
-        if isinstance(placement.device_map, dict):
-            device_map = _spread(folder, config, loader, placement.device_map)
-            arguments["device_map"] = device_map
         arguments["config"] = config
-        module, info = _load_placed(loader, folder, arguments, placement)
+        if device_map is not None:
+            if isinstance(device_map, dict):
+                build = getattr(loader, "_from_config", None) or loader.from_config
+                with (
+                    torch.device("meta"),
+                    limits.building(folder.held, folder.config, path),
+                ):
+                    device_map = spread_map(device_map, build(config))
+            arguments["device_map"] = device_map
+        module, info = _load_spread(loader, folder, arguments)
     weights_note = _check_loaded(folder, module, info)
-    if options.scheme is not None:
-        _require_quantised(folder, module, options.scheme)
+    if options.scheme is not None and not any(quantised_weights(module)):
+        raise LoadError(
+            f"Cannot quantise {path} to {options.scheme}",
+            "torchao quantises nn.Linear, and its projections are modules of another"
+            " kind, such as GPT-2's Conv1D",
+            "Choose 'nf4', 'fp4' or 'bnb-int8'.",
+        )
     if device is not None and device.type != "cpu" and not is_quantised:
         # from_pretrained leaves the module on the CPU, in eval mode.
         module.to(device)
-    notes = [dtype_note, class_note, weights_note, summary(placement, module)]
+    notes = [dtype_note, class_note, weights_note]
+    if device_map is not None:
+        notes.append(spread_note(module))
     if not folder.has_tokenizer:
         notes.append("No tokenizer came with it: give it lists of token ids.")
     return module, tuple(filter(None, notes))
 
 
-def _load_placed(
-    loader: Any, folder: Folder, arguments: dict[str, Any], placement: Placement
+def _load_spread(
+    loader: Any, folder: Folder, arguments: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """Load a module; weights that stay on the disk get a folder that lives with it."""
-    if not placement.may_use_disk:
+    device_map = arguments.get("device_map", {})
+    may_use_disk = isinstance(device_map, str) or DISK in device_map.values()
+    if not may_use_disk:
         return _from_pretrained(loader, folder, arguments)
-    folder_on_disk = offload_folder()
-    arguments["offload_folder"] = str(folder_on_disk)
+    offloaded = tempfile.mkdtemp(prefix="hiddenscope-offload-")
     try:
+        arguments["offload_folder"] = offloaded
         module, info = _from_pretrained(loader, folder, arguments)
     except BaseException:
-        folder_on_disk.rmdir()
+        shutil.rmtree(offloaded, ignore_errors=True)
         raise
-    remove_with(module, folder_on_disk)
+    finalize(module, shutil.rmtree, offloaded, ignore_errors=True)
     return module, info
-
-
-def _spread(
-    folder: Folder, config: Any, loader: Any, device_map: Mapping[str, str]
-) -> dict[str, str]:
-    """Hold a map of devices to the modules of the model, before weights are read."""
-    import torch
-
-    build = getattr(loader, "_from_config", None) or loader.from_config
-    with (
-        torch.device("meta"),
-        limits.building(folder.held, folder.config, str(folder.path)),
-    ):
-        module = build(config)
-    return spread_map(device_map, module)
-
-
-def _require_quantised(folder: Folder, module: nn.Module, scheme: str) -> None:
-    """Refuse a module of which the scheme left everything as it was."""
-    if any(quantised_weights(module)):
-        return
-    raise LoadError(
-        f"Cannot quantise {folder.path} to {scheme}",
-        "torchao quantises nn.Linear, and its projections are modules of another kind,"
-        " such as GPT-2's Conv1D",
-        "Choose 'nf4', 'fp4' or 'bnb-int8'.",
-    )
 
 
 def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
@@ -236,7 +227,7 @@ def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
 
     if not folder.has_tokenizer:
         return None
-    check_tokenizer_file(folder.path / "tokenizer.json")
+    limits.check_tokenizer_file(folder.path / "tokenizer.json")
     try:
         problem = f"Cannot load the tokenizer of {folder.path}"
         with (
@@ -349,28 +340,22 @@ def bfloat16_cost() -> float:
     """Return how many times as long as in float32 a bfloat16 layer takes here."""
     import torch
 
-    reference = _seconds(torch.float32, None)
-    return _seconds(torch.bfloat16, reference) / reference
-
-
-def _seconds(dtype: torch.dtype, reference: float | None) -> float:
-    import torch
-
-    x = torch.ones(_ROWS, _WIDTH, dtype=dtype)
-    weight = torch.ones(_WIDTH, _WIDTH, dtype=dtype)
-    times: list[float] = []
+    best = []
     with autograd.restored(inference=True), warnings.catch_warnings():
         # torch warns where it has no bfloat16 kernel; how slow that is, is measured.
         warnings.simplefilter("ignore")
-        for _ in range(_REPEATS):
-            begin = time.perf_counter()
-            torch.nn.functional.linear(x, weight)
-            times.append(time.perf_counter() - begin)
-            # The first run also sets the kernel up, so it counts only if it was long.
-            telling = len(times) > 1 or times[0] > _LONG
-            if reference is not None and telling and min(times) > _HOPELESS * reference:
-                break
-    return min(times)
+        for dtype in (torch.bfloat16, torch.float32):
+            x = torch.ones(_ROWS, _WIDTH, dtype=dtype)
+            weight = torch.ones(_WIDTH, _WIDTH, dtype=dtype)
+            times: list[float] = []
+            # The first run also sets the kernel up, so one is enough only if it is
+            # long.
+            while len(times) < _REPEATS and sum(times) < _LONGEST_TRIAL:
+                begin = time.perf_counter()
+                torch.nn.functional.linear(x, weight)
+                times.append(time.perf_counter() - begin)
+            best.append(min(times))
+    return best[0] / best[1]
 
 
 def _choose_dtype(
@@ -380,11 +365,9 @@ def _choose_dtype(
         return parse_dtype(options.dtype), ""
     if folder.dtype is None or method_of(folder.config):
         return "auto", "The checkpoint is quantised: its own dtypes are kept."
-    stored = parse_dtype(_STORED[folder.dtype])
+    stored = parse_dtype(folder.dtype)
     # A model over several devices computes on the fastest of them.
-    fastest = place(None).device if device is None else device
-    assert fastest is not None, "without a map there is one device"
-    return choose_dtype(stored, fastest)
+    return choose_dtype(stored, device or place(None)[0])  # type: ignore[arg-type]
 
 
 def _load_config(folder: Folder) -> Any:
@@ -522,3 +505,128 @@ def _remedy(error: Exception) -> str:
         "Check the folder, or load it with transformers yourself and pass the live"
         " (module, tokenizer)."
     )
+
+
+def place(
+    devices: Devices,
+) -> tuple[torch.device | None, str | dict[str, str] | None]:
+    """Return the device of a model, or a map for several; raise if one is not there.
+
+    >>> place("cpu"), place({"": "cpu"})
+    ((device(type='cpu'), None), (None, {'': 'cpu'}))
+    """
+    import torch
+
+    if devices is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu"), None
+    if isinstance(devices, str) and devices in STRATEGIES:
+        return None, devices
+    if not isinstance(devices, Mapping):
+        return usable_device(devices), None
+    if not devices:
+        raise LoadError(
+            "Cannot spread the model over devices",
+            "the map is empty",
+            "Name a device for each module, or {'': 'cpu'} for all of them.",
+        )
+    device_map = {}
+    for name, device in devices.items():
+        text = str(device)
+        if isinstance(device, int):
+            text = f"cuda:{device}"
+        if text != DISK:
+            text = str(usable_device(text))
+        device_map[str(name)] = text
+    if set(device_map.values()) == {DISK}:
+        raise LoadError(
+            "Cannot load on disk alone",
+            "no device is named that computes",
+            "Put the embeddings on 'cpu' or on a GPU.",
+        )
+    return None, device_map
+
+
+def usable_device(device: DeviceName) -> torch.device:
+    """Return a device that exists and holds numbers."""
+    import torch
+
+    try:
+        usable = torch.empty(0, device=device).device
+        if usable.type == "meta":
+            raise RuntimeError("a module on meta has no weights")
+    except (RuntimeError, AssertionError) as error:
+        raise LoadError(
+            f"Cannot load on device {str(device)[:60]!r}",
+            first_line(error),
+            "Choose 'cpu', or 'auto' for whatever there is.",
+        ) from error
+    return usable
+
+
+def spread_map(device_map: Mapping[str, str], module: nn.Module) -> dict[str, str]:
+    """Return the map for accelerate: no name in it lies inside another.
+
+    It raises unless the map names modules that exist and leaves no weight out.
+    `module` may be without weights, on the meta device.
+
+    >>> from torch import nn
+    >>> two_layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> spread_map({"": "cpu", "1": "disk"}, two_layers)
+    {'0': 'cpu', '1': 'disk'}
+    """
+    weights = list(dict(module.named_parameters(remove_duplicate=False)))
+    weights += list(dict(module.named_buffers(remove_duplicate=False)))
+    known = {*dict(module.named_modules()), *weights}
+    problem = "Cannot spread the model over devices"
+    for name in device_map:
+        if name not in known:
+            # The children, and those of each.
+            names = [
+                path for path in dict(module.named_modules()) if path.count(".") < 2
+            ]
+            raise LoadError(
+                problem,
+                f"the map names {name[:80]!r}, and {type(module).__name__} has no such"
+                " module",
+                f"Its modules are {', '.join(names[:8])}.",
+            )
+    for weight in weights:
+        prefixes = {weight[:dot] for dot in range(len(weight)) if weight[dot] == "."}
+        if not {"", weight, *prefixes} & device_map.keys():
+            raise LoadError(
+                problem,
+                f"the map leaves out {weight!r}",
+                "Name its module, or '' for everything that is not named.",
+            )
+    if len(set(device_map.values())) == 1:
+        return {"": next(iter(device_map.values()))}
+    return dict(_parts_of_map(device_map, module, "", None))
+
+
+def _parts_of_map(
+    device_map: Mapping[str, str], module: nn.Module, path: str, device: str | None
+) -> Iterator[tuple[str, str]]:
+    """Yield the largest parts that lie on one device; an inner name overrides."""
+    device = device_map.get(path, device)
+    prefix = f"{path}." if path else ""
+    names_inside = [name for name in device_map if name and name.startswith(prefix)]
+    if path and device is not None and not names_inside:
+        yield path, device
+        return
+    for name, _ in (*module._parameters.items(), *module._buffers.items()):
+        place_of_weight = device_map.get(f"{prefix}{name}", device)
+        if place_of_weight is not None:
+            yield f"{prefix}{name}", place_of_weight
+    for name, part in module.named_children():
+        yield from _parts_of_map(device_map, part, f"{prefix}{name}", device)
+
+
+def spread_note(module: Any) -> str:
+    """Say over which devices a spread model lies; empty for a single one."""
+    counts: Counter[str] = Counter()
+    for device in getattr(module, "hf_device_map", {}).values():
+        counts[f"cuda:{device}" if isinstance(device, int) else str(device)] += 1
+    if len(counts) < 2:
+        return ""
+    parts = [f"{count} on {name}" for name, count in counts.items()]
+    return f"Its modules are spread over devices: {', '.join(parts)}."

@@ -4,16 +4,24 @@ Weights are read from safetensors alone, and no code comes with them: a pickle, 
 `auto_map`, an attention kernel that would be downloaded, a weight file outside the
 folder are refused here, by name. So are devices, pipes and files that are far too
 large, which a library would open and read without end.
+
+A folder of sentence-transformers also says how a text becomes a vector; `hs.embed` does
+the same, or says that it cannot:
+
+    modules.json                        Transformer, Pooling, Normalize, ... in order
+    sentence_bert_config.json           longest text in tokens, lower-casing
+    1_Pooling/config.json               how the states become one vector
+    config_sentence_transformers.json   prompts that are put before a text
 """
 
 import importlib.util
 import json
+import math
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +38,26 @@ TOKENIZER_FILES = (
     "merges.txt",
     "tekken.json",
 )
-_BYTES_OF = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-# The largest files of their kind that may be read. The largest tokenizers of today have
-# some 60 MB.
-_LARGEST = {INDEX: 64 * 2**20, "tokenizer.json": 2**28, "vocab.json": 2**28}
-_LARGEST_JSON, _LARGEST_OTHER = 16 * 2**20, 2**28
+# Dtypes as safetensors and torch name them, with their bytes.
+_FLOATS = {
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+}
+# The largest files that may be read, by the end of their name. The largest tokenizers
+# of today have some 60 MB.
+_LARGEST = {
+    ".safetensors": math.inf,
+    INDEX: 64 * 2**20,
+    "tokenizer.json": 2**28,
+    "vocab.json": 2**28,
+    ".json": 16 * 2**20,
+    ".jinja": 16 * 2**20,
+    "": 2**28,
+}
 _LARGEST_TEMPLATES = 16 * 2**20  # all of them together
+_LARGEST_BELOW = 2**20  # a file in a folder below
 # The one folder below in which transformers reads by itself.
 TEMPLATES = "additional_chat_templates"
 _READ = (".json", ".txt", ".model", ".jinja", ".vocab", ".codes", ".safetensors")
@@ -65,6 +87,19 @@ _FLASH_PACKAGES = {
     "flash_attention_2": "flash_attn",
     "flash_attention_3": "flash_attn_interface",
 }
+SENTENCE_CONFIG = "config_sentence_transformers.json"
+# Pooling names of sentence-transformers, and what hs.embed calls them.
+POOLS = {"mean": "mean", "max": "max", "cls": "first", "lasttoken": "last"}
+MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+# Modules that hs.embed covers; whether vectors have norm 1 is its caller's choice.
+SUPPORTED = ("Transformer", "Pooling", "Normalize", "Dropout")
 
 
 @dataclass(frozen=True)
@@ -72,9 +107,9 @@ class Folder:
     """A checkpoint that may be loaded: its path, its config, the dtype of its weights,
     and whether it has a tokenizer.
 
-    `dtype` is as safetensors names it, "BF16", of whichever floating dtype most bytes
-    are in. `remote_code` says where the folder names code of its own, which is never
-    run. `held` is what its weight files hold.
+    `dtype` is the floating dtype that most bytes are in, as torch names it.
+    `remote_code` says where the folder names code of its own, which is never run.
+    `held` is what its weight files hold.
     """
 
     path: Path
@@ -97,21 +132,26 @@ def check_folder(path: Path) -> Folder:
         )
     check_files(path)
     config = _read_config(path)
-    dtype, held = _check_weights(path, config)
-    check_counts(walk(config), held, f"{path / 'config.json'}")
-    tokenizer: dict[str, Any] = {}
-    tokenizer_config = path / "tokenizer_config.json"
-    if tokenizer_config.exists():
-        tokenizer = read_json(tokenizer_config)
-    check_counts(walk(tokenizer), held, str(tokenizer_config))
+    files = weight_files(path, config)
+    if not files:
+        raise Damaged(
+            f"Cannot load {path}",
+            f"it has neither {WEIGHTS} nor {INDEX}",
+            "Give the folder that save_pretrained wrote.",
+        )
+    dtype, _, held = weight_totals(files)
+    contents = {"config.json": config}
+    if (path / "tokenizer_config.json").exists():
+        contents["tokenizer_config.json"] = read_json(path / "tokenizer_config.json")
+    remote_code = []
+    for name, content in contents.items():
+        check_counts(walk(content), held, str(path / name))
+        for key, value in walk(content):
+            if key == "auto_map" and value:
+                remote_code.append(f"{name} names {json.dumps(value)[:120]}")
     has_tokenizer = any((path / name).exists() for name in TOKENIZER_FILES)
-    if not has_tokenizer:
-        has_tokenizer = any(path.glob("*.model"))
-    remote_code = (
-        *_remote_code("config.json", config),
-        *_remote_code("tokenizer_config.json", tokenizer),
-    )
-    return Folder(path, config, dtype, has_tokenizer, remote_code, held)
+    has_tokenizer = has_tokenizer or any(path.glob("*.model"))
+    return Folder(path, config, dtype, has_tokenizer, tuple(remote_code), held)
 
 
 def check_files(path: Path) -> None:
@@ -120,57 +160,53 @@ def check_files(path: Path) -> None:
     Reading a pipe waits forever, and reading a device never ends. Links are followed,
     because a hub's cache consists of them.
     """
-    with os.scandir(path) as entries:
-        for entry in entries:
-            _check_file(path, entry)
-    if (path / TEMPLATES).is_dir():
-        _check_templates(path)
-
-
-def _check_templates(path: Path) -> None:
-    """Refuse chat templates that are not files, or too large together."""
-    # transformers reads all of them, whether they are used or not.
+    _file_sizes(path)
+    if not (path / TEMPLATES).is_dir():
+        return
+    # transformers reads all templates, whether they are used or not.
     total = 0
-    with os.scandir(path / TEMPLATES) as entries:
-        for entry in entries:
-            _check_file(path / TEMPLATES, entry)
-            if entry.name.endswith(".jinja"):
-                total += max(1024, entry.stat().st_size)
+    for name, size in _file_sizes(path / TEMPLATES):
+        if name.endswith(".jinja"):
+            total += max(1024, size)
     if total > _LARGEST_TEMPLATES:
-        raise _no_file(path, TEMPLATES, f"has more than {_LARGEST_TEMPLATES:,} bytes")
+        raise Damaged(
+            f"Cannot load {path}",
+            f"its {TEMPLATES} has more than {_LARGEST_TEMPLATES:,} bytes",
+            "Save or download the model again.",
+        )
 
 
-def _check_file(path: Path, entry: "os.DirEntry[str]") -> None:
-    try:
-        status = entry.stat()
-    except OSError as error:
-        if entry.name.endswith(_READ):
-            raise _no_file(
-                path, entry.name, f"is a link that leads nowhere ({error.strerror})"
-            ) from error
-        return
-    kind = stat.S_IFMT(status.st_mode)
-    if kind in _KINDS:
-        raise _no_file(path, entry.name, f"is {_KINDS[kind]} and not a file")
-    if kind == stat.S_IFDIR and entry.name.endswith(_READ):
-        raise _no_file(path, entry.name, "is a folder and not a file")
-    if not entry.name.endswith(_READ) or entry.name.endswith(".safetensors"):
-        return
-    largest = _LARGEST_OTHER
-    if entry.name.endswith((".json", ".jinja")):
-        largest = _LARGEST_JSON
-    largest = _LARGEST.get(entry.name, largest)
-    if status.st_size > largest:
-        reason = f"has {status.st_size:,} bytes, more than {largest:,}"
-        raise _no_file(path, entry.name, reason)
-
-
-def _no_file(path: Path, name: str, reason: str) -> Damaged:
-    return Damaged(
-        f"Cannot load {path}",
-        f"its {name} {reason}",
-        "Save or download the model again.",
-    )
+def _file_sizes(path: Path) -> list[tuple[str, int]]:
+    """Return the name and size of each entry of a folder, if all may be opened."""
+    sizes = []
+    with os.scandir(path) as scanned:
+        entries = list(scanned)
+    for entry in entries:
+        is_read = entry.name.endswith(_READ)
+        size = kind = 0
+        reason = ""
+        try:
+            status = entry.stat()
+            size, kind = status.st_size, stat.S_IFMT(status.st_mode)
+        except OSError as error:
+            if is_read:
+                reason = f"is a link that leads nowhere ({error.strerror})"
+        ends = filter(entry.name.endswith, _LARGEST)
+        largest = _LARGEST[next(ends)]
+        if kind in _KINDS:
+            reason = f"is {_KINDS[kind]} and not a file"
+        elif is_read and kind == stat.S_IFDIR:
+            reason = "is a folder and not a file"
+        elif is_read and size > largest:
+            reason = f"has {size:,} bytes, more than {largest:,}"
+        if reason:
+            raise Damaged(
+                f"Cannot load {path}",
+                f"its {entry.name} {reason}",
+                "Save or download the model again.",
+            )
+        sizes.append((entry.name, size))
+    return sizes
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -180,7 +216,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         if ggufs:
             remedy = f"Load the GGUF file itself: {path / ggufs[0]}."
         raise Damaged(f"Cannot load {path}", "it has no config.json", remedy)
-    config = read_json(path / "config.json")
+    config: dict[str, Any] = read_json(path / "config.json")
     for key, value in walk(config):
         if key in _DEPTHS and isinstance(value, int) and value < 0:
             raise Damaged(
@@ -191,8 +227,12 @@ def _read_config(path: Path) -> dict[str, Any]:
         kernel_key = key.removeprefix("_").removesuffix("_internal")
         if kernel_key not in OWN_KERNELS:
             continue
-        for kernel in _kernels(value):
-            if not is_own_kernel(kernel, kernel_key):
+        # transformers takes a string, or a dict with a string for each sub-config.
+        kernels = [value]
+        if isinstance(value, dict):
+            kernels = [part for _, part in walk(value) if not isinstance(part, dict)]
+        for kernel in kernels:
+            if kernel is not None and not is_own_kernel(kernel, kernel_key):
                 raise Unsafe(
                     f"Cannot load {path}",
                     f"its config names the kernel {str(kernel)[:80]!r}, code that would"
@@ -216,99 +256,69 @@ def is_own_kernel(name: object, key: str = "attn_implementation") -> bool:
     return name in OWN_KERNELS[key]
 
 
-def _kernels(value: Any) -> Iterator[object]:
-    """Yield every kernel that a config entry names.
-
-    transformers takes a string, or a dict with a string for each sub-config.
-    """
-    if isinstance(value, dict):
-        for part in value.values():
-            yield from _kernels(part)
-    elif value is not None:
-        yield value
-
-
-def _remote_code(name: str, content: dict[str, Any]) -> tuple[str, ...]:
-    maps = [value for key, value in walk(content) if key == "auto_map" and value]
-    return tuple(f"{name} names {json.dumps(value)[:120]}" for value in maps)
-
-
-def _check_weights(
-    path: Path, config: dict[str, Any]
-) -> tuple[str | None, WeightTotals]:
-    """Check every weight file; return the dtype of most bytes, and the totals."""
+def weight_files(path: Path, config: Mapping[str, Any]) -> list[Path]:
+    """Return the weight files of a folder, all there and beside each other."""
+    problem = f"Cannot load {path}"
     named = config.get("transformers_weights")
     if named is not None and named not in (WEIGHTS, INDEX):
         raise Unsafe(
-            f"Cannot load {path}",
+            problem,
             f"its config sends the loader to {str(named)[:80]!r}",
             f"Call the weights {WEIGHTS}, and remove transformers_weights from"
             " config.json.",
         )
     if (path / ".metadata").exists():
-        raise _pickled(path, ".metadata, a distributed checkpoint,")
+        raise pickled(problem, ".metadata, a distributed checkpoint,")
     if (path / WEIGHTS).exists():
-        return _contents([path / WEIGHTS])
-    if (path / INDEX).exists():
-        return _contents(_shards(path))
-    pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
-    if pickles:
-        raise _pickled(path, pickles[0])
-    reason = f"it has neither {WEIGHTS} nor {INDEX}"
-    raise Damaged(
-        f"Cannot load {path}", reason, "Give the folder that save_pretrained wrote."
-    )
-
-
-def _shards(path: Path) -> list[Path]:
+        return [path / WEIGHTS]
+    if not (path / INDEX).exists():
+        refuse_pickles(problem, os.listdir(path))
+        return []
     weight_map = read_json(path / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise Damaged(
-            f"Cannot load {path}",
-            f"{INDEX} has no weight_map",
-            "Download that file again.",
+            problem, f"{INDEX} has no weight_map", "Download that file again."
         )
-    names = sorted({str(name) for name in weight_map.values()})
-    for name in names:
+    promised: dict[str, set[str]] = {}
+    for key, shard in weight_map.items():
+        promised.setdefault(str(shard), set()).add(key)
+    for name in sorted(promised):
         if Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
-            reason = f"{INDEX} sends the loader to {name[:80]!r}"
             raise Unsafe(
-                f"Cannot load {path}",
-                reason,
+                problem,
+                f"{INDEX} sends the loader to {name[:80]!r}",
                 "Only safetensors files beside the index are read.",
             )
         if not (path / name).exists():
             raise Damaged(
-                f"Cannot load {path}",
+                problem,
                 f"{name} is missing",
                 "Finish the download: it is one of the shards.",
             )
-    for name in names:
-        promised = {key for key, shard in weight_map.items() if shard == name}
-        absent = promised - set(stored_tensors(path / name))
+        absent = promised[name] - set(stored_tensors(path / name))
         if absent:
-            reason = f"{name} lacks {min(absent)!r}, which the index promises"
             raise Damaged(
-                f"Cannot load {path}",
-                reason,
+                problem,
+                f"{name} lacks {min(absent)!r}, which the index promises",
                 "Download the shards and the index again.",
             )
-    return [path / name for name in names]
+    return [path / name for name in sorted(promised)]
 
 
-def _contents(files: list[Path]) -> tuple[str | None, WeightTotals]:
-    totals: Counter[str] = Counter()
+def weight_totals(files: list[Path]) -> tuple[str | None, int, WeightTotals]:
+    """Return the dtype of most bytes, the number of parameters, and the totals."""
+    sizes: Counter[str] = Counter()
+    parameters = 0
     held = WeightTotals()
     for file in files:
-        tensors = stored_tensors(file)
-        for dtype, shape in tensors.values():
-            totals[dtype] += prod(shape) * _BYTES_OF.get(dtype, 0)
-        shapes = [shape for _, shape in tensors.values()]
-        held += WeightTotals.of(shapes, file.stat().st_size)
-    floats = [dtype for dtype in _BYTES_OF if totals[dtype]]
-    if not floats:
-        return None, held
-    return max(floats, key=lambda dtype: totals[dtype]), held
+        tensors = stored_tensors(file).values()
+        for stored, shape in tensors:
+            parameters += math.prod(shape)
+            if stored in _FLOATS:
+                dtype, width = _FLOATS[stored]
+                sizes[dtype] += math.prod(shape) * width
+        held += WeightTotals.of([shape for _, shape in tensors], file.stat().st_size)
+    return max(sizes, key=sizes.__getitem__, default=None), parameters, held
 
 
 def stored_tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
@@ -332,9 +342,11 @@ def stored_tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
         raise Damaged(f"Cannot read {path.name}", str(error)[:200], remedy) from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file."""
+def read_json(path: Path, kind: type[Any] = dict, largest: float = math.inf) -> Any:
+    """Read a JSON object, or another kind of value, from a file."""
     try:
+        if path.stat().st_size > largest:
+            raise ValueError(f"it has {path.stat().st_size:,} bytes")
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise Damaged(
@@ -342,19 +354,119 @@ def read_json(path: Path) -> dict[str, Any]:
             f"it is not JSON ({error})"[:200],
             "Download the file again.",
         ) from error
-    if not isinstance(content, dict):
+    if not isinstance(content, kind):
         raise Damaged(
-            f"Cannot read {path}", "it is not a JSON object", "Download the file again."
+            f"Cannot read {path}",
+            f"it is a {type(content).__name__} and not a {kind.__name__}",
+            "Download the file again.",
         )
     return content
 
 
-def _pickled(path: Path, name: str) -> Unsafe:
+def refuse_pickles(problem: str, names: Iterable[str]) -> None:
+    """Raise Unsafe if a folder without safetensors has weights in a pickle."""
+    for name in sorted(names):
+        if name.endswith(PICKLES):
+            raise pickled(problem, name)
+
+
+def pickled(problem: str, name: str) -> Unsafe:
+    """Return the refusal of weights in a pickle."""
     return Unsafe(
-        f"Cannot load {path}",
+        problem,
         f"its weights are in {name} and not in safetensors, and unpickling can run"
         " code",
-        "If you trust it, convert it once: load it with transformers and call"
-        " module.save_pretrained(folder), which writes safetensors. Then load that"
-        " folder.",
+        "If you trust it, convert it once: load it with its library and call"
+        " save_pretrained(folder), which writes safetensors. Then load that folder.",
     )
+
+
+@dataclass(frozen=True)
+class SentenceModules:
+    """What sentence-transformers would do with a text, as far as it changes the vector.
+
+    `longest` is in tokens; `prompt` is put before every text, and `prompts` names those
+    that a caller may choose; `pool` is what `hs.embed` calls the pooling; `missing`
+    says what it does not do.
+    """
+
+    longest: int | None = None
+    lower: bool = False
+    prompt: str = ""
+    prompts: tuple[str, ...] = ()
+    pool: str = "mean"
+    missing: str = ""
+
+
+def sentence_modules(folder: Path) -> SentenceModules | None:
+    """Read the modules of a folder; return None if it lists none.
+
+    >>> sentence_modules(Path("/nowhere")) is None
+    True
+    """
+    # Of bert, roberta, distilbert, xlm-roberta, ...
+    transformers = sorted(folder.glob("sentence_*_config.json"))
+    modules, config_path = folder / "modules.json", folder / SENTENCE_CONFIG
+    if not transformers and not modules.is_file():
+        return None
+    encoder: dict[str, Any] = {}
+    if transformers:
+        encoder = read_json(transformers[0], dict, _LARGEST_BELOW)
+    longest = encoder.get("max_seq_length")
+    if longest is not None and (type(longest) is not int or longest < 1):
+        raise _unreadable(transformers[0], f"max_seq_length is {str(longest)[:40]}")
+    config: dict[str, Any] = {}
+    if config_path.is_file():
+        config = read_json(config_path, dict, _LARGEST_BELOW)
+    prompts = config.get("prompts") or {}
+    if not isinstance(prompts, dict) or set(map(type, prompts.values())) - {str}:
+        raise _unreadable(config_path, "prompts is not an object of strings")
+    default = config.get("default_prompt_name")
+    prompt = prompts.get(default, "") if isinstance(default, str) else ""
+    pooling, missing = _pooling(modules) if modules.is_file() else ({}, "")
+    # In the words of sentence-transformers.
+    modes = pooling.get("pooling_mode")
+    if modes is None:
+        modes = [mode for key, mode in MODES.items() if pooling.get(key)]
+    elif not isinstance(modes, list):
+        modes = [modes]
+    modes = [str(mode) for mode in modes] or ["mean"]
+    if len(modes) > 1 or modes[0] not in POOLS:
+        missing = missing or f"pools by {' and '.join(modes)[:80]}"
+    elif prompt and pooling.get("include_prompt") is False:
+        missing = missing or "leaves the prompt out of the mean"
+    return SentenceModules(
+        longest,
+        bool(encoder.get("do_lower_case")),
+        prompt,
+        tuple(name for name, text in prompts.items() if text and name != default),
+        POOLS.get(modes[0], "mean"),
+        missing,
+    )
+
+
+def _pooling(modules: Path) -> tuple[dict[str, Any], str]:
+    """Return the pooling's config, and the first module that `hs.embed` lacks."""
+    pooling: dict[str, Any] = {}
+    missing = ""
+    for module in read_json(modules, list, _LARGEST_BELOW):
+        match module:
+            case {"type": str(name), "path": str(path)}:
+                pass
+            case _:
+                raise _unreadable(modules, "a module has no type or no path")
+        if ".." in Path(path).parts or Path(path).is_absolute():
+            raise _unreadable(modules, f"{path[:80]!r} lies outside the folder")
+        # Without the package that the class is in.
+        kind = name.rpartition(".")[2]
+        config = modules.parent / path / "config.json"
+        if kind == "Pooling" and config.is_file():
+            pooling = read_json(config, dict, _LARGEST_BELOW)
+        elif kind not in SUPPORTED:
+            missing = missing or f"has a module {kind[:40]}"
+    return pooling, missing
+
+
+def _unreadable(path: Path, reason: str) -> Damaged:
+    remedy = "Download the file again, or remove it."
+    return Damaged(f"Cannot read {path}", reason, remedy)

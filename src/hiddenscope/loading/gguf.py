@@ -7,7 +7,6 @@ refused here, before anything is allocated for it.
 
 from __future__ import annotations
 
-import importlib.util
 import mmap
 import shutil
 import struct
@@ -65,14 +64,6 @@ class GGUFHeader:
 
 def read_header(path: Path) -> GGUFHeader:
     """Read and check the header of a GGUF file."""
-    for library in ("gguf", "accelerate"):
-        if importlib.util.find_spec(library) is None:
-            remedy = f"Run: pip install {library}"
-            raise LoadError(
-                f"Cannot read {path.name}",
-                f"transformers needs {library} to read GGUF",
-                remedy,
-            )
     size = path.stat().st_size
     if size < 24:
         raise _damaged(path, f"it has {size} bytes, fewer than a GGUF header")

@@ -3,24 +3,32 @@
 A config is a handful of numbers from a stranger, and any of them may be absurd: a
 million layers, a window of ten million tokens. While the module is built, on the meta
 device where tensors have no memory, its parts are counted, and a count that the weight
-files cannot fill stops it. `SizeLimit` limits its first pass. Importing this loads no
-torch.
+files cannot fill stops it. `SizeLimit` limits its first pass.
+
+A tokenizer is a list of steps, and each may lengthen its input: "replace e by ee",
+thirty times in a row, turns one letter into a billion, even while the added tokens are
+read. So the growth of all steps is multiplied out before the file is loaded.
+
+Importing this loads no torch.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hiddenscope.errors import Damaged
 from hiddenscope.modules.registration import PartKind, registering
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 LARGEST_COUNT = 100_000
 # Config classes and tokenizers build a list with one item for each of these, before any
@@ -32,14 +40,46 @@ _NOT_COUNTED = re.compile(
     r".*(?:size|dim|eps|length|window|theta|factor|scale|rate|prob|dropout|seed|_id|range)"
 )
 
-# Of 493 classes of transformers none builds more than 2.5 modules for each tensor that
-# it saves.
-MODULES, MODULES_PER_TENSOR = 2_000, 16
-# Packed weights hold up to 8 parameters in a byte, and shared ones are first built
-# apart (2.1 times as many, at most).
-PARAMETERS, PARAMETERS_PER_BYTE = 2**26, 16
-# Masks and tables of positions are not in the weight files.
-BUFFERS, BUFFERS_PER_BYTE = 2**28, 4
+# How many parts of each kind a module may have: this many, and some for each tensor or
+# byte of its weight files.
+_PARTS: dict[PartKind, tuple[int, int, str, str]] = {
+    # Of 493 classes of transformers none builds more than 2.5 for each tensor that it
+    # saves.
+    "module": (
+        2_000,
+        16,
+        "tensors",
+        "more than {:,} modules, and its weight files hold",
+    ),
+    # Packed weights hold up to 8 in a byte, and shared ones are first built apart (2.1
+    # times as many, at most).
+    "parameter": (
+        2**26,
+        16,
+        "bytes",
+        "more than {:,} parameters, and its weight files have",
+    ),
+    # Bytes of masks and tables of positions, which are not in the weight files.
+    "buffer": (
+        2**28,
+        4,
+        "bytes",
+        "masks and tables of more than {:,} bytes, and its weight files have",
+    ),
+}
+
+# How far the steps of a tokenizer may multiply a character or a text, how many special
+# tokens they may add to it, how long they may make it, and how many steps there may be.
+MOST_GROWTH, MOST_COPIES = 4_096, 64
+MOST_SPECIAL, LONGEST_PADDING = 10_000, 2**24
+MOST_STEPS = 2_000
+_GROWTH = {"ByteLevel": 4.0, "Metaspace": 2.0}
+# Entries of a tokenizer.json with steps, and how one of them shows behind the model.
+# Names written with escapes cannot be searched for.
+_STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "padding")
+_BEHIND = {rb"\u00": re.compile(rb"\\u00[4-7]")}
+for _step in _STEPS:
+    _BEHIND[f'"{_step}"'.encode()] = re.compile(rf'"{_step}"\s*:\s*[{{\[]'.encode())
 
 
 @dataclass(frozen=True)
@@ -111,69 +151,36 @@ def building(
     Traceback (most recent call last):
     hiddenscope.errors.Damaged: Cannot load x: a model of its config has more than ...
     """
-    parts = _PartCounts(held)
+    limits: dict[PartKind, int] = {}
+    for kind, (least, per_unit, unit, _) in _PARTS.items():
+        limits[kind] = least + per_unit * getattr(held, unit)
+    totals: Counter[PartKind] = Counter()
+    # A part that is set again, as when its weight is loaded, counts once.
+    sizes: dict[tuple[PartKind, int, str], int] = {}
 
-    def added(
-        kind: PartKind,
-        module: nn.Module,
-        part_name: str,
-        part: nn.Module | Tensor | None,
-    ) -> None:
-        parts.add(kind, module, part_name, part)
-        if parts.totals[kind] > parts.limits[kind]:
+    def added(kind: PartKind, module: nn.Module, part_name: str, part: Any) -> None:
+        if part is None:
+            return
+        if kind == "module":
+            totals[kind] += 1
+        else:
+            size = part.numel()
+            if kind == "buffer":
+                size *= part.element_size()
+            key = (kind, id(module), part_name)
+            totals[kind] += size - sizes.get(key, 0)
+            sizes[key] = size
+        if totals[kind] > limits[kind]:
+            _, _, unit, excess = _PARTS[kind]
             raise Damaged(
                 f"Cannot load {name}",
-                f"a model of its config has {parts.excess()}{largest(config)}",
+                f"a model of its config has {excess.format(limits[kind])}"
+                f" {getattr(held, unit):,} {unit}{largest(config)}",
                 "Check that config and weights belong together.",
             )
 
     with registering(added):
         yield
-
-
-class _PartCounts:
-    """Counts of the modules, parameters and buffer bytes that were built.
-
-    A part that is set again, as when its weight is loaded, counts once.
-    """
-
-    def __init__(self, held: WeightTotals) -> None:
-        self.held = held
-        self.sizes: dict[tuple[PartKind, int, str], int] = {}
-        self.totals: dict[PartKind, int] = {"module": 0, "parameter": 0, "buffer": 0}
-        self.limits: dict[PartKind, int] = {
-            "module": MODULES + MODULES_PER_TENSOR * held.tensors,
-            "parameter": PARAMETERS + PARAMETERS_PER_BYTE * held.bytes,
-            "buffer": BUFFERS + BUFFERS_PER_BYTE * held.bytes,
-        }
-
-    def add(self, kind: PartKind, module: nn.Module, name: str, part: Any) -> None:
-        """Count one part; this is called for every part of a model."""
-        if part is None:
-            return
-        if kind == "module":
-            self.totals[kind] += 1
-            return
-        size = part.numel()
-        if kind == "buffer":
-            size *= part.element_size()
-        key = (kind, id(module), name)
-        self.totals[kind] += size - self.sizes.get(key, 0)
-        self.sizes[key] = size
-
-    def excess(self) -> str:
-        """Describe what there is too much of."""
-        if self.totals["module"] > self.limits["module"]:
-            most = f"{self.limits['module']:,} modules"
-            return (
-                f"more than {most}, and its weight files hold {self.held.tensors:,}"
-                " tensors"
-            )
-        have = f"its weight files have {self.held.bytes:,} bytes"
-        if self.totals["parameter"] > self.limits["parameter"]:
-            return f"more than {self.limits['parameter']:,} parameters, and {have}"
-        most = f"{self.limits['buffer']:,} bytes"
-        return f"masks and tables of more than {most}, and {have}"
 
 
 def largest(config: Mapping[str, Any]) -> str:
@@ -213,3 +220,130 @@ def walk(content: Any) -> Iterator[tuple[str, Any]]:
             yield name, value
             if isinstance(value, Mapping | list):
                 waiting.append((name, value))
+
+
+def check_tokenizer_file(path: Path) -> None:
+    """Raise Damaged if the steps of a tokenizer.json can make a text absurdly long."""
+    try:
+        steps = _tokenizer_steps(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        # A missing file is no fault, and the library reports what is not JSON.
+        return
+    growth = {}
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        growth[name] = prod(map(_growth, steps[name]))
+    templates = [_template_counts(step) for step in steps["post_processor"]]
+    copies, special = zip((1.0, 0), *templates, strict=True)
+    paddings = map(_padding, steps["padding"])
+    # A decoder runs on the way back, after the other steps.
+    together = growth["normalizer"] * growth["pre_tokenizer"]
+    counts: list[tuple[str, float, int, str]] = [
+        (name, len(parts), MOST_STEPS, "has {} steps") for name, parts in steps.items()
+    ]
+    for name, factor in growth.items():
+        counts.append((name, factor, MOST_GROWTH, "can make one character into {}"))
+    counts += [
+        ("post_processor", prod(copies), MOST_COPIES, "can copy a text {} times"),
+        ("post_processor", sum(special), MOST_SPECIAL, "adds {} special tokens"),
+        (
+            "padding",
+            max(paddings, default=0),
+            LONGEST_PADDING,
+            "pads every text to {} tokens",
+        ),
+        ("steps together", together, MOST_GROWTH, "can make one character into {}"),
+    ]
+    for name, count, most, excess in counts:
+        if count > most:
+            shown = f"{count:,.0f}" if count < 1e24 else f"{count:.0e}"
+            raise Damaged(
+                f"Cannot load the tokenizer {path}",
+                f"its {name} {excess.format(shown)}",
+                "Use a tokenizer that you trust, or pass the live (module, tokenizer).",
+            )
+
+
+def _tokenizer_steps(content: bytes) -> dict[str, list[dict[str, Any]]]:
+    """Return the steps of each kind, without the sequences that hold them.
+
+    The model is the vocabulary, nearly all of the file, and the library writes it last:
+    it is parsed only if one of the steps may stand behind it.
+    """
+    entries: Any = None
+    before, model, behind = content.partition(b'"model"')
+    # To look for a mark first is much faster than the patterns are.
+    marks = [mark for mark in _BEHIND if mark in behind]
+    if model and not any(_BEHIND[mark].search(behind) for mark in marks):
+        # It fails where this was not the name of the entry.
+        with suppress(ValueError):
+            entries = json.loads(before + b'"model": 0}')
+    if entries is None:
+        entries = json.loads(content)
+    steps: dict[str, list[dict[str, Any]]] = {}
+    for name in _STEPS:
+        steps[name] = []
+        waiting = [entries.get(name)] if isinstance(entries, dict) else []
+        while waiting:
+            step = waiting.pop()
+            if not isinstance(step, dict):
+                continue
+            if step.get("type") != "Sequence":
+                steps[name].append(step)
+                continue
+            for value in step.values():
+                if isinstance(value, list):
+                    waiting += value
+    return steps
+
+
+def _growth(step: dict[str, Any]) -> float:
+    """Return how many characters a step can make of one, at most."""
+    if step.get("type") != "Replace":
+        return _GROWTH.get(str(step.get("type")), 1.0)
+    match step:
+        case {"pattern": {"String": str(text)}, "content": str(content)}:
+            return max(1.0, len(content) / max(1, len(text)))
+        case {"content": str(content)}:
+            length = len(content)
+        case _:
+            length = 0
+    match step:
+        case {"pattern": {"Regex": str(regex)}} if "(?" not in regex:
+            # What matches the empty string is put beside every character, not in its
+            # place.
+            with suppress(re.error, RecursionError, OverflowError):
+                if re.compile(regex).match("") is None:
+                    return max(1.0, float(length))
+    return length + 1.0
+
+
+def _template_counts(step: dict[str, Any]) -> tuple[float, int]:
+    """Return how often a template copies a text, and how many tokens it adds."""
+    special = 0
+    copies = {"single": 0, "pair": 0}
+    for name in copies:
+        pieces = step.get(name)
+        for piece in pieces if isinstance(pieces, list) else ():
+            # Pieces that are no objects add nothing.
+            if not isinstance(piece, dict):
+                continue
+            if "Sequence" in piece:
+                copies[name] += 1
+                continue
+            # A token that is not listed has one id.
+            special += 1
+            match step.get("special_tokens"), piece.get("SpecialToken"):
+                case dict(listed), {"id": str(token)}:
+                    match listed.get(token):
+                        case {"ids": list(ids)}:
+                            special += len(ids) - 1
+    # A template for two texts names both of them, so each is copied half as often.
+    return max(1, copies["single"], copies["pair"] / 2), special
+
+
+def _padding(step: dict[str, Any]) -> int:
+    lengths = [step.get("pad_to_multiple_of")]
+    strategy = step.get("strategy")
+    if isinstance(strategy, dict):
+        lengths.append(strategy.get("Fixed"))
+    return max([length for length in lengths if isinstance(length, int)], default=0)

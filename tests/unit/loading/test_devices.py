@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import hiddenscope as hs
 from hiddenscope.errors import LoadError, ModuleError
-from hiddenscope.loading.devices import place, spread_map, summary
+from hiddenscope.loading.checkpoint import spread_map, spread_note
 from hiddenscope.testing import tiny_model
 
 TEXT = [5, 6, 7, 8, 9, 10, 11]
@@ -144,23 +144,16 @@ def test_a_device_that_cannot_be_is_named_before_weights_are_read(
             hs.load(folder, device=devices)
 
 
-def test_a_map_may_name_single_weights_and_needs_accelerate(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_map_may_name_single_weights() -> None:
     device_map = {"model": "disk", "lm_head.weight": "cpu"}
     assert spread_map(device_map, tiny_model("llama")) == device_map
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for devices in ("auto", {"": "cpu"}):
-        with pytest.raises(LoadError, match="Run: pip install accelerate"):
-            place(devices)  # type: ignore[arg-type]
 
 
 def test_a_spread_model_says_how_many_modules_lie_where() -> None:
-    placement = place({"model": "cpu", "lm_head": "disk"})
     spread = SimpleNamespace(hf_device_map={"a": 0, "b": "cpu", "c": "cpu"})
     told = "Its modules are spread over devices: 1 on cuda:0, 2 on cpu."
-    assert summary(placement, spread) == told
-    assert summary(placement, SimpleNamespace(hf_device_map={"a": "cpu"})) == ""
+    assert spread_note(spread) == told
+    assert spread_note(SimpleNamespace(hf_device_map={"a": "cpu"})) == ""
 
 
 def test_a_live_module_that_accelerate_dispatched(

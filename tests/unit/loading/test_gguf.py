@@ -1,7 +1,6 @@
 """A GGUF file: its header is not believed, and its weights come out exactly."""
 
 import contextlib
-import importlib.util
 import json
 import shutil
 import struct
@@ -185,20 +184,6 @@ def test_an_absurd_header_is_damaged_before_anybody_allocates(
         with pytest.raises(Damaged, match=r"absurd\.gguf"):
             open_source(path)
         assert not own_cache.exists(), name
-
-
-def test_what_is_missing_is_said(
-    saved_gguf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = importlib.util.find_spec
-    for library in ("gguf", "accelerate"):
-        monkeypatch.setattr(
-            importlib.util,
-            "find_spec",
-            lambda name, *a, absent=library: None if name == absent else find(name, *a),
-        )
-        with pytest.raises(LoadError, match=f"pip install {library}"):
-            read_header(saved_gguf)
 
 
 def test_an_architecture_nobody_knows_leaves_no_cache(

@@ -18,9 +18,8 @@ from torch import nn
 import hiddenscope as hs
 from hiddenscope.errors import Damaged, Error, TooLarge
 from hiddenscope.loading import limits, open_source, size_limit
-from hiddenscope.loading.limits import WeightTotals
+from hiddenscope.loading.limits import WeightTotals, check_tokenizer_file
 from hiddenscope.loading.size_limit import SizeLimit
-from hiddenscope.loading.tokenizer_file import check_tokenizer_file
 from hiddenscope.testing import tiny_tokenizer
 from tests.folders import change
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import hiddenscope as hs
 from hiddenscope.errors import LoadError, ModuleError, Unsafe
-from hiddenscope.loading import quantised
+from hiddenscope.loading import variants
 from hiddenscope.modules.module_copy import unpacked_copy
 from hiddenscope.modules.quantised import (
     batch_dependence,
@@ -52,7 +52,7 @@ def test_a_config_that_cannot_be_followed_is_refused_before_weights_are_read(
 ) -> None:
     named = {} if method is None else {"quant_method": method}
     change(llama / "config.json", quantization_config={**named, **others})
-    monkeypatch.setattr(quantised, "_is_installed", lambda name: False)
+    monkeypatch.setattr(variants, "is_installed", lambda name: False)
     monkeypatch.setattr(
         "hiddenscope.loading.checkpoint._from_pretrained",
         lambda *_: pytest.fail("read"),
@@ -66,11 +66,11 @@ def test_what_cannot_be_quantised_is_refused(
 ) -> None:
     with pytest.raises(LoadError, match="quantising"):
         hs.load(hs.Quantised((tiny_llama(), None), "int8"))
-    monkeypatch.setattr(quantised, "_is_installed", lambda name: False)
+    monkeypatch.setattr(variants, "is_installed", lambda name: False)
     for scheme in ("int8", "nf4"):
         with pytest.raises(LoadError, match=r"pip install hiddenscope\[quantised\]"):
             hs.load(hs.Quantised(llama, scheme))
-    monkeypatch.setattr(quantised, "_is_installed", lambda name: True)
+    monkeypatch.setattr(variants, "is_installed", lambda name: True)
     change(llama / "config.json", quantization_config={"quant_method": "torchao"})
     with pytest.raises(LoadError, match="quantised with torchao already"):
         hs.load(hs.Quantised(llama, "nf4"))

