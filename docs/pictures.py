@@ -22,8 +22,9 @@ from typing import Any
 import torch
 
 import hiddenscope as hs
+from hiddenscope.results import views_of
+from hiddenscope.results.pictures import Grid, Measure, View
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from hiddenscope.views import Grid, Measure, View, views_of
 from hiddenscope.views.figures.pages import image
 
 FOLDER = Path(__file__).with_name("pictures")

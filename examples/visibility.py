@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import hiddenscope as hs
-from hiddenscope.views import views_of
+from hiddenscope.results import views_of
 from hiddenscope.views.figures.pages import image
 
 SENTENCE = "The capital of France is Paris."

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from hiddenscope import errors as errors
 from hiddenscope import progress as _progress
-from hiddenscope.catalog import ANALYSIS, PUBLIC
+from hiddenscope.catalog import PUBLIC
 
 # The same names for type checkers; tests/test_public.py prints what is missing here.
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.embed.embed import Adjustment as Adjustment
     from hiddenscope.analyses.embed.embed import embed as embed
     from hiddenscope.analyses.graft.graft import graft as graft
+    from hiddenscope.analyses.lens import lens as lens
     from hiddenscope.analyses.lens.fitted import Lens as Lens
-    from hiddenscope.analyses.lens.lens import lens as lens
     from hiddenscope.analyses.patch.contrast import Contrast as Contrast
     from hiddenscope.analyses.patch.patch import patch as patch
     from hiddenscope.analyses.probe.probe import probe as probe
@@ -107,9 +107,6 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if name not in PUBLIC:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        if name == "Result" or (name in ANALYSIS and ANALYSIS[name].result):
-            # A result finds its pages and figures in the registry that this fills.
-            import_module(f"{__name__}.views")
         value = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
         globals()[name] = value
         return value

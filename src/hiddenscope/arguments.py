@@ -28,6 +28,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from hiddenscope.errors import ArgumentError, Error, StatesError
@@ -51,15 +52,15 @@ def checked(target: Public) -> Public:
     """Make a function, or the public methods of a class, explain wrong arguments."""
     if not isinstance(target, type):
         function = typing.cast(Callable[..., Any], target)
-        return typing.cast(Public, _explaining(function, skip=0))
+        return typing.cast(Public, explaining(function, skip=0))
     for name, member in list(vars(target).items()):
         if name.startswith("_") and name not in ("__init__", "__getitem__"):
             continue
         if isinstance(member, staticmethod | classmethod):
             skip = int(isinstance(member, classmethod))
-            setattr(target, name, type(member)(_explaining(member.__func__, skip)))
+            setattr(target, name, type(member)(explaining(member.__func__, skip)))
         elif inspect.isfunction(member):
-            setattr(target, name, _explaining(member, skip=1))
+            setattr(target, name, explaining(member, skip=1))
     return target
 
 
@@ -105,11 +106,21 @@ def integer(value: object, name: str, lower_bound: int) -> int:
     )
 
 
-def _explaining(function: Callable[..., Any], skip: int) -> Callable[..., Any]:
-    """Wrap a function; the first `skip` arguments (self, cls) are not checked."""
+def explaining(
+    function: Callable[..., Any],
+    skip: int = 0,
+    check: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None,
+) -> Callable[..., Any]:
+    """Wrap a function so that it explains wrong arguments.
+
+    The first `skip` arguments (self, cls) are not looked at. `check` may refuse
+    arguments before the call.
+    """
     explain = _explain
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if check is not None:
+            check(args, kwargs)
         try:
             return function(*args, **kwargs)
         except Exception as error:
@@ -322,7 +333,10 @@ def _evaluated(annotation: Any, module: str) -> Any:
         return Any
     holder = types.SimpleNamespace(__annotations__={"hint": annotation})
     try:
-        return typing.get_type_hints(holder, vars(sys.modules[module]))["hint"]
+        # Analyses name types that need torch, which they do not import themselves.
+        names = vars(import_module("hiddenscope.annotations"))
+        names = names | vars(sys.modules[module])
+        return typing.get_type_hints(holder, names)["hint"]
     except Exception:
         return Any
 

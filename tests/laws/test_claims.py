@@ -17,12 +17,12 @@ import torch
 
 import hiddenscope as hs
 from hiddenscope import progress
-from hiddenscope.analyses.lens.findings import half_from
+from hiddenscope.analyses.lens.compute import half_from
 from hiddenscope.catalog import ANALYSES
 from hiddenscope.measures.distances import Distances
 from hiddenscope.measures.separation import separation
+from hiddenscope.results import story_of, views_of
 from hiddenscope.testing import tiny_model
-from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.kinds.steer import _moved as steer_moved
 from tests.planted import random_graft, random_model, random_texts
 from tests.registry import ENTRIES
@@ -83,7 +83,7 @@ def sentences(result: hs.Result) -> list[str]:
     """
     told = [
         result.summary(),
-        *(f"{section.prose}\n{section.reading}" for section in sections_of(result)),
+        *(f"{section.prose}\n{section.reading}" for section in story_of(result)),
     ]
     told += [str(getattr(view, "note", "")) for view in views_of(result)]
     return [

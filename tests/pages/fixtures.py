@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
-from hiddenscope.views import View
+from hiddenscope.results.pictures import View
 from hiddenscope.views.page import document
 from tests.pages.looking import PATIENCE, Contexts, Opener, Shown, opened
 

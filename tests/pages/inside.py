@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import xarray
 
-from hiddenscope.results import Result
+from hiddenscope.results import Result, views_of
 from hiddenscope.results.dataset import text_array
-from hiddenscope.views import Patterns, views_of
+from hiddenscope.results.pictures import Patterns
 
 SENTENCE = ("The", " capital", " of", " France", " is", " Paris", ".", " The")
 EVIL = (

@@ -4,7 +4,15 @@ nobody should trust.
 
 import numpy as np
 
-from hiddenscope.views import Grid, Lines, Measure, Panels, Series, View, Words
+from hiddenscope.results.pictures import (
+    Grid,
+    Lines,
+    Measure,
+    Panels,
+    Series,
+    View,
+    Words,
+)
 
 FRANCE = ("The", " capital", " of", " France", " is", " Paris", ".")
 GERMANY = ("The", " capital", " of", " Germany", " is", " Berlin", ".")

@@ -19,7 +19,8 @@ import pytest
 
 import hiddenscope as hs
 import hiddenscope.app as app
-from hiddenscope.views import View, unpack
+from hiddenscope.results.pictures import View
+from hiddenscope.views import unpack
 
 if sys.platform == "linux":
     import resource

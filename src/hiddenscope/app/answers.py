@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hiddenscope.results import FINDINGS, Result, to_bytes
-from hiddenscope.views import pack, sections_of
-from hiddenscope.views.drawing import MOST_TOKENS
+from hiddenscope.results import Result, findings_of, story_of, to_bytes
+from hiddenscope.results.drawing import MOST_TOKENS
+from hiddenscope.views import pack
 from hiddenscope.views.painter import named_views
 from hiddenscope.workers import Header
 
@@ -38,7 +38,7 @@ def pack_result(result: Result, titles: Sequence[str] = ()) -> AnswerBytes:
     sections = []
     if not titles:
         place_of = {view.title: place for place, view in enumerate(views)}
-        for section in sections_of(result):
+        for section in story_of(result):
             # A section may have views that the result does not name.
             for view in section.views:
                 if view.title not in place_of:
@@ -50,16 +50,13 @@ def pack_result(result: Result, titles: Sequence[str] = ()) -> AnswerBytes:
                 {"title": section.title, "prose": section.prose, "views": places}
             )
 
-    findings: list[str] = []
-    if result.kind in FINDINGS:
-        findings = [str(sentence) for sentence in FINDINGS[result.kind](result)]
     listed = []
     for name, view in zip(names, views, strict=True):
         kind = type(view).__name__.lower()
         listed.append({"name": name, "title": view.title, "kind": kind})
     header: Header = {
         "title": result.title,
-        "findings": findings,
+        "findings": findings_of(result),
         "views": listed,
         "sections": sections,
         "columns": _columns(result, "position"),

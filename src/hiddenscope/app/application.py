@@ -24,15 +24,11 @@ from hiddenscope.app.refusals import explain
 from hiddenscope.app.routes import api
 from hiddenscope.app.settings import Settings
 from hiddenscope.errors import Error
-from hiddenscope.views import render
 
 if TYPE_CHECKING:
     import uvicorn
 
 SHIPPED = Path(__file__).parent / "example"
-
-# Importing it is what counts: it lets results find their pages and figures.
-assert render
 
 
 def create_app(settings: Settings) -> Guard:

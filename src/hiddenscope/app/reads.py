@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from hiddenscope.errors import SiteError
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import Coordinates, Variables, to_dataset
-from hiddenscope.views.sentences import model_name, quoted_token
+from hiddenscope.results.sentences import model_name, quoted_token
 
 if TYPE_CHECKING:
     import xarray

@@ -13,10 +13,11 @@ prints the lines that are missing there.
 >>> ANALYSIS["lens"].question
 'What would each layer predict, if it were the last?'
 >>> PUBLIC["lens"], PUBLIC["Site"]
-('analyses.lens.lens', 'sites')
+('analyses.lens', 'sites')
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 Group: TypeAlias = Literal["describe", "explain", "change", "represent"]
@@ -51,7 +52,11 @@ class Analysis:
     @property
     def module(self) -> str:
         """Return the module of its function, below `hiddenscope`."""
-        return f"{self.package}{self.word}.{self.word}"
+        package = f"{self.package}{self.word}"
+        module = Path(__file__).parents[1] / package.replace(".", "/")
+        if (module / f"{self.word}.py").exists():
+            return f"{package}.{self.word}"
+        return package
 
 
 ANALYSES = (

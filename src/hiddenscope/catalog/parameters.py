@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 Kind: TypeAlias = Literal[
+    "",
     "text",
     "texts",
     "model",
@@ -52,11 +53,11 @@ class Parameter:
     - `python_only`: why the command has no option for it; empty where it has one.
     """
 
-    name: str
-    kind: Kind
+    name: str = ""
+    kind: Kind = ""
     help: str = ""
     default: Default = None
-    required: bool = False
+    required: bool | None = None
     positional: bool = False
     choices: tuple[str, ...] = ()
     # The smallest integer; None where any will do.
@@ -214,3 +215,8 @@ def pooling(choices: tuple[str, ...], help: str, **changes: Any) -> Parameter:  
         aside=True,
     )
     return replace(described, **changes)
+
+
+TEXTS = texts()
+SITES = sites(None)
+SEED = seed()

@@ -21,7 +21,7 @@ from hiddenscope.cli.terminal import echo, table, visible
 from hiddenscope.interface.descriptions import describe
 from hiddenscope.interface.typer_parameters import COLUMNS, options_of
 from hiddenscope.interface.values import build_value
-from hiddenscope.results import TABLES
+from hiddenscope.results import tables_of
 
 
 def generated(word: str) -> Function:
@@ -141,8 +141,6 @@ def _print(result: "hs.Result", as_json: bool) -> None:
             echo(path.read_text("utf-8"))
         return
     echo(visible(result.summary(), keep="\n"))
-    if result.kind not in TABLES:
-        return
-    for printed in TABLES[result.kind](result):
+    for printed in tables_of(result):
         echo(f"\n{visible(printed.title)}" if printed.title else "")
         table(printed.columns, printed.rows, text=printed.text_columns)

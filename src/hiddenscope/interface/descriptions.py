@@ -7,16 +7,21 @@
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import import_module
+from typing import cast
 
-from hiddenscope.catalog import Description, Parameter
+from hiddenscope.catalog import ANALYSIS, Description, Parameter
 
 
 @cache
 def describe(word: str) -> Description:
     """Return what an analysis says of its parameters; this imports no torch."""
-    module = import_module(f"hiddenscope.analyses.{word}.parameters")
-    description: Description = module.DESCRIPTION
-    return description
+    analysis = ANALYSIS[word]
+    if analysis.module.endswith(f"{word}.{word}"):
+        module = import_module(f"hiddenscope.analyses.{word}.parameters")
+        description: Description = module.DESCRIPTION
+        return description
+    function = getattr(import_module(f"hiddenscope.{analysis.module}"), word)
+    return cast(Description, function.description)
 
 
 def flattened(parameters: Iterable[Parameter]) -> Iterator[Parameter]:

@@ -1,15 +1,29 @@
-"""Results: what an analysis returns, its findings in words, and its files."""
+"""Results: what an analysis returns, its story, and its files.
 
-from hiddenscope.results.facts import Facts as Facts
+result     the value itself: its arrays, its facts, how it is saved and shown
+report     what was found, typed; `facts` is its plain form
+story      what is said and shown, as sections
+pictures   what a section shows: grids, panels, lines and patterns
+drawing    from labelled arrays to pictures
+sentences  the phrases that all stories share
+"""
+
 from hiddenscope.results.facts import GroupFacts as GroupFacts
-from hiddenscope.results.findings import Table as Table
 from hiddenscope.results.findings import in_words as in_words
-from hiddenscope.results.result import DISPLAYS as DISPLAYS
-from hiddenscope.results.result import FINDINGS as FINDINGS
-from hiddenscope.results.result import PAINTERS as PAINTERS
-from hiddenscope.results.result import RENDERERS as RENDERERS
-from hiddenscope.results.result import TABLES as TABLES
+from hiddenscope.results.report import Facts as Facts
+from hiddenscope.results.report import Report as Report
 from hiddenscope.results.result import Look as Look
 from hiddenscope.results.result import Result as Result
 from hiddenscope.results.result import Width as Width
 from hiddenscope.results.result import to_bytes as to_bytes
+from hiddenscope.results.story import Aside as Aside
+from hiddenscope.results.story import Explanation as Explanation
+from hiddenscope.results.story import Listing as Listing
+from hiddenscope.results.story import Section as Section
+from hiddenscope.results.story import Table as Table
+from hiddenscope.results.story import findings_of as findings_of
+from hiddenscope.results.story import report_of as report_of
+from hiddenscope.results.story import story_of as story_of
+from hiddenscope.results.story import table_of as table_of
+from hiddenscope.results.story import tables_of as tables_of
+from hiddenscope.results.story import views_of as views_of

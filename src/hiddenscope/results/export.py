@@ -10,6 +10,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import is_dataclass
 from itertools import chain
 from pathlib import Path
 from typing import (
@@ -25,6 +26,7 @@ from hiddenscope.errors import StatesError
 from hiddenscope.files import UNSEALED, seal
 from hiddenscope.results.findings import printable
 from hiddenscope.results.netcdf import NetcdfFile
+from hiddenscope.results.report import plain_fields
 from hiddenscope.sites import Site
 
 if TYPE_CHECKING:
@@ -104,6 +106,8 @@ def to_plain(value: Any, where: str) -> Json:
         return str(value)
     if hasattr(value, "to_json"):
         value = value.to_json()
+    elif is_dataclass(value):
+        value = plain_fields(value)
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {
             str(key): to_plain(inner, f"{where}.{key}") for key, inner in value.items()

@@ -1,16 +1,6 @@
-"""Facts: what an analysis found, for programs.
+"""Facts that several kinds of results share."""
 
-`analyses/<word>/facts.py` lists the facts of one kind of result. Here is what several
-kinds share. Values are as a result keeps them: a site is its name, a tuple a list.
-"""
-
-from collections.abc import Mapping
-from typing import Any, NotRequired, TypeAlias, TypedDict
-
-Facts: TypeAlias = Mapping[str, Any]
-"""The facts of any kind: snake_case keys that its page documents, and values as JSON
-keeps them.
-"""
+from typing import NotRequired, TypedDict
 
 
 class NearDuplicateFacts(TypedDict):

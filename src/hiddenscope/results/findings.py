@@ -9,26 +9,13 @@ largest  2.5
 at       layer.1
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
-from hiddenscope.results.facts import Facts
+from hiddenscope.results.report import Facts
 
 # Items of a list, and characters of a text, that one line shows.
 MOST_ITEMS = 12
 LONGEST_TEXT = 200
-
-
-class Table(NamedTuple):
-    """Rows of strings that a terminal prints beneath the findings.
-
-    The columns at the indices in `text_columns` hold text, the others hold numbers.
-    """
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    text_columns: Collection[int] = (0,)
-    title: str = ""
 
 
 def fact_lines(facts: Facts, indent: str = "") -> Iterator[str]:

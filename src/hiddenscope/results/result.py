@@ -1,7 +1,6 @@
 """Result: what every analysis returns.
 
-A result knows no view. When the views are imported, they fill the five registries
-below with the functions that write, draw, display and describe a result.
+Its story is told by its analysis (`results.story`), and drawn by `views`.
 
 >>> import xarray
 >>> norms = xarray.Dataset({"norm": ("site", [1.0, 2.5])})
@@ -17,9 +16,10 @@ import os
 import re
 import tempfile
 import webbrowser
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -43,8 +43,9 @@ from hiddenscope.results.export import (
     tag,
     to_plain,
 )
-from hiddenscope.results.facts import Facts
-from hiddenscope.results.findings import Table, fact_lines, printable
+from hiddenscope.results.findings import fact_lines, printable
+from hiddenscope.results.report import Facts, Report
+from hiddenscope.results.story import findings_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,25 +53,10 @@ if TYPE_CHECKING:
     import xarray
     from matplotlib.figure import Figure
 
+FIGURES = (".pdf", ".png", ".svg")
+
 Width: TypeAlias = Literal["", "column", "page"]
 """The width of a figure: that of a column or page of a paper, or "" for its own."""
-
-RENDERERS: dict[str, Callable[["Result", Path], None]] = {}
-"""How to write a result to a file, by suffix; the views put `.html` here."""
-
-PAINTERS: dict[str, "Painter"] = {}
-"""What draws figures, by suffix; the views put `.png`, `.svg` and `.pdf` here."""
-
-DISPLAYS: dict[str, Callable[["Result"], str]] = {}
-"""How to show a result in a notebook, by media type; the views put `text/html` and
-`image/png` (as base64) here.
-"""
-
-FINDINGS: dict[str, Callable[["Result"], Iterable[str]]] = {}
-"""How to describe a result in sentences, by kind."""
-
-TABLES: dict[str, Callable[["Result"], Iterable[Table]]] = {}
-"""What a terminal prints beneath the findings, by kind."""
 
 
 class HasJson(Protocol):
@@ -86,19 +72,6 @@ class Look(NamedTuple):
     view: str = ""
     measure: str = ""
     width: Width = ""
-
-
-class Painter(Protocol):
-    """Draws the views of a result with matplotlib."""
-
-    def titles(self, result: "Result") -> dict[str, str]:
-        """Return the names of the views, each with its title."""
-
-    def figure(self, result: "Result", look: Look) -> "Figure":
-        """Draw a view as a figure."""
-
-    def write(self, result: "Result", path: Path, look: Look) -> None:
-        """Draw a view into a file."""
 
 
 @checked
@@ -126,7 +99,7 @@ class Result:
         self,
         kind: str,
         data: "xarray.Dataset",
-        facts: Facts,
+        facts: Facts | Report,
         source: Mapping[str, Any] | HasJson,
     ) -> None:
         # Known by its attributes: importing this package must not import xarray.
@@ -173,11 +146,10 @@ class Result:
         """Describe the result in sentences, or its facts line by line where its kind
         has no sentences. Safe on a terminal.
         """
-        describe = FINDINGS.get(self.kind)
-        if describe is None:
-            lines = list(fact_lines(self.facts, "  "))
+        if self.kind in ANALYSIS:
+            lines = [f"  {printable(sentence)}" for sentence in findings_of(self)]
         else:
-            lines = [f"  {printable(sentence)}" for sentence in describe(self)]
+            lines = list(fact_lines(self.facts, "  "))
         return "\n".join([self.title, *lines])
 
     def __getitem__(self, name: str) -> "xarray.DataArray":
@@ -308,24 +280,24 @@ class Result:
         suffix = Path(path).suffix.lower()
         look = Look(view, measure, width)
         problem = f"Cannot save a result as {printable(os.fspath(path))}"
-        formats = {*WRITERS, *RENDERERS, *PAINTERS}
+        formats = {*WRITERS, ".html", *FIGURES}
         if suffix not in formats:
             raise FileError(
                 problem,
                 f"the formats are {' '.join(sorted(formats))}",
                 "Give the path one of these suffixes.",
             )
-        if any(look) and suffix not in PAINTERS:
+        if any(look) and suffix not in FIGURES:
             raise FileError(
                 problem,
                 "view, measure and width are for figures",
-                f"Leave them out, or save as {' '.join(sorted(PAINTERS))}.",
+                f"Leave them out, or save as {' '.join(FIGURES)}.",
             )
         with replacing(path) as fresh:
-            if suffix in PAINTERS:
-                PAINTERS[suffix].write(self, fresh, look)
-            elif suffix in RENDERERS:
-                RENDERERS[suffix](self, fresh)
+            if suffix in FIGURES:
+                fresh.write_bytes(_views().figure_bytes(self, suffix, look))
+            elif suffix == ".html":
+                _views().write_page(self, fresh)
             else:
                 WRITERS[suffix](_contents(self), fresh)
 
@@ -363,7 +335,7 @@ class Result:
     @property
     def views(self) -> dict[str, str]:
         """Return the names of the views, the main one first, each with its title."""
-        return _painter().titles(self)
+        return {name: view.title for name, view in _views().named_views(self).items()}
 
     def figure(
         self, view: str = "", *, measure: str = "", width: Width = ""
@@ -371,7 +343,8 @@ class Result:
         """Draw one view as a matplotlib Figure, to change and save as you like; the
         options are those of `save`.
         """
-        return _painter().figure(self, Look(view, measure, width))
+        figure: Figure = _views().figure_of(self, Look(view, measure, width))
+        return figure
 
     def show(self) -> Path:
         """Open the page in a browser, and return the path of its file, which stays."""
@@ -394,19 +367,21 @@ class Result:
         """Return what a notebook shows: the page, the figure where no script runs, and
         the findings where there is only text.
         """
-        summary = {"text/plain": self.summary()}
-        pictures = {}
-        for media_type in sorted(DISPLAYS):
-            if include and media_type not in include:
-                continue
-            if exclude and media_type in exclude:
+        bundle = {"text/plain": self.summary()}
+        displays = {
+            "image/png": _views().encoded_figure,
+            "text/html": _views().framed_page,
+        }
+        for media_type, display in displays.items():
+            left_out = media_type in (exclude or ())
+            if left_out or (include and media_type not in include):
                 continue
             try:
-                pictures[media_type] = DISPLAYS[media_type](self)
+                bundle[media_type] = display(self)
             except StatesError:
                 # The result holds nothing that can be drawn.
-                return summary
-        return summary | pictures
+                return {"text/plain": bundle["text/plain"]}
+        return bundle
 
 
 def to_bytes(result: Result, suffix: str) -> bytes:
@@ -426,12 +401,6 @@ def _contents(result: Result) -> Contents:
     return Contents(result.kind, result.data, result.facts, result.source)
 
 
-def _painter() -> Painter:
-    if not PAINTERS:
-        raise FileError(
-            "Cannot draw a figure",
-            "no view is imported",
-            "Import hiddenscope.views.render first.",
-        )
-    # Any painter will do: they differ only in the format that they write.
-    return PAINTERS[".pdf"]
+def _views() -> Any:
+    """Import what draws results, which takes long and stands above this room."""
+    return import_module("hiddenscope.views.render")

@@ -1,6 +1,6 @@
 """Lists and tables of texts and numbers, as markup of a page.
 
->>> from hiddenscope.views.values import Listing
+>>> from hiddenscope.results import Listing
 >>> rows = ((0.5, "A kitten."), (0.25, "<b>"))
 >>> nearest = Listing("Nearest to “cat”", ("score", "text"), rows, bar="score")
 >>> html = html_lists([nearest])
@@ -11,9 +11,9 @@
 import math
 from collections.abc import Sequence
 
+from hiddenscope.results import Listing
+from hiddenscope.results.sentences import shortened
 from hiddenscope.views.page import html_text
-from hiddenscope.views.sentences import shortened
-from hiddenscope.views.values import Listing
 
 # A cell is cut here, in characters.
 LONGEST = 600

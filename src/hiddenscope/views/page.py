@@ -1,7 +1,7 @@
 """Views as one HTML document that needs nothing else: no network, no server, no other
 file.
 
->>> from hiddenscope.views.values import Lines, Series
+>>> from hiddenscope.results.pictures import Lines, Series
 >>> norms = Lines("Norms", ("layer.0", "layer.1"), (Series("norm", [1.0, 2.5]),))
 >>> html = document([norms], "A first look")
 >>> html.startswith("<!doctype html>"), "<h1>A first look</h1>" in html
@@ -21,8 +21,8 @@ from importlib.resources import files
 from itertools import chain, groupby, zip_longest
 
 from hiddenscope.errors import StatesError
+from hiddenscope.results.pictures import View
 from hiddenscope.views.payload import pack
-from hiddenscope.views.values import View
 
 # An XML namespace, which is never fetched.
 XML_NAME = "http://www.w3.org/2000/svg"

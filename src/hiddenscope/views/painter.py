@@ -1,20 +1,18 @@
-"""The painter of figures: it selects views of a result and draws them with matplotlib.
+"""Figures of results: some of the views are selected and drawn with matplotlib.
 
 `Result.views`, `Result.figure` and `Result.save` call it.
 """
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hiddenscope.errors import StatesError
-from hiddenscope.results import Look, Result
-from hiddenscope.views.drawing import long_name
+from hiddenscope.results import Look, Result, views_of
+from hiddenscope.results.drawing import long_name
+from hiddenscope.results.pictures import Grid, Patterns, View
 from hiddenscope.views.figures.pages import FigureFormat, figure, image
-from hiddenscope.views.kinds.registry import views_of
-from hiddenscope.views.values import Grid, Patterns, View
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,24 +20,14 @@ if TYPE_CHECKING:
 WIDTHS: dict[str, float | None] = {"": None, "column": 3.3, "page": 6.9}  # inches
 
 
-@dataclass(frozen=True)
-class FigurePainter:
-    """Draws the views of a result for print, in one format."""
+def figure_of(result: Result, look: Look) -> "Figure":
+    """Draw the selected views as a figure."""
+    return figure(_selected_views(result, look), _inches(look))
 
-    suffix: FigureFormat
 
-    def titles(self, result: Result) -> dict[str, str]:
-        """Return the names of the views, each with its title."""
-        return {name: view.title for name, view in named_views(result).items()}
-
-    def figure(self, result: Result, look: Look) -> "Figure":
-        """Draw the selected views as a figure."""
-        return figure(_selected_views(result, look), _inches(look))
-
-    def write(self, result: Result, path: Path, look: Look) -> None:
-        """Draw the selected views into a file."""
-        views = _selected_views(result, look)
-        path.write_bytes(image(views, self.suffix, width=_inches(look)))
+def figure_bytes(result: Result, suffix: FigureFormat, look: Look) -> bytes:
+    """Draw the selected views as a file of this format."""
+    return image(_selected_views(result, look), suffix, width=_inches(look))
 
 
 def named_views(result: Result) -> dict[str, View]:

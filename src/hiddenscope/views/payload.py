@@ -1,6 +1,6 @@
 """The payload of views: a JSON header and typed arrays, gzipped, as base64 text.
 
->>> from hiddenscope.views.values import Lines, Series
+>>> from hiddenscope.results.pictures import Lines, Series
 >>> text = pack([Lines("Norms", ("layer.0", "layer.1"), (Series("norm", [1.0, 2.5]),))])
 >>> unpack(text)[0].series[0].y.tolist()
 [1.0, 2.5]
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.errors import StatesError
-from hiddenscope.views.values import (
+from hiddenscope.results.pictures import (
     Grid,
     HeadScore,
     Lines,

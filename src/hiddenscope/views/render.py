@@ -3,7 +3,7 @@
 page     one result: its findings, its views, and where it comes from
 story    several results on one page, each with its findings and its views
 
-Importing this module fills the tables in which `Result` looks for its renderers.
+`Result` imports this module when it is saved as a page or a figure, or shown.
 """
 
 import base64
@@ -11,29 +11,29 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 from urllib.parse import quote
 
 from hiddenscope.arguments import checked
+from hiddenscope.catalog import ANALYSIS
 from hiddenscope.errors import FileError
 from hiddenscope.files import replacing
 from hiddenscope.results import (
-    DISPLAYS,
-    FINDINGS,
-    PAINTERS,
-    RENDERERS,
-    TABLES,
     Facts,
+    Listing,
     Result,
+    Section,
+    findings_of,
     in_words,
+    story_of,
+    views_of,
 )
-from hiddenscope.views.figures.pages import FigureFormat, image
-from hiddenscope.views.kinds.registry import KINDS, sections_of, views_of
+from hiddenscope.results.sentences import capitalised
+from hiddenscope.views.figures.pages import image
 from hiddenscope.views.page import frame
-from hiddenscope.views.painter import FigurePainter
-from hiddenscope.views.sentences import capitalised
+from hiddenscope.views.painter import figure_bytes as figure_bytes
+from hiddenscope.views.painter import figure_of as figure_of
+from hiddenscope.views.painter import named_views as named_views
 from hiddenscope.views.story import story_page, unfolded
-from hiddenscope.views.values import Listing, Section
 
 NOTEBOOK_DPI = 130
 # The height of a notebook's output until the page has reported its own.
@@ -67,14 +67,16 @@ def page(result: Result, docs: str = "", *, folds: bool = False) -> str:
     the docs lie, seen from the page. With `folds`, all but the main view is closed at
     first.
     """
-    sections = list(unfolded(sections_of(result), folds=folds))
+    sections = list(unfolded(story_of(result), folds=folds))
     first = sections[0]
-    findings = _findings(result)
-    # What the caption of the first picture says need not be said beside it.
-    findings = [sentence for sentence in findings if sentence not in first.reading]
+    findings = []
+    for sentence in findings_of(result):
+        # What the caption of the first picture says need not be said beside it.
+        if sentence not in first.reading:
+            findings.append(sentence.replace("\n", " "))
     sections[0], more = _with_findings(first, findings)
     # A kind without sentences shows its facts as they are.
-    if result.kind not in FINDINGS and result.facts:
+    if result.kind not in ANALYSIS and result.facts:
         tables = (_facts_table(result.facts), *sections[0].tables)
         sections[0] = replace(sections[0], tables=tables)
     closing = []
@@ -99,14 +101,7 @@ def _with_findings(
     lead, *others = findings or [""]
     count = len(others) if len(others) <= BESIDE + 1 else BESIDE
     beside = "\n".join(f"- {sentence}" for sentence in others[:count])
-    return replace(first, title="", prose=f"{lead}\n\n{beside}"), others[count:]
-
-
-def _findings(result: Result) -> list[str]:
-    describe = FINDINGS.get(result.kind)
-    if describe is None:
-        return []
-    return [sentence.replace("\n", " ") for sentence in describe(result)]
+    return replace(first, title="", sentences=(lead, beside)), others[count:]
 
 
 def _facts_table(facts: Facts) -> Listing:
@@ -197,7 +192,7 @@ def story(
         )
     sections = []
     for result in results:
-        sections += sections_of(result)
+        sections += story_of(result)
     title = title or ", ".join(result.title for result in results)
     with replacing(path) as fresh:
         html = story_page(sections, title, opening, closing, _docs_from(fresh))
@@ -214,26 +209,17 @@ def _docs_from(path: str | os.PathLike[str]) -> str:
     return quote(Path(os.path.relpath(root / "docs", page.parent)).as_posix())
 
 
-def _save_page(result: Result, path: Path) -> None:
+def write_page(result: Result, path: Path) -> None:
+    """Write the page of a result."""
     path.write_text(page(result, _docs_from(path)), "utf-8")
 
 
-def _framed_page(result: Result) -> str:
+def framed_page(result: Result) -> str:
+    """Return the page of a result as the output of a notebook."""
     return frame(page(result, folds=True), HEIGHT)
 
 
-def _encoded_figure(result: Result) -> str:
+def encoded_figure(result: Result) -> str:
+    """Return the views of a result as a PNG, in base64."""
     png = image(views_of(result), ".png", dpi=NOTEBOOK_DPI)
     return base64.b64encode(png).decode("ascii")
-
-
-RENDERERS[".html"] = _save_page
-for _suffix in get_args(FigureFormat):
-    PAINTERS[_suffix] = FigurePainter(_suffix)
-DISPLAYS["text/html"] = _framed_page
-DISPLAYS["image/png"] = _encoded_figure
-for _word, _kind in KINDS.items():
-    if _kind.findings is not None:
-        FINDINGS[_word] = _kind.findings
-    if _kind.tables is not None:
-        TABLES[_word] = _kind.tables

@@ -1,9 +1,9 @@
 """A page of sections: contents at the side, and in each part one sentence, its picture,
 and how to read it.
 
->>> from hiddenscope.views.values import Lines, Section, Series
+>>> from hiddenscope.results.pictures import Lines, Series
 >>> norms = Lines("Norms", ("layer.0", "layer.1"), (Series("norm", [1.0, 2.5]),))
->>> section = Section("How large?", "They grow.", (norms,), "Lines are norms.")
+>>> section = Section("How large?", ("They grow.",), (norms,), "Lines are norms.")
 >>> html = story_page([section], "A look")
 >>> claim, picture = html.index("They grow."), html.index("<section data-view")
 >>> claim < picture < html.index("Lines are norms.")
@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from hiddenscope.results import Listing, Section
+from hiddenscope.results.pictures import View
 from hiddenscope.views.listing import html_lists
 from hiddenscope.views.page import (
     assembled,
@@ -24,7 +26,6 @@ from hiddenscope.views.page import (
     prose_markup,
 )
 from hiddenscope.views.terms import new_terms, words_on
-from hiddenscope.views.values import Section, View
 
 
 def story_page(
@@ -147,8 +148,8 @@ class _Page:
         for view in section.views:
             pictures.append(placed(view, len(self.views)))
             self.views.append(view)
-        if section.tables:
-            pictures.append(html_lists(section.tables))
+        listings = [table for table in section.tables if isinstance(table, Listing)]
+        pictures.append(html_lists(listings))
         return pictures
 
 
@@ -180,4 +181,4 @@ def unfolded(sections: Sequence[Section], *, folds: bool) -> Iterator[Section]:
     for section in sections:
         folded = folds and section.folded
         title = section.title if section.reading or folded else ""
-        yield replace(section, title=title, prose="", folded=folded)
+        yield replace(section, title=title, sentences=(), folded=folded)

@@ -7,7 +7,7 @@
 import re
 from collections.abc import Iterator
 
-from hiddenscope.views.values import Grid, Panels, Patterns, View
+from hiddenscope.results.pictures import Grid, Panels, Patterns, View
 
 TERMS = {
     "hidden state": (

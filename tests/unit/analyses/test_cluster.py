@@ -17,8 +17,9 @@ import hiddenscope as hs
 from hiddenscope.analyses.cluster.cluster import _units
 from hiddenscope.cli import main as cli
 from hiddenscope.errors import NotFinite, StatesError, TextError, UnknownModel
+from hiddenscope.results import views_of
+from hiddenscope.results.pictures import Panels
 from hiddenscope.vectors.collection import collection_of
-from hiddenscope.views import Panels, views_of
 
 Tiny = Callable[..., hs.Model]
 TEXTS = [

@@ -11,10 +11,10 @@ import hiddenscope as hs
 from hiddenscope.errors import PassError, SiteError, StatesError, TextError
 from hiddenscope.measures import linear_cka
 from hiddenscope.passes import Batching
+from hiddenscope.results import story_of, views_of
+from hiddenscope.results.pictures import Grid, Lines
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from hiddenscope.views import sections_of, views_of
-from hiddenscope.views.values import Grid, Lines
 from tests.unit.analyses.blocks import Blocks
 
 ONE, TWO = "The cat sat on the mat.", "The cat sat in the hat."
@@ -53,7 +53,7 @@ def test_a_text_and_itself_are_the_same(tiny: Tiny, family: str) -> None:
     assert (cosine[np.isfinite(cosine)] == 1).all()
     assert all(facts["first_difference"] is None for facts in result.facts["stacks"])
     assert views_of(result)
-    assert "have equal states everywhere" in sections_of(result)[0].prose
+    assert "have equal states everywhere" in story_of(result)[0].prose
     assert "tested" not in result.summary()
 
 
@@ -147,7 +147,7 @@ def test_both_stacks_of_an_encoder_decoder(tiny: Tiny) -> None:
     assert (encoder["stack"], decoder["stack"]) == ("encoder", "decoder")
     # The same token, which sees other texts.
     assert decoder["first_difference"]["token"] == ["<pad>", "<pad>"]
-    assert len(sections_of(result)) == 2
+    assert len(story_of(result)) == 2
 
 
 def test_a_model_that_is_not_to_be_batched_is_run_apart_and_says_its_floor() -> None:
@@ -285,7 +285,7 @@ def test_equal_states_have_no_likeness() -> None:
     )
     assert np.isnan(result.data["cka"].values).all()
     assert "most_alike" not in result.facts["cka"]
-    (section,) = sections_of(result)
+    (section,) = story_of(result)
     assert "all states of a site are equal" in section.prose
 
 
@@ -342,7 +342,7 @@ def test_models_of_two_widths_are_compared_by_cka() -> None:
     (grid,) = views_of(result)
     assert isinstance(grid, Grid)
     assert grid.tokens == ("layer.0", "layer.1")
-    assert "linear CKA over 80 tokens" in sections_of(result)[0].prose
+    assert "linear CKA over 80 tokens" in story_of(result)[0].prose
 
 
 def test_facts_are_read_off_the_differences() -> None:
@@ -370,7 +370,7 @@ def test_facts_are_read_off_the_differences() -> None:
     b[1, 1, 0] = 1 + 6
     result = normed()
     assert result.facts["stacks"][0]["end"]["share_of_drop_by_final_norm"] == 1
-    assert "the final norm causes the drop" in sections_of(result)[1].prose
+    assert "the final norm causes the drop" in story_of(result)[1].prose
 
 
 def test_narrow_states_are_widened_once() -> None:

@@ -16,9 +16,9 @@ from hiddenscope.analyses.contributions import parts as parts_module
 from hiddenscope.analyses.contributions.final_norm import freeze_norm
 from hiddenscope.errors import PassError, StatesError, TextError
 from hiddenscope.passes.unembed import Unembedding
+from hiddenscope.results import story_of, views_of
 from hiddenscope.sites import Site
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
-from hiddenscope.views import sections_of, views_of
 
 IDS, ANSWER, OTHER = [5, 6, 7, 8], 11, 12
 SHAPE = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 128} | {
@@ -117,7 +117,7 @@ def test_parts_sum_to_the_models_own_logit(family: str) -> None:
     assert NOTES.get(family, "") in " ".join(result.facts["notes"])
     assert ("neuron" in result.data) == (family != "mixtral")
     assert views_of(result)
-    assert sections_of(result)
+    assert story_of(result)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2"])

@@ -26,9 +26,9 @@ from hiddenscope.analyses.drift.sides import as_live, encode
 from hiddenscope.cli.main import app
 from hiddenscope.errors import FileError, ModuleError, NotFinite, StatesError, TextError
 from hiddenscope.loading import open_source
+from hiddenscope.results import story_of, views_of
+from hiddenscope.results.pictures import Grid, Lines
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from hiddenscope.views import sections_of, views_of
-from hiddenscope.views.values import Grid, Lines
 from labs.faults import trial
 from labs.faults.pairs import Spec
 from labs.faults.ports import PORTS
@@ -669,10 +669,10 @@ def test_the_page_says_the_verdict_first() -> None:
     verdict = result.summary().splitlines()[1].strip()
     assert verdict.startswith("Drift: the two first differ at `layer.2`")
     assert [type(view) for view in views_of(result)] == [Grid, Lines]
-    assert sections_of(result)[0].title == "Drift"
+    assert story_of(result)[0].title == "Drift"
     same = hs.drift(reference("llama"), port("llama", HARMLESS["bfloat16"]), TEXTS)
     assert "No drift" in same.summary().splitlines()[1]
-    assert sections_of(same)[0].title == "No drift"
+    assert story_of(same)[0].title == "No drift"
     # One model in two dtypes is named by them.
     title = views_of(same)[0].title
     assert "(bfloat16) against" in title and title.endswith("(float32)")

@@ -20,9 +20,9 @@ from hiddenscope.analyses.graft.findings import graft_facts, sign_flip_p
 from hiddenscope.cli.main import app
 from hiddenscope.errors import ModuleError, PassError, SiteError, TextError
 from hiddenscope.linear.intervals import wilson
+from hiddenscope.results import story_of, views_of
+from hiddenscope.results.pictures import Lines
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from hiddenscope.views import sections_of, views_of
-from hiddenscope.views.values import Lines
 from tests.unit.analyses.refused import check_refused
 
 Tiny = Callable[..., hs.Model]
@@ -285,7 +285,7 @@ def test_its_view_and_its_findings(
     assert isinstance(lines, Lines) and lines.series[0].band == "95% interval"
     names = [series.name for series in lines.series[1:]]
     assert names == ["the model alone", "the donor alone"]
-    (section,) = sections_of(result)
+    (section,) = story_of(result)
     assert "LlamaForCausalLM answers 100% of 6 prompts right" in section.prose
     assert "the fewest answers are right for layer.2" in result.summary()
     result.save(tmp_path / "graft.json")

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope.analyses.lens import reading
-from hiddenscope.analyses.lens.jacobian import jacobians
-from hiddenscope.analyses.lens.tuned import RidgeRegression
+from hiddenscope.analyses.lens.fitting import RidgeRegression, jacobians
 from hiddenscope.cli.main import app
 from hiddenscope.errors import (
     Damaged,
@@ -27,10 +26,10 @@ from hiddenscope.errors import (
     StatesError,
     TextError,
 )
+from hiddenscope.results import story_of, views_of
+from hiddenscope.results.pictures import Grid
 from hiddenscope.sites import Site
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
-from hiddenscope.views import sections_of, views_of
-from hiddenscope.views.values import Grid
 from tests.unit.analyses.refused import check_refused
 
 ONE, TWO = "The cat sat on the mat.", "The rest is in the cold water and the sand."
@@ -350,7 +349,7 @@ def test_settled_is_where_the_answer_stays_as_far_as_it_is_known(tiny: Tiny) -> 
         for name in ("answer", "probability"):
             assert told[name] == whole.facts["last_token"][name]
         assert "known" in result.summary()
-        assert len(sections_of(result)) == 2
+        assert len(story_of(result)) == 2
         grid = views_of(result)[0]
         assert isinstance(grid, Grid) and grid.words is not None
         # The others leave out layers above, or between their rows.
@@ -377,11 +376,11 @@ def test_texts_are_read_batch_after_batch(
     model, texts = tiny("llama"), [ONE, TWO, ONE]
     heads = "*.attn.head.*"
     whole = [hs.lens(model, texts), hs.lens(model, texts, sites=heads)]
-    monkeypatch.setattr("hiddenscope.analyses.lens.lens.BATCH_TOKENS", 10)
+    monkeypatch.setattr("hiddenscope.analyses.lens.compute.BATCH_TOKENS", 10)
     found = [hs.lens(model, texts)]  # each text by itself
     # Fewer tokens at a time where there are many sites.
-    monkeypatch.setattr("hiddenscope.analyses.lens.lens.BATCH_SITES", 1)
-    monkeypatch.setattr("hiddenscope.analyses.lens.lens.BATCH_TOKENS", 40)
+    monkeypatch.setattr("hiddenscope.analyses.lens.compute.BATCH_SITES", 1)
+    monkeypatch.setattr("hiddenscope.analyses.lens.compute.BATCH_TOKENS", 40)
     found.append(hs.lens(model, texts, sites=heads))
     for one, expected in zip(found, whole, strict=True):
         for name in ("probability", "entropy"):
@@ -407,9 +406,9 @@ def test_what_cannot_be_read_is_refused(
         ("llama", {"target": ""}, TextError, "it is empty"),
         ("llama", {"target": 500}, TextError, "are 0 to 127"),
         ("bert", {"target": "next"}, TextError, "sees the whole text"),
-        ("llama", {"k": 0}, PassError, "has 128 tokens"),
+        ("llama", {"k": 0}, StatesError, "an integer >= 1: got 0"),
         ("llama", {"k": 129}, PassError, "has 128 tokens"),
-        ("llama", {"k": True}, PassError, "an integer from 1 to 128, got True"),
+        ("llama", {"k": True}, StatesError, "an integer >= 1: got True"),
         ("llama", {"sites": "layer.9"}, SiteError, "No site 'layer.9'"),
         ("llama", {"sites": "layer.2.attn.z"}, SiteError, "attn.z is not written to"),
         ("llama", {"sites": "layer.2.mlp.neurons"}, SiteError, "is not written to"),
@@ -534,7 +533,7 @@ def test_a_map_that_is_worse_on_the_texts_that_judge_is_dropped(
     similar = [[5 + (k + step) % 6 for step in range(6)] for k in range(6)]
     similar += [[5, 7, 9], [6, 8, 10], [9, 7, 5]]
     other = [90, 91, 92, 93, 94, 95, 96]
-    monkeypatch.setattr("hiddenscope.analyses.lens.tuned.PENALTIES", (0.001,))
+    monkeypatch.setattr("hiddenscope.analyses.lens.fitting.PENALTIES", (0.001,))
     assert set(hs.Lens.fit(model, [*similar, [10, 8, 6]]).maps) == {0, 1, 2}
     lens = hs.Lens.fit(model, [*similar, other])
     assert False in column(lens, "mapped")[:-1]
@@ -647,7 +646,7 @@ def test_an_interrupted_fit_goes_on(
             raise KeyboardInterrupt
         return jacobians(model, text, sites)
 
-    monkeypatch.setattr("hiddenscope.analyses.lens.jacobian.jacobians", stops)
+    monkeypatch.setattr("hiddenscope.analyses.lens.fitting.jacobians", stops)
     with pytest.raises(KeyboardInterrupt):
         hs.Lens.fit(model, texts, "jacobian", partial=partial)
     again = hs.Lens.fit(model, texts, "jacobian", partial=partial)
@@ -692,7 +691,7 @@ def test_its_pictures_and_what_is_told(tiny: Tiny) -> None:
     assert grid.words is not None
     assert grid.words.chosen.shape == (4, result.data.sizes["token"], 5)
     assert len(lines) == 3
-    assert result.facts["last_token"]["answer"].strip() in sections_of(result)[0].prose
+    assert result.facts["last_token"]["answer"].strip() in story_of(result)[0].prose
 
 
 def test_words_without_a_text_are_named_by_their_id(
@@ -755,7 +754,7 @@ def test_parts_alone_say_nothing_of_layers(tiny: Tiny) -> None:
     assert len(grid.sites) == 12
     assert f"Among these sites, {best} gives" in result.summary()
     assert "layers above these were left out" not in result.summary()
-    assert sections_of(result)
+    assert story_of(result)
 
 
 def test_a_figure_of_many_sites_has_no_words_on_one_another(

@@ -20,10 +20,10 @@ from hiddenscope.analyses.patch.findings import _clear, _intervals
 from hiddenscope.cli.main import app
 from hiddenscope.errors import PassError, SiteError, StatesError, TextError
 from hiddenscope.passes.answers import token_after
+from hiddenscope.results import story_of, views_of
 from hiddenscope.results.dataset import to_dataset
+from hiddenscope.results.pictures import Grid, Lines
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from hiddenscope.views import sections_of, views_of
-from hiddenscope.views.values import Grid, Lines
 from tests.unit.analyses.refused import check_refused
 
 Tiny = Callable[..., hs.Model]
@@ -485,7 +485,7 @@ def test_its_pictures_and_its_story(tiny: Tiny) -> None:
     string = model.text_encoder.string
     assert (grid.tokens[2], grid.second[2]) == (string(CLEAN[2]), string(CORRUPT[2]))
     assert [series.style for series in lines.series] == ["line", "dash"]
-    first, layers = sections_of(result)
+    first, layers = story_of(result)
     finding = "restores at least half of the logit difference at layer.0"
     assert finding in first.prose
     assert "The hidden state of the clean run" in first.reading
@@ -498,7 +498,7 @@ def test_its_pictures_and_its_story(tiny: Tiny) -> None:
     spared = "except the token at which the answer is read"
     assert spared in result.summary() and spared not in parts.summary()
     assert "keeps its own state" in layers.reading
-    assert "keeps its own state" not in sections_of(parts)[1].reading
+    assert "keeps its own state" not in story_of(parts)[1].reading
     assert "whether it holds for others was not tested" in result.summary()
     other = replace(CONTRAST, corrupt=[7, 99, 46, 64, 31, 50])
     averages = "2 pairs of prompts; differences between sites were not tested"

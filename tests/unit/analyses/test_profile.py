@@ -18,9 +18,9 @@ from hiddenscope.measures import (
     linear_cka,
     two_nn,
 )
+from hiddenscope.results import story_of, views_of
+from hiddenscope.results.pictures import Grid, Lines
 from hiddenscope.sites import Site
-from hiddenscope.views import sections_of, views_of
-from hiddenscope.views.values import Grid, Lines
 from tests.unit.analyses.blocks import Blocks
 
 Tiny = Callable[..., hs.Model]
@@ -328,7 +328,7 @@ def test_states_without_a_spread_have_no_shape(values: torch.Tensor) -> None:
         expected = [1.0] * 3 if values.any() else [math.nan] * 3
         np.testing.assert_allclose(result.data["anisotropy"], expected, rtol=1e-6)
     assert views_of(result)
-    assert sections_of(result)
+    assert story_of(result)
 
 
 def test_one_site_is_like_itself_and_parts_of_blocks_have_no_block_between_them(
@@ -393,7 +393,7 @@ def test_a_profile_is_shown_and_told() -> None:
         "mean cosine",
         "dimensions",
     ]
-    prose = " ".join(section.prose for section in sections_of(result))
+    prose = " ".join(section.prose for section in story_of(result))
     assert "Massive activations: 60 values in channel 5 at layer.1 to layer.3" in prose
     assert "The first tokens hide how states spread" in prose
     assert "(400 tokens)" in prose
@@ -401,7 +401,7 @@ def test_a_profile_is_shown_and_told() -> None:
     few = hs.profile(states(values[:, :9]))
     assert few.facts["stacks"][0]["few_tokens"] and "so few tokens" in few.summary()
     assert not any(isinstance(view, Grid) for view in views_of(few)[1:])
-    assert len(sections_of(few)) == 3
+    assert len(story_of(few)) == 3
 
 
 def test_both_stacks_of_an_encoder_decoder(tiny: Tiny, tmp_path: Path) -> None:

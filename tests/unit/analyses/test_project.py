@@ -23,10 +23,10 @@ from hiddenscope.errors import Error, StatesError, TextError
 from hiddenscope.measures.distances import Distances, trustworthiness
 from hiddenscope.measures.permutations import permuted
 from hiddenscope.measures.separation import separation
+from hiddenscope.results import views_of
+from hiddenscope.results.pictures import Panels
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from hiddenscope.views import views_of
-from hiddenscope.views.values import Panels
 
 Tiny = Callable[..., hs.Model]
 TEXTS = [

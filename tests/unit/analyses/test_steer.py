@@ -24,9 +24,9 @@ from hiddenscope.errors import (
     StatesError,
     TextError,
 )
+from hiddenscope.results import story_of, views_of
+from hiddenscope.results.pictures import Grid, Lines
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from hiddenscope.views import sections_of, views_of
-from hiddenscope.views.values import Grid, Lines
 from tests.unit.analyses.refused import check_refused
 
 Tiny = Callable[..., hs.Model]
@@ -387,7 +387,7 @@ def test_the_best_setting_is_the_largest_move_that_leaves_the_model_as_good(
     assert broken.facts["answers"][0]["lowest"] is None
     # First what was found and what it costs, then the verdict.
     found = broken.facts["strongest"]
-    first = sections_of(broken)[0].prose.splitlines()[0]
+    first = story_of(broken)[0].prose.splitlines()[0]
     assert first in broken.summary()
     effect = f"{found['site']} with strength 10000 moves “t” most: from a probability"
     assert first.startswith(effect)
@@ -554,7 +554,7 @@ def test_it_is_shown_and_told(tiny: Tiny) -> None:
     np.testing.assert_allclose(shown, 1 + data["perplexity_change"], rtol=1e-5)
     lines = [view.x_name for view in rest if isinstance(view, Lines)]
     assert lines == ["strength", "strength", "site", "site"]
-    best, sections = result.facts["best"], sections_of(result)
+    best, sections = result.facts["best"], story_of(result)
     told = " ".join(section.prose for section in sections)
     assert f"{best['perplexity_change']:+.1%}" in told
     answers, written = sections[0].tables
@@ -599,7 +599,7 @@ def test_ablation_is_shown_along_the_sites(tiny: Tiny) -> None:
     np.testing.assert_allclose(
         costs.series[0].y, result.data["perplexity"][:, 0], rtol=1e-6
     )
-    (section,) = sections_of(result)
+    (section,) = story_of(result)
     assert section.title == "What the model answers, steered"
 
 

@@ -22,10 +22,10 @@ from hiddenscope.catalog import ANALYSES, Analysis
 from hiddenscope.cli import main as cli
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.extract import Engine
+from hiddenscope.results import story_of
 from hiddenscope.store import StorePlan, StoreSequence, create
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.vectors import vectors
-from hiddenscope.views import sections_of
 
 WORDS = ["the", "a", "of", "river", "city", "house", "green", "old", "new", "runs"]
 
@@ -386,7 +386,7 @@ def test_a_profile_of_pooled_states_speaks_of_vectors(
     assert largest["site"] == "layer.2"
     assert largest["text"] == store.tokens.text[np.argmax(norms)]
     assert largest["norm"] == pytest.approx(norms.max(), rel=1e-6)
-    sections = sections_of(result)
+    sections = story_of(result)
     assert sections and "token" not in result.summary()
     for section in sections:
         assert "token" not in section.prose + section.reading

@@ -17,11 +17,11 @@ from hiddenscope.analyses.visibility import maps
 from hiddenscope.cli.main import app
 from hiddenscope.passes import record
 from hiddenscope.passes.jacobian import tape
+from hiddenscope.results import views_of
+from hiddenscope.results.pictures import Grid, Lines
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from hiddenscope.views import views_of
 from hiddenscope.views.kinds import visibility as visibility_kind
-from hiddenscope.views.values import Grid, Lines
 from labs.calibrate.visibility import trial
 
 # Torch's own forward mode, when it is first used.

@@ -19,10 +19,10 @@ from hiddenscope.analyses.visibility.random_weights import RandomModel
 from hiddenscope.analyses.visibility.sampling import DistanceWindow, draw_targets
 from hiddenscope.analyses.visibility.tallies import Tallies
 from hiddenscope.passes.jacobian import tape
+from hiddenscope.results import views_of
+from hiddenscope.results.pictures import Lines
 from hiddenscope.testing import tiny_model
-from hiddenscope.views import views_of
 from hiddenscope.views.kinds.visibility import findings
-from hiddenscope.views.values import Lines
 from labs.calibrate.visibility import PlantedLaw, Texts, depth_trial, texts_trial
 
 Tiny = Callable[..., hs.Model]

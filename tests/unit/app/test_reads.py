@@ -6,7 +6,9 @@ import pytest
 from hiddenscope.app.answers import pack_result
 from hiddenscope.app.reads import reads_of, title_of_reads
 from hiddenscope.errors import SiteError
-from hiddenscope.views import Grid, unpack, views_of
+from hiddenscope.results import views_of
+from hiddenscope.results.pictures import Grid
+from hiddenscope.views import unpack
 from tests.pages.inside import EVIL, SENTENCE, attention
 
 

@@ -24,7 +24,7 @@ from hiddenscope.cli.demo import _print_grid
 from hiddenscope.errors import SiteError
 from hiddenscope.loading import zoo
 from hiddenscope.loading.outline import Outline, check_sites, outline
-from hiddenscope.results import FINDINGS
+from hiddenscope.results import findings_of
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import render
 from tests.places import ROOT
@@ -514,7 +514,7 @@ def test_demo_writes_a_page_and_says_where(
     assert (
         next(
             sentence
-            for sentence in FINDINGS["profile"](profile)
+            for sentence in findings_of(profile)
             if "the median norm of the first" in sentence
         )
         in told

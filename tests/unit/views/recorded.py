@@ -6,7 +6,7 @@ writes both.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,8 +17,7 @@ import numpy as np
 
 import hiddenscope as hs
 from hiddenscope.catalog import ANALYSES
-from hiddenscope.results import FINDINGS, TABLES
-from hiddenscope.views import sections_of, views_of
+from hiddenscope.results import Listing, findings_of, story_of, tables_of, views_of
 from hiddenscope.views.render import page
 
 RESULTS = Path(__file__).with_name("results.zip")
@@ -235,22 +234,23 @@ def portrait(result: hs.Result) -> dict[str, Any]:
     """Return everything that is said and drawn of a result, as JSON keeps it."""
     told: dict[str, Any] = {
         "title": result.title,
-        "findings": list(FINDINGS[result.kind](result)),
+        "findings": findings_of(result),
         "tables": [],
         "views": [_plain(view) for view in views_of(result)],
         "sections": [],
     }
-    if result.kind in TABLES:
-        for table in TABLES[result.kind](result):
-            rows = [list(map(str, row)) for row in table.rows]
-            told["tables"].append([table.title, list(table.columns), *rows])
-    for section in sections_of(result):
-        plain = _plain(section)
+    for table in tables_of(result):
+        rows = [list(map(str, row)) for row in table.rows]
+        told["tables"].append([table.title, list(table.columns), *rows])
+    for section in story_of(result):
+        listings = [table for table in section.tables if isinstance(table, Listing)]
+        plain = _plain(replace(section, sentences=(), tables=tuple(listings)))
         # Views and findings are told above.
         plain["views"] = [view.title for view in section.views]
+        prose = section.prose
         for place, finding in enumerate(told["findings"]):
-            plain["prose"] = plain["prose"].replace(finding, f"[{place}]")
-        told["sections"].append(plain)
+            prose = prose.replace(finding, f"[{place}]")
+        told["sections"].append({"title": plain.pop("title"), "prose": prose, **plain})
     return told
 
 

@@ -23,7 +23,15 @@ from matplotlib.text import Text
 from matplotlib.transforms import Affine2D
 from numpy.typing import NDArray
 
-from hiddenscope.views import Grid, Lines, Measure, Panels, Series, View, Words
+from hiddenscope.results.pictures import (
+    Grid,
+    Lines,
+    Measure,
+    Panels,
+    Series,
+    View,
+    Words,
+)
 from hiddenscope.views.figures.grid import ends, norm_of
 from hiddenscope.views.figures.pages import FigureFormat, _figure, _own_settings, image
 from hiddenscope.views.figures.style import (

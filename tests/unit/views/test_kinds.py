@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hiddenscope.results import FINDINGS
-from hiddenscope.views import Grid, Lines, Panels, sections_of, views_of
+from hiddenscope.results import findings_of, story_of, views_of
+from hiddenscope.results.pictures import Grid, Lines, Panels
 from hiddenscope.views.page import inline
 from hiddenscope.views.render import page
 from tests.unit.views.recorded import KINDS, TOLD, all_told, names, recorded
@@ -44,7 +44,7 @@ def test_what_is_said_and_drawn_is_what_was_recorded(word: str) -> None:
 def test_words_beside_a_picture_speak_of_what_is_in_it() -> None:
     """A line, a list, a class or a scale is mentioned where there is one."""
     for name in names():
-        for section in sections_of(recorded(name)):
+        for section in story_of(recorded(name)):
             check_the_words(section)
 
 
@@ -88,7 +88,7 @@ def test_large_numbers_are_written_out() -> None:
     for word in ("compare", "drift", "profile", "series", "visibility"):
         result = recorded(f"{word}-0")
         large = changed(result.facts, lambda x: 2e4 * x if type(x) is float else x)
-        told = " ".join(FINDINGS[word](replace(result, facts=large)))
+        told = " ".join(findings_of(replace(result, facts=large)))
         assert not re.search(r"\de\+\d", told), told
 
 
@@ -96,7 +96,7 @@ def test_one_thing_is_not_called_things() -> None:
     for word in ("compare", "embed", "graft", "lens", "steer", "visibility"):
         result = recorded(f"{word}-0")
         one = changed(result.facts, lambda x: min(x, 1) if type(x) is int else x)
-        told = " ".join(FINDINGS[word](replace(result, facts=one)))
+        told = " ".join(findings_of(replace(result, facts=one)))
         assert not re.search(r"\b1 (?!is)\w+s\b", told), told
 
 
@@ -105,7 +105,7 @@ def test_a_page_begins_with_one_finding_and_explains_every_number() -> None:
     for word in KINDS:
         result = recorded(f"{word}-0")
         html = page(result)
-        lead = inline(next(iter(FINDINGS[result.kind](result))))
+        lead = inline(next(iter(findings_of(result))))
         picture = min(
             html.index(mark)
             for mark in ("<section data-view", '<figure class="listing')
@@ -117,7 +117,7 @@ def test_a_page_begins_with_one_finding_and_explains_every_number() -> None:
         if result.kind == "embed":
             continue
         assert picture < html.index('class="prose guide"')
-        sections = sections_of(result)
+        sections = story_of(result)
         assert all(section.reading for section in sections), word
         assert sections[0].prose and not sections[0].folded
         shown = [view.title for section in sections for view in section.views]

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from hiddenscope.errors import StatesError
+from hiddenscope.results import Listing
 from hiddenscope.views import page, unpack
 from hiddenscope.views.figures import style
 from hiddenscope.views.listing import html_lists
 from hiddenscope.views.terms import new_terms
-from hiddenscope.views.values import Listing
 from tests.pages.scenes import HOSTILE, hostile, lines, norms
 
 STATIC = Path(page.__file__).parent / "static"

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from hiddenscope.errors import StatesError
-from hiddenscope.results import FINDINGS, Look
-from hiddenscope.views import Grid, Lines, Patterns, pack, unpack, views_of
+from hiddenscope.results import Look, findings_of, views_of
+from hiddenscope.results.pictures import Grid, Lines, Patterns
+from hiddenscope.views import pack, unpack
 from hiddenscope.views.kinds import attention as attention_kind
-from hiddenscope.views.painter import FigurePainter
+from hiddenscope.views.painter import figure_of
 from hiddenscope.views.payload import (
     BYTE_STEPS,
     COARSE_STEPS,
@@ -82,7 +83,7 @@ def test_the_large_head_is_the_strongest_that_was_found() -> None:
     untested = attention(tested=False, missing=[(0, 0)])
     view = heads_of(untested)
     assert view.name_of(*view.large) == "layer.1.attn.head.1"
-    assert "heads were not tested" in next(iter(FINDINGS["attention"](untested)))
+    assert "heads were not tested" in next(iter(findings_of(untested)))
 
 
 def test_heads_that_do_not_fit_are_refused() -> None:
@@ -135,7 +136,7 @@ def test_figures_show_all_heads_and_the_large_one(
     width: str, inches: float | None
 ) -> None:
     result = attention(6, 4, missing=[(0, 1)])
-    figure = FigurePainter(".png").figure(result, Look("", "", width))  # type: ignore[arg-type]
+    figure = figure_of(result, Look("", "", width))  # type: ignore[arg-type]
     pictures = [image for axes in figure.axes for image in axes.images]
     assert len(pictures) == 6 * 4 - 1 + 1, "a picture for each head there is"
     for picture, (layer, head) in ((pictures[-1], (3, 3)), (pictures[3], (1, 0))):
@@ -164,7 +165,7 @@ def test_a_figure_shows_the_head_that_is_asked_for(tmp_path: Path) -> None:
 
 def test_bars_on_paper_are_as_long_as_their_numbers() -> None:
     result = contributions(5, 3)
-    axes = FigurePainter(".png").figure(result, Look()).axes[0]
+    axes = figure_of(result, Look()).axes[0]
     lengths = np.array([patch.get_width() for patch in axes.patches])
     numbers = result.data["mlp"][0].to_numpy()
     longest = np.abs(numbers).max()

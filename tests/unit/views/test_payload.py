@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hn
 
 from hiddenscope.errors import StatesError
-from hiddenscope.views import (
+from hiddenscope.results import Listing
+from hiddenscope.results.pictures import (
     Grid,
     Lines,
     Measure,
@@ -21,11 +22,9 @@ from hiddenscope.views import (
     Series,
     View,
     Words,
-    pack,
-    unpack,
 )
+from hiddenscope.views import pack, unpack
 from hiddenscope.views.payload import rounded
-from hiddenscope.views.values import Listing
 from tests.pages.scenes import (
     comparison,
     hostile,

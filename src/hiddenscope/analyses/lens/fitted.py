@@ -5,16 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hiddenscope.analyses.lens.files import (
+from hiddenscope.analyses.lens.fitting import fit_jacobian, fit_tuned
+from hiddenscope.analyses.lens.maps import (
+    Map,
     PathLike,
     read_lens_file,
     unreadable,
     write_lens_file,
 )
-from hiddenscope.analyses.lens.jacobian import fit_jacobian
-from hiddenscope.analyses.lens.maps import Map
 from hiddenscope.analyses.lens.reading import LensSites
-from hiddenscope.analyses.lens.tuned import fit_tuned
 from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
 from hiddenscope.measures.grouped import number_groups
@@ -42,7 +41,7 @@ class Lens:
     Lens(jacobian, of GPT2LMHeadModel: 3 layers have a map)
     """
 
-    kind: str
+    kind: Literal["tuned", "jacobian"]
     maps: Mapping[int, Map]
     model: str
     weights: str
@@ -122,7 +121,7 @@ class Lens:
                 for k in layers
             }
             return cls(
-                str(header["kind"]),
+                header["kind"],
                 maps,
                 str(header["model"]),
                 str(header["weights"]),

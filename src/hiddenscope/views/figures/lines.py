@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hiddenscope.results.pictures import Lines, PackedFloats, Series
 from hiddenscope.views.figures import style
 from hiddenscope.views.figures.sheet import Box, Sheet
 from hiddenscope.views.figures.style import Lettering, number, width_of
-from hiddenscope.views.values import Lines, PackedFloats, Series
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -1,7 +1,7 @@
 """Figures for print: matplotlib draws the views as PNG, SVG and PDF, from the values
 that the page draws.
 
->>> from hiddenscope.views.values import Grid, Measure
+>>> from hiddenscope.results.pictures import Grid, Measure
 >>> norm = Measure("norm", [[1.0, 2.0], [3.0, 4.0]])
 >>> norms = Grid("Norms", ("layer.0", "layer.1"), ("The", " cat"), (norm,))
 >>> image([norms], ".png")[:4], image([norms], ".pdf")[:5]
@@ -18,13 +18,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from hiddenscope.results.pictures import Grid, Panels, Patterns, View
 from hiddenscope.views.figures.grid import draw_grid
 from hiddenscope.views.figures.lines import draw_lines
 from hiddenscope.views.figures.panels import draw_panels
 from hiddenscope.views.figures.patterns import draw_patterns
 from hiddenscope.views.figures.sheet import Sheet
 from hiddenscope.views.figures.style import Lettering, settings
-from hiddenscope.views.values import Grid, Panels, Patterns, View
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

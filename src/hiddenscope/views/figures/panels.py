@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hiddenscope.results.pictures import Panels
 from hiddenscope.views.figures.sheet import Box, Sheet
 from hiddenscope.views.figures.style import (
     ACCENT,
@@ -14,7 +15,6 @@ from hiddenscope.views.figures.style import (
     class_colour,
     width_of,
 )
-from hiddenscope.views.values import Panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hiddenscope.results.pictures import Measure, Patterns
 from hiddenscope.views.figures import style
 from hiddenscope.views.figures.grid import KEY, draw_key, norm_of
 from hiddenscope.views.figures.sheet import Box, Sheet
 from hiddenscope.views.figures.style import Lettering, width_of
-from hiddenscope.views.values import Measure, Patterns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from hiddenscope.views.sentences import shortened
-from hiddenscope.views.values import Meaning
+from hiddenscope.results.pictures import Meaning
+from hiddenscope.results.sentences import shortened
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from hiddenscope.results import Result, Table
-from hiddenscope.views.drawing import by_stack, labels
-from hiddenscope.views.sentences import model_name
-from hiddenscope.views.values import Lines, Section, Series, View
+from hiddenscope.results import Result, Section, Table
+from hiddenscope.results.drawing import by_stack, labels
+from hiddenscope.results.pictures import Lines, Series, View
+from hiddenscope.results.sentences import model_name
 
 if TYPE_CHECKING:
     from hiddenscope.analyses.anatomy.facts import (

@@ -5,19 +5,17 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
 
 import numpy as np
 
-from hiddenscope.results import Result, Table
-from hiddenscope.views.drawing import of_type, table_of
-from hiddenscope.views.payload import FINE_STEPS, steps_of
-from hiddenscope.views.sentences import as_prose, counted, in_series, model_name, plural
-from hiddenscope.views.values import (
-    Grid,
-    HeadScore,
-    Listing,
-    Measure,
-    Patterns,
-    Section,
-    View,
+from hiddenscope.results import Listing, Result, Section, Table, table_of
+from hiddenscope.results.drawing import of_type
+from hiddenscope.results.pictures import Grid, HeadScore, Measure, Patterns, View
+from hiddenscope.results.sentences import (
+    as_prose,
+    counted,
+    in_series,
+    model_name,
+    plural,
 )
+from hiddenscope.views.payload import FINE_STEPS, steps_of
 
 if TYPE_CHECKING:
     import xarray

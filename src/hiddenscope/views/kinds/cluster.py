@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from hiddenscope.results import Result, Table
-from hiddenscope.views.sentences import as_prose, counted, quote, shortened
-from hiddenscope.views.standing import standing
-from hiddenscope.views.values import Lines, Listing, Panels, Section, Series, View
+from hiddenscope.results import Listing, Result, Section, Table
+from hiddenscope.results.pictures import Lines, Panels, Series, View
+from hiddenscope.results.sentences import as_prose, counted, quote, shortened, standing
 
 if TYPE_CHECKING:
     from hiddenscope.analyses.cluster.facts import ClusterFacts

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from hiddenscope.results import Result
-from hiddenscope.views.drawing import (
+from hiddenscope.results import Result, Section
+from hiddenscope.results.drawing import (
     grid_of,
     labels,
     long_name,
     of_type,
     tokens_with_gaps,
 )
-from hiddenscope.views.sentences import (
+from hiddenscope.results.pictures import Grid, Lines, Measure, Series, View
+from hiddenscope.results.sentences import (
     UNTESTED,
     as_prose,
     counted,
@@ -24,7 +25,6 @@ from hiddenscope.views.sentences import (
     quoted_token,
     side_names,
 )
-from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
 if TYPE_CHECKING:
     from hiddenscope.analyses.compare.facts import (

@@ -6,23 +6,15 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.results import Result, Table
-from hiddenscope.views.drawing import of_type, table_of
-from hiddenscope.views.sentences import (
+from hiddenscope.results import Listing, Result, Section, Table, table_of
+from hiddenscope.results.drawing import of_type
+from hiddenscope.results.pictures import Grid, Lines, Measure, Series, View
+from hiddenscope.results.sentences import (
     as_prose,
     model_name,
     quoted_token,
     quoted_tokens,
     shortened,
-)
-from hiddenscope.views.values import (
-    Grid,
-    Lines,
-    Listing,
-    Measure,
-    Section,
-    Series,
-    View,
 )
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from hiddenscope.results import Result, Table
-from hiddenscope.views.drawing import grid_of, labels, of_type
-from hiddenscope.views.sentences import as_prose, number, quote, side_names
-from hiddenscope.views.values import Grid, Lines, PackedFloats, Section, Series, View
+from hiddenscope.results import Result, Section, Table
+from hiddenscope.results.drawing import grid_of, labels, of_type
+from hiddenscope.results.pictures import Grid, Lines, PackedFloats, Series, View
+from hiddenscope.results.sentences import as_prose, number, quote, side_names
 
 if TYPE_CHECKING:
     from hiddenscope.analyses.drift.facts import (

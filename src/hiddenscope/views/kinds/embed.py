@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.results import Result
-from hiddenscope.views.sentences import counted, distinct, quote
-from hiddenscope.views.values import Grid, Lines, Measure, Series, View
+from hiddenscope.results.pictures import Grid, Lines, Measure, Series, View
+from hiddenscope.results.sentences import counted, distinct, quote
 
 if TYPE_CHECKING:
     from hiddenscope.analyses.embed.facts import EmbedFacts

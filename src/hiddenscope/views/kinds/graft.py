@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
-from hiddenscope.results import Result
-from hiddenscope.views.drawing import labels, level
-from hiddenscope.views.sentences import as_prose, counted, model_name
-from hiddenscope.views.values import Lines, Section, Series, View
+from hiddenscope.results import Result, Section
+from hiddenscope.results.drawing import labels, level
+from hiddenscope.results.pictures import Lines, Series, View
+from hiddenscope.results.sentences import as_prose, counted, model_name
 
 if TYPE_CHECKING:
     from hiddenscope.analyses.graft.facts import AccuracyFacts, GraftFacts, WindowFacts

@@ -6,24 +6,16 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from hiddenscope.results import Result
-from hiddenscope.views.drawing import grid_of, labels, long_name, tokens_with_gaps
-from hiddenscope.views.sentences import (
+from hiddenscope.results import Result, Section
+from hiddenscope.results.drawing import grid_of, labels, long_name, tokens_with_gaps
+from hiddenscope.results.pictures import Grid, Lines, Measure, Series, Style, View
+from hiddenscope.results.sentences import (
     as_prose,
     model_name,
     quote,
     quoted_token,
     quoted_tokens,
     ranges,
-)
-from hiddenscope.views.values import (
-    Grid,
-    Lines,
-    Measure,
-    Section,
-    Series,
-    Style,
-    View,
 )
 
 if TYPE_CHECKING:

@@ -3,18 +3,18 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, cast
 
-from hiddenscope.results import Result
-from hiddenscope.views.drawing import labels, level
-from hiddenscope.views.independence import independence
-from hiddenscope.views.sentences import (
+from hiddenscope.results import Result, Section
+from hiddenscope.results.drawing import labels, level
+from hiddenscope.results.pictures import Lines, Series, View
+from hiddenscope.results.sentences import (
     as_prose,
     in_series,
+    independence,
     plural,
     quote,
     site_list,
+    standing,
 )
-from hiddenscope.views.standing import standing
-from hiddenscope.views.values import Lines, Section, Series, View
 
 if TYPE_CHECKING:
     from hiddenscope.analyses.probe.facts import ProbeFacts, ScoreFacts, WeightFacts

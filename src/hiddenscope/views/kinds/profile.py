@@ -7,15 +7,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 
-from hiddenscope.results import Result
-from hiddenscope.views.drawing import (
-    by_stack,
-    grid_of,
-    labels,
-    long_name,
-    of_type,
-)
-from hiddenscope.views.sentences import (
+from hiddenscope.results import Result, Section
+from hiddenscope.results.drawing import by_stack, grid_of, labels, long_name, of_type
+from hiddenscope.results.pictures import ColourScale, Grid, Lines, Measure, Series, View
+from hiddenscope.results.sentences import (
     UNTESTED,
     as_prose,
     counted,
@@ -26,15 +21,6 @@ from hiddenscope.views.sentences import (
     plural,
     quote,
     quoted_token,
-)
-from hiddenscope.views.values import (
-    ColourScale,
-    Grid,
-    Lines,
-    Measure,
-    Section,
-    Series,
-    View,
 )
 
 if TYPE_CHECKING:

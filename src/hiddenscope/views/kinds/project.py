@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.results import Result
-from hiddenscope.sites import Site
-from hiddenscope.views.depths import shown_first
-from hiddenscope.views.drawing import labels
-from hiddenscope.views.independence import independence
-from hiddenscope.views.sentences import (
+from hiddenscope.results import Result, Section
+from hiddenscope.results.drawing import labels
+from hiddenscope.results.pictures import Lines, Panels, Series, View, shown_first
+from hiddenscope.results.sentences import (
     as_prose,
+    independence,
     model_name,
     plural,
     quote,
     shortened,
     site_list,
+    standing,
 )
-from hiddenscope.views.standing import standing
-from hiddenscope.views.values import Lines, Panels, Section, Series, View
+from hiddenscope.sites import Site
 
 if TYPE_CHECKING:
     import xarray

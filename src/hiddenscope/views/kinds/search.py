@@ -5,20 +5,10 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from hiddenscope.results import Result, Table
-from hiddenscope.views.drawing import labels, long_name, of_type
-from hiddenscope.views.sentences import as_prose, distinct, quote, shortened
-from hiddenscope.views.standing import standing
-from hiddenscope.views.values import (
-    Grid,
-    Lines,
-    Listing,
-    Measure,
-    Section,
-    Series,
-    View,
-    Words,
-)
+from hiddenscope.results import Listing, Result, Section, Table
+from hiddenscope.results.drawing import labels, long_name, of_type
+from hiddenscope.results.pictures import Grid, Lines, Measure, Series, View, Words
+from hiddenscope.results.sentences import as_prose, distinct, quote, shortened, standing
 
 if TYPE_CHECKING:
     import xarray

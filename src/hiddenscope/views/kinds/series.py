@@ -7,25 +7,23 @@ from typing import TYPE_CHECKING, TypeAlias, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.results import Result, Table
-from hiddenscope.views.drawing import labels, long_name, of_type, table_of
-from hiddenscope.views.sentences import (
+from hiddenscope.results import Listing, Result, Section, Table, table_of
+from hiddenscope.results.drawing import labels, long_name, of_type
+from hiddenscope.results.pictures import (
+    ColourScale,
+    Grid,
+    Lines,
+    Measure,
+    Panels,
+    Series,
+    View,
+)
+from hiddenscope.results.sentences import (
     as_prose,
     capitalised,
     counted,
     in_series,
     number,
-)
-from hiddenscope.views.values import (
-    ColourScale,
-    Grid,
-    Lines,
-    Listing,
-    Measure,
-    Panels,
-    Section,
-    Series,
-    View,
 )
 
 if TYPE_CHECKING:

@@ -5,25 +5,16 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from hiddenscope.results import Result, Table
-from hiddenscope.views.drawing import labels, level, of_type
-from hiddenscope.views.sentences import (
+from hiddenscope.results import Listing, Result, Section, Table
+from hiddenscope.results.drawing import labels, level, of_type
+from hiddenscope.results.pictures import ColourScale, Grid, Lines, Measure, Series, View
+from hiddenscope.results.sentences import (
     as_prose,
     counted,
     model_name,
     number,
     quoted_token,
     quoted_tokens,
-)
-from hiddenscope.views.values import (
-    ColourScale,
-    Grid,
-    Lines,
-    Listing,
-    Measure,
-    Section,
-    Series,
-    View,
 )
 
 if TYPE_CHECKING:

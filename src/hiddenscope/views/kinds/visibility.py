@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from hiddenscope.results import Result
-from hiddenscope.views.drawing import MAP, labels, of_type
-from hiddenscope.views.sentences import (
+from hiddenscope.results import Result, Section
+from hiddenscope.results.drawing import MAP, labels, of_type
+from hiddenscope.results.pictures import Grid, Lines, Measure, Series, Style, View
+from hiddenscope.results.sentences import (
     UNTESTED,
     as_prose,
     counted,
@@ -17,7 +18,6 @@ from hiddenscope.views.sentences import (
     quote,
     quoted_token,
 )
-from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, Style, View
 
 if TYPE_CHECKING:
     from hiddenscope.analyses.visibility.facts import (

@@ -10,7 +10,8 @@ import pytest
 from playwright.sync_api import Locator
 
 import hiddenscope as hs
-from hiddenscope.views import Grid, Lines, Measure, Panels, Series, views_of
+from hiddenscope.results import views_of
+from hiddenscope.results.pictures import Grid, Lines, Measure, Panels, Series
 from tests.pages.looking import Opener, Shown
 from tests.registry import RUNS, result_of
 

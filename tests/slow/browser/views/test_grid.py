@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hiddenscope.views import Grid, Measure, Words
+from hiddenscope.results.pictures import Grid, Measure, Words
 from hiddenscope.views.figures import style
 from tests.pages.looking import Opener, Shown
 from tests.pages.scenes import (

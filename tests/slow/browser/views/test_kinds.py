@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hiddenscope.catalog import ANALYSES
-from hiddenscope.results import FINDINGS
+from hiddenscope.results import findings_of
 from tests.pages.looking import CONTRAST, PAINTED, WIDER, Contexts, Shown, opened
 from tests.registry import RUNS, result_of
 
@@ -39,7 +39,7 @@ def test_a_page_can_be_read_on_a_screen_and_on_a_telephone(
     word, _, place = word.partition("-")
     result, path = result_of(word, int(place or 0)), tmp_path / "page.html"
     result.save(path)
-    lead = next(iter(FINDINGS[result.kind](result)))
+    lead = next(iter(findings_of(result)))
     screen = contexts(viewport=SCREEN).new_page()
     check_the_claim_and_the_picture(opened(screen, path), lead, LOWEST)
     screen.close()

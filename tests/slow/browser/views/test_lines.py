@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hiddenscope.views import Lines, Series
+from hiddenscope.results.pictures import Lines, Series
 from tests.pages.looking import Opener, Shown
 from tests.pages.scenes import lines
 

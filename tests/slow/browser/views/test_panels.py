@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hiddenscope.views import Panels
+from hiddenscope.results.pictures import Panels
 from tests.pages.looking import Opener, Shown
 from tests.pages.scenes import panels
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hiddenscope.views import views_of
+from hiddenscope.results import views_of
 from tests.pages.inside import EVIL, SENTENCE, attention, contributions, heads_of
 from tests.pages.looking import CONTRAST, WIDER, Contexts, Opener, Shown, opened
 from tests.places import ROOT

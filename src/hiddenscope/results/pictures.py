@@ -13,14 +13,13 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hiddenscope.errors import StatesError
-from hiddenscope.views.depths import by_order, shown_first
 
 PackedFloats: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 Meaning: TypeAlias = Literal["sequential", "diverging"]
@@ -28,6 +27,8 @@ ColourScale: TypeAlias = Literal["linear", "log"]
 Style: TypeAlias = Literal["line", "dash", "bar"]
 TokenLabel: TypeAlias = str | None
 
+# Panels of a row that are shown at first.
+FIRST = 5
 HEAD_NUMBERS = ("here", "score", "null", "p")
 _LAYER = re.compile(r"layer\.(\d+)")
 
@@ -469,52 +470,6 @@ class Patterns:
 View: TypeAlias = Grid | Panels | Lines | Patterns
 
 
-@dataclass(frozen=True)
-class Listing:
-    """Texts and numbers that a page shows as a table, or as a list where there is one
-    column.
-
-    The column `bar` has bars beside its numbers; the longest is `most`, or their
-    largest.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str | float, ...], ...]
-    bar: str = ""
-    most: float = 0.0
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        if any(len(row) != len(self.columns) for row in self.rows):
-            raise StatesError(
-                f"Cannot show the list {self.title!r}",
-                f"there are rows of other lengths than {len(self.columns)}",
-                "Give a cell for each column.",
-            )
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of a page: its title, its findings, and the views that show them.
-
-    `prose` is the findings, as paragraphs that `document` takes. Its first paragraph
-    stands above the first view and should be one sentence; the others stand beside the
-    view or after it. `reading` says in a sentence or two what the views show and how
-    their numbers are defined. A `folded` section stands behind "More" beneath the one
-    before it. `docs` is the word of the docs page that says more. `tables` stand below
-    the views.
-    """
-
-    title: str
-    prose: str
-    views: tuple[View, ...]
-    reading: str = ""
-    folded: bool = False
-    docs: str = ""
-    tables: tuple[Listing, ...] = ()
-
-
 def floats(numbers: ArrayLike, name: str, dims: int) -> PackedFloats:
     """Return the numbers as a payload holds them, read-only: float16 stays, anything
     else becomes float32.
@@ -574,3 +529,90 @@ def _check_count(name: str, values: Sequence[object], count: int, of: str) -> No
             f"there are {len(values)}",
             f"Give {count}, or none.",
         )
+
+
+def runs(rows: Sequence[str], count: int) -> list[list[int]]:
+    """Return the panels of each row; without names there is one row.
+
+    >>> runs(("gpt2", "gpt2", "bert"), 3), runs((), 3)
+    ([[0, 1], [2]], [[0, 1, 2]])
+    """
+    names = rows or [""] * count
+    return [list(run) for _, run in groupby(range(count), key=names.__getitem__)]
+
+
+def by_order(rows: Sequence[str], count: int) -> tuple[float, ...]:
+    """Return depths from 0 to 1, evenly along each row.
+
+    >>> by_order(("a", "a", "a", "b"), 4)
+    (0.0, 0.5, 1.0, 0.0)
+    """
+    depths: list[float] = []
+    for run in runs(rows, count):
+        last = max(1, len(run) - 1)
+        depths += [place / last for place in range(len(run))]
+    return tuple(depths)
+
+
+def shown_first(
+    depths: Sequence[float], rows: Sequence[str] = (), named: Sequence[int] = ()
+) -> tuple[tuple[int, ...], ...]:
+    """Return for each row the panels at five depths, and -1 where it has none there.
+
+    The depths are spread evenly, but those of the panels in `named` are among them. A
+    single row of few panels is shown whole.
+
+    >>> shown_first([k / 30 for k in range(31)], named=[20])
+    ((0, 8, 15, 20, 30),)
+    """
+    rows_of_panels = runs(rows, len(depths))
+    longest = max(rows_of_panels, key=len)
+    if len(longest) > FIRST + 1:
+        wanted = _spread([depths[panel] for panel in named])
+    elif len(rows_of_panels) > 1:
+        wanted = [depths[panel] for panel in longest]
+    else:
+        return ()
+    return tuple(_nearest(panels, depths, wanted) for panels in rows_of_panels)
+
+
+def _spread(named: Sequence[float]) -> list[float]:
+    """Spread depths evenly, then move the nearest inner one to each named depth."""
+    wanted = [place / (FIRST - 1) for place in range(FIRST)]
+    # The first and the last depth stay: they show where a model begins and ends.
+    free = set(range(1, FIRST - 1))
+    for depth in dict.fromkeys(named):
+        if free and 0 < depth < 1:
+            nearest = min(free, key=lambda place: abs(wanted[place] - depth))
+            free.discard(nearest)
+            wanted[nearest] = depth
+    return sorted(wanted)
+
+
+def _nearest(
+    panels: Sequence[int], depths: Sequence[float], wanted: Sequence[float]
+) -> tuple[int, ...]:
+    """Return the nearest panel for each depth, every panel at most once; of two that
+    are equally deep, the later.
+
+    >>> _nearest([0, 1, 2], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0])
+    (0, 1, 2)
+    >>> _nearest([0, 1], [0.0, 1.0], [0.0, 1.0, 1.0])
+    (0, -1, 1)
+    """
+    selected = [-1] * len(wanted)
+
+    def distance(place: int, panel: int) -> float:
+        return abs(wanted[place] - depths[panel])
+
+    # From the last panel on, so that of two that are equally deep the later one wins.
+    for panel in reversed(panels):
+
+        def preference(place: int, panel: int = panel) -> tuple[float, bool, int]:
+            return distance(place, panel), selected[place] >= 0, -place
+
+        place = min(range(len(wanted)), key=preference)
+        holder = selected[place]
+        if holder < 0 or distance(place, panel) < distance(place, holder):
+            selected[place] = panel
+    return tuple(selected)

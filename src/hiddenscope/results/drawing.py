@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.results import Result, Table
-from hiddenscope.views.sentences import capitalised, of_model
-from hiddenscope.views.values import (
+from hiddenscope.results.pictures import (
     Grid,
     Lines,
-    Listing,
     Measure,
     Panels,
     Patterns,
@@ -21,9 +18,12 @@ from hiddenscope.views.values import (
     View,
     Words,
 )
+from hiddenscope.results.sentences import capitalised, of_model
 
 if TYPE_CHECKING:
     import xarray
+
+    from hiddenscope.results.result import Result
 
 CELLS = ("site", "token")
 MAP = (*CELLS, "source_site", "source_token")
@@ -41,7 +41,9 @@ def of_type(views: Iterable[View], kind: type[V]) -> tuple[V, ...]:
     return tuple(view for view in views if isinstance(view, kind))
 
 
-def grid_of(result: Result, names: Sequence[Hashable], title: str = "") -> Grid | None:
+def grid_of(
+    result: "Result", names: Sequence[Hashable], title: str = ""
+) -> Grid | None:
     """Draw the named variables over site and token as a grid, with the words of the
     result if it has any.
     """
@@ -131,7 +133,7 @@ def tokens_with_gaps(data: "xarray.Dataset", prefix: str) -> tuple[str | None, .
     return tuple(tokens)
 
 
-def lines_of(result: Result, along: str, names: Sequence[Hashable]) -> Lines:
+def lines_of(result: "Result", along: str, names: Sequence[Hashable]) -> Lines:
     """Draw the named variables along one dimension, each as a line."""
     variables = [result.data[name] for name in names]
     series = [Series(long_name(v), v.to_numpy()) for v in variables]
@@ -145,22 +147,6 @@ def lines_of(result: Result, along: str, names: Sequence[Hashable]) -> Lines:
         unit=str(attrs.get("units", "")),
         scale=attrs.get("scale", "linear"),
     )
-
-
-def table_of(listing: Listing) -> Table:
-    """Return a list of a page as a table of a terminal."""
-    rows = []
-    text_columns: set[int] = set()
-    for row in listing.rows:
-        cells = []
-        for column, cell in enumerate(row):
-            if isinstance(cell, str):
-                text_columns.add(column)
-                cells.append(cell)
-            else:
-                cells.append(f"{cell:.3g}")
-        rows.append(cells)
-    return Table(listing.columns, rows, text_columns, listing.title)
 
 
 def level(name: str, height: float, count: int) -> Series:
@@ -184,7 +170,7 @@ def by_stack(sites: Sequence[str]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         yield stack.replace(".", " "), np.array([other == stack for other in stacks])
 
 
-def title_of(result: Result, names: Sequence[Hashable]) -> str:
+def title_of(result: "Result", names: Sequence[Hashable]) -> str:
     """Return a title that names the variables and the model."""
     words = [long_name(result.data[name]) for name in names[:MOST_NAMES]]
     title = capitalised(", ".join(words) or result.kind)
@@ -213,7 +199,7 @@ def has_dims(variable: "xarray.DataArray", dims: tuple[str, ...]) -> bool:
     return set(variable.dims) == set(dims) and numeric(variable)
 
 
-def is_map(result: Result, variable: "xarray.DataArray") -> bool:
+def is_map(result: "Result", variable: "xarray.DataArray") -> bool:
     """Tell whether a variable holds the influence of every cell of the grid on every
     other.
     """
@@ -223,3 +209,30 @@ def is_map(result: Result, variable: "xarray.DataArray") -> bool:
         labels(result.data, dim) == labels(result.data, f"source_{dim}")
         for dim in CELLS
     )
+
+
+def by_dimensions(result: "Result") -> Iterator[View]:
+    """Yield the views of a result that has no story, as the dimensions decide.
+
+    A variable over site and token is a measure of the grid; one that also has
+    source_site and source_token shows which states influence a state; one over site
+    alone is a line. Names and looks are in the variable's attributes: `long_name`,
+    `units`, `meaning` ("diverging" where zero is the middle) and `scale` ("log").
+    """
+    cells = []
+    # Series share a pair of axes if they run along the same dimension in one unit.
+    series: dict[tuple[str, str, str], list[Hashable]] = {}
+    for name, variable in result.data.items():
+        if has_dims(variable, CELLS) or is_map(result, variable):
+            cells.append(name)
+        elif len(variable.dims) == 1 and numeric(variable):
+            along = str(variable.dims[0])
+            unit = str(variable.attrs.get("units", ""))
+            scale = str(variable.attrs.get("scale", "linear"))
+            if along != "token":
+                series.setdefault((along, unit, scale), []).append(name)
+    grid = grid_of(result, cells)
+    if grid is not None:
+        yield grid
+    for axes in sorted(series):
+        yield lines_of(result, axes[0], series[axes])

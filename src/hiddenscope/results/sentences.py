@@ -1,15 +1,24 @@
 """Sentences: the phrases in which every kind of result states its findings."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hiddenscope.results import Result, in_words
+from hiddenscope.results.findings import in_words
+from hiddenscope.results.report import Facts
 from hiddenscope.sites import Site, summarise
+from hiddenscope.states.pooling import POOLINGS, meaning_of
+
+if TYPE_CHECKING:
+    from hiddenscope.results.result import Result
 
 UNTESTED = "These numbers describe these texts; other texts were not tested."
 # What tells two runs of one model apart.
 DIFFERING = ("dtype", "device", "attention", "revision", "quantisation")
 LONGEST_DETAIL, LONGEST_HASH = 40, 20
+# From this share of texts that nearly repeat another on, a finding says so.
+MANY = 0.1
+# An example is cut here, in characters.
+SHOWN = 60
 
 
 def quote(text: str) -> str:
@@ -149,12 +158,12 @@ def distinct(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(numbered)
 
 
-def model_name(result: Result) -> str:
+def model_name(result: "Result") -> str:
     """Return the name of the model that a result is about."""
     return str(result.source.get("model", "the model"))
 
 
-def of_model(result: Result) -> str:
+def of_model(result: "Result") -> str:
     """Return " of" and the model's name, or nothing where the model is unknown."""
     model = result.source.get("model")
     return f" of {model}" if isinstance(model, str) else ""
@@ -187,3 +196,64 @@ def _side_name(side: Mapping[str, Any], differing: Sequence[str]) -> str:
         longest = LONGEST_HASH if key == "weights" else LONGEST_DETAIL
         details.append(str(side.get(key) or f"no {key}")[:longest])
     return f"{name} ({', '.join(details)})" if details else name
+
+
+def standing(token: str | int) -> str:
+    """Say what stands for a text.
+
+    >>> standing("mean"), standing(3)
+    ('the mean over the tokens of each text', 'token 3 of each text')
+    """
+    if token == "each":
+        return "every token"
+    if isinstance(token, int) or token in POOLINGS:
+        return meaning_of(token)
+    # A result of another version may name a pooling that is not known here.
+    return f"token {token} of each text"
+
+
+def independence(facts: Facts, of: str = "") -> str:
+    """Say that texts or groups are taken as independent, and when near duplicates or a
+    drift along their order make that implausible.
+
+    >>> print(independence({}))
+    The texts are taken as independent of one another, since no groups were given.
+    """
+    groups_given = facts.get("groups_given")
+    if groups_given:
+        sentence = (
+            f"The {facts['groups']:,} groups of texts{of} are taken as independent of"
+            " one another, and each is kept together."
+        )
+    elif facts.get("groups", 0) < facts.get("texts", 0):
+        sentence = (
+            f"Texts{of} that differ in case, white space and punctuation alone are kept"
+            f" together ({facts['groups']:,} groups); these are taken as independent of"
+            " one another, since no other groups were given."
+        )
+    else:
+        sentence = (
+            f"The texts{of} are taken as independent of one another, since no groups"
+            " were given."
+        )
+    serial = facts.get("serial_inflation")
+    if serial is not None:
+        sentence += (
+            " That is doubtful: labels and states both drift along the order of the"
+            " texts, and what drifts goes together by chance (labels shifted along the"
+            f" order explain {serial:.1f} times as much as permuted ones). So permuted"
+            " labels are no comparison, and fresh texts may be read much worse. Put"
+            " texts that follow one another, such as those of one document or day, into"
+            " one group."
+        )
+    near = facts.get("near_duplicates")
+    if near is None or near["texts"] < MANY * near["of"]:
+        return sentence
+    text, other = (quote(shortened(text, SHOWN)) for text in near["example"])
+    repeated = "a text of another group" if groups_given else "another"
+    return (
+        f"{sentence} That is doubtful: {near['texts']:,} of {near['of']:,} texts"
+        f" nearly repeat {repeated}, such as {text} and {other}. Put such texts into"
+        " one group: otherwise p-values can come out too small, intervals too narrow,"
+        " and accuracies below chance."
+    )

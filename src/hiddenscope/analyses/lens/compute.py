@@ -1,0 +1,503 @@
+"""The numbers of a lens: what every layer predicts, as labelled arrays and a report."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hiddenscope import progress
+from hiddenscope.analyses.lens.fitted import Lens, resolve
+from hiddenscope.analyses.lens.maps import mapped
+from hiddenscope.analyses.lens.reading import LensSites, Part, Reading, read_predictions
+from hiddenscope.analyses.lens.story import (
+    Accuracy,
+    LastToken,
+    LensReport,
+    LogitRecipe,
+    MedianRank,
+    TargetRank,
+)
+from hiddenscope.errors import PassError, SiteError, TextError
+from hiddenscope.model import Model, ModelLike, as_model
+from hiddenscope.passes import Inputs, Texts, record
+from hiddenscope.passes.answers import notes_on_spaces
+from hiddenscope.passes.unembed import Unembedding
+from hiddenscope.results import Result
+from hiddenscope.results.dataset import (
+    Attributes,
+    Coordinates,
+    Dims,
+    Variables,
+    site_names,
+    text_array,
+    to_dataset,
+    token_coords,
+)
+from hiddenscope.sites import Site, SitePatterns
+from hiddenscope.states import Source, States, Tokens
+from hiddenscope.states.arrays import Bools, Ints
+from hiddenscope.states.mixed import one_tensor, take_sites
+
+if TYPE_CHECKING:
+    import xarray
+
+NEXT = "next"
+# Tokens whose states are held at a time, of up to this many sites; fewer of more sites.
+BATCH_TOKENS = 2_048
+BATCH_SITES = 128
+
+_Columns: TypeAlias = dict[str, tuple[Dims, NDArray[Any]]]
+
+CELLS = ("site", "token")
+RANKED = ("site", "token", "rank")
+
+ATTRIBUTES: dict[str, Attributes] = {
+    "word": {"long_name": "top tokens"},
+    "probability": {"long_name": "probability of the top tokens"},
+    "word_id": {"long_name": "ids of the top tokens"},
+    "entropy": {"long_name": "entropy", "units": "nats"},
+    "kl": {
+        "long_name": "KL divergence from the model's own prediction",
+        "units": "nats",
+        "scale": "log",
+    },
+    "target_probability": {"long_name": "probability of {target}", "scale": "log"},
+    "target_rank": {"long_name": "rank of {target}", "scale": "log"},
+    "agreement": {"long_name": "top token is the model's own prediction"},
+    "accuracy": {"long_name": "top token is the true next token"},
+    "settled_share": {
+        "long_name": "settled: top token is the model's own prediction from here on"
+    },
+    "kl_mean": {
+        "long_name": "mean KL divergence from the model's own prediction",
+        "units": "nats",
+        "scale": "log",
+    },
+    "settled": {
+        "long_name": "layer from which on the top token is the model's own prediction"
+    },
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """The word whose probability is followed.
+
+    `id` is None where each token has a target of its own, the next token.
+    """
+
+    name: str
+    id: int | None
+
+
+def read_layers(
+    model: ModelLike,
+    texts: Texts | Inputs,
+    *,
+    k: int,
+    target: str | int | None,
+    lens: str | os.PathLike[str] | Lens,
+    sites: SitePatterns,
+    targets: Texts | None,
+) -> Result:
+    """Return the readings of all sites and tokens as a result."""
+    model = as_model(model)
+    selected = LensSites.of(model, sites)
+    fitted = resolve(model, lens)
+    if fitted is not None and selected.parts:
+        raise SiteError(
+            f"Cannot read {selected.parts[0]} with the {fitted.kind} lens",
+            "it was fitted to whole layers",
+            "Ask for whole layers, or use lens='logit'.",
+        )
+    unembedding = Unembedding(model, selected.last)
+    if k > unembedding.vocabulary:
+        raise PassError(
+            f"Cannot name the top {k:,} tokens",
+            f"the vocabulary of {model.name} has {unembedding.vocabulary:,} tokens",
+            "Give a smaller k.",
+        )
+    inputs = model.encode(texts, targets=targets)
+    followed = _target(model, target, selected, inputs)
+    reading, source = _read_batches(
+        model, inputs, selected, unembedding, fitted, followed, k
+    )
+    # A tokenizer serves one thread at a time.
+    with model.lock:
+        encoder = model.text_encoder
+        tokens = encoder.tokens(inputs.of(selected.last.stack))
+        predictions = Predictions.of(reading, selected, tokens)
+        data = lens_dataset(predictions, encoder.strings, followed)
+        answer = encoder.string(int(predictions.answer[-1]))
+        spelled = () if target == NEXT else (target,)
+        notes = [*notes_on_spaces(model.tokenizer, spelled)]
+    recipe = unembedding.recipe
+    if recipe.reason:
+        notes.append(f"The logits were made by whole passes, because {recipe.reason}.")
+    report = LensReport(
+        lens="logit" if fitted is None else fitted.kind,
+        texts=tokens.count,
+        tokens=len(tokens),
+        causal=predictions.causal,
+        parts=len(predictions.whole) < len(predictions.sites),
+        settled_known_from=predictions.first(predictions.known),
+        half_settled_from=predictions.first(
+            predictions.known & (predictions.stays.mean(1) >= 0.5)
+        ),
+        last_token=_last_token(predictions, answer),
+        accuracy=_accuracy(predictions, data),
+        target=_target_rank(predictions, data, followed),
+        unembedding=LogitRecipe(
+            vocabulary=recipe.vocabulary,
+            method=recipe.method,
+            transform=recipe.transform,
+            constant=None if recipe.transform == "none" else recipe.constant,
+        ),
+        notes=notes,
+    )
+    return Result("lens", data, report, source)
+
+
+def _read_batches(
+    model: Model,
+    inputs: Inputs,
+    sites: LensSites,
+    unembedding: Unembedding,
+    fitted: Lens | None,
+    target: Target | None,
+    k: int,
+) -> tuple[Reading, Source]:
+    """Read every text, batch by batch, and put the tokens back into their order."""
+    final_unembedding = None
+    if sites.final is not None:
+        final_unembedding = Unembedding(model, sites.final)
+    readings: list[Reading] = []
+    rows: list[Ints] = []
+    source = None
+    starts = list(accumulate(inputs.of(sites.last.stack).lengths, initial=0))
+    batch_tokens = BATCH_TOKENS
+    if len(sites.all) > BATCH_SITES:
+        batch_tokens = max(1, BATCH_TOKENS * BATCH_SITES // len(sites.all))
+    with progress.track("Reading", total=starts[-1] * len(sites.all)) as advance:
+        for texts, batch in inputs.batches(model, batch_tokens=batch_tokens):
+            # On a GPU the states never go through host memory.
+            states = record(model, batch, sites.pattern, keep="device").states
+            assert isinstance(states, States), "the sites are in one stack"
+            count = len(sites.entering)
+            entering = one_tensor(take_sites(states.values, np.arange(count)))
+            if fitted is not None:
+                entering = mapped(entering, sites.entering, fitted.maps)
+            parts: list[Part] = [(unembedding, entering)]
+            if sites.final is not None and final_unembedding is not None:
+                parts.append((final_unembedding, states[sites.final][None]))
+            readings.append(
+                read_predictions(
+                    parts,
+                    count - 1,
+                    k=k,
+                    targets=_target_ids(target, states.tokens),
+                    advance=advance,
+                )
+            )
+            places = [np.arange(starts[text], starts[text + 1]) for text in texts]
+            rows.append(np.concatenate(places))
+            source = states.source
+    assert source is not None, "there is at least one batch"
+    return Reading.join(readings, rows), source
+
+
+def _target(
+    model: Model, target: str | int | None, sites: LensSites, inputs: Inputs
+) -> Target | None:
+    """Return the word to follow; refuse one that is not a single token."""
+    if target is None:
+        return None
+    if target != NEXT:
+        with model.lock:
+            token = model.text_encoder.single(target)
+            return Target(repr(model.text_encoder.string(token)), token)
+    if not sites.causal:
+        reason = (
+            f"{model.name} sees the whole text and does not predict what comes next"
+        )
+        raise TextError(
+            "Cannot track the next token", reason, "Give a token as the target."
+        )
+    for text, length in enumerate(inputs.of(sites.last.stack).lengths):
+        if length < 2:
+            raise TextError(
+                f"Text {text} has no next token",
+                "it is one token long",
+                "Give a longer one.",
+            )
+    return Target("the next token", None)
+
+
+def _target_ids(target: Target | None, tokens: Tokens) -> Ints | None:
+    """Return the id to follow at each token, -1 where there is none."""
+    if target is None:
+        return None
+    if target.id is None:
+        return next_ids(tokens)
+    return np.full(len(tokens), target.id, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The reading of the selected sites, and the model's own `answer` after each token.
+
+    `stays` [site, token]: the top token of this site, and of every site above it that
+    was read, is the answer. `known` [site]: no layer above was left out, so that an
+    answer that stays is settled there.
+    """
+
+    reading: Reading
+    sites: tuple[Site, ...]
+    tokens: Tokens
+    answer: Ints
+    answer_probability: NDArray[np.float32]
+    stays: Bools
+    known: Bools
+    depth: int
+    causal: bool
+
+    @classmethod
+    def of(cls, reading: Reading, sites: LensSites, tokens: Tokens) -> "Predictions":
+        """Draw the predictions from a reading of all sites, the last layer included."""
+        last = len(sites.entering) - 1
+        depth = sites.last.layer or 0
+        rows = [sites.all.index(site) for site in sites.selected]
+        answer = reading.top_ids[last, :, 0]
+        # A part does not hold what the layers below it predict, so that only whole
+        # layers can be settled.
+        stream = [row for row, site in enumerate(sites.all) if not site.part]
+        agrees = reading.predicts(answer)
+        stays = np.zeros_like(agrees)
+        stays[stream] = stays_from(agrees[stream])
+        known = [_is_known(site, sites, depth) for site in sites.selected]
+        return cls(
+            reading=reading.at(rows),
+            sites=sites.selected,
+            tokens=tokens,
+            answer=answer,
+            answer_probability=reading.probability[last, :, 0],
+            stays=stays[rows],
+            known=np.array(known),
+            depth=depth,
+            causal=sites.causal,
+        )
+
+    @property
+    def layers(self) -> Ints:
+        """Return the layer of each site; `final` counts as the last."""
+        layers = np.full(len(self.sites), self.depth, dtype=np.int64)
+        for row, site in enumerate(self.sites):
+            if site.layer is not None:
+                layers[row] = site.layer
+        return layers
+
+    @property
+    def whole(self) -> list[int]:
+        """Return the rows of whole layers and `final`."""
+        return [row for row, site in enumerate(self.sites) if not site.part]
+
+    def first(self, where: Bools) -> str | None:
+        """Return the first site at which a condition holds."""
+        return str(self.sites[int(np.argmax(where))]) if where.any() else None
+
+    @property
+    def settled(self) -> Ints:
+        """Return the lowest layer at which each token's answer is settled, or -1."""
+        settled = self.stays & self.known[:, None]
+        lowest: Ints = np.where(settled, self.layers[:, None], self.depth + 1).min(0)
+        lowest[lowest > self.depth] = -1
+        return lowest
+
+
+def _is_known(site: Site, sites: LensSites, depth: int) -> bool:
+    """Tell whether every layer of the stack above a site was read."""
+    if site.part:
+        return False
+    # `final` comes after the last layer.
+    if site.layer is None:
+        return True
+    layers = sites.layers
+    return depth - site.layer == len(layers) - 1 - layers.index(site)
+
+
+def next_ids(tokens: Tokens) -> Ints:
+    """Return the token after each token in its text, -1 after the last of a text."""
+    following = np.append(tokens.ids[1:], -1)
+    same_text = np.append(tokens.text[1:] == tokens.text[:-1], False)
+    ids: Ints = np.where(same_text, following, -1)
+    return ids
+
+
+def stays_from(same: Bools) -> Bools:
+    """Tell for each row whether it and all rows after it are true."""
+    stays: Bools = np.logical_and.accumulate(same[::-1])[::-1]
+    return stays
+
+
+def lens_dataset(
+    predictions: Predictions,
+    strings: Callable[[list[int]], list[str]],
+    target: Target | None,
+) -> "xarray.Dataset":
+    """Return the predictions as one Dataset; `strings` decodes ids."""
+    reading = predictions.reading
+    columns: _Columns = {
+        "word": (RANKED, _words(reading.top_ids, strings)),
+        "probability": (RANKED, reading.probability),
+        "word_id": (RANKED, reading.top_ids),
+        "entropy": (CELLS, reading.entropy),
+        "kl": (CELLS, reading.kl),
+    }
+    target_name = ""
+    if target is not None:
+        target_name = target.name
+        ranks = np.where(reading.target_rank > 0, reading.target_rank, np.nan)
+        probability = np.exp(reading.target_log_probability)
+        columns["target_probability"] = CELLS, probability
+        columns["target_rank"] = CELLS, ranks.astype(np.float32)
+    columns |= _along_sites(predictions)
+    variables: Variables = {}
+    for name, (dims, values) in columns.items():
+        attributes = ATTRIBUTES[name].copy()
+        attributes["long_name"] = attributes["long_name"].format(target=target_name)
+        variables[name] = dims, values, attributes
+    tokens = predictions.tokens
+    stack = predictions.sites[0].stack
+    coords: Coordinates = {
+        "site": site_names(predictions.sites),
+        "rank": np.arange(1, reading.top_ids.shape[2] + 1),
+        **token_coords([tokens], [] if stack is None else [stack]),
+    }
+    attrs = {}
+    if tokens.texts is not None:
+        attrs["texts" if stack is None else "targets"] = list(tokens.texts)
+    return to_dataset(variables, coords, attrs)
+
+
+def _along_sites(predictions: Predictions) -> _Columns:
+    """Return shares and means over all tokens, and where each answer is settled."""
+    reading = predictions.reading
+    agreement = reading.predicts(predictions.answer).mean(1)
+    columns: _Columns = {
+        "agreement": ("site", agreement.astype(np.float32)),
+        "kl_mean": ("site", reading.kl.mean(1)),
+    }
+    if predictions.known.any():
+        share = np.where(predictions.known, predictions.stays.mean(1), np.nan)
+        columns["settled_share"] = "site", share.astype(np.float32)
+        columns["settled"] = "token", predictions.settled
+    following = next_ids(predictions.tokens)
+    followed = following >= 0
+    if predictions.causal and followed.any():
+        correct = reading.predicts(following)[:, followed]
+        columns["accuracy"] = "site", correct.mean(1).astype(np.float32)
+    return columns
+
+
+def _words(ids: Ints, strings: Callable[[list[int]], list[str]]) -> NDArray[np.object_]:
+    """Decode ids, each distinct one once."""
+    distinct, places = np.unique(ids, return_inverse=True)
+    distinct_ids = distinct.tolist()
+    words = [
+        _word(token, string)
+        for token, string in zip(distinct_ids, strings(distinct_ids), strict=True)
+    ]
+    return text_array(words)[places.reshape(ids.shape)]
+
+
+def _word(token: int, string: str) -> str:
+    """Return a word as it is shown, also where the tokenizer has no text for it."""
+    return string or f"(id {token})"
+
+
+def _last_token(predictions: Predictions, answer: str) -> LastToken | None:
+    """Return what the model predicts after the last token of a single text."""
+    if predictions.tokens.count > 1:
+        return None
+    token = int(predictions.answer[-1])
+    return LastToken(
+        token=predictions.tokens.strings[-1],
+        answer=_word(token, answer),
+        answer_id=token,
+        probability=float(predictions.answer_probability[-1]),
+        settled_from=predictions.first(predictions.stays[:, -1] & predictions.known),
+    )
+
+
+def _accuracy(predictions: Predictions, data: "xarray.Dataset") -> Accuracy | None:
+    """Return how often the last whole layer is right, and from where on it is nearly
+    as often.
+    """
+    if "accuracy" not in data or not predictions.whole:
+        return None
+    accuracy = data["accuracy"].to_numpy()[predictions.whole]
+    sites = [str(predictions.sites[row]) for row in predictions.whole]
+    return Accuracy(
+        tokens=int((next_ids(predictions.tokens) >= 0).sum()),
+        site=sites[-1],
+        value=float(accuracy[-1]),
+        half_from=half_from(sites, accuracy),
+    )
+
+
+def _target_rank(
+    predictions: Predictions, data: "xarray.Dataset", target: Target | None
+) -> TargetRank | MedianRank | None:
+    """Return where the target ranks: after the last token of one text, or overall."""
+    if target is None:
+        return None
+    rank = data["target_rank"].to_numpy()
+    last_site = str(predictions.sites[-1])
+    if predictions.tokens.count > 1 or not np.isfinite(rank[:, -1]).all():
+        counted = np.isfinite(rank[-1])
+        return MedianRank(
+            token=target.name,
+            id=target.id,
+            site=last_site,
+            tokens=int(counted.sum()),
+            median_rank=float(np.median(rank[-1][counted])),
+        )
+    k = data.sizes["rank"]
+    reading = predictions.reading
+    tied = reading.tied[:, -1]
+    # Where more than k words are alike, none is among the top k.
+    tied_beyond = tied & (np.exp(reading.entropy[:, -1]) > k + 0.5)
+    # Parts do not come one after another as layers do: for them nothing is the first.
+    whole = np.array([not site.part for site in predictions.sites])
+    last = data["target_probability"].to_numpy()[:, -1]
+    in_top_k = whole & (rank[:, -1] <= k) & ~tied_beyond
+    return TargetRank(
+        token=target.name,
+        id=target.id,
+        site=last_site,
+        rank=int(rank[-1, -1]),
+        probability=float(last[-1]),
+        first_best_at=predictions.first(whole & (rank[:, -1] == 1) & ~tied),
+        first_in_top_k_at=predictions.first(in_top_k),
+        k=k,
+        most_probable_at=predictions.first((last == last.max()) & ~tied_beyond),
+        highest_probability=float(last.max()),
+    )
+
+
+def half_from(sites: Sequence[str], accuracy: NDArray[np.float32]) -> str | None:
+    """Return the lowest site from which on accuracy stays at half the last site's.
+
+    It is None where the accuracy at the last site is 0.
+
+    >>> half_from(["layer.0", "layer.1", "layer.2"], np.array([0.6, 0.1, 1.0]))
+    'layer.2'
+    """
+    if accuracy[-1] == 0:
+        return None
+    stays = stays_from(accuracy >= accuracy[-1] / 2)
+    return sites[int(np.argmax(stays))]

@@ -1,0 +1,12 @@
+"""Types that analyses name in their signatures and that need torch.
+
+A declaration imports them for type checkers alone, so that it can be read without
+torch; `arguments` looks them up here when a call has failed.
+"""
+
+from hiddenscope.analyses.lens.fitted import Lens as Lens
+from hiddenscope.model import ModelLike as ModelLike
+from hiddenscope.passes import Inputs as Inputs
+from hiddenscope.passes import Texts as Texts
+from hiddenscope.results import Result as Result
+from hiddenscope.sites import SitePatterns as SitePatterns

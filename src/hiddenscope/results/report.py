@@ -1,0 +1,166 @@
+"""Reports: what an analysis found, as a frozen dataclass whose fields have types.
+
+`result.facts` is the plain form of a report, as JSON keeps it. A field with a default
+is left out of the facts while it has that value, so that what does not apply is not
+there.
+
+>>> @dataclass(frozen=True, kw_only=True)
+... class Sizes(Report):
+...     texts: int
+...     largest: SiteValue | None = None
+>>> read_report(Sizes, {"texts": 2, "largest": {"site": "final", "value": 1}})
+Sizes(texts=2, largest=SiteValue(site='final', value=1))
+>>> read_report(Sizes, {"texts": "two"})
+Traceback (most recent call last):
+hiddenscope.errors.StatesError: Cannot read the facts: texts is 'two', not int. Compute the result again.
+"""  # noqa: E501
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import get_type_hints as type_hints
+
+from hiddenscope.arguments import shown
+from hiddenscope.errors import StatesError
+
+Facts: TypeAlias = Mapping[str, Any]
+"""The plain form of a report: snake_case keys that its page documents, and values as
+JSON keeps them. A site is its name, a tuple a list.
+"""
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What an analysis found."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearDuplicates:
+    """Texts of different groups that nearly repeat one another."""
+
+    texts: int
+    of: int
+    example: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped:
+    """Which texts belong together, and what speaks against their independence."""
+
+    texts: int
+    groups: int | None = None
+    groups_given: bool | None = None
+    copies: int = 0
+    near_duplicates: NearDuplicates | None = None
+    serial_inflation: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteValue:
+    """A number and the site that has it."""
+
+    site: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extremes:
+    """Where a number along the sites is lowest and highest."""
+
+    lowest: SiteValue
+    highest: SiteValue
+    median: float | None = None
+
+
+def plain_fields(report: Any) -> dict[str, Any]:
+    """Return the fields of a report or of a part of one, without those that have their
+    default.
+    """
+    values = {}
+    for field in fields(report):
+        value = getattr(report, field.name)
+        if field.default is MISSING or value != field.default:
+            values[field.name] = value
+    return values
+
+
+def read_report(kind: type[R], facts: Facts) -> R:
+    """Return the report whose plain form these facts are.
+
+    Facts come from files that anyone may have written: what a field cannot hold is
+    refused. Facts that the report does not know are passed over.
+    """
+    report: R = _read(kind, facts, "")
+    return report
+
+
+def _read(kind: Any, value: Any, name: str) -> Any:
+    """Return a fact as a field of this type holds it."""
+    if is_dataclass(kind) and isinstance(value, Mapping):
+        return _read_fields(kind, value, name)
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return _read_union(inner, value, name)
+    if origin is list and isinstance(value, list):
+        return [_read(inner[0], item, f"{name}[{k}]") for k, item in enumerate(value)]
+    if origin is tuple and isinstance(value, list) and len(value) == len(inner):
+        return tuple(map(_read, inner, value, [name] * len(inner)))
+    if origin is dict and isinstance(value, Mapping):
+        return {k: _read(inner[1], item, f"{name}.{k}") for k, item in value.items()}
+    if kind is Any or _holds(kind, value):
+        return value
+    where = name.lstrip(".") or "the whole"
+    raise StatesError(
+        "Cannot read the facts",
+        f"{where} is {shown(value)}, not {getattr(kind, '__name__', kind)}",
+        "Compute the result again.",
+    )
+
+
+def _holds(kind: Any, value: Any) -> bool:
+    """Tell whether a plain value is of a plain type, or one of some words."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    # JSON writes 1.0 as 1 in some programs, and True is an int to Python alone.
+    accepted = (int, float) if kind is float else kind
+    is_flag = isinstance(value, bool) and kind is not bool
+    return isinstance(kind, type) and isinstance(value, accepted) and not is_flag
+
+
+def _read_fields(kind: Any, value: Facts, name: str) -> Any:
+    hints = _hints(kind)
+    values = {}
+    for field in fields(kind):
+        if field.name in value:
+            where = f"{name}.{field.name}"
+            values[field.name] = _read(hints[field.name], value[field.name], where)
+        elif field.default is MISSING:
+            raise StatesError(
+                "Cannot read the facts",
+                f"there is no {f'{name}.{field.name}'.lstrip('.')}",
+                "Compute the result again.",
+            )
+    return kind(**values)
+
+
+def _read_union(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
+    """Read a value as the first of several types that it fits."""
+    if value is None and NoneType in kinds:
+        return None
+    refusal = None
+    for kind in kinds:
+        try:
+            return _read(kind, value, name)
+        except StatesError as error:
+            refusal = refusal or error
+    assert refusal is not None, "a union has members"
+    raise refusal
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return type_hints(kind)
