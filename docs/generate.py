@@ -7,6 +7,8 @@ code of docs/coming-from/*.md comes from docs/coming_from.
 """
 
 import os
+import re
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,9 +28,8 @@ WIDTH = 100
 HEAD = """# The command line
 
 Results go to stdout, progress and errors to stderr. The exit code is 0 for success, 2 for an error, and 130 when the
-command was interrupted; 1 is kept for `drift` when it finds drift, for `store verify` when it finds damage, and for `doctor`
-when something must be mended. Control characters and other invisible characters of tokens are escaped before they reach a
-terminal.
+command was interrupted; 1 means that `drift` found drift, `store verify` damage, or `doctor` something to mend. Control
+and other invisible characters of tokens are escaped. `make docs` writes this page from the commands.
 
 ## Texts and files
 
@@ -40,28 +41,34 @@ terminal.
 | `@@name` | the text `@name` |
 | `--states states/`, `--states states.safetensors` | in place of a model and texts: a store, or a file of states |
 
-`--text COLUMN` names the column of the texts in a table. An argument that is the path of a file, or looks like one
-(`corpus.txt`), is an error: the states of a file's name are never what was meant. Datasets (`project`, `probe`,
-`graft`) and the source of `search` are files anyway, and need no `@`.
+`--text COLUMN` names the column of the texts in a table. An argument that is, or looks like, the path of a file
+(`corpus.txt`) is an error. Datasets (`project`, `probe`, `graft`) and the source of `search` are files, and need no `@`.
 
-Arguments are checked before a model is loaded, and before torch is imported: a layer that is not there, by the model's
-config, is refused at once. On a terminal a line on stderr says what is being done and for how long; `--progress` writes
-each step as a plain line where stderr is no terminal, and `--quiet` writes nothing. Ctrl-C stops a command within a
-second. A file that was to replace another is written whole or not at all.
+Arguments are checked before a model is loaded and before torch is imported. On a terminal a line on stderr says what is
+being done; `--progress` writes each step as a plain line elsewhere, and `--quiet` nothing. Ctrl-C stops a command within
+a second. A file that replaces another is written whole or not at all.
 
 ## Figures
 
 `--out figure.pdf` (`.png`, `.svg`) draws the main view of a result. `--view lines` chooses another, `--view all` takes
-every view, in a PDF each on a page of its own; `--measure` chooses a measure of a grid by the name of its variable, and
-`--width column` or `page` makes it 3.3 or 6.9 inches wide, with letters of 8 points.
+every view, in a PDF each on its own page; `--measure` chooses a measure of a grid by its variable, and `--width column`
+or `page` makes it 3.3 or 6.9 inches wide, with letters of 8 points.
 
 ## Completion
 
-`hiddenscope --install-completion` teaches your shell (bash, zsh, fish, PowerShell) to complete commands, options, the
-names of the zoo's models and of the shipped datasets with the Tab key; `--show-completion` prints what that is.
+`hiddenscope --install-completion` teaches your shell (bash, zsh, fish, PowerShell) to complete commands, options, zoo
+models and shipped datasets with the Tab key; `--show-completion` prints what that is.
 
-This page is written by `make docs` from the commands themselves.
-"""
+## Shared options
+
+Every command takes these:
+
+{}
+Most commands take some of these, and name them at the end of their list:
+
+{}"""
+# An option that this many commands have in the same words is listed once.
+SHARED_BY = 5
 HEADER = "\n| page | question |\n|---|---|\n"
 
 
@@ -75,13 +82,53 @@ def commands() -> str:
         max_content_width=WIDTH,
         terminal_width=WIDTH,
     )
-    parts = [HEAD, _block(group.get_help(top))]
+    helps = {}
     for word, command in sorted(group.commands.items()):  # type: ignore[attr-defined]
         context = command.make_context(
             word, [], parent=top, resilient_parsing=True, terminal_width=WIDTH
         )
-        parts.append(f"## {word}\n\n{_block(command.get_help(context))}")
+        helps[word] = _sections(command.get_help(context))
+    counts: Counter[str] = Counter()
+    for _, options in helps.values():
+        counts.update(options)
+    always = {option for option, count in counts.items() if count == len(helps)}
+    shared = {option for option, count in counts.items() if count >= SHARED_BY}
+    tables = [_table_of(always), _table_of(shared - always)]
+    parts = [HEAD.format(*tables), _block(group.get_help(top))]
+    for word, (above, options) in helps.items():
+        own = [f"  {option}" for option in options if option not in shared]
+        others = []
+        for option in options:
+            if option in shared - always:
+                others.append(option.split()[0])
+        text = above.rstrip()
+        if own:
+            text += "\n\nOptions:\n" + "\n".join(own)
+        if others:
+            text += f"\n\nShared: {' '.join(others)}"
+        parts.append(f"## {word}\n\n{_block(text)}")
     return "\n".join(parts)
+
+
+def _table_of(options: set[str]) -> str:
+    """Return options in a block, by their names."""
+    return _block("\n".join(sorted(options)))
+
+
+def _sections(text: str) -> tuple[str, list[str]]:
+    """Split the help of a command into what is above its options, and each option."""
+    above, _, listed = text.partition("\nOptions:\n")
+    options: list[str] = []
+    for line in listed.splitlines():
+        words = line.strip()
+        if line.startswith("  -"):
+            # The columns of the names and of the meanings.
+            options.append(re.sub(r" {2,}", "  ", words))
+        elif options and words:
+            # A word that was broken at its hyphen is made whole.
+            gap = "" if re.search(r"\w-$", options[-1]) else " "
+            options[-1] += gap + words
+    return above, options
 
 
 def index() -> str:

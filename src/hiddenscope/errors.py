@@ -2,14 +2,14 @@
 
     Error
     ├── ArgumentError   (TypeError)         an argument of a type that the function does not take
-    ├── SiteError       (LookupError)       an address that does not parse, or that the model has not
-    ├── LoadError       (ValueError)        a model cannot be had from where it was asked for
+    ├── SiteError       (LookupError)       an address that does not parse, or that the model does not have
+    ├── LoadError       (ValueError)        a model that could not be loaded
     │   ├── UnknownModel    (LookupError)   no such model, folder or file
-    │   ├── Unreachable     (ConnectionError)   it would have to be fetched, and cannot be
-    │   ├── Unsafe                          loading it would run foreign code: pickle, remote code, path tricks
+    │   ├── Unreachable     (ConnectionError)   a model that has to be fetched, but cannot be reached
+    │   ├── Unsafe                          a model whose loading would run foreign code: pickle, remote code, path tricks
     │   └── Damaged         (FileError)     a checksum, a header or a length that is not what it must be
-    ├── AnatomyError    (ValueError)        the states of this module cannot be proved; it says at which step
-    ├── ModuleError     (ValueError)        the module is in a condition in which its states cannot be watched
+    ├── AnatomyError    (ValueError)        a module whose states cannot be proved; the error names the step
+    ├── ModuleError     (ValueError)        a module whose states cannot be observed as it is
     ├── TextError       (ValueError)        a text or a list of ids that the model cannot take
     ├── StatesError     (ValueError)        states that do not fit together, or lack what a question needs
     ├── StoreError      (ValueError)        a folder that is not a store, or one of another plan or a newer version
@@ -58,11 +58,11 @@ class ArgumentError(Error, TypeError):
 
 
 class SiteError(Error, LookupError):
-    """An address that does not parse, or that the model has not."""
+    """An address that does not parse, or that the model does not have."""
 
 
 class LoadError(Error, ValueError):
-    """A model cannot be had from where it was asked for."""
+    """A model that could not be loaded."""
 
 
 class UnknownModel(LoadError, LookupError):
@@ -70,19 +70,19 @@ class UnknownModel(LoadError, LookupError):
 
 
 class Unreachable(LoadError, ConnectionError):
-    """It would have to be fetched, and cannot be."""
+    """A model that has to be fetched, but cannot be reached."""
 
 
 class Unsafe(LoadError):
-    """Loading it would run foreign code."""
+    """A model whose loading would run foreign code."""
 
 
 class AnatomyError(Error, ValueError):
-    """The states of this module cannot be proved; it says at which step."""
+    """A module whose states cannot be proved; the error names the step."""
 
 
 class ModuleError(Error, ValueError):
-    """The module is in a condition in which its states cannot be watched."""
+    """A module whose states cannot be observed as it is, such as in training mode."""
 
 
 class TextError(Error, ValueError):

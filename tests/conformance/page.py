@@ -55,8 +55,13 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "### Refused"
     yield ""
-    refused = sorted(record["refused"].items())
-    yield from _table(["class", "what the proof says"], refused)
+    refused: dict[str, list[str]] = {}
+    for name, reason in sorted(record["refused"].items()):
+        # Classes of a family differ in the prefix of their modules alone.
+        short = reason.replace("reformer.", "").replace("model.", "")
+        refused.setdefault(short, []).append(name)
+    rows = [[", ".join(names), reason] for reason, names in refused.items()]
+    yield from _table(["classes", "what the proof says"], rows)
     yield ""
     yield "### Without parts"
     yield ""
@@ -76,12 +81,16 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
         f"In {heads['types']} types the heads of attention are proved, in"
         f" {heads['attentions']:,} attentions of all classes. In {heads['compared']:,}"
         " of them the weights that transformers reports with eager attention, times the"
-        " values, were compared with `z`. Heads are refused in these types, in some or"
-        " all of their blocks:"
+        " values, were compared with `z`. Heads are refused where parts are, and in"
+        " these types, in some or all of their blocks:"
     )
     yield ""
     reasons = sorted(record["without_heads"].items(), key=lambda item: -len(item[1]))
-    rows = [[reason, ", ".join(types)] for reason, types in reasons]
+    rows = []
+    for reason, types in reasons:
+        # What refuses the parts of a block refuses its heads for the same reason.
+        if record["without_parts"].get(reason) != types:
+            rows.append([reason, ", ".join(types)])
     yield from _table(["what the proof says", "model types"], rows)
     yield ""
     yield "### Not tried"

@@ -136,7 +136,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "Cannot make a store in …: the folder holds other things, such as …": (
         _write_over_other_things
     ),
-    "Cannot go on with this store: it was started with other settings": (
+    "Cannot go on with …: it was started with other settings": (
         _go_on_with_other_sites
     ),
     "Cannot save a result as …: the formats are …": (
