@@ -22,7 +22,7 @@ from hiddenscope.catalog import PUBLIC
 
 # The same names for type checkers; tests/test_public.py prints what is missing here.
 if TYPE_CHECKING:
-    from hiddenscope.analyses.anatomy.anatomy import anatomy as anatomy
+    from hiddenscope.analyses.anatomy import anatomy as anatomy
     from hiddenscope.analyses.attention.attention import attention as attention
     from hiddenscope.analyses.cluster.cluster import cluster as cluster
     from hiddenscope.analyses.compare.compare import compare as compare
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
         contributions as contributions,
     )
     from hiddenscope.analyses.drift.drift import drift as drift
-    from hiddenscope.analyses.embed.embed import Adjustment as Adjustment
-    from hiddenscope.analyses.embed.embed import embed as embed
+    from hiddenscope.analyses.embed import embed as embed
+    from hiddenscope.analyses.embed.compute import Adjustment as Adjustment
     from hiddenscope.analyses.graft.graft import graft as graft
     from hiddenscope.analyses.lens import lens as lens
     from hiddenscope.analyses.lens.fitted import Lens as Lens

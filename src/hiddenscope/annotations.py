@@ -4,9 +4,12 @@ A declaration imports them for type checkers alone, so that it can be read witho
 torch; `arguments` looks them up here when a call has failed.
 """
 
+from hiddenscope.analyses.embed.compute import Adjustment as Adjustment
 from hiddenscope.analyses.lens.fitted import Lens as Lens
 from hiddenscope.model import ModelLike as ModelLike
 from hiddenscope.passes import Inputs as Inputs
 from hiddenscope.passes import Texts as Texts
 from hiddenscope.results import Result as Result
+from hiddenscope.sites import Site as Site
 from hiddenscope.sites import SitePatterns as SitePatterns
+from hiddenscope.states import Pooling as Pooling

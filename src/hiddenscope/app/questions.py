@@ -10,7 +10,7 @@ import torch
 import xarray
 
 import hiddenscope as hs
-from hiddenscope.analyses.embed.embed import mean_cosine
+from hiddenscope.analyses.embed.compute import mean_cosine
 from hiddenscope.app.answers import AnswerBytes, pack_result
 from hiddenscope.app.cells import continue_text, describe_state, suggest_answers
 from hiddenscope.app.models import Models, StoredStates
@@ -18,7 +18,8 @@ from hiddenscope.app.reads import reads_of, title_of_reads
 from hiddenscope.app.schemas import form_parameters
 from hiddenscope.app.stored import find_states, find_texts, norms_of, show_stored_text
 from hiddenscope.app.uploads import labelled_from
-from hiddenscope.catalog import ANALYSIS, Parameter
+from hiddenscope.catalog import ANALYSIS
+from hiddenscope.interface import Parameter
 from hiddenscope.interface.code import protect_from_file_lookup
 from hiddenscope.interface.descriptions import describe
 from hiddenscope.interface.values import build_value

@@ -24,8 +24,8 @@ from hiddenscope.app.schemas import (
     form_field,
 )
 from hiddenscope.app.stores import encodable
-from hiddenscope.catalog import Parameter
 from hiddenscope.errors import TextError
+from hiddenscope.interface import Parameter
 from hiddenscope.texts import LABEL_NAMES, TEXT_NAMES
 
 UPLOAD_FORMATS = (".txt", ".csv", ".tsv", ".jsonl")

@@ -179,7 +179,7 @@ COMMANDS = ("demo", "capture", *ANALYSIS, "store", "models", "serve", "doctor")
 NAMES = {
     "Adapted": "loading.variants",
     "Add": "passes.changes",
-    "Adjustment": "analyses.embed.embed",
+    "Adjustment": "analyses.embed.compute",
     "Contrast": "analyses.patch.contrast",
     "Corpus": "extract",
     "Direction": "analyses.steer.direction",

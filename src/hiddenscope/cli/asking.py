@@ -12,12 +12,13 @@ from types import MappingProxyType
 from typing import Any
 
 import hiddenscope as hs
-from hiddenscope.catalog import ANALYSIS, Parameter
+from hiddenscope.catalog import ANALYSIS
 from hiddenscope.cli.arguments import dataset
 from hiddenscope.cli.command import Arguments, Function, command
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.states import read_saved
 from hiddenscope.cli.terminal import echo, table, visible
+from hiddenscope.interface import Parameter
 from hiddenscope.interface.descriptions import describe
 from hiddenscope.interface.typer_parameters import COLUMNS, options_of
 from hiddenscope.interface.values import build_value

@@ -2,11 +2,11 @@
 
 import hiddenscope as hs
 from hiddenscope import errors
-from hiddenscope.catalog import Parameter
-from hiddenscope.catalog.parameters import TRUNCATE, sites, texts
 from hiddenscope.cli.command import Arguments, command
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import echo, print_json, visible
+from hiddenscope.interface import Parameter
+from hiddenscope.interface.parameters import TRUNCATE, sites, texts
 
 GENERATE = Parameter(
     "generate",

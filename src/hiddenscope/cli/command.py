@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 from hiddenscope import errors, progress
 from hiddenscope.arguments import integer
-from hiddenscope.catalog import Parameter
 from hiddenscope.cli.arguments import (
     numbers_in,
     text_in,
@@ -22,6 +21,7 @@ from hiddenscope.cli.arguments import (
 from hiddenscope.cli.failures import errors_as_messages
 from hiddenscope.cli.options import RESULTS, Shared, shared_parameters
 from hiddenscope.cli.states import check_states, is_store
+from hiddenscope.interface import Parameter
 from hiddenscope.interface.typer_parameters import (
     COLUMN_OF_TEXTS_FILE,
     TEXTS_FILE,

@@ -1,12 +1,12 @@
 """Two texts, or one text in two models; the second side may be computed otherwise."""
 
 import hiddenscope as hs
-from hiddenscope.catalog import Parameter
 from hiddenscope.cli.arguments import check_place
 from hiddenscope.cli.asking import asks, show_result
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.errors import TextError
+from hiddenscope.interface import Parameter
 
 OPTIONS = (
     Parameter(

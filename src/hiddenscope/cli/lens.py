@@ -4,11 +4,11 @@ from typing import Any
 
 import hiddenscope as hs
 from hiddenscope import errors
-from hiddenscope.catalog import Parameter
 from hiddenscope.cli.asking import ask, asks, show_result
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import RESULTS, Shared
 from hiddenscope.cli.terminal import echo, print_json, visible
+from hiddenscope.interface import Parameter
 
 FIT = Parameter(
     "fit",

@@ -5,13 +5,13 @@ from typing import Any
 
 import hiddenscope as hs
 from hiddenscope import errors
-from hiddenscope.catalog import Parameter
-from hiddenscope.catalog.parameters import TEXTS_HELP, TRUNCATE
 from hiddenscope.cli.arguments import VECTORS, dataset, texts_in
 from hiddenscope.cli.asking import argument_values, asks, show_result
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.states import read_saved
+from hiddenscope.interface import Parameter
+from hiddenscope.interface.parameters import TEXTS_HELP, TRUNCATE
 from hiddenscope.interface.typer_parameters import STATES, TEXT_COLUMN
 from hiddenscope.loading.outline import outline
 from hiddenscope.loading.zoo import ZOO

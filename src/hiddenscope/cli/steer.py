@@ -1,11 +1,11 @@
 """What the model answers and writes, changed along a direction."""
 
-from hiddenscope.catalog import Parameter
 from hiddenscope.cli.arguments import dataset, texts_in
 from hiddenscope.cli.asking import ask, asks, show_result
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.errors import TextError
+from hiddenscope.interface import Parameter
 from hiddenscope.interface.typer_parameters import COLUMNS
 from hiddenscope.texts import Labelled
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-from hiddenscope.catalog import Kind, Parameter
+from hiddenscope.interface import Kind, Parameter
 from hiddenscope.texts import names_a_file
 
 ONLY_PYTHON = "This can be asked in Python only."

@@ -9,7 +9,8 @@ from functools import cache
 from importlib import import_module
 from typing import cast
 
-from hiddenscope.catalog import ANALYSIS, Description, Parameter
+from hiddenscope.catalog import ANALYSIS
+from hiddenscope.interface import Description, Parameter
 
 
 @cache

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hiddenscope import texts
-from hiddenscope.catalog import Description, Kind, Parameter
-from hiddenscope.catalog.parameters import TARGETS, TRUNCATE
+from hiddenscope.interface import Description, Kind, Parameter
 from hiddenscope.interface.descriptions import flattened
+from hiddenscope.interface.parameters import TARGETS, TRUNCATE
 from hiddenscope.loading.zoo import ZOO
 
 MODEL_HELP = "A zoo name, a Hugging Face id, a folder or a .gguf file."

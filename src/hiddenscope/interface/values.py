@@ -5,7 +5,8 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
-from hiddenscope.catalog import PUBLIC, Parameter
+from hiddenscope.catalog import PUBLIC
+from hiddenscope.interface import Parameter
 
 
 def build_value(

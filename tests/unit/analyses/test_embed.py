@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope import progress
-from hiddenscope.analyses.embed.embed import Adjustment, mean_cosine
+from hiddenscope.analyses.embed.compute import Adjustment, mean_cosine
 from hiddenscope.cli import main as cli
 from hiddenscope.errors import ArgumentError, Damaged, FileError, StatesError, TextError
 

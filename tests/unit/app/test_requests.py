@@ -11,7 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from hiddenscope.app.refusals import explain
 from hiddenscope.app.schemas import ASKED, REQUESTS, JobRequest, analyses, form_field
-from hiddenscope.catalog import ANALYSES, Parameter
+from hiddenscope.catalog import ANALYSES
+from hiddenscope.interface import Parameter
 from tests.places import ROOT
 from tests.workbench.asking import QUESTIONS, TEXT
 from tests.workbench.serving import Bench

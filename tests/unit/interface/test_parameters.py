@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 import hiddenscope as hs
-from hiddenscope.catalog import ANALYSES, Parameter
+from hiddenscope.catalog import ANALYSES
+from hiddenscope.interface import Parameter
 from hiddenscope.interface.descriptions import describe, flattened
 from hiddenscope.interface.typer_parameters import options_of
 

@@ -1,6 +1,6 @@
 """What can be asked of `attention`."""
 
-from hiddenscope.catalog.parameters import Description, Parameter, seed
+from hiddenscope.interface.parameters import Description, Parameter, seed
 
 DESCRIPTION = Description(
     (

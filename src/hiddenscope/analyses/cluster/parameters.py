@@ -1,6 +1,6 @@
 """What can be asked of `cluster`."""
 
-from hiddenscope.catalog.parameters import (
+from hiddenscope.interface.parameters import (
     SITE,
     TRUNCATE,
     Description,

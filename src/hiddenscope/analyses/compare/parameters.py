@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hiddenscope.catalog.parameters import (
+from hiddenscope.interface.parameters import (
     TARGETS,
     TRUNCATE,
     Description,

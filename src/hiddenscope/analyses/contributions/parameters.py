@@ -1,6 +1,6 @@
 """What can be asked of `contributions`."""
 
-from hiddenscope.catalog.parameters import TARGETS, Description, Parameter
+from hiddenscope.interface.parameters import TARGETS, Description, Parameter
 
 DESCRIPTION = Description(
     (

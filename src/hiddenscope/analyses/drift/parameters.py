@@ -1,6 +1,6 @@
 """What can be asked of `drift`."""
 
-from hiddenscope.catalog.parameters import (
+from hiddenscope.interface.parameters import (
     TEXTS_HELP,
     Description,
     Parameter,

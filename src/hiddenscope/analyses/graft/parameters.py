@@ -1,6 +1,6 @@
 """What can be asked of `graft`."""
 
-from hiddenscope.catalog.parameters import Description, Parameter, data, sites
+from hiddenscope.interface.parameters import Description, Parameter, data, sites
 
 DATA_HELP = "Prompts, each labelled with its answer: a file, or a shipped dataset."
 

@@ -9,7 +9,7 @@ story    what is said and shown
 import os
 from typing import TYPE_CHECKING, Annotated
 
-from hiddenscope.catalog import SITES, TARGETS, TEXTS, analysis, ask
+from hiddenscope.interface import SITES, TARGETS, TEXTS, analysis, ask
 
 if TYPE_CHECKING:
     from hiddenscope.annotations import (

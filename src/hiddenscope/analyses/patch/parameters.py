@@ -1,6 +1,6 @@
 """What can be asked of `patch`."""
 
-from hiddenscope.catalog.parameters import Description, Parameter, sites
+from hiddenscope.interface.parameters import Description, Parameter, sites
 
 # The fields of `Contrast`.
 CONTRAST = (

@@ -1,6 +1,6 @@
 """What can be asked of `probe`."""
 
-from hiddenscope.catalog.parameters import (
+from hiddenscope.interface.parameters import (
     POOL_BY_STACK,
     TRUNCATE,
     Description,

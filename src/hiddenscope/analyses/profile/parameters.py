@@ -1,6 +1,6 @@
 """What can be asked of `profile`."""
 
-from hiddenscope.catalog.parameters import (
+from hiddenscope.interface.parameters import (
     TARGETS,
     TRUNCATE,
     Description,

@@ -1,6 +1,6 @@
 """What can be asked of `steer`."""
 
-from hiddenscope.catalog.parameters import (
+from hiddenscope.interface.parameters import (
     POOL_BY_STACK,
     Description,
     Parameter,

@@ -1,6 +1,6 @@
 """What can be asked of `visibility`."""
 
-from hiddenscope.catalog.parameters import Description, Parameter, seed, sites, texts
+from hiddenscope.interface.parameters import Description, Parameter, seed, sites, texts
 
 # The fields of `Sampling`.
 SAMPLING = (

@@ -1,17 +1,14 @@
-"""Vectors of texts, as the app shows them."""
+"""The story of vectors of texts, as the app tells it."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.results import Result
+from hiddenscope.results import Aside, Report, Result, Section
 from hiddenscope.results.pictures import Grid, Lines, Measure, Series, View
 from hiddenscope.results.sentences import counted, distinct, quote
-
-if TYPE_CHECKING:
-    from hiddenscope.analyses.embed.facts import EmbedFacts
 
 # More texts than this have no room in a grid.
 MOST_TEXTS = 40
@@ -19,7 +16,35 @@ CURVES = 4
 LONGEST_NAME = 40
 
 
-def views(result: Result) -> Iterator[View]:
+@dataclass(frozen=True, kw_only=True)
+class EmbedReport(Report):
+    """How many vectors there are, and how alike they point."""
+
+    texts: int
+    width: int
+    mean_cosine: float
+
+
+def story(report: EmbedReport, result: Result) -> Iterator[Section]:
+    """Yield one section: how alike the vectors are, and their components."""
+    findings = [f"{counted(report.texts, 'vector')}, {report.width:,} wide."]
+    if report.texts > 1:
+        mean = report.mean_cosine
+        findings.append(f"The mean cosine of two of them is {mean:.2f}.")
+    if 1 < report.texts <= MOST_TEXTS:
+        cosines = _cosines(result.data["vector"].to_numpy())
+        np.fill_diagonal(cosines, -np.inf)
+        first, second = divmod(int(cosines.argmax()), len(cosines))
+        strings = result.data["string"].to_numpy()
+        findings.append(
+            f"Nearest are {quote(strings[first])} and {quote(strings[second])}, with"
+            f" cosine {cosines.max():.2f}."
+        )
+    title = result.title.capitalize()
+    yield Section(title, tuple(map(Aside, findings)), tuple(_views(result)))
+
+
+def _views(result: Result) -> Iterator[View]:
     """Yield the cosine of every two texts, then the components of the first vectors."""
     vectors = result.data["vector"].to_numpy()
     texts = [" ".join(str(text).split()) for text in result.data["string"].to_numpy()]
@@ -49,26 +74,6 @@ def views(result: Result) -> Iterator[View]:
 
 def _first(shown: int, count: int) -> str:
     return f"The first {shown} of {count} texts." if count > shown else ""
-
-
-def findings(result: Result) -> Iterator[str]:
-    """Yield how many vectors there are, how alike they point, and which two are
-    nearest.
-    """
-    facts = cast("EmbedFacts", result.facts)
-    yield f"{counted(facts['texts'], 'vector')}, {facts['width']:,} wide."
-    if facts["texts"] < 2:
-        return
-    yield f"The mean cosine of two of them is {facts['mean_cosine']:.2f}."
-    if facts["texts"] <= MOST_TEXTS:
-        cosines = _cosines(result.data["vector"].to_numpy())
-        np.fill_diagonal(cosines, -np.inf)
-        first, second = divmod(int(cosines.argmax()), len(cosines))
-        strings = result.data["string"].to_numpy()
-        yield (
-            f"Nearest are {quote(strings[first])} and {quote(strings[second])}, with"
-            f" cosine {cosines.max():.2f}."
-        )
 
 
 def _cosines(vectors: NDArray[np.float32]) -> NDArray[np.float64]:

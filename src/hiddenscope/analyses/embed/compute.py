@@ -1,4 +1,4 @@
-"""Which vector stands for a text?"""
+"""Vectors of texts, and how they are centred or whitened."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias
@@ -30,33 +30,17 @@ SMALLEST_DEVIATION = 2.0**-20
 ROUNDING = 1e-6
 
 
-@checked
-def embed(
+def embed_texts(
     model: ModelLike | Any,
     texts: Texts | Inputs | Any,
     *,
-    site: str | Site | None = None,
-    pool: Pooling | None = None,
-    normalize: bool = True,
-    adjust: "Adjust | Adjustment | None" = None,
-    truncate: bool = False,
+    site: str | Site | None,
+    pool: Pooling | None,
+    normalize: bool,
+    adjust: "Adjust | Adjustment | None",
+    truncate: bool,
 ) -> NDArray[np.float32]:
-    """Return one vector for each text, `[text, width]` in float32.
-
-    By default it is the mean of the last hidden states, with norm 1. That is what most
-    sentence encoders are trained for. Where a folder of sentence-transformers says
-    otherwise (how states are pooled, where texts are cut, what is put before them),
-    that is done. States of a causal model are not trained for it: they point nearly the
-    same way, and a note on stderr says how nearly. `adjust="centre"` subtracts the mean
-    of the texts, `"whiten"` also makes their covariance the identity; an
-    `hs.Adjustment` that was fitted to other texts does it with theirs. Texts are
-    strings, lists of ids, a path, a frame or a dataset.
-
-    >>> import hiddenscope as hs
-    >>> from hiddenscope.testing import tiny_model
-    >>> hs.embed(hs.load((tiny_model("bert"), None)), [[5, 6, 7], [8, 9]]).shape
-    (2, 64)
-    """
+    """Return one vector for each text."""
     model = as_source(model)
     if not isinstance(model, Model):
         reason = f"{type(model).__name__} is not a model"

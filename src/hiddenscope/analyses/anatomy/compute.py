@@ -1,39 +1,25 @@
-"""Where do the states of a model live, and how is that known?"""
+"""The parts of a model as labelled arrays, and what was proved of them."""
 
 import math
 from typing import Any
 
 import numpy as np
 
-from hiddenscope.arguments import checked
+from hiddenscope.analyses.anatomy.story import (
+    AnatomyReport,
+    Head,
+    PartPlace,
+    StackProof,
+)
 from hiddenscope.discovery import Anatomy, Stack
 from hiddenscope.model import ModelLike, as_model
-from hiddenscope.results import Facts, Result
+from hiddenscope.results import Result
 from hiddenscope.results.dataset import Variables, to_dataset
 from hiddenscope.sites import PARTS, Site
 
 
-@checked
-def anatomy(model: ModelLike) -> Result:
-    """Show where every layer of a model can be read, and how that is known.
-
-    Each state is compared with Hugging Face's own `hidden_states`. The largest
-    difference is 0 for every layer but the last: `layer.L` is raw, and the last entry
-    has gone through the final norm. A model that reports no such states is resumed at
-    each of its own, and its output compared.
-
-    >>> import hiddenscope as hs
-    >>> from hiddenscope.testing import tiny_model
-    >>> result = hs.anatomy(hs.load((tiny_model("gpt2"), None)))
-    >>> for row in result.data.to_dataframe().itertuples():
-    ...     same = "the same" if row.difference == 0 else "different"
-    ...     print(row.Index, row.entry, same)
-    layer.0 hidden_states[0] the same
-    layer.1 hidden_states[1] the same
-    layer.2 hidden_states[2] the same
-    layer.3 hidden_states[3] different
-    final hidden_states[3] the same
-    """
+def describe_parts(model: ModelLike) -> Result:
+    """Return where every layer can be read, and what was proved of it."""
     model = as_model(model)
     parts = model.anatomy
     columns: dict[str, list[Any]] = {
@@ -59,20 +45,20 @@ def anatomy(model: ModelLike) -> Result:
     variables: Variables = {
         name: ("site", np.array(column), {}) for name, column in columns.items()
     }
-    facts: Facts = {
-        "model_class": type(model.module).__name__,
-        "stacks": [_stack(parts, stack) for stack in parts.stacks],
-        "head": None if parts.head is None else {**vars(parts.head)},
-        "makes_logits": parts.makes_logits,
-        "padded_batches": model.batching.padding_safe,
-        "notes": [
+    report = AnatomyReport(
+        model_class=type(model.module).__name__,
+        stacks=[_stack(parts, stack) for stack in parts.stacks],
+        head=None if parts.head is None else Head(**vars(parts.head)),
+        makes_logits=parts.makes_logits,
+        padded_batches=model.batching.padding_safe,
+        notes=[
             *_notes_on_parts(parts),
             f"On padded batches: {model.batching.reason}.",
             *model.notes,
         ],
-    }
+    )
     data = to_dataset(variables, {"site": sites})
-    return Result("anatomy", data, facts, model.source())
+    return Result("anatomy", data, report, model.source())
 
 
 def _compared(parts: Anatomy, stack: Stack, site: Site) -> tuple[str, float]:
@@ -94,8 +80,8 @@ def _compared(parts: Anatomy, stack: Stack, site: Site) -> tuple[str, float]:
     return "", math.nan
 
 
-def _stack(parts: Anatomy, stack: Stack) -> dict[str, Any]:
-    """Return the facts of one stack."""
+def _stack(parts: Anatomy, stack: Stack) -> StackProof:
+    """Return what one stack is made of, and what was proved of it."""
     proof = stack.proof
     reported = parts.reported(stack)
     raw_difference = None
@@ -103,33 +89,33 @@ def _stack(parts: Anatomy, stack: Stack) -> dict[str, Any]:
     ends_raw = any(site is not None and site.layer == stack.depth for site in reported)
     if not ends_raw and not math.isnan(proof.raw_difference):
         raw_difference = proof.raw_difference
-    return {
-        "stack": stack.name,
-        "blocks": stack.depth,
-        "width": proof.width,
-        "block_kind": stack.kind,
-        "causal": stack.causal,
-        "final_norm": None if proof.final is None else proof.final.path,
-        "exit": list(proof.exit),
-        "parts": _parts(stack, stack.name if len(parts.stacks) > 1 else None),
-        "proof": "hidden_states" if proof.entries else "resuming",
-        "proved_entries": len(reported) - proof.earlier,
-        "earlier_entries": proof.earlier,
-        "largest_difference": max(proof.differences, default=0.0),
-        "raw_difference": raw_difference,
-    }
+    return StackProof(
+        stack=stack.name,
+        blocks=stack.depth,
+        width=proof.width,
+        block_kind=stack.kind,
+        causal=stack.causal,
+        final_norm=None if proof.final is None else proof.final.path,
+        exit=list(proof.exit),
+        parts=_parts(stack, stack.name if len(parts.stacks) > 1 else None),
+        proof="hidden_states" if proof.entries else "resuming",
+        proved_entries=len(reported) - proof.earlier,
+        earlier_entries=proof.earlier,
+        largest_difference=max(proof.differences, default=0.0),
+        raw_difference=raw_difference,
+    )
 
 
-def _parts(stack: Stack, name: str | None) -> list[dict[str, str]]:
+def _parts(stack: Stack, name: str | None) -> list[PartPlace]:
     """Return where the parts of the first block that has any can be read."""
     for layer, block in enumerate(stack.blocks, 1):
         if block.parts:
             return [
-                {
-                    "site": str(Site(layer, part, name)),
-                    "module": str(block.parts[part]),
-                    "block_kind": block.kind,
-                }
+                PartPlace(
+                    site=str(Site(layer, part, name)),
+                    module=str(block.parts[part]),
+                    block_kind=block.kind,
+                )
                 for part in PARTS
                 if part in block.parts
             ]

@@ -34,7 +34,7 @@ from typing import (
 )
 
 from hiddenscope.arguments import explaining, integer
-from hiddenscope.catalog.parameters import Description, Kind, Parameter
+from hiddenscope.interface.parameters import Description, Kind, Parameter
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

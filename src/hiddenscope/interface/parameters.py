@@ -1,15 +1,13 @@
 """A parameter of an analysis, described once for every place that asks for it.
 
-An analysis describes its parameters in `analyses/<word>/parameters.py`, in the order of
-its function. From that description `interface` and `app` build the command, the request
-and the form of the page, and the code that repeats a question. A test compares every
-description with the signature of its function.
-
-Nothing here imports torch: `hiddenscope --help` reads all descriptions.
+From these the command, the request, the form of the page, and the code that repeats a
+question are built.
 """
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
+
+from hiddenscope.states.pooling import CHOICES, NAMES
 
 Kind: TypeAlias = Literal[
     "",
@@ -220,3 +218,4 @@ def pooling(choices: tuple[str, ...], help: str, **changes: Any) -> Parameter:  
 TEXTS = texts()
 SITES = sites(None)
 SEED = seed()
+POOL = pooling(NAMES, f"What stands for a text: {CHOICES}.")

@@ -1,0 +1,243 @@
+"""The story of an anatomy: what a model is made of, and the proof of its states."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hiddenscope.results import (
+    Aside,
+    Explanation,
+    Report,
+    Result,
+    Section,
+    Table,
+)
+from hiddenscope.results.drawing import by_stack, labels
+from hiddenscope.results.pictures import Lines, Series
+from hiddenscope.results.sentences import model_name
+
+SUMS = {
+    "pre-norm": "layer.k-1 + attn{cross} = mid and mid + mlp = layer.k",
+    "post-norm": "norm(layer.k-1 + attn) = mid and norm(mid + mlp) = layer.k",
+    "parallel": (
+        "layer.k-1 + attn + mlp = layer.k, and mid is layer.k-1, which both read"
+    ),
+}
+POST_NORM_CROSS = (
+    "norm(norm(layer.k-1 + attn) + cross) = mid and norm(mid + mlp) = layer.k"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartPlace:
+    """Where a part of a block can be read."""
+
+    site: str
+    module: str
+    block_kind: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackProof:
+    """What one stack is made of, and what was proved about it."""
+
+    stack: str
+    blocks: int
+    width: int
+    block_kind: str
+    causal: bool
+    final_norm: str | None
+    exit: list[str]
+    parts: list[PartPlace]
+    proof: Literal["hidden_states", "resuming"]
+    proved_entries: int
+    earlier_entries: int
+    largest_difference: float
+    raw_difference: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """The module that computes the logits."""
+
+    path: str
+    reads_final: bool
+    gives_logits: bool
+    tied: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnatomyReport(Report):
+    """What a model is made of."""
+
+    model_class: str
+    stacks: list[StackProof]
+    head: Head | None
+    makes_logits: bool
+    padded_batches: bool
+    notes: list[str]
+
+
+def story(report: AnatomyReport, result: Result) -> Iterator[Section]:
+    """Yield the proof, with what it means."""
+    stacks = report.stacks
+    findings = []
+    proofs = []
+    for stack in stacks:
+        proof = f"{_proof(stack, len(stacks) > 1)}."
+        proofs.append(proof)
+        findings += [f"{report.model_class} has {_built(stack)}.", proof]
+        findings += _sums(stack)
+    findings += [_head(report.head, report.makes_logits), *report.notes]
+    built = [
+        f"the {stack.stack} has {stack.blocks} blocks of width {stack.width}"
+        for stack in stacks
+    ]
+    meaning = (
+        f"Every block of `{model_name(result)}` changes the vector of every token:"
+        f" {'; '.join(built)}. The vector after k blocks is the hidden state `layer.k`;"
+        " `layer.0` enters the first block."
+    )
+    caption = (
+        "The picture shows the largest absolute difference between each layer and its"
+        " entry in Hugging Face's `hidden_states`, measured when the model was loaded."
+    )
+    if any(stack.proof == "resuming" for stack in stacks):
+        caption = (
+            "The picture shows the largest absolute difference of the output, where the"
+            " pass was resumed at each state when the model was loaded."
+        )
+    elif any(stack.final_norm for stack in stacks):
+        meaning += (
+            " After the final norm the last one is called `final`. The bar is the raw"
+            " last layer. Hugging Face does not report it: the last entry of"
+            " `hidden_states` is `final`, which is normed, while all others are raw."
+        )
+    yield Section(
+        "How do we know which state is which?",
+        (*map(Aside, findings), *map(Explanation, (" ".join(proofs), meaning))),
+        (_differences(result),),
+        caption,
+        tables=(_table(result),),
+    )
+
+
+def _differences(result: Result) -> Lines:
+    """Draw the difference of every layer from `hidden_states`: zero everywhere but at
+    the raw last layer.
+    """
+    sites, entries = labels(result.data, "site"), labels(result.data, "entry")
+    difference = result.data["difference"].to_numpy().astype(np.float64)
+    # Only the raw last layer may differ: Hugging Face reports it after the final norm.
+    is_raw = difference > 0
+    series = []
+    for prefix, here in by_stack(sites):
+        equal = here & ~is_raw
+        if equal.any():
+            name = f"{prefix}layers that equal their entry"
+            series.append(Series(name, np.where(equal, difference, np.nan)))
+    note = "0 means equal bit for bit."
+    if is_raw.any():
+        raw_layers = [
+            f"{sites[row]} is raw, and {entries[row]} is normed"
+            for row in np.flatnonzero(is_raw)
+        ]
+        note += f" {'; '.join(raw_layers)}."
+        raw = np.where(is_raw, difference, np.nan)
+        series.append(Series("raw last layer", raw, style="bar"))
+    title = f"The layers of {model_name(result)} compared with hidden_states"
+    # The output has no entry: the model was resumed at each state instead.
+    if "output" in entries:
+        title = f"The output of {model_name(result)}, resumed at each of its states"
+    return Lines(
+        title,
+        sites,
+        tuple(series),
+        y_name="largest absolute difference",
+        note=note,
+    )
+
+
+def _table(result: Result) -> Table:
+    """Return every layer with the entry of `hidden_states` that it was compared with,
+    and the largest difference.
+    """
+    columns = ["site"]
+    text_columns = [0]
+    for name, variable in result.data.data_vars.items():
+        if variable.dims == ("site",):
+            if variable.dtype.kind not in "iuf":
+                text_columns.append(len(columns))
+            columns.append(str(name))
+    cells = [result.data[name].to_numpy().tolist() for name in columns]
+    rows = [list(map(_cell, row)) for row in zip(*cells, strict=True)]
+    return Table(columns, rows, text_columns)
+
+
+def _cell(cell: object) -> str:
+    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
+
+
+def _built(stack: StackProof) -> str:
+    causal = "a causal" if stack.causal else "a bidirectional"
+    names = {"single": "single-branch ", "other": ""}
+    kind = names.get(stack.block_kind, f"{stack.block_kind} ")
+    final = "no final norm"
+    if stack.final_norm:
+        final = f"the final norm {stack.final_norm}"
+    return (
+        f"{causal} {stack.stack}: {stack.blocks} {kind}blocks of hidden size"
+        f" {stack.width}, and {final}"
+    )
+
+
+def _proof(stack: StackProof, several: bool) -> str:
+    if stack.proof == "resuming":
+        return (
+            "It reports no hidden_states, and was resumed: each of layer.0 to"
+            f" layer.{stack.blocks}, put into a pass over another text, gives the"
+            " output of its own text bit for bit"
+        )
+    name = f"{stack.stack}_hidden_states" if several else "hidden_states"
+    which = "last " if stack.earlier_entries else ""
+    proof = (
+        f"Each of the {which}{stack.proved_entries} entries of {name} equals a named"
+        " state bit for bit"
+    )
+    if stack.raw_difference is None:
+        return proof
+    return (
+        f"{proof}; the last entry is final, and layer.{stack.blocks}, before the"
+        f" final norm, differs from it by up to {stack.raw_difference:,.4g}"
+    )
+
+
+def _sums(stack: StackProof) -> Iterator[str]:
+    parts = stack.parts
+    if not parts:
+        return
+    kind = parts[0].block_kind
+    has_cross = any(part.site.endswith(".cross") for part in parts)
+    if has_cross and kind == "post-norm":
+        sums = POST_NORM_CROSS
+    else:
+        sums = SUMS[kind].format(cross=" + cross" if has_cross else "")
+    places = ", ".join(f"{part.site} is the {part.module}" for part in parts)
+    yield f"In a {kind} block {sums}: {places}."
+
+
+def _head(head: Head | None, makes_logits: bool) -> str:
+    if head is None and makes_logits:
+        return "No single module makes its logits."
+    if head is None:
+        return "The model has no head, and so no logits."
+    reads = "reads the last layer through other modules"
+    if head.reads_final:
+        reads = "reads final directly"
+    gives = "gives what the logits are computed from"
+    if head.gives_logits:
+        gives = "gives the logits"
+    tied = "; it shares its weight with the token embedding" if head.tied else ""
+    return f"The unembedding, {head.path}, {reads} and {gives}{tied}."
