@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from hiddenscope.linear.crossvalidation import DEFAULT_PENALTY, PENALTIES
-from hiddenscope.linear.labellings import SMALLEST_SHARE
-from hiddenscope.linear.lbfgs import minimise
+from hiddenscope.linear.crossvalidation import (
+    DEFAULT_PENALTY,
+    PENALTIES,
+    SMALLEST_SHARE,
+)
+from hiddenscope.linear.logistic import minimise
 from hiddenscope.linear.mix import SOFTMAX_PENALTY
 
 # Most steps, halvings of a step, the largest entry of a gradient at the end.
@@ -240,7 +243,7 @@ def fit_labellings(draws: Draws, labellings: Tensor) -> Tensor:
     labelling, row]`.
 
     They are fitted by one step of Newton's method, as in
-    `hiddenscope.linear.labellings`.
+    `hiddenscope.linear.crossvalidation`.
     """
     scaled = _standardised(draws.states.flatten(0, 1))
     scores = _under_labellings(

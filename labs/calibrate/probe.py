@@ -36,7 +36,7 @@ from hiddenscope.analyses.probe.significance import (
     score_interval,
     summarise_labellings,
 )
-from hiddenscope.linear.bootstrap import plant_signal
+from hiddenscope.linear.crossvalidation import plant_signal
 from hiddenscope.linear.intervals import permutation_test
 from hiddenscope.linear.probe import Task
 from hiddenscope.sites import Site

@@ -1,15 +1,11 @@
 """Linear regressions of states, many problems over the same states solved at once.
 
 problems         many fits of one set of states; ridge regression
-lbfgs            the minimiser of many problems at once
-logistic         logistic regression
+logistic         logistic regression, and the minimiser of many problems at once
 mix              a probe of a weighted sum of sites
-crossvalidation  folds, nested cross-validation
-labellings       the whole cross-validation under many labellings of the same states
-bootstrap        labels that are drawn at random
+crossvalidation  folds, nested cross-validation, of many labellings too
 jackknife        how much a cross-validated R² varies when texts are left out
 intervals        confidence intervals and permutation tests of cross-validated scores
-sign_flips       a test of many means at once, corrected for having looked at all
 probe            a fitted probe with scikit-learn's interface
 
 >>> import torch

@@ -4,8 +4,8 @@ Cross-validated predictions are not independent: two rows of different folds eac
 to train the probe that predicts the other, so they tend to be right together. No
 unbiased estimate of the resulting variance exists (Bengio and Grandvalet 2004). Here it
 is measured on the states at hand: labels are permuted or redrawn, the whole
-cross-validation is repeated (`labellings`), and the variance of the score over these
-repetitions is compared with the variance that independent rows would have.
+cross-validation is repeated, and the variance of the score over these repetitions is
+compared with the variance that independent rows would have.
 
 Accuracy
     Wilson's score interval (Wilson 1927), with the number of rows replaced by the
@@ -18,7 +18,7 @@ R²
     The interval holds every true value that a test at that value would not reject
     (test inversion, Neyman 1937), on the scale log(1 - R²). The variance of R² depends
     on its true value, so it is measured on targets with a rising share of planted
-    signal (`bootstrap.plant_signal`). It is at least the jackknife variance
+    signal (`crossvalidation.plant_signal`). It is at least the jackknife variance
     (`jackknife`), because planted targets keep the states fixed.
 Several sites
     P-values, and the lower bound of the best site, are corrected by the maximum of all

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hiddenscope.linear.lbfgs import minimise
-from hiddenscope.linear.logistic import undo_curvature
+from hiddenscope.linear.logistic import minimise, undo_curvature
 from hiddenscope.linear.problems import Learner, Problems, moments
 
 # Penalty on the inputs of the softmax: this times half their squared norm is added to

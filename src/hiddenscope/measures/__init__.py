@@ -6,7 +6,7 @@ running       running statistics: mean, scatter, direction, dimension
 cka           how similar two sets of states of the same tokens are: linear CKA
 distances     distances between all rows, and whether a picture keeps neighbours
 separation    how far apart classes are, compared with permuted labels
-permutations  labels in other orders, as the design of the data allows
+permutations  labels in other orders, as the design of the data allows; sign flips
 grouped       averages over texts that belong together, and how uncertain they are
 """
 

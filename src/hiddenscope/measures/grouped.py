@@ -4,7 +4,7 @@ Copies of a text, paraphrases and sentences of one document say less than as man
 independent texts. Groups are what was sampled, so an error is measured over groups.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 
@@ -14,32 +14,6 @@ LEVEL = 0.95
 # With fewer groups, there is too little to draw from again.
 MIN_BOOTSTRAPPED = 5
 BOOTSTRAPS = 999
-
-
-def number_groups(*keys: Sequence[Hashable] | None) -> Ints:
-    """Number the groups of rows that share any key, in the order of their first row.
-
-    >>> number_groups(["a", "b", "a", "c"], [1, 2, 3, 3]).tolist()
-    [0, 1, 0, 0]
-    """
-    present = [key for key in keys if key is not None]
-    # A union-find forest: rows whose parents lead to the same root are of one group.
-    parents = list(range(len(present[0])))
-    for key in present:
-        first: dict[Hashable, int] = {}
-        for row, value in enumerate(key):
-            root = _root(parents, row)
-            other = _root(parents, first.setdefault(value, row))
-            parents[max(root, other)] = min(root, other)
-    return numbered(_root(parents, row) for row in range(len(parents)))
-
-
-def _root(parents: list[int], row: int) -> int:
-    """Return the first row of the group of a row, and shorten the path there."""
-    while parents[row] != row:
-        parents[row] = parents[parents[row]]
-        row = parents[row]
-    return row
 
 
 def numbered(values: Iterable[Hashable]) -> Ints:

@@ -17,8 +17,8 @@ that belong together (a group: paraphrases, a minimal pair) stay together:
   are a sequence. Each group gets the sequence of another one, mirrored to and fro from
   a random place. So neighbours stay neighbours, and no sequence reaches into the next
   group.
-- Where labels and states both drift along the order of the groups (`serial`), nothing
-  can be permuted.
+- Where labels and states both drift along the order of the groups
+  (`serial_inflation`), nothing can be permuted.
 
 >>> pairs = permuted(torch.tensor([0, 1, 0, 1]), 99, 0, groups=["a", "a", "b", "b"])
 >>> pairs.labellings.tolist(), pairs.smallest_p
@@ -34,9 +34,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from hiddenscope.measures.grouped import numbered
-from hiddenscope.measures.serial import serial_inflation
-from hiddenscope.states.arrays import Ints, Labels
+from hiddenscope.measures.grouped import group_sums, numbered
+from hiddenscope.states.arrays import Floats, Ints, Labels
 
 # Each round of draws misses a given order with probability 1/e, so that 30 rounds miss
 # it with 1e-13.
@@ -52,6 +51,22 @@ MAX_SWAPS = 20_000
 # Permutations must change this share of what they would change if all groups had one
 # size.
 LEAST_CHANGE = 0.5
+# With fewer groups nothing can be told; groups beyond the most are ignored.
+FEWEST_GROUPS = 12
+MOST_GROUPS = 500
+# Groups this close in order count as neighbours.
+LAGS = 3
+# A smaller deviation, relative to the largest state, is rounding.
+ROUNDING = 1e-6
+# Standard errors above which a drift is not chance, and the inflation that matters.
+CERTAIN = 3.0
+MATTERS = 1.5
+# Up to this many observations, all flips of signs are made.
+MOST_EXACT = 16
+# Random flips of more observations, besides the data as they are.
+FLIPS = 32_767
+# Numbers that are held at a time.
+BLOCK = 2**23
 
 
 class Permuted(NamedTuple):
@@ -157,9 +172,9 @@ def permuted(
         labellings = _permute_sequences(
             row_labels, order, count, group_of, stratum_of, generator
         )
-    return Permuted(
-        torch.from_numpy(np.ascontiguousarray(labellings)), _smallest_p(labellings)
-    )
+    alike = _alike(labellings[0], labellings)
+    smallest_p = None if alike.all() else float(alike.mean())
+    return Permuted(torch.from_numpy(np.ascontiguousarray(labellings)), smallest_p)
 
 
 def same_labelling(labels: Tensor, other: Tensor) -> bool:
@@ -187,11 +202,6 @@ def _alike(labels: Labels, labellings: Labels) -> NDArray[np.bool_]:
     return np.asarray(consistent & different)
 
 
-def _smallest_p(labellings: Labels) -> float | None:
-    alike = _alike(labellings[0], labellings)
-    return None if alike.all() else float(alike.mean())
-
-
 def _codes(names: ArrayLike) -> Ints:
     """Number names in their sorted order."""
     if isinstance(names, np.ndarray | Tensor):
@@ -199,14 +209,10 @@ def _codes(names: ArrayLike) -> Ints:
     # Not `np.unique`: as an array of strings, names that are whole texts would all take
     # the memory of the longest.
     listed = list(names)  # type: ignore[arg-type]
-    ordered = sorted(set(listed), key=_by_name)
+    # Names of several types are ordered by type, then by value.
+    ordered = sorted(set(listed), key=lambda name: (type(name).__name__, name))
     numbers = {name: number for number, name in enumerate(ordered)}
     return np.array([numbers[name] for name in listed], dtype=np.int64)
-
-
-def _by_name(name: object) -> tuple[str, object]:
-    """Return a key that orders names of several types: by type, then by value."""
-    return type(name).__name__, name
 
 
 def _starts(*sorted_codes: Ints) -> Ints:
@@ -356,3 +362,136 @@ def _permute_sequences(
                 labelling[rows] = labels[np.resize(turned, len(rows))]
             present = len(np.unique(labelling))
     return labellings
+
+
+def serial_inflation(labels: Tensor, states: Tensor, groups: Ints) -> float | None:
+    """Return how much more closely shifted labels go with states than permuted ones.
+
+    Two random walks go together though neither knows of the other (Yule 1926): rows
+    that follow one another are not independent, and permuted labels, which do not
+    drift, look worse than the true ones. Both must drift: if the states do not, sorted
+    labels are as harmless as any. So labels are shifted along the order, which keeps
+    their drift, and compared with permuted ones: how closely do they go with states?
+
+    That is the ratio of mean squared covariances, at the site of `states`
+    `[site, row, width]` where it is largest; None unless it is certain and matters.
+    `groups` numbers the group of each row by first occurrence, and groups are compared
+    by their means. Integers are classes. What labels explain of the states is taken
+    out first, of numbers a cubic polynomial, so that states that merely follow sorted
+    labels do not count.
+
+    >>> steps = torch.randn(2, 1, 60, 8, generator=torch.Generator().manual_seed(0))
+    >>> states, other = steps.cumsum(2)
+    >>> serial_inflation(other[0, :, 0], states, np.arange(60)) > 2
+    True
+    >>> serial_inflation(torch.arange(60) // 30, steps[0], np.arange(60)) is None
+    True
+    """
+    rows = np.flatnonzero(groups < MOST_GROUPS)
+    inside = groups[rows]
+    sizes = np.bincount(inside)[:, None]
+    if len(sizes) < FEWEST_GROUPS:
+        return None
+    values = labels.numpy()[rows, None]
+    features = (values == np.unique(values)).astype(float)
+    powers = 1
+    if values.dtype.kind == "f":
+        features = (values - values.mean()) / values.std()
+        powers = 3
+    design = group_sums(features, inside) / sizes
+    centred = design - design.mean(0)
+    order = np.arange(len(sizes))
+    near = (np.abs(np.subtract.outer(order, order)) <= LAGS).astype(float)
+    labels_drift = _inflation(centred, near) > 1
+    if not labels_drift:
+        return None
+    shifted = _shifted(centred)
+    design = np.hstack([design**power for power in range(powers + 1)])
+    fitted = design @ np.linalg.pinv(design)
+    largest = MATTERS
+    for site in states:
+        means = group_sums(site[rows].double().numpy(), inside) / sizes
+        residuals = means - fitted @ means
+        deviation = residuals.std(0)
+        varied = deviation > ROUNDING * np.abs(means).max()
+        # Unscaled, a few channels of large variance would decide alone.
+        scaled = residuals[:, varied] / deviation[varied]
+        largest = max(largest, _inflation(scaled, shifted))
+    return largest if largest > MATTERS else None
+
+
+def _shifted(labels: Floats) -> Floats:
+    """Return the products `[row, row]` of labels, summed over all circular shifts."""
+    spectrum = np.abs(np.fft.fft(labels, axis=0)) ** 2
+    by_lag = np.fft.ifft(spectrum.sum(1)).real
+    order = np.arange(len(labels))
+    return by_lag[np.subtract.outer(order, order)]
+
+
+def _inflation(rows: Floats, shifted: Floats) -> float:
+    """Return the inflation of centred rows, 1 where chance explains it."""
+    others = ~np.eye(len(rows), dtype=bool)
+    products, expected = (rows @ rows.T)[others], shifted[others]
+    # Both are products of centred rows, so that entries are nearly uncorrelated.
+    excess = ((products - products.mean()) * (expected - expected.mean())).sum()
+    # Each pair of rows is there twice, so the variance of the sum is doubled.
+    error = products.std() * expected.std() * (2 * len(products)) ** 0.5
+    if excess <= CERTAIN * error:
+        return 1.0
+    return float(1 + excess / (np.square(rows).sum() * shifted[0, 0]))
+
+
+def corrected_sign_flip_p(differences: Floats, seed: int = 0) -> Floats:
+    """Return the corrected p-value of each column's mean being larger than zero.
+
+    `differences` are [observation, column]. A column with a NaN has no p-value. If a
+    mean is zero and its distribution symmetric, each observation could as well have the
+    other sign. All columns are flipped together, so that the test holds however they
+    depend on each other, and each is compared with the largest statistic of any column
+    (Westfall and Young). So no column of noise is called larger than zero in more than
+    5% of cases, however many there are.
+
+    >>> noise = np.random.default_rng(0).standard_normal((8, 3))
+    >>> shifted = np.column_stack([noise, np.full(8, 0.5)])
+    >>> corrected_sign_flip_p(shifted).round(3).tolist()
+    [0.965, 0.965, 0.988, 0.004]
+    """
+    differences = np.asarray(differences, dtype=np.float64)
+    known = ~np.isnan(differences).any(0)
+    p = np.full(differences.shape[1], np.nan)
+    if not known.any():
+        return p
+    observed = differences[:, known]
+    sizes = np.sqrt((observed**2).sum(0))
+    # The sum of squares does not change with signs, so each statistic is a t-statistic
+    # but for a monotone map, and no column has a larger say for being larger.
+    scaled = observed / np.maximum(sizes, np.finfo(float).tiny)
+    statistics = scaled.sum(0)
+    signs = _signs(len(scaled), seed)
+    rows = max(1, BLOCK // scaled.shape[1])
+    parts = []
+    for start in range(0, len(signs), rows):
+        sums = signs[start : start + rows] @ scaled
+        # The opposite signs give the opposite sums.
+        parts += [sums.max(1), -sums.min(1)]
+    largest = np.concatenate(parts)
+    # Rounding must not tell equal statistics apart.
+    allowed = statistics - 1e-9
+    places = np.searchsorted(np.sort(largest), allowed, side="left")
+    p[known] = 1 - places / len(largest)
+    return p
+
+
+def _signs(count: int, seed: int) -> Floats:
+    """Return rows of signs, each standing for its opposite too.
+
+    The first changes nothing.
+    """
+    if count <= MOST_EXACT:
+        numbers = np.arange(2 ** (count - 1))
+        bits = (numbers[:, None] >> np.arange(count)) & 1
+        return np.where(bits, -1.0, 1.0)
+    generator = np.random.default_rng(seed)
+    signs: Floats = generator.choice([-1.0, 1.0], (FLIPS // 2 + 1, count))
+    signs[0] = 1.0
+    return signs

@@ -207,7 +207,7 @@ def _from_ids(ids: Any, mask: Any, foreign: ForeignTensors) -> ForeignRows:
 
 def _real_tokens(mask: Any, lengths: list[int], foreign: ForeignTensors) -> Tensor:
     """Return the attention mask of texts of these lengths as one of bools."""
-    values = torch.atleast_2d(torch.as_tensor(np.asarray(mask)))
+    values = torch.as_tensor(np.atleast_2d(np.asarray(mask)))
     # A mask that is added to attention scores is 0 for real tokens.
     if not bool(((values == 0) | (values == 1)).all()):
         raise StatesError(

@@ -8,7 +8,13 @@ groups  texts that belong together: copies, groups, and those that look as if th
 """
 
 from hiddenscope.texts.files import COMPRESSIONS, FORMATS, names_a_file
-from hiddenscope.texts.groups import Belonging, belonging, copy_groups, copy_key
+from hiddenscope.texts.groups import (
+    Belonging,
+    belonging,
+    copy_groups,
+    copy_key,
+    number_groups,
+)
 from hiddenscope.texts.reader import UNNAMED, as_list, read, rows, shipped
 from hiddenscope.texts.row import COLUMNS, LABEL_NAMES, TEXT_NAMES, Labelled, Row
 
@@ -27,6 +33,7 @@ __all__ = [
     "copy_groups",
     "copy_key",
     "names_a_file",
+    "number_groups",
     "read",
     "rows",
     "shipped",

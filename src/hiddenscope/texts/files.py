@@ -24,7 +24,6 @@ from hiddenscope.texts.row import (
     RawRow,
     kind_of,
     quote_names,
-    rows_of_columns,
     select_columns,
 )
 
@@ -345,8 +344,7 @@ def _parquet(stream: Any, origin: Origin, columns: Columns) -> Iterator[RawRow]:
         first = 1
         for batch in file.iter_batches(PARQUET_BATCH, columns=names):
             values = {name: _column_values(batch.column(name)) for name in names}
-            cells = [values.get(name) for name in selected]
-            yield from rows_of_columns(*cells, first=first)
+            yield from selected.rows(values, first)
             first += batch.num_rows
     except FileError:
         raise

@@ -6,7 +6,7 @@ the data say so.
 """
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
@@ -135,23 +135,37 @@ def merged_groups(keys: Sequence[str], groups: Sequence[Any] | None) -> list[str
     """
     if groups is None:
         return list(keys)
+    numbers = number_groups(keys, groups).tolist()
+    named: dict[int, str] = {}
+    for number, key in zip(numbers, keys, strict=True):
+        named[number] = min(key, named.get(number, key))
+    return [named[number] for number in numbers]
+
+
+def number_groups(*keys: Sequence[Hashable] | None) -> "NDArray[np.int64]":
+    """Number the groups of rows that share any key, in the order of their first row.
+
+    >>> number_groups(["a", "b", "a", "c"], [1, 2, 3, 3]).tolist()
+    [0, 1, 0, 0]
+    """
+    # Imported here because `hiddenscope --help` imports this module.
+    import numpy as np
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    # An edge leads to the first text with the same key, and with the same group.
-    first_of: dict[tuple[str, Any], int] = {}
+    present = [key for key in keys if key is not None]
+    count = len(present[0])
+    # Each row is joined with the first one that shares a key.
     firsts: list[int] = []
-    for kind, values in (("copies", keys), ("group", groups)):
-        for text, value in enumerate(values):
-            firsts.append(first_of.setdefault((kind, value), text))
-    count = len(keys)
-    texts = [*range(count), *range(count)]
-    edges = coo_array(([1] * len(texts), (texts, firsts)), shape=(count, count))
+    for key in present:
+        first_of: dict[Hashable, int] = {}
+        for row, value in enumerate(key):
+            firsts.append(first_of.setdefault(value, row))
+    rows = [*range(count)] * len(present)
+    edges = coo_array((np.ones(len(rows)), (rows, firsts)), shape=(count, count))
     _, components = connected_components(edges, directed=False)
-    named: dict[int, str] = {}
-    for component, key in zip(components, keys, strict=True):
-        named[component] = min(key, named.get(component, key))
-    return [named[component] for component in components]
+    numbers: dict[int, int] = {}
+    return np.array([numbers.setdefault(part, len(numbers)) for part in components])
 
 
 class NearDuplicates(NamedTuple):
@@ -182,7 +196,6 @@ def near_duplicates(
     # What two texts share is what all texts share, and has no weight.
     if len(sample) < 3:
         return None
-    # Imported here because `hiddenscope --help` imports this module.
     import numpy as np
 
     names = np.array(numbers)

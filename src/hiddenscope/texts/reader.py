@@ -24,6 +24,7 @@ from collections.abc import (
     Iterator,
     Mapping,
     Sequence,
+    Sized,
 )
 from itertools import chain, islice
 from pathlib import Path
@@ -87,7 +88,7 @@ def as_list(texts: Iterable[Any]) -> list[Any]:
     """  # noqa: E501
     most = LONGEST_RANGE if isinstance(texts, range) else LONGEST_LIST
     try:
-        too_long = hasattr(texts, "__len__") and len(texts) > most
+        too_long = isinstance(texts, Sized) and len(texts) > most
     except OverflowError:
         # A range that is longer than any list.
         too_long = True
@@ -177,7 +178,7 @@ def read(
         file = repr(Path(source).name) if is_path else name
         raise TextError(f"No texts in {file}", "it holds none", "Give at least one.")
     labels: list[object] = [row.label for row in all_rows]
-    groups: list[object] = [row.group for row in all_rows]
+    groups: list[Any] = [row.group for row in all_rows]
     if group is not None and not isinstance(group, str):
         groups = _listed_groups(group, len(all_rows), name)
     for value in groups:
@@ -302,7 +303,7 @@ def _whole_column(
     )
 
 
-def _listed_groups(group: Any, count: int, name: str) -> list[object]:
+def _listed_groups(group: Any, count: int, name: str) -> list[Any]:
     """Return the groups that a caller listed, one for each text."""
     problem = f"Cannot read the groups of {name}"
     is_scalar = getattr(group, "shape", None) == ()
@@ -351,7 +352,7 @@ def _of_frame(frame: Any, columns: Columns, origin: Origin) -> Iterator[RawRow]:
     strings = [name for name, cell in first.items() if isinstance(cell, str)]
     selected = select_columns(names, strings, columns, origin)
     values = {name: frame[name] for name in selected.names}
-    yield from rows_of_columns(*(values.get(name) for name in selected))
+    yield from selected.rows(values)
 
 
 def _of_dataset(dataset: Any, columns: Columns, origin: Origin) -> Iterator[RawRow]:
@@ -379,8 +380,8 @@ def _of_pair(source: Any, columns: Columns, origin: Origin) -> Iterator[RawRow]:
     columns.refuse_names(origin)
     problem = "Cannot read (texts, labels)"
     if not all(hasattr(part, "__len__") for part in source):
-        texts, labels = map(kind_of, source)
-        reason = f"the texts are {texts} and the labels {labels}"
+        kinds = " and the labels ".join(map(kind_of, source))
+        reason = f"the texts are {kinds}"
         raise TextError(problem, reason, "Give two lists.")
     texts, labels = map(as_list, source)
     if len(texts) != len(labels):

@@ -115,6 +115,11 @@ class Columns(NamedTuple):
         label, group = record.get(self.label), record.get(self.group)
         return RawRow(line, record[self.text], label, group)
 
+    def rows(self, values: Mapping[Any, Any], first: int = 1) -> Iterator[RawRow]:
+        """Return the rows of whole columns, numbered from `first`."""
+        cells = [values.get(name) for name in self]
+        return rows_of_columns(*cells, first=first)
+
     def refuse_names(self, origin: Origin) -> None:
         """Raise if columns are named, because the source has none."""
         if not self.names:

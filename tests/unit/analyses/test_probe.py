@@ -42,7 +42,7 @@ from hiddenscope.linear import (
     ridge,
     standardised,
 )
-from hiddenscope.linear.bootstrap import (
+from hiddenscope.linear.crossvalidation import (
     STRENGTHS,
     bootstrap_classes,
     bootstrap_numbers,

@@ -19,10 +19,8 @@ from hiddenscope.linear import (
     ridge,
     standardised,
 )
-from hiddenscope.linear.crossvalidation import PENALTIES
-from hiddenscope.linear.labellings import cross_validate_labellings
-from hiddenscope.linear.lbfgs import minimise
-from hiddenscope.linear.logistic import predicted_classes
+from hiddenscope.linear.crossvalidation import PENALTIES, cross_validate_labellings
+from hiddenscope.linear.logistic import minimise, predicted_classes
 
 Floats = NDArray[np.float64]
 STRENGTHS = (0.5, 100.0)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.analyses.attention.random_tokens import RandomTexts
-from hiddenscope.linear.sign_flips import corrected_sign_flip_p
+from hiddenscope.measures.permutations import corrected_sign_flip_p
 from hiddenscope.model import Model
 from hiddenscope.passes.attention_weights import (
     WatchedAttention,

@@ -12,7 +12,7 @@ from torch import Tensor
 from hiddenscope import progress
 from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import NotFinite, StatesError, TextError
-from hiddenscope.measures.grouped import number_groups, numbered
+from hiddenscope.measures.grouped import numbered
 from hiddenscope.model import ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts, Result
@@ -25,7 +25,7 @@ from hiddenscope.results.dataset import (
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, Pooling, Readable
 from hiddenscope.states.arrays import AnyArray, Ints
-from hiddenscope.texts import copy_key
+from hiddenscope.texts import copy_key, number_groups
 from hiddenscope.vectors import EachToken
 from hiddenscope.vectors.collection import Collection, collection_of
 

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 from hiddenscope import texts
 from hiddenscope.errors import TextError
-from hiddenscope.measures.grouped import number_groups
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
 from hiddenscope.passes.answers import text_before, token_after
@@ -51,7 +50,7 @@ def encode_prompts(model: Model, donor: Model, data: Any) -> Prompts:
     inputs = inputs.some(numbers)
     named_groups = [rows[number].group for number in numbers]
     # A prompt with two answers, or in other letters, is no further evidence.
-    groups = number_groups(
+    groups = texts.number_groups(
         inputs.ids,
         texts.copy_groups(inputs.texts or inputs.ids),
         None if None in named_groups else named_groups,

@@ -16,12 +16,11 @@ from hiddenscope.analyses.lens.maps import (
 from hiddenscope.analyses.lens.reading import LensSites
 from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
-from hiddenscope.measures.grouped import number_groups
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.results import Facts
-from hiddenscope.texts import copy_groups
+from hiddenscope.texts import copy_groups, number_groups
 
 KINDS = ("tuned", "jacobian")
 FORMAT = "hiddenscope.lens/2"

@@ -26,13 +26,13 @@ from hiddenscope.analyses.patch.contrast import (
 from hiddenscope.analyses.patch.findings import patch_dataset, patch_facts
 from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import PassError, SiteError, TextError
-from hiddenscope.measures.grouped import number_groups
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import load_with_head
 from hiddenscope.passes.edit import plan as changeable
 from hiddenscope.results import Result
 from hiddenscope.sites import Site, SitePatterns, summarise
 from hiddenscope.states.arrays import Ints
+from hiddenscope.texts import number_groups
 
 PatchMethod: TypeAlias = Literal[
     "exact", "attribution", "both", "zero", "mean", "resample"

@@ -8,7 +8,7 @@ import torch
 from hiddenscope.analyses.probe.labels import Rows, control
 from hiddenscope.errors import StatesError
 from hiddenscope.linear import Learner, assign_folds, logistic, ridge
-from hiddenscope.linear.bootstrap import (
+from hiddenscope.linear.crossvalidation import (
     STRENGTHS,
     bootstrap_classes,
     bootstrap_numbers,

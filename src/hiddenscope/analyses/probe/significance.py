@@ -6,7 +6,11 @@ from typing import NamedTuple
 import torch
 
 from hiddenscope.analyses.probe.design import Design, ProbeTarget
-from hiddenscope.linear.bootstrap import STRENGTHS, plant_signal
+from hiddenscope.linear.crossvalidation import (
+    STRENGTHS,
+    cross_validate_labellings,
+    plant_signal,
+)
 from hiddenscope.linear.intervals import (
     DEPENDENCE,
     AccuracyEstimate,
@@ -26,7 +30,6 @@ from hiddenscope.linear.intervals import (
     variance_factors,
 )
 from hiddenscope.linear.jackknife import jackknife_deviation
-from hiddenscope.linear.labellings import cross_validate_labellings
 
 
 class NullDistribution(NamedTuple):

@@ -24,7 +24,6 @@ from hiddenscope.analyses.visibility.maps import (
 from hiddenscope.analyses.visibility.sampling import Sampling
 from hiddenscope.arguments import checked, renamed
 from hiddenscope.errors import PassError, TextError, TooLarge
-from hiddenscope.measures.grouped import number_groups
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import autograd
 from hiddenscope.passes import Inputs, Texts, record
@@ -32,7 +31,7 @@ from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
 from hiddenscope.results import Result
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states.arrays import Floats, Ints
-from hiddenscope.texts import Labelled, copy_groups
+from hiddenscope.texts import Labelled, copy_groups, number_groups
 
 
 @checked

@@ -5,8 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hiddenscope.linear import sign_flips
-from hiddenscope.linear.sign_flips import corrected_sign_flip_p
+from hiddenscope.measures import permutations
+from hiddenscope.measures.permutations import corrected_sign_flip_p
 
 
 def by_hand(differences: np.ndarray) -> list[float]:
@@ -28,10 +28,10 @@ def test_all_signs_are_flipped_or_some_at_random(
     expected = by_hand(differences)
     found = corrected_sign_flip_p(differences)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
-    monkeypatch.setattr(sign_flips, "BLOCK", 7)
+    monkeypatch.setattr(permutations, "BLOCK", 7)
     np.testing.assert_array_equal(corrected_sign_flip_p(differences), found)
     monkeypatch.undo()
-    monkeypatch.setattr(sign_flips, "MOST_EXACT", 6)
+    monkeypatch.setattr(permutations, "MOST_EXACT", 6)
     drawn = corrected_sign_flip_p(differences)
     np.testing.assert_allclose(drawn, expected, rtol=0, atol=0.02)
 
