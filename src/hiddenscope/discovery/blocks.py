@@ -13,24 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.discovery.proof import fitting_layout, same
-from hiddenscope.discovery.taps import Layout, Tap
-from hiddenscope.discovery.trace import Call, Trace
+from hiddenscope.discovery.proof import differs, fitting_layout, same
+from hiddenscope.discovery.trace import Call, Layout, Tap, Trace
 from hiddenscope.modules import autograd, hooks
 
 MOST_BRANCHES = 3
 ROUNDING = 8  # units in the last place that a sum may be off
-# What rounding may change in a pass of the same shape, in units in the last place and
-# as a share of a value: nothing, unless the tokens are grouped differently, as mixtures
-# of experts do.
-UNITS, SMALLEST_CHANGE = 4, 1e-4
 # How far a state is moved to see what depends on it, in multiples of its mean size.
 DISTURBANCES = (4.0, -4.0)
 
@@ -80,7 +74,8 @@ def dissect(
     `into` is the state that enters it, and `before` is that state's tap.
     """
     values = _BlockValues(trace, call, into, layout)
-    for steps in values.sequences():
+    # Ways of adding two or three branches in turn, the shortest first.
+    for steps in sorted(values.walk((), values.entry), key=len):
         if len({step.normed for step in steps}) > 1:
             continue
         names = ("attn", "mlp") if len(steps) == 2 else ("attn", "cross", "mlp")
@@ -130,16 +125,17 @@ class _BlockValues:
                 self.all.append(value)
         self.norms = []
         for other in inner:
-            pair = self._norm(other)
-            if pair is not None:
-                self.norms.append(pair)
-
-    def sequences(self) -> Iterator[tuple[_Step, ...]]:
-        """Yield the ways from the input to the output by adding branches in turn.
-
-        They have two or three branches, the shortest ways first.
-        """
-        yield from sorted(self._walk((), self.entry), key=len)
+            if other.into is None or other.out is None:
+                continue
+            # Like a norm, it keeps the shape alone.
+            if other.into.shape != other.out.shape or same(other.into, other.out):
+                continue
+            before, after = (
+                self._value_of(other, "input"),
+                self._value_of(other, "output"),
+            )
+            if before is not None and after is not None:
+                self.norms.append((before, after))
 
     def parallel(self) -> Iterator[tuple[_Value, _Value]]:
         """Yield pairs of outputs that, both added to the input, give the output.
@@ -164,9 +160,10 @@ class _BlockValues:
                 return True
         return False
 
-    def _walk(
+    def walk(
         self, way: tuple[_Step, ...], stream: _Value
     ) -> Iterator[tuple[_Step, ...]]:
+        """Yield the ways from the stream to the output by adding further branches."""
         if self.end is None or len(way) == MOST_BRANCHES:
             return
         for branch in self.outputs.values():
@@ -175,7 +172,7 @@ class _BlockValues:
             for after, normed in self._after(stream, branch):
                 longer = (*way, _Step(branch, after, normed))
                 if not same(after.states, self.end.states):
-                    yield from self._walk(longer, after)
+                    yield from self.walk(longer, after)
                 elif len(longer) > 1:
                     yield longer
 
@@ -237,36 +234,6 @@ class _BlockValues:
                 values[key] = value
         return values
 
-    def _norm(self, call: Call) -> tuple[_Value, _Value] | None:
-        """Return both sides of a call that, like a norm, keeps the shape alone."""
-        if call.into is None or call.out is None:
-            return None
-        if call.into.shape != call.out.shape or same(call.into, call.out):
-            return None
-        into, out = self._value_of(call, "input"), self._value_of(call, "output")
-        if into is None or out is None:
-            return None
-        return into, out
-
-
-@dataclass(frozen=True)
-class Disturbance:
-    """A change of the first token of every text at one tap.
-
-    `size` is in multiples of the state's mean size.
-    """
-
-    tap: Tap
-    size: float
-
-    def changed(self, tensor: Tensor, tokens: int) -> Tensor:
-        """Return a copy of what passes the tap, with the change."""
-        new = tensor.clone()
-        first = self.tap.layout.states(new, tokens)[:, 0]
-        ramp = torch.linspace(-1, 1, first.shape[-1], device=first.device)
-        first += self.size * first.abs().mean() * ramp.to(first.dtype)
-        return new
-
 
 def mixes_tokens(
     module: nn.Module,
@@ -280,30 +247,21 @@ def mixes_tokens(
     They are observed at another tap, whose state without the change is `plain`. Two
     opposite changes are tried: attention that is sharp may look away from one of them.
     """
+    tokens = plain.shape[1]
     for size in DISTURBANCES:
-        disturbance = Disturbance(disturbed, size)
-        changed = state_at(module, inputs, observed, plain.shape[1], disturbance)
+
+        def change(tensor: Tensor, size: float = size) -> Tensor:
+            new = tensor.clone()
+            first = disturbed.layout.states(new, tokens)[:, 0]
+            ramp = torch.linspace(-1, 1, first.shape[-1], device=first.device)
+            first += size * first.abs().mean() * ramp.to(first.dtype)
+            return new
+
+        watch = disturbed.watch(module, change)
+        changed = state_at(module, inputs, observed, tokens, watch)
         if differs(plain[:, 1:], changed[:, 1:]):
             return True
     return False
-
-
-def differs(plain: Tensor, changed: Tensor, *, steps: int = 1) -> bool:
-    """Tell whether more than one number in eight changed by more than rounding does.
-
-    Numbers are counted, because a few huge ones would hide what the others do. Those
-    smaller than the median are measured by the median. Numbers that stay zero do not
-    count: a part may write to a few channels only. `steps` is the number of blocks in
-    which rounding adds up.
-    """
-    eps = torch.finfo(plain.dtype).eps
-    is_written = (plain != 0) | (changed != 0)
-    if not is_written.any():
-        return False
-    plain, changed = plain[is_written].double(), changed[is_written].double()
-    size = plain.abs().clamp(min=plain.abs().median())
-    allowed = max(UNITS * steps**0.5 * eps, SMALLEST_CHANGE)
-    return bool(((plain - changed).abs() > allowed * size).double().mean() > 1 / 8)
 
 
 def state_at(
@@ -311,9 +269,9 @@ def state_at(
     inputs: Mapping[str, Any],
     observed: Tap,
     tokens: int,
-    disturbance: Disturbance | None = None,
+    *others: hooks.Watch,
 ) -> Tensor:
-    """Return the state at one tap in a pass, with the first tokens disturbed or not."""
+    """Return the state at one tap in a pass, with other watches in place or none."""
     states: list[Tensor] = []
     stops = not hooks.is_offloaded(module)
 
@@ -322,10 +280,7 @@ def state_at(
         if stops:
             raise hooks.Stopped
 
-    watches = [observed.watch(module, keep)]
-    if disturbance is not None:
-        change = partial(disturbance.changed, tokens=tokens)
-        watches.append(disturbance.tap.watch(module, change))
+    watches = [observed.watch(module, keep), *others]
     with autograd.restored(), torch.no_grad(), hooks.watching(watches):
         # Where a state lives does not depend on its numbers.
         hooks.call_module(module, inputs, finite=False)

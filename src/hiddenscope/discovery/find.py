@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import count
+from itertools import count, filterfalse
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.discovery.blocks import Block, differs, dissect, mixes_tokens, state_at
-from hiddenscope.discovery.cuts import prove_by_cuts, whole_chains
+from hiddenscope.discovery.blocks import Block, dissect, mixes_tokens, state_at
 from hiddenscope.discovery.find_inside import find_inside
 from hiddenscope.discovery.proof import (
     WITHOUT_BLOCK_MODULES,
@@ -23,13 +22,15 @@ from hiddenscope.discovery.proof import (
     Unproved,
     block_calls,
     chains,
+    differs,
     model_type,
     prove,
+    prove_by_cuts,
     same,
+    whole_chains,
 )
 from hiddenscope.discovery.stacks import Anatomy, Head, Stack
-from hiddenscope.discovery.taps import Tap
-from hiddenscope.discovery.trace import Call, Trace, arguments, trace
+from hiddenscope.discovery.trace import Tap, Trace, arguments, trace
 from hiddenscope.discovery.vocabulary import (
     TrialShape,
     trial_ids,
@@ -83,35 +84,48 @@ def find(module: nn.Module, *, name: str = "") -> Anatomy:
     first, second = (
         _trial_pass(module, name, shape) for shape in trial_shapes(module, TRIAL_SHAPES)
     )
-    for once, again in zip(first.stacks, second.stacks, strict=True):
-        if not once.proof.agrees(again.proof):
-            raise _refusal(
-                module,
-                name,
-                "texts of another length or number show its states elsewhere",
-            )
     stacks = []
-    for number, (once, again) in enumerate(
-        zip(first.stacks, second.stacks, strict=True)
-    ):
-        blocks = []
-        for block, other in zip(
-            _dissect(module, once), _dissect(module, again), strict=True
-        ):
-            if block != other:
-                reason = "its parts are in other places for texts of another shape"
-                block = Block(block.path, block.kind, refused=reason)
-            blocks.append(block)
-        blocks = _without_misnamed(module, first, once, blocks)
-        causal = not _sees_ahead(module, first, number)
-        label = "decoder" if causal else "encoder"
-        if len(first.stacks) > 1:
-            label = ("encoder", "decoder")[number]
-        stacks.append(Stack(label, once.proof, tuple(blocks), causal))
+    for number in range(len(first.stacks)):
+        stacks.append(_agreed_stack(module, name, number, first, second))
     logits = _logits(module, first.stacks[-1])
     head = None if logits is None else _head(module, first.stacks[-1], logits)
     anatomy = Anatomy(tuple(stacks), head, name, logits is not None)
     return anatomy.with_inside(cache(partial(find_inside, module, anatomy)))
+
+
+def _agreed_stack(
+    module: nn.Module, name: str, number: int, first: _TrialPass, second: _TrialPass
+) -> Stack:
+    """Return a stack that two passes prove alike, with the parts of its blocks."""
+    once, again = first.stacks[number], second.stacks[number]
+    if not once.proof.agrees(again.proof):
+        raise _refusal(
+            module, name, "texts of another length or number show its states elsewhere"
+        )
+    blocks = []
+    # One block of each build is tried, with a pass for each branch.
+    reasons: dict[tuple[str, ...], str] = {}
+    pairs = zip(_dissect(module, once), _dissect(module, again), strict=True)
+    for k, (block, other) in enumerate(pairs):
+        reason = ""
+        if block != other:
+            reason = "its parts are in other places for texts of another shape"
+        elif block.parts:
+            build = [type(module.get_submodule(block.path)).__name__, block.kind]
+            for part, tap in sorted(block.parts.items()):
+                build.append(f"{part}:{tap.path.removeprefix(block.path)}:{tap.side}")
+            key = tuple(build)
+            if key not in reasons:
+                reasons[key] = _why_misnamed(module, first, once, k, block)
+            reason = reasons[key]
+        if reason:
+            block = Block(block.path, block.kind, refused=reason)
+        blocks.append(block)
+    causal = not _sees_ahead(module, first, number)
+    label = "decoder" if causal else "encoder"
+    if len(first.stacks) > 1:
+        label = ("encoder", "decoder")[number]
+    return Stack(label, once.proof, tuple(blocks), causal)
 
 
 def still_holds(module: nn.Module, anatomy: Anatomy) -> bool:
@@ -136,9 +150,15 @@ def _trial_pass(module: nn.Module, name: str, shape: TrialShape) -> _TrialPass:
     sizes = [shape.texts, shape.tokens]
     if encoder_decoder:
         sizes.append(shape.targets)
-    streams = _stream_sizes(module, traced, sizes)
+    # The blocks of Gemma 3n and DeepSeek-V4 carry several streams, on further axes.
+    streams: set[int] = set()
+    for call in block_calls(module, traced):
+        if call.into is not None and call.into.ndim > 3:
+            streams.update(Counter(call.into.shape) - Counter(sizes))
     if streams & {shape.texts, shape.tokens}:
-        shape = _avoiding(shape, streams)
+        # In steps of three, in which the two passes never meet.
+        free = [filterfalse(streams.__contains__, count(size, 3)) for size in shape]
+        shape = TrialShape(*map(next, free))
         inputs, traced = _trace(module, name, shape)
     traces = [traced]
     if encoder_decoder:
@@ -149,16 +169,6 @@ def _trial_pass(module: nn.Module, name: str, shape: TrialShape) -> _TrialPass:
         chain, proof = _first_proved(module, name, stack_trace, taken)
         stacks.append(_TrialStack(stack_trace, chain, proof))
     return _TrialPass(inputs, tuple(stacks))
-
-
-def _avoiding(shape: TrialShape, sizes: Set[int]) -> TrialShape:
-    """Return a shape without these numbers."""
-
-    # In steps of three, in which the two passes never meet.
-    def next_free(size: int) -> int:
-        return next(number for number in count(size, 3) if number not in sizes)
-
-    return TrialShape(*map(next_free, shape))
 
 
 def _trace(
@@ -211,18 +221,6 @@ def _with_all_logits(
             calls.GIVEN_IDS_TOO[type(calls.below_wrapper(module))] = name
             return with_targets, again
     return inputs, traced
-
-
-def _stream_sizes(module: nn.Module, traced: Trace, sizes: Sequence[int]) -> set[int]:
-    """Return the sizes of further axes in the states of blocks.
-
-    The blocks of Gemma 3n and DeepSeek-V4 carry several streams.
-    """
-    further: set[int] = set()
-    for call in block_calls(module, traced):
-        if call.into is not None and call.into.ndim > 3:
-            further.update(Counter(call.into.shape) - Counter(sizes))
-    return further
 
 
 def _first_proved(
@@ -311,37 +309,6 @@ def _dissect(module: nn.Module, stack: _TrialStack) -> list[Block]:
     return blocks
 
 
-def _without_misnamed(
-    module: nn.Module,
-    trial: _TrialPass,
-    stack: _TrialStack,
-    blocks: Sequence[Block],
-) -> list[Block]:
-    """Refuse the parts of blocks whose branches do not behave like attention and MLP.
-
-    One block of each build is tried, with a pass for each branch.
-    """
-    reasons: dict[tuple[str, ...], str] = {}
-    checked = []
-    for number, block in enumerate(blocks):
-        build = _build(module, block)
-        if block.parts and build not in reasons:
-            reasons[build] = _why_misnamed(module, trial, stack, number, block)
-        reason = reasons.get(build, "")
-        if reason:
-            block = Block(block.path, block.kind, refused=reason)
-        checked.append(block)
-    return checked
-
-
-def _build(module: nn.Module, block: Block) -> tuple[str, ...]:
-    """Return what two blocks of the same build have in common."""
-    build = [type(module.get_submodule(block.path)).__name__, block.kind]
-    for name, tap in sorted(block.parts.items()):
-        build.append(f"{name}:{tap.path.removeprefix(block.path)}:{tap.side}")
-    return tuple(build)
-
-
 def _why_misnamed(
     module: nn.Module,
     trial: _TrialPass,
@@ -401,34 +368,22 @@ def _head(module: nn.Module, stack: _TrialStack, logits: Tensor) -> Head | None:
     It is the submodule whose output the logits are, or the one that the model names.
     """
     traced = stack.trace
-    path = _maker_of(module, traced, logits)
+    last_calls = {call.path: call for call in traced.calls}
+    path = ""
+    for call in reversed(traced.calls):
+        has_parts = any(module.get_submodule(call.path).children())
+        if call.path and not has_parts and same(call.out, logits):
+            path = call.path
+            break
     gives_logits = bool(path)
     if not gives_logits:
         get_head: Any = getattr(module, "get_output_embeddings", lambda: None)
         paths = {id(part): name for name, part in module.named_modules()}
         path = paths.get(id(get_head()), "")
-    call = _last_call(traced, path) if path else None
-    if call is None:
+    if not path or path not in last_calls:
         return None
     last = traced.states_at(stack.proof.final or stack.proof.taps[-1])
     weight = getattr(module.get_submodule(path), "weight", None)
     tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
     tied = any(part.weight is weight for part in tables)
-    return Head(path, same(call.into, last), gives_logits, tied)
-
-
-def _maker_of(module: nn.Module, traced: Trace, logits: Tensor) -> str:
-    """Return the path of the last leaf whose output is the logits; empty if none."""
-    for call in reversed(traced.calls):
-        if not call.path or call.out is None or not same(call.out, logits):
-            continue
-        if not list(module.get_submodule(call.path).children()):
-            return call.path
-    return ""
-
-
-def _last_call(traced: Trace, path: str) -> Call | None:
-    for call in reversed(traced.calls):
-        if call.path == path:
-            return call
-    return None
+    return Head(path, same(last_calls[path].into, last), gives_logits, tied)

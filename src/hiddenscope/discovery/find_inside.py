@@ -26,19 +26,21 @@ from hiddenscope.discovery.inside import (
     OperationPlace,
     OperationTap,
     Projection,
+    Write,
+    bias_of,
 )
 from hiddenscope.discovery.proof import fitting_layout, same
 from hiddenscope.discovery.stacks import Anatomy, Stack
-from hiddenscope.discovery.taps import Layout, Tap
 from hiddenscope.discovery.trace import (
     Call,
+    Layout,
+    Tap,
     Trace,
     TracedOperation,
     arguments,
     trace,
 )
 from hiddenscope.discovery.vocabulary import TrialShape, trial_ids, trial_shapes
-from hiddenscope.discovery.writes import Write, bias_of
 from hiddenscope.errors import is_out_of_memory
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.calls import accepts
@@ -111,17 +113,9 @@ def _trial(
         length = tokens
         if decoder_ids is not None and stack.name == "decoder":
             length = targets
-        search = _Search(module, stack, traced, length, _hides(module))
-        stacks.append([search.inside(k) for k in range(stack.depth)])
+        search = _Search(module, stack, traced, length)
+        stacks.append([search.inside(block) for block in stack.blocks])
     return stacks
-
-
-def _hides(module: nn.Module) -> str:
-    """Return the name of the attention kernel if it shows no queries and keys."""
-    config: Any = getattr(module, "config", None)
-    kernel = str(getattr(config, "_attn_implementation", None) or "")
-    hides = any(name in kernel for name in HIDING_KERNELS)
-    return kernel if hides else ""
 
 
 @dataclass(frozen=True)
@@ -136,34 +130,29 @@ class _Search:
     """Searches the blocks of one stack in a traced pass."""
 
     def __init__(
-        self, module: nn.Module, stack: Stack, traced: Trace, tokens: int, hidden: str
+        self, module: nn.Module, stack: Stack, traced: Trace, tokens: int
     ) -> None:
         self.module = module
-        self.stack = stack
         self.traced = Trace(traced.texts, tokens, calls=traced.calls)
         self.operations = traced.operations
         self.tokens = tokens
-        self.hidden_by = hidden
         self.layout = stack.proof.taps[0].layout
+        config: Any = getattr(module, "config", None)
+        self.kernel = str(getattr(config, "_attn_implementation", None) or "")
 
-    def inside(self, index: int) -> InsideBlock:
-        """Return what is inside a block, counted from 0."""
-        block = self.stack.blocks[index]
+    def inside(self, block: Block) -> InsideBlock:
+        """Return what is inside a block."""
         if not block.parts:
             refused = block.refused or "its parts are not shown"
-            names = ("attn", "mlp")
-            branches = {name: Branch(refused=refused) for name in names}
+            branches = dict.fromkeys(("attn", "mlp"), Branch(refused=refused))
             return InsideBlock(branches, no_router=refused)
         window = self._window(block)
         branches = {}
         for name in ("attn", "cross", "mlp"):
             if name in block.parts:
                 branches[name] = self._branch(name, block.parts[name], window)
-        router = self._router(block, window)
-        if isinstance(router, str):
-            return InsideBlock(branches, no_router=router)
-        tap, experts = router
-        return InsideBlock(branches, tap, experts)
+        router, experts, no_router = self._router(block, window)
+        return InsideBlock(branches, router, experts, no_router)
 
     def _window(self, block: Block) -> _Window:
         """Return what happens in the call of a block that makes its parts."""
@@ -199,36 +188,28 @@ class _Search:
     def _projections(
         self, output: Tensor | None, window: _Window
     ) -> Iterator[tuple[Projection, Call]]:
-        """Yield the calls that may be the last projection, innermost first."""
-        for call in reversed(window.calls):
-            if not same(call.out, output) or call.into is None:
-                continue
-            # Dropout hands on what it is given.
-            if same(call.into, output):
-                continue
-            projection = self._projection(call)
-            if projection is not None:
-                yield projection, call
-        for norm in reversed(window.calls):
-            if not same(norm.out, output) or norm.into is None:
-                continue
-            for call in reversed(window.calls):
-                if call.left > norm.entered or not same(call.out, norm.into):
-                    continue
-                projection = self._projection(call, norm.path)
-                if projection is not None:
-                    yield projection, call
+        """Yield the calls that may be the last projection, innermost first.
 
-    def _projection(self, call: Call, norm: str = "") -> Projection | None:
-        assert call.into is not None
-        # A weight has two axes; wider layouts would be no plain map of the last axis.
-        if call.into.ndim > 3:
-            return None
-        layout = fitting_layout(call.into, self.traced, self.layout)
-        if layout is None:
-            return None
-        tap = Tap(call.path, call.number, "input", layout)
-        return Projection(tap, call.into.shape[-1], norm)
+        They are followed by those that a norm comes after.
+        """
+        ends = [call for call in reversed(window.calls) if same(call.out, output)]
+        pairs: list[tuple[Call, str]] = []
+        for call in ends:
+            # Dropout hands on what it is given.
+            if not same(call.into, output):
+                pairs.append((call, ""))
+        for norm in ends:
+            for call in reversed(window.calls):
+                if call.left < norm.entered and same(call.out, norm.into):
+                    pairs.append((call, norm.path))
+        for call, norm_path in pairs:
+            # A weight has two axes; wider layouts would be no plain map of the last.
+            if call.into is None or call.into.ndim > 3:
+                continue
+            layout = fitting_layout(call.into, self.traced, self.layout)
+            if layout is not None:
+                tap = Tap(call.path, call.number, "input", layout)
+                yield Projection(tap, call.into.shape[-1], norm_path), call
 
     def _adds_up(
         self, projection: Projection, call: Call, output: Tensor | None
@@ -273,9 +254,9 @@ class _Search:
         self, name: str, projection: Projection, call: Call, window: _Window
     ) -> AttentionHeads | str:
         """Return the heads of an attention, or why they cannot be told apart."""
-        if self.hidden_by:
+        if any(name in self.kernel for name in HIDING_KERNELS):
             return (
-                f"its kernel, {self.hidden_by}, hides queries and keys: load the model"
+                f"its kernel, {self.kernel}, hides queries and keys: load the model"
                 " with attention='sdpa' or 'eager'"
             )
         assert call.into is not None
@@ -357,7 +338,12 @@ class _Search:
         value_layout = _key_layout(values, heads)
         makers = []
         for product in earlier:
-            if product.time < softmax.time and _is_scores(product, rows):
+            if product.kind != "product" or product.time > softmax.time:
+                continue
+            # It has a number for each pair of a query and a key.
+            output = product.output
+            is_whole = output.numel() == rows.numel() or output.ndim >= 3
+            if is_whole and output.shape[-2:] == rows.shape[-2:]:
                 makers.append(product)
         scores, queries, keys = None, heads, heads
         key_dim = values.shape[-1]
@@ -383,8 +369,10 @@ class _Search:
             has_other_keys=name == "cross" or rows.shape[-1] != self.tokens,
         )
 
-    def _router(self, block: Block, window: _Window) -> tuple[OperationTap, int] | str:
-        """Return the softmax over experts in a block's MLP, or why there is none."""
+    def _router(
+        self, block: Block, window: _Window
+    ) -> tuple[OperationTap | None, int, str]:
+        """Return the softmax over a number of experts, or why there is none."""
         start = self.traced.call_at(block.parts["attn"]).left
         if block.kind == "parallel":
             start = -1
@@ -397,18 +385,18 @@ class _Search:
             layout = fitting_layout(output, self.traced, Layout(flat=True))
             if layout is not None:
                 softmaxes.append((operation, layout))
-        if not softmaxes:
-            return "its MLP has no softmax over experts"
-        if len(softmaxes) > 1:
-            return "its MLP has several softmaxes"
+        if len(softmaxes) != 1:
+            reason = "its MLP has several softmaxes"
+            if not softmaxes:
+                reason = "its MLP has no softmax over experts"
+            return None, 0, reason
         operation, layout = softmaxes[0]
         # Logits that come sorted in every row are those of the chosen experts alone:
         # then a column is a rank, and not an expert.
-        logits = operation.operands[0]
-        if bool((logits.diff(dim=-1) <= 0).all()):
-            return "its router's softmax is over the chosen experts alone"
+        if bool((operation.operands[0].diff(dim=-1) <= 0).all()):
+            return None, 0, "its router's softmax is over the chosen experts alone"
         tap = OperationTap(_place(operation), -1, layout)
-        return tap, operation.output.shape[-1]
+        return tap, operation.output.shape[-1], ""
 
 
 def _is_scale(written: Tensor, inputs: Tensor, columns: slice) -> bool:
@@ -438,10 +426,8 @@ def _key_layout(tensor: Tensor, layout: HeadLayout) -> HeadLayout:
     """
     heads = layout.split(tensor)
     count = heads.shape[1]
-    if not heads.any():
-        return replace(layout, heads=count)
     for copies in range(count, 1, -1):
-        if count % copies:
+        if count % copies or not heads.any():
             continue
         groups = heads.reshape(len(heads), -1, copies, *heads.shape[2:])
         if bool((groups == groups[:, :, :1]).all()):
@@ -470,10 +456,3 @@ def _softmax_of(
         if bool((output[..., :columns].to(rows.dtype) == rows).all()):
             return operation
     return None
-
-
-def _is_scores(operation: TracedOperation, rows: Tensor) -> bool:
-    """Tell whether a product has a number for each pair of a query and a key."""
-    if operation.kind != "product" or operation.output.shape[-2:] != rows.shape[-2:]:
-        return False
-    return operation.output.numel() == rows.numel() or operation.output.ndim >= 3

@@ -11,10 +11,17 @@ Some models run several lists of blocks with something other than a block betwee
 CANINE and Funnel shorten the text and lengthen it again, HRM runs two lists in turn.
 There the stack is the last list, from which the last hidden state comes, and the first
 entries of the report have to be states of the blocks before it.
+
+A module that reports no hidden states is proved by cuts. A state is a cut if the rest
+of the pass depends on the text only through it: put into a pass over another text, it
+turns the output into that of its own text, bit for bit. Blocks are a stack if each
+takes in what the one before gave out and every state between them is a cut. A
+connection that skips blocks would be seen, because it still carries the other text.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -22,12 +29,25 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.discovery.taps import Layout, Tap, layouts
-from hiddenscope.discovery.trace import Call, Trace
+from hiddenscope.discovery.trace import (
+    Call,
+    Layout,
+    Tap,
+    Trace,
+    arguments,
+    layouts,
+    trace,
+)
+from hiddenscope.discovery.vocabulary import trial_ids
+from hiddenscope.modules import hooks
 
 DEEPEST_LIST = 3
 LONGEST_EXIT = 3
 EARLIER = -1  # in `Proof.entries`: a state of a block that is run before the stack
+# What rounding may change in a pass of the same shape, in units in the last place and
+# as a share of a value: nothing, unless the tokens are grouped differently, as mixtures
+# of experts do.
+UNITS, SMALLEST_CHANGE = 4, 1e-4
 # gemma3n carries four streams and averages them, outside any module, between its last
 # block and its final norm.
 MERGES_BEFORE_FINAL = ("gemma3n", "gemma3n_text")
@@ -57,25 +77,13 @@ class Chain:
         return False
 
 
-@dataclass(frozen=True)
-class BlockPaths:
-    """Where a family whose blocks are no modules has its states.
-
-    They are the input of `first` and the output of each `output`.
-    """
-
-    first: str
-    output: str
-
-
-# xlm and flaubert run parallel lists of submodules in one loop; squeezebert calls its
-# blocks' `forward` past the hooks.
-WITHOUT_BLOCK_MODULES: Mapping[str, BlockPaths] = {
-    "xlm": BlockPaths(first="attentions.0", output="layer_norm2.{}"),
-    "flaubert": BlockPaths(first="attentions.0", output="layer_norm2.{}"),
-    "squeezebert": BlockPaths(
-        first="encoder.layers.0.attention", output="encoder.layers.{}.output"
-    ),
+# Where families whose blocks are no modules have their states: the input of the first
+# path and the output of each of the second. xlm and flaubert run parallel lists of
+# submodules in one loop; squeezebert calls its blocks' `forward` past the hooks.
+WITHOUT_BLOCK_MODULES: Mapping[str, tuple[str, str]] = {
+    "xlm": ("attentions.0", "layer_norm2.{}"),
+    "flaubert": ("attentions.0", "layer_norm2.{}"),
+    "squeezebert": ("encoder.layers.0.attention", "encoder.layers.{}.output"),
 }
 
 
@@ -91,7 +99,7 @@ def chains(module: nn.Module, trace: Trace, /) -> Iterator[Chain]:
     """
     paths = WITHOUT_BLOCK_MODULES.get(model_type(module))
     if paths is not None:
-        yield from _chain_at(paths, trace)
+        yield from _chain_at(*paths, trace)
         return
     for depth in range(1, DEEPEST_LIST + 1):
         chains = linked(block_calls(module, trace, depth))
@@ -134,41 +142,48 @@ def same(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
+def differs(plain: Tensor, changed: Tensor, *, steps: int = 1) -> bool:
+    """Tell whether more than one number in eight changed by more than rounding does.
+
+    Numbers are counted, because a few huge ones would hide what the others do. Those
+    smaller than the median are measured by the median. Numbers that stay zero do not
+    count: a part may write to a few channels only. `steps` is the number of blocks in
+    which rounding adds up.
+    """
+    eps = torch.finfo(plain.dtype).eps
+    is_written = (plain != 0) | (changed != 0)
+    if not is_written.any():
+        return False
+    plain, changed = plain[is_written].double(), changed[is_written].double()
+    size = plain.abs().clamp(min=plain.abs().median())
+    allowed = max(UNITS * steps**0.5 * eps, SMALLEST_CHANGE)
+    return bool(((plain - changed).abs() > allowed * size).double().mean() > 1 / 8)
+
+
 def linked(calls: Sequence[Call]) -> Iterator[Chain]:
     """Link calls to chains: each takes in what the one before gave out."""
     free = list(calls)
     while free:
         run = [free.pop(0)]
-        following: Call | None = run[0]
-        while following is not None:
-            following = _next_call(free, run[-1])
-            if following is not None:
-                run.append(following)
-                free.remove(following)
+        for call in list(free):
+            if call.entered > run[-1].left and same(call.into, run[-1].out):
+                run.append(call)
+                free.remove(call)
         yield _chain(run[0], run)
 
 
-def _next_call(calls: Sequence[Call], before: Call) -> Call | None:
-    for call in calls:
-        if call.entered > before.left and same(call.into, before.out):
-            return call
-    return None
-
-
-def _chain_at(paths: BlockPaths, trace: Trace) -> Iterator[Chain]:
+def _chain_at(start: str, outputs: str, trace: Trace) -> Iterator[Chain]:
+    """Yield the chain whose states are at these ends of paths, if it is there."""
     calls = {call.path: call for call in trace.calls}
-    for first_path in calls:
-        if first_path.endswith(paths.first):
-            break
-    else:
+    for first in filter(lambda path: path.endswith(start), calls):
+        prefix = first.removesuffix(start)
+        run: list[Call] = []
+        while (path := prefix + outputs.format(len(run))) in calls:
+            run.append(calls[path])
+        values = [calls[first].into, *(call.out for call in run)]
+        if run and not any(value is None for value in values):
+            yield _chain(calls[first], run)
         return
-    prefix = first_path.removesuffix(paths.first)
-    run: list[Call] = []
-    while (path := prefix + paths.output.format(len(run))) in calls:
-        run.append(calls[path])
-    first = calls[first_path]
-    if run and first.into is not None and all(call.out is not None for call in run):
-        yield _chain(first, run)
 
 
 def _chain(first: Call, run: Sequence[Call]) -> Chain:
@@ -243,14 +258,6 @@ class _Step:
     out: Tensor | None
 
 
-@dataclass(frozen=True)
-class _Exit:
-    """The calls that make the last hidden state from the last layer, and that state."""
-
-    calls: tuple[Call, ...]
-    value: Tensor
-
-
 def prove(module: nn.Module, chain: Chain, trace: Trace, /) -> Proof:
     """Compare a chain with the model's report; raise Unproved where they disagree."""
     require_changes(chain)
@@ -288,12 +295,17 @@ def _prove(
     report: Sequence[Tensor],
     layout: Layout,
 ) -> Proof:
-    layers = [_layer(value, layout, trace) for value in chain.values]
+    for value in chain.values:
+        if layout not in layouts(value, trace.texts, trace.tokens):
+            raise Unproved(
+                f"the states change their shape between blocks, to {list(value.shape)}"
+            )
+    layers = [layout.states(value, trace.tokens) for value in chain.values]
     earlier = _count_earlier(module, chain, trace, report)
     entries = [_entry(entry, trace) for entry in report[earlier:]]
     ends = [*trace.last_hidden_states, report[-1]]
-    exit_ = _find_exit(module, chain, layers[-1], ends, trace, layout)
-    states = layers if exit_ is None else [*layers, exit_.value]
+    exit_calls, end = _find_exit(module, chain, layers[-1], ends, trace, layout)
+    states = [*layers, end] if exit_calls else layers
     matched = _match(entries, states)
     if earlier:
         _check_last_list(module, chain, matched)
@@ -303,11 +315,7 @@ def _prove(
             f"layer.{missing[0]} is not among the {len(entries)} hidden_states that the"
             " model gives back"
         )
-    final = final_width = None
-    exit_paths: tuple[str, ...] = ()
-    if exit_ is not None:
-        final, final_width = _final_norm(exit_, trace, layout)
-        exit_paths = tuple(call.path for call in exit_.calls)
+    final, final_width = _final_norm(exit_calls, trace, layout)
     differences = [0.0] * earlier
     for k, entry in zip(matched, entries, strict=True):
         differences.append((states[k] - entry).abs().max().item())
@@ -317,7 +325,7 @@ def _prove(
     return Proof(
         taps=tuple(replace(tap, layout=layout) for tap in chain.taps),
         final=final,
-        exit=exit_paths,
+        exit=tuple(call.path for call in exit_calls),
         entries=(EARLIER,) * earlier + matched,
         width=layers[0].shape[-1],
         final_width=final_width,
@@ -325,14 +333,6 @@ def _prove(
         differences=tuple(differences),
         raw_difference=raw_difference,
     )
-
-
-def _layer(value: Tensor, layout: Layout, trace: Trace) -> Tensor:
-    if layout not in layouts(value, trace.texts, trace.tokens):
-        raise Unproved(
-            f"the states change their shape between blocks, to {list(value.shape)}"
-        )
-    return layout.states(value, trace.tokens)
 
 
 def _entry(entry: Tensor, trace: Trace) -> Tensor:
@@ -414,10 +414,10 @@ def _find_exit(
     ends: Sequence[Tensor],
     trace: Trace,
     layout: Layout,
-) -> _Exit | None:
+) -> tuple[tuple[Call, ...], Tensor]:
     """Return the calls that lead from the last layer to the last hidden state.
 
-    It is None if that is the last layer itself.
+    There are none if that is the last layer itself.
     """
     exact = []
     for end in ends:
@@ -430,19 +430,23 @@ def _find_exit(
         )
     steps = []
     for call in trace.calls:
-        if call.entered > chain.ended and _holds_no_list(module, call):
+        if call.entered < chain.ended:
+            continue
+        # What holds a module list may hold blocks.
+        parts = module.get_submodule(call.path).modules()
+        if not any(isinstance(part, nn.ModuleList) for part in parts):
             into = _as_states(call.into, trace, layout)
             steps.append(_Step(call, into, _as_states(call.out, trace, layout)))
     for end in exact:
         calls = _shortest_run(last, end, steps)
         if calls:
-            return _Exit(calls, end)
+            return calls, end
     if any(same(end, last) for end in exact):
-        return None
+        return (), last
     if model_type(module) in MERGES_BEFORE_FINAL:
         for step in steps:
             if step.out is not None and any(same(step.out, end) for end in exact):
-                return _Exit((step.call,), step.out)
+                return (step.call,), step.out
     raise Unproved(_why_no_exit(len(chain.blocks), last, exact, steps, layout))
 
 
@@ -475,12 +479,6 @@ def _why_no_exit(
     if end_width != width and layout.token < 2:
         reason += f": it is {end_width} wide, and that {width}"
     return reason
-
-
-def _holds_no_list(module: nn.Module, call: Call) -> bool:
-    """Tell whether a submodule holds no module list, and so no blocks."""
-    parts = module.get_submodule(call.path).modules()
-    return not any(isinstance(part, nn.ModuleList) for part in parts)
 
 
 def _shortest_run(
@@ -525,13 +523,13 @@ def fitting_layout(tensor: Tensor, trace: Trace, preferred: Layout) -> Layout | 
 
 
 def _final_norm(
-    exit_: _Exit, trace: Trace, layout: Layout
+    calls: Sequence[Call], trace: Trace, layout: Layout
 ) -> tuple[Tap | None, int | None]:
     """Return the tap and the width of the last call of the exit that keeps the shape.
 
     The other calls only mix streams or change the width.
     """
-    for call in reversed(exit_.calls):
+    for call in reversed(calls):
         if call.into is None or call.out is None or call.into.shape != call.out.shape:
             continue
         fitting = fitting_layout(call.out, trace, layout)
@@ -539,3 +537,136 @@ def _final_norm(
             width = fitting.states(call.out, trace.tokens).shape[-1]
             return Tap(call.path, call.number, "output", fitting), width
     return None, None
+
+
+def whole_chains(module: nn.Module, trial: Trace) -> Iterator[Chain]:
+    """Yield the chains that use every call of their group. The outermost come first.
+
+    A group is the calls of module lists of one depth, or those of modules of one class
+    and depth that are in no list.
+    """
+    groups = [block_calls(module, trial, k + 1) for k in range(DEEPEST_LIST)]
+    by_class: dict[tuple[str, int], list[Call]] = defaultdict(list)
+    for call in trial.calls:
+        part = module.get_submodule(call.path)
+        parent = module.get_submodule(call.path.rpartition(".")[0])
+        # A block has parts; a norm or an activation has none.
+        if any(part.children()) and not isinstance(parent, nn.ModuleList):
+            by_class[type(part).__name__, call.path.count(".")].append(call)
+    groups += [calls for calls in by_class.values() if len(calls) > 1]
+    for group in groups:
+        calls = list(filter(_keeps_shape, group))
+        places = {call.path.rpartition(".")[0] for call in calls}
+        chains = list(linked(calls))
+        if len(chains) == len(places) == 1:
+            yield chains[0]
+
+
+def _keeps_shape(call: Call) -> bool:
+    if call.into is None or call.out is None or call.into.ndim < 3:
+        return False
+    return call.into.shape == call.out.shape
+
+
+def prove_by_cuts(module: nn.Module, chain: Chain, trial: Trace) -> Proof:
+    """Enter a pass over another text at every state.
+
+    Raise Unproved if the other text still shows in the output.
+    """
+    require_changes(chain)
+    texts, tokens = trial.texts, trial.tokens
+    layout = next(layouts(chain.values[0], texts, tokens), None)
+    if layout is None or layout.length(chain.values[0]) != tokens:
+        raise Unproved(
+            f"its blocks hold {list(chain.values[0].shape)} for {texts} texts of"
+            f" {tokens} tokens, and not one row for each token"
+        )
+    device = hooks.input_device(module)
+    # These are the ids of the trial.
+    ids = trial_ids(module, texts, tokens).to(device)
+    others = trial_ids(module, texts, tokens, seed=2).to(device)
+    end = hooks.logits_in(trial.output)
+
+    def gives(
+        read: Tensor, tap: Tap | None = None, value: Tensor | None = None
+    ) -> bool:
+        """Tell whether a pass gives the output of the trial."""
+        watches = [] if tap is None else [tap.watch(module, lambda _: value)]
+        # Traced like the trial: torch's own blocks take another kernel without hooks.
+        with hooks.watching(watches):
+            output = trace(module, arguments(module, read)).output
+        return same(hooks.logits_in(output), end)
+
+    if end is None:
+        raise Unproved("its output holds no tensor to compare")
+    if not gives(ids):
+        raise Unproved("a second pass over the same text gives another output")
+    if gives(others):
+        raise Unproved("its output does not depend on the text")
+    taps = tuple(replace(tap, layout=layout) for tap in chain.taps)
+    for k, (tap, value) in enumerate(zip(taps, chain.values, strict=True)):
+        if not gives(others, tap, value):
+            raise Unproved(
+                f"layer.{k} does not decide the output: something else that matters"
+                " bypasses it"
+            )
+    _check_rows(module, trial, taps, ids.clone(), others)
+    last = trial.states_at(taps[-1])
+    norms = _norms_after(module, chain.ended, last, trial)
+    # What is no cut is not what the head reads, and `final` must be.
+    if norms and not gives(others, *norms[-1]):
+        norms = []
+    return Proof(
+        taps=taps,
+        final=norms[-1][0] if norms else None,
+        exit=tuple(tap.path for tap, _ in norms),
+        width=last.shape[-1],
+        final_width=last.shape[-1] if norms else None,
+        dtype=last.dtype,
+    )
+
+
+def _check_rows(
+    module: nn.Module,
+    trial: Trace,
+    taps: tuple[Tap, ...],
+    ids: Tensor,
+    others: Tensor,
+) -> None:
+    """Change the first token of the first text; refuse rows that are no tokens'."""
+    ids[0, 0] = others[others != ids[0, 0]][0]
+    changed = trace(module, arguments(module, ids))
+    first, last = taps[0], taps[-1]
+    if same(trial.states_at(first)[0, 0], changed.states_at(first)[0, 0]):
+        raise Unproved("the first row of layer.0 does not depend on the first token")
+    before, after = trial.states_at(last)[1:], changed.states_at(last)[1:]
+    if differs(before, after, steps=len(taps)):
+        raise Unproved(
+            "the states of a text depend on the other texts of its batch (do its"
+            " modules take the axes of text and token in this order?)"
+        )
+
+
+def _norms_after(
+    module: nn.Module, time: int, state: Tensor, trial: Trace
+) -> list[tuple[Tap, Tensor]]:
+    """Return the outputs of modules that norm the last state, one after another.
+
+    A norm is taken for what it is by having no matrix: no weight is larger than the
+    state.
+    """
+    norms = []
+    for call in trial.calls:
+        weights = module.get_submodule(call.path).parameters()
+        has_matrix = any(weight.numel() > state.shape[-1] for weight in weights)
+        if call.entered < time or has_matrix or not _keeps_shape(call):
+            continue
+        assert call.into is not None
+        assert call.out is not None
+        for layout in layouts(call.out, trial.texts, trial.tokens):
+            out = layout.states(call.out, trial.tokens)
+            is_fed = same(layout.states(call.into, trial.tokens), state)
+            if is_fed and not same(out, state):
+                norms.append((Tap(call.path, call.number, "output", layout), call.out))
+                state = out
+    return norms

@@ -15,14 +15,14 @@ from hiddenscope.discovery.inside import (
     InsideBlock,
     OperationTap,
     Projection,
+    Write,
     inner_parts,
     tap_inside,
     why_refused,
     width_inside,
 )
 from hiddenscope.discovery.proof import Proof
-from hiddenscope.discovery.taps import Tap
-from hiddenscope.discovery.writes import Write
+from hiddenscope.discovery.trace import Tap
 from hiddenscope.errors import SiteError
 from hiddenscope.sites import (
     PARTS,
@@ -284,51 +284,35 @@ class Anatomy:
 
     def reported_names(self, stack: Stack) -> tuple[str, ...]:
         """Return `reported` as strings, empty for the state of no site."""
-        names = []
-        for site in self.reported(stack):
-            names.append("" if site is None else str(site))
-        return tuple(names)
+        return tuple(str(site or "") for site in self.reported(stack))
 
     def _with_reason(self, error: SiteError) -> SiteError:
         """Add the reason why a block's parts were refused to an error about parts."""
+        number = re.search(r"layer\.([0-9]+)\.", error.problem)
         inner = _INNER_NAME.search(error.problem)
-        if inner is not None:
-            return self._with_inner_reason(error, inner["part"], inner["stack"])
-        if not any(part in error.problem for part in PARTS):
+        if inner is None and not any(part in error.problem for part in PARTS):
             return error
-        number = re.search(r"layer\.([0-9]+)\.", error.problem)
-        for stack in self.stacks:
-            for k, block in enumerate(stack.blocks, 1):
-                if block.refused and (number is None or int(number[1]) == k):
-                    reason = (
-                        f"the parts of block {k} ({block.path}) are not shown:"
-                        f" {block.refused}"
-                    )
-                    return SiteError(error.problem, reason, "Choose whole layers.")
-        return error
-
-    def _with_inner_reason(
-        self, error: SiteError, part: str, stack_name: str | None
-    ) -> SiteError:
-        """Add the reason why nothing inside a branch is shown."""
-        kind = re.sub(r"\.[0-9*-]+$", ".0", part)
-        number = re.search(r"layer\.([0-9]+)\.", error.problem)
-        for stack, blocks in zip(self.stacks, self.inside.stacks, strict=False):
-            if stack_name not in (None, stack.name):
+        if inner is not None and not self.inside.stacks:
+            return error
+        for stack_number, stack in enumerate(self.stacks):
+            if inner is not None and inner["stack"] not in (None, stack.name):
                 continue
-            for layer, block in enumerate(blocks, 1):
+            for layer, block in enumerate(stack.blocks, 1):
                 if number is not None and int(number[1]) != layer:
                     continue
-                try:
-                    site = Site(layer, kind, self._name_in_sites(stack))
-                except SiteError:
-                    return error
-                reason = why_refused(block, site)
+                where = f"block {layer} ({block.path})"
+                if inner is None:
+                    reason, remedy = block.refused, "Choose whole layers."
+                    shown = f"the parts of {where} are not shown"
+                else:
+                    kind = re.sub(r"\.[0-9*-]+$", ".0", inner["part"])
+                    try:
+                        site = Site(layer, kind, self._name_in_sites(stack))
+                    except SiteError:
+                        return error
+                    reason = why_refused(self.inside.block(stack_number, layer), site)
+                    remedy = "Choose the whole part, or whole layers."
+                    shown = f"{site.branch} of {where} is not shown inside"
                 if reason:
-                    where = f"block {layer} ({stack.blocks[layer - 1].path})"
-                    return SiteError(
-                        error.problem,
-                        f"{site.branch} of {where} is not shown inside: {reason}",
-                        "Choose the whole part, or whole layers.",
-                    )
+                    return SiteError(error.problem, f"{shown}: {reason}", remedy)
         return error

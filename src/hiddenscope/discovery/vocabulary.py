@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hiddenscope.discovery.trace import arguments
 from hiddenscope.errors import is_out_of_memory
@@ -166,13 +167,12 @@ _MEASURED: WeakKeyDictionary[nn.Module, _Limits] = WeakKeyDictionary()
 
 
 def _measured(module: nn.Module) -> _Limits:
-    if module not in _MEASURED:
-        _MEASURED[module] = _measure(module)
-    return _MEASURED[module]
-
-
-def _measure(module: nn.Module) -> _Limits:
-    """Run a module on two short texts, shorter ones until it does not fail."""
+    """Run a module once on two short texts, shorter ones until it does not fail."""
+    if module in _MEASURED:
+        return _MEASURED[module]
+    # Nothing tells the vocabulary of a module that cannot be run like this: its own
+    # pass will refuse an id.
+    limits = _Limits(CHARACTERS, [])
     for tokens in range(LONGEST_TRIAL, 0, -1):
         first = torch.arange(tokens)[None] % 2
         try:
@@ -181,13 +181,12 @@ def _measure(module: nn.Module) -> _Limits:
             if is_out_of_memory(error):
                 raise
             continue
-        size, windows = _read(before, after, first[0])
-        if not windows and tokens < LONGEST_TRIAL:
-            windows = [tokens]
-        return _Limits(size, windows)
-    # Nothing tells the vocabulary of a module that cannot be run like this: its own
-    # pass will refuse an id.
-    return _Limits(CHARACTERS, [])
+        limits = _read(before, after, first[0])
+        if not limits.windows and tokens < LONGEST_TRIAL:
+            limits.windows.append(tokens)
+        break
+    _MEASURED[module] = limits
+    return limits
 
 
 def _read(
@@ -226,20 +225,13 @@ class _LookupRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if function.name() in LOOKUPS and isinstance(args[0], Tensor):
-            rows = _first_index(args[1:])
-            if rows is not None:
-                self.lookups.append((args[0].shape[0], rows.detach().flatten().cpu()))
+            for rows in tree_leaves(args[1:]):
+                # The first tensor of integers.
+                if isinstance(rows, Tensor) and not rows.is_floating_point():
+                    table = args[0].shape[0]
+                    self.lookups.append((table, rows.detach().flatten().cpu()))
+                    break
         return function(*args, **(kwargs or {}))
-
-
-def _first_index(args: Any) -> Tensor | None:
-    """Return the first tensor of integers among arguments and lists of them."""
-    for argument in args:
-        parts = argument if isinstance(argument, list | tuple) else [argument]
-        for part in parts:
-            if isinstance(part, Tensor) and not part.is_floating_point():
-                return part
-    return None
 
 
 def _lookups(module: nn.Module, ids: Tensor) -> list[tuple[int, Tensor]]:

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.discovery import OperationTap, Stack, Tap, accepts
-from hiddenscope.discovery.taps import PLAIN
+from hiddenscope.discovery.trace import PLAIN
 from hiddenscope.errors import NotFinite, PassError, is_out_of_memory
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.passes.changes import Change, Positions, Replace

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.calls import ModuleCall, record_calls
 from hiddenscope.discovery import Tap
-from hiddenscope.discovery.taps import layouts
+from hiddenscope.discovery.trace import layouts
 from hiddenscope.errors import Error, ModuleError, PassError
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.passes import PaddedBatch
