@@ -24,7 +24,7 @@ from hiddenscope.catalog import PUBLIC
 if TYPE_CHECKING:
     from hiddenscope.analyses.anatomy import anatomy as anatomy
     from hiddenscope.analyses.attention.attention import attention as attention
-    from hiddenscope.analyses.cluster.cluster import cluster as cluster
+    from hiddenscope.analyses.cluster import cluster as cluster
     from hiddenscope.analyses.compare.compare import compare as compare
     from hiddenscope.analyses.contributions.contributions import (
         contributions as contributions,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.profile.profile import profile as profile
     from hiddenscope.analyses.project.pictures import Pictures as Pictures
     from hiddenscope.analyses.project.project import project as project
-    from hiddenscope.analyses.search.search import search as search
+    from hiddenscope.analyses.search import search as search
     from hiddenscope.analyses.steer.direction import Direction as Direction
     from hiddenscope.analyses.steer.steer import steer as steer
     from hiddenscope.analyses.visibility.sampling import Sampling as Sampling

@@ -102,7 +102,8 @@ class Section:
     the first view, the others beside it. `reading` says in a sentence or two what the
     views show and how their numbers are defined. A `folded` section stands behind
     "More" beneath the one before it. Of the `tables`, pages show each `Listing` and a
-    terminal prints each `Table`. `docs` is the word of the docs page that says more.
+    terminal prints each `Table`. `figures` are views that stand on paper where a page
+    has tables. `docs` is the word of the docs page that says more.
     """
 
     title: str
@@ -112,6 +113,7 @@ class Section:
     folded: bool = False
     docs: str = ""
     tables: tuple[Listing | Table, ...] = ()
+    figures: tuple[View, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.sentences, str):
@@ -183,7 +185,7 @@ def views_of(result: "Result") -> tuple[View, ...]:
         views += legacy.views(result)
     else:
         for section in story_of(result):
-            views += section.views
+            views += (*section.figures, *section.views)
     if not views:
         dimensions = [
             f"{name} has {', '.join(map(str, variable.dims))}"

@@ -14,7 +14,7 @@ from sklearn.decomposition import PCA
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from hiddenscope.analyses.cluster.cluster import _units
+from hiddenscope.analyses.cluster.compute import _units
 from hiddenscope.cli import main as cli
 from hiddenscope.errors import NotFinite, StatesError, TextError, UnknownModel
 from hiddenscope.results import views_of
@@ -179,7 +179,7 @@ def test_permuted_points_and_another_scale_give_the_same_clusters() -> None:
 
 
 def test_of_very_many_rows_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hiddenscope.analyses.cluster.cluster.MAX_ROWS", 100)
+    monkeypatch.setattr("hiddenscope.analyses.cluster.compute.MAX_ROWS", 100)
     points, labels = clouds([80, 60], width=4)
     found = hs.cluster(points.astype(np.float32), smallest=10)
     assert (found.facts["clustered"], found.facts["rows"]) == (100, 140)

@@ -244,7 +244,8 @@ def portrait(result: hs.Result) -> dict[str, Any]:
         told["tables"].append([table.title, list(table.columns), *rows])
     for section in story_of(result):
         listings = [table for table in section.tables if isinstance(table, Listing)]
-        plain = _plain(replace(section, sentences=(), tables=tuple(listings)))
+        bare = replace(section, sentences=(), tables=tuple(listings), figures=())
+        plain = _plain(bare)
         # Views and findings are told above.
         plain["views"] = [view.title for view in section.views]
         prose = section.prose

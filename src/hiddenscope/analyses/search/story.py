@@ -1,19 +1,18 @@
-"""Searches: the texts nearest to queries."""
+"""The story of a search: the texts nearest to queries."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hiddenscope.results import Listing, Result, Section, Table
-from hiddenscope.results.drawing import labels, long_name, of_type
-from hiddenscope.results.pictures import Grid, Lines, Measure, Series, View, Words
-from hiddenscope.results.sentences import as_prose, distinct, quote, shortened, standing
+from hiddenscope.results import Listing, Report, Result, Section, Table
+from hiddenscope.results.drawing import labels, long_name
+from hiddenscope.results.pictures import Grid, Lines, Measure, Series, Words
+from hiddenscope.results.sentences import distinct, quote, shortened, standing
 
 if TYPE_CHECKING:
     import xarray
-
-    from hiddenscope.analyses.search.facts import SearchFacts
 
 # Of a picture; a longer result is drawn as far as this.
 QUERIES, RANKS, CURVES = 40, 20, 8
@@ -25,21 +24,57 @@ LONGEST_NAME = 60
 SCORES = {"dot": "dot product", "l2": "L2 distance"}
 
 
-def views(result: Result) -> Iterator[View]:
-    """Yield the nearest of each query with their texts, and how nearness falls off
-    along the ranks.
+@dataclass(frozen=True, kw_only=True)
+class NearestRow:
+    """The nearest to one query."""
+
+    query: str
+    number: int
+    score: float
+    string: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchReport(Report):
+    """What was searched, and the nearest to the first queries."""
+
+    searched: int
+    unit: str
+    nearness: Literal["cosine", "dot", "l2"]
+    site: str | None = None
+    token: str | int | None = None
+    nearest: list[NearestRow]
+
+
+def story(report: SearchReport, result: Result) -> Iterator[Section]:
+    """Yield a list of the nearest to each query with their scores; then how nearness
+    falls off along the ranks.
     """
     data = result.data.isel(query=slice(QUERIES), rank=slice(RANKS))
     queries, ranks = _queries(data), labels(data, "rank")
     score = data["score"]
     if len(queries) <= SEPARATE:
-        for place, query in enumerate(queries):
-            yield _grid_of_query(result, data.isel(query=place), query, score)
+        grids = [
+            _grid_of_query(result, data.isel(query=place), query, score)
+            for place, query in enumerate(queries)
+        ]
     else:
-        yield _grid_of_queries(result, data, queries)
+        grids = [_grid_of_queries(result, data, queries)]
+    score_name = SCORES.get(report.nearness, report.nearness)
+    # The lists are the picture here: the curve beneath them only shows how their scores
+    # fall off.
+    yield Section(
+        "What is nearest",
+        tuple(_findings(report)),
+        reading=f"There is a list for every query: the rank of a {report.unit}, the"
+        f" {score_name} of its vector and the query's, which is also the length of the"
+        " bar, and the text itself.",
+        tables=(*_listings(report, result), *_tables(report, result)),
+        figures=tuple(grids),
+    )
     if len(ranks) > 1:
         curves = zip(queries[:CURVES], score.to_numpy(), strict=False)
-        yield Lines(
+        lines = Lines(
             "How nearness falls off",
             ranks,
             tuple(Series(query, scores) for query, scores in curves),
@@ -47,6 +82,10 @@ def views(result: Result) -> Iterator[View]:
             long_name(score),
             _unit(score),
             note=f"The first {CURVES} queries." if len(queries) > CURVES else "",
+        )
+        reading = f"The line is the {score_name} of each rank."
+        yield Section(
+            "How nearness falls off", views=(lines,), reading=reading, folded=True
         )
 
 
@@ -134,56 +173,31 @@ def _short(text: object) -> str:
     return shortened(" ".join(str(text).split()), LONGEST_NAME)
 
 
-def findings(result: Result) -> Iterator[str]:
+def _findings(report: SearchReport) -> Iterator[str]:
     """Yield the nearest to each of the first queries, and what was searched."""
-    facts = cast("SearchFacts", result.facts)
-    unit, nearness = facts["unit"], facts["nearness"]
-    for nearest in facts["nearest"]:
-        name = f"{unit} {nearest['number']}"
-        if "string" in nearest:
-            name = quote(nearest["string"])
+    unit, nearness = report.unit, report.nearness
+    for nearest in report.nearest:
+        name = f"{unit} {nearest.number}"
+        if nearest.string is not None:
+            name = quote(nearest.string)
         yield (
-            f"Nearest to {quote(nearest['query'])} is {name}, with"
-            f" {SCORES.get(nearness, nearness)} {nearest['score']:.2f}."
+            f"Nearest to {quote(nearest.query)} is {name}, with"
+            f" {SCORES.get(nearness, nearness)} {nearest.score:.2f}."
         )
     how = "dot product" if nearness == "dot" else nearness
     yield (
-        f"All {facts['searched']:,} {unit}s were compared with every query by {how};"
+        f"All {report.searched:,} {unit}s were compared with every query by {how};"
         " none was left out."
     )
-    token = facts.get("token")
-    if token is not None and token != "each":
-        yield f"What was compared is {standing(token)} at {facts['site']}."
+    if report.token is not None and report.token != "each":
+        yield f"What was compared is {standing(report.token)} at {report.site}."
 
 
-def sections(result: Result) -> Iterator[Section]:
-    """Yield a list of the nearest to each query with their scores; then how nearness
-    falls off.
-    """
-    facts = cast("SearchFacts", result.facts)
-    score = SCORES.get(facts["nearness"], facts["nearness"])
-    # The lists are the picture here: the curve beneath them only shows how their scores
-    # fall off.
-    yield Section(
-        "What is nearest",
-        as_prose(findings(result)),
-        (),
-        f"There is a list for every query: the rank of a {facts['unit']}, the {score}"
-        " of its vector and the query's, which is also the length of the bar, and the"
-        " text itself.",
-        tables=tuple(_listings(result)),
-    )
-    lines = of_type(views(result), Lines)
-    if lines:
-        reading = f"The line is the {score} of each rank."
-        yield Section("How nearness falls off", "", lines, reading, folded=True)
-
-
-def _listings(result: Result) -> Iterator[Listing]:
+def _listings(report: SearchReport, result: Result) -> Iterator[Listing]:
     """Yield the nearest to each query: rank, score, and the text in full."""
-    facts, total = cast("SearchFacts", result.facts), result.data.sizes
+    total = result.data.sizes
     data = result.data.isel(query=slice(QUERIES), rank=slice(LISTED))
-    score = SCORES.get(facts["nearness"], facts["nearness"])
+    score = SCORES.get(report.nearness, report.nearness)
     largest = float(np.abs(data["score"].to_numpy()).max(initial=0.0))
     queries, count = _queries(data), data.sizes["rank"]
     for place, query in enumerate(queries):
@@ -197,7 +211,7 @@ def _listings(result: Result) -> Iterator[Listing]:
             notes.append(f"The first {len(queries)} of {total['query']}.")
         yield Listing(
             f"Nearest to “{query}”",
-            ("rank", score, facts["unit"]),
+            ("rank", score, report.unit),
             tuple(rows),
             bar=score,
             most=largest,
@@ -212,10 +226,10 @@ def _full_names(data: "xarray.Dataset") -> list[str]:
     return [str(string) for string in data["string"].to_numpy()]
 
 
-def tables(result: Result) -> Iterator[Table]:
+def _tables(report: SearchReport, result: Result) -> Iterator[Table]:
     """Yield the nearest to each query, one table for each."""
     names = "string" if "string" in result.data else "number"
-    columns = ["rank", result.facts["nearness"], "number", result.facts["unit"]]
+    columns = ["rank", report.nearness, "number", report.unit]
     for query in range(result.data.sizes["query"]):
         here = result.data.isel(query=query)
         rows = []

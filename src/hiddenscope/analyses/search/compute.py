@@ -1,4 +1,4 @@
-"""Which texts are nearest to this one?"""
+"""The rows nearest to queries, and the vectors of queries that are texts."""
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from hiddenscope import progress
-from hiddenscope.arguments import checked, integer
+from hiddenscope.analyses.search.story import NearestRow, SearchReport
 from hiddenscope.errors import NotFinite, StatesError
 from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
-from hiddenscope.results import Facts, Result
+from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
     Attributes,
     Variables,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import xarray
 
 Query: TypeAlias = Texts | Inputs | AnyArray | Tensor
+Searchable: TypeAlias = ModelLike | Readable | Pair | EachToken | AnyArray | Tensor
 
 LOOKS: dict[str, Attributes] = {
     "cosine": {"long_name": "cosine", "meaning": "diverging"},
@@ -45,34 +46,18 @@ LISTED = 5
 SHORT = 100
 
 
-@checked
-def search(
-    source: ModelLike | Readable | Pair | EachToken | AnyArray | Tensor,
+def find_nearest(
+    source: Searchable,
     query: Query | tuple[Model, Texts | Inputs],
-    k: int = 10,
+    k: int,
     *,
-    texts: Texts | Inputs | Any = None,
-    site: str | Site | None = None,
-    pool: Pooling | None = None,
-    nearness: Nearness = "cosine",
+    texts: Texts | Inputs | Any,
+    site: str | Site | None,
+    pool: Pooling | None,
+    nearness: Nearness,
 ) -> Result:
-    """Find the k texts nearest to a query.
-
-    The search is exact: no text is left out, and of equals the first comes first.
-    `source` is a model with `texts`, states of any size, or an array `[text, width]`;
-    with `hs.each_token(source)` every token is a row. `query` is a text, several, or
-    vectors. The model that is searched reads texts; with states or an array, give
-    `(model, texts)`. Both sides are taken at `site`, by default the last there is, and
-    pooled. Texts that are longer than the model's window go through
-    `model.encode(texts, truncate=True)` first.
-
-    >>> import hiddenscope as hs
-    >>> data = hs.search(np.eye(3), [0.0, 2.0, 1.0], k=2).data
-    >>> data["number"].values.tolist(), data["score"].values.round(2).tolist()
-    ([[1, 2]], [[0.89, 0.45]])
-    """
+    """Return the k rows nearest to every query."""
     source = as_source(source)
-    count = integer(k, "k", 1)
     if nearness not in NEARNESSES:
         problem = f"No nearness {str(nearness)[:40]!r}"
         raise StatesError(
@@ -82,7 +67,7 @@ def search(
     model = source if isinstance(source, Model) else None
     queries, names = _queries(collection, query, model, nearness)
     _check_queries(queries, nearness)
-    nearest = Nearest(queries, count, nearness)
+    nearest = Nearest(queries, k, nearness)
     with progress.track("Searching", total=collection.count) as advance:
         for block in collection.blocks():
             nearest.see(block)
@@ -90,7 +75,7 @@ def search(
     return Result(
         "search",
         _table(collection, nearest, names),
-        _facts(collection, nearest, names),
+        _report(collection, nearest, names),
         collection.source,
     )
 
@@ -217,24 +202,24 @@ def _table(
     return to_dataset(variables, {"query": text_array(names), "rank": ranks})
 
 
-def _facts(collection: Collection, nearest: Nearest, names: list[str]) -> Facts:
+def _report(collection: Collection, nearest: Nearest, names: list[str]) -> SearchReport:
     """Return what was searched and how, and the nearest row to the first queries."""
-    facts: dict[str, Any] = {
-        "searched": nearest.seen,
-        "unit": collection.unit,
-        "nearness": nearest.nearness,
-    }
-    if collection.site is not None:
-        facts |= {"site": collection.site, "token": collection.token}
     first = []
     for query, name in enumerate(names[:LISTED]):
         number = int(nearest.numbers[query, 0])
-        record: dict[str, Any] = {
-            "query": name[:SHORT],
-            "number": number,
-            "score": float(nearest.scores[query, 0]),
-        }
+        string = None
         if collection.strings is not None:
-            record["string"] = collection.strings[number][:SHORT]
-        first.append(record)
-    return facts | {"nearest": first}
+            string = collection.strings[number][:SHORT]
+        score = float(nearest.scores[query, 0])
+        first.append(
+            NearestRow(query=name[:SHORT], number=number, score=score, string=string)
+        )
+    has_site = collection.site is not None
+    return SearchReport(
+        searched=nearest.seen,
+        unit=collection.unit,
+        nearness=nearest.nearness,
+        site=str(collection.site) if has_site else None,
+        token=collection.token if has_site else None,
+        nearest=first,
+    )

@@ -1,4 +1,4 @@
-"""Which texts belong together?"""
+"""Clusters of vectors by HDBSCAN, and how stable they are."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope import progress
-from hiddenscope.arguments import checked, integer
+from hiddenscope.analyses.cluster.story import ClusterRecord, ClusterReport
 from hiddenscope.errors import NotFinite, StatesError, TextError
 from hiddenscope.measures.grouped import numbered
 from hiddenscope.model import ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
-from hiddenscope.results import Facts, Result
+from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
     Coordinates,
     Variables,
@@ -51,35 +51,16 @@ ROUNDING = 1e-6
 SEED = 0
 
 
-@checked
-def cluster(
+def find_clusters(
     source: ModelLike | Readable | Pair | EachToken | AnyArray | Tensor,
-    texts: Texts | Inputs | Any = None,
-    *,
-    site: str | Site | None = None,
-    pool: Pooling | None = None,
-    smallest: int = 5,
-    truncate: bool = False,
+    texts: Texts | Inputs | Any,
+    site: str | Site | None,
+    pool: Pooling | None,
+    smallest: int,
+    truncate: bool,
 ) -> Result:
-    """Cluster texts by HDBSCAN, and name the most typical texts of each cluster.
-
-    Texts in no cluster are noise. `source` is a model with texts, states, or an array
-    `[text, width]`. The vectors are centred, scaled to norm 1 and projected on their
-    principal directions: one for every ten texts, at least 2 and at most 15. A cluster
-    has at least `smallest` texts. Its stability is how much of it comes back, on
-    average, when a fifth of the texts is left out and all of this is done again; copies
-    of a text, its tokens, and texts of a group (`hs.read(..., group=)`) are left out
-    together. Of more than 10,000 rows, a random sample of as many is clustered, and the
-    facts say so.
-
-    >>> import hiddenscope as hs
-    >>> centres = np.repeat([[1.0, 0, 0], [0, 1.0, 0]], 20, axis=0)
-    >>> points = centres + np.random.default_rng(0).normal(0, 0.01, (40, 3))
-    >>> hs.cluster(points).data["size"].values.tolist()
-    [20, 20]
-    """
+    """Return the clusters, their most typical rows, and their stability."""
     source = as_source(source)
-    smallest = integer(smallest, "smallest", 2)
     collection = collection_of(source, texts, site, pool, truncate)
     rows = _sample(collection.count)
     if len(rows) < 2 * smallest:
@@ -99,7 +80,7 @@ def cluster(
     return Result(
         "cluster",
         _table(collection, rows, places, (labels, strengths), clusters),
-        _facts(collection, rows, labels, clusters, smallest),
+        _report(collection, rows, labels, clusters, smallest),
         collection.source,
     )
 
@@ -336,34 +317,36 @@ def _typical(rows: Ints, clusters: Sequence[_Cluster]) -> Ints:
     return typical
 
 
-def _facts(
+def _report(
     collection: Collection,
     rows: Ints,
     labels: Ints,
     clusters: Sequence[_Cluster],
     smallest: int,
-) -> Facts:
-    facts: dict[str, Any] = {
-        "unit": collection.unit,
-        "rows": collection.count,
-        "clustered": len(rows),
-    }
-    if collection.site is not None:
-        facts |= {"site": collection.site, "token": collection.token}
-    facts |= {
-        "smallest": smallest,
-        "cluster_count": len(clusters),
-        "noise": int((labels < 0).sum()),
-    }
+) -> ClusterReport:
     listed = []
     for number, cluster in enumerate(clusters[:LISTED]):
-        record: dict[str, Any] = {
-            "cluster": number,
-            "size": len(cluster.rows),
-            "stability": cluster.stability,
-        }
+        typical = None
         if collection.strings is not None:
-            typical = rows[cluster.rows[:TYPICAL]]
-            record["typical"] = [collection.strings[row][:SHORT] for row in typical]
-        listed.append(record)
-    return facts | {"clusters": listed}
+            first = rows[cluster.rows[:TYPICAL]]
+            typical = [collection.strings[row][:SHORT] for row in first]
+        listed.append(
+            ClusterRecord(
+                cluster=number,
+                size=len(cluster.rows),
+                stability=cluster.stability,
+                typical=typical,
+            )
+        )
+    has_site = collection.site is not None
+    return ClusterReport(
+        unit=collection.unit,
+        rows=collection.count,
+        clustered=len(rows),
+        site=str(collection.site) if has_site else None,
+        token=collection.token if has_site else None,
+        smallest=smallest,
+        cluster_count=len(clusters),
+        noise=int((labels < 0).sum()),
+        clusters=listed,
+    )
