@@ -190,8 +190,19 @@ def open_foreign(data: Any) -> ForeignTensors:
     """Return the tensors of a file, an array, a list of arrays, a dict or a cache."""
     if isinstance(data, str | os.PathLike):
         return _open_file(Path(data))
+    # What TransformerLens returns, with what its model says of it.
     if hasattr(data, "cache_dict"):
-        return _open_cache(data)
+        config = getattr(getattr(data, "model", None), "cfg", None)
+        notes: tuple[str, ...] = ()
+        norm = str(getattr(config, "normalization_type", ""))
+        if norm.endswith("Pre"):
+            notes = (
+                "TransformerLens folded the weights of norms into those after them"
+                f" (normalization_type is {norm}).",
+            )
+        depth = getattr(config, "n_layers", None)
+        opened = open_foreign(dict(data.cache_dict))
+        return ForeignTensors("an ActivationCache", opened.tensors, depth, notes)
     name = f"a {type(data).__name__}"
     if isinstance(data, Mapping):
         tensors = {}
@@ -234,21 +245,6 @@ def _tensor(value: Any, name: str) -> Tensor:
         ) from error
 
 
-def _open_cache(cache: Any) -> ForeignTensors:
-    """Return the activations of TransformerLens, with what its model says of them."""
-    config = getattr(getattr(cache, "model", None), "cfg", None)
-    depth = getattr(config, "n_layers", None)
-    notes: tuple[str, ...] = ()
-    norm = str(getattr(config, "normalization_type", ""))
-    if norm.endswith("Pre"):
-        notes = (
-            "TransformerLens folded the weights of norms into those after them"
-            f" (normalization_type is {norm}).",
-        )
-    opened = open_foreign(dict(cache.cache_dict))
-    return ForeignTensors("an ActivationCache", opened.tensors, depth, notes)
-
-
 def _open_file(path: Path) -> ForeignTensors:
     name = ascii(path.name)[1:-1]
     problem = f"Cannot read states from {name}"
@@ -270,7 +266,13 @@ def _open_file(path: Path) -> ForeignTensors:
         if is_packed:
             tensors = _read_compressed(path)
         elif suffix == ".safetensors":
-            tensors, header = _read_safetensors(path)
+            from safetensors import safe_open
+
+            with safe_open(path, framework="pt") as file:
+                header = file.metadata() or {}
+                # The file is not a mapping, and cannot be iterated itself.
+                names = list(file.keys())
+                tensors = {key: file.get_tensor(key) for key in names}
         else:
             tensors = _read_numpy(path, name)
     except StatesError:
@@ -293,15 +295,6 @@ def _read_numpy(path: Path, name: str) -> dict[str, Tensor]:
         return {UNNAMED: _tensor(loaded, name)}
     with loaded as arrays:
         return {key: _tensor(arrays[key], name) for key in arrays.files}
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        # The file is not a mapping, and cannot be iterated itself.
-        names = list(file.keys())
-        return {key: file.get_tensor(key) for key in names}, file.metadata() or {}
 
 
 def _read_compressed(path: Path) -> dict[str, Tensor]:

@@ -338,17 +338,16 @@ def _by_name(
         named = NamedSites({name: site_of(sites[name], source) for name in sites}, [])
     else:
         named = sites_of_names(list(tensors), source)
+    selected = set(named.sites.values())
     if sites is not None and not isinstance(sites, Mapping):
         selected = set(sites_in_order(sites, source))
-        missing = selected - set(named.sites.values())
-        if missing:
-            raise SiteError(
-                foreign.problem,
-                f"it has no {summarise(missing)}",
-                f"It has {summarise(named.sites.values())}.",
-            )
-        some = {name: site for name, site in named.sites.items() if site in selected}
-        named = NamedSites(some, [])
+    missing = selected - set(named.sites.values())
+    if missing:
+        raise SiteError(
+            foreign.problem,
+            f"it has no {summarise(missing)}",
+            f"It has {summarise(named.sites.values())}.",
+        )
     if not named.sites:
         raise StatesError(
             foreign.problem,
@@ -357,6 +356,8 @@ def _by_name(
         )
     by_site: dict[Site, Tensor] = {}
     for name, site in named.sites.items():
+        if site not in selected:
+            continue
         known = by_site.setdefault(site, tensors[name])
         # A block's output is the next block's input, which has a name too.
         if known is not tensors[name] and not torch.equal(known, tensors[name]):

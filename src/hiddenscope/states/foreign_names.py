@@ -216,9 +216,21 @@ def sites_of_names(names: Sequence[str], source: Source) -> NamedSites:
             left_out.append(name)
         else:
             unknown.append(name)
-    if unknown:
-        raise _unknown(unknown)
-    return NamedSites(known, left_out)
+    if not unknown:
+        return NamedSites(known, left_out)
+    reason = "no site is called so here, in Hugging Face, TransformerLens or nnsight"
+    if any(_BLOCK.fullmatch(name) or _FINAL_NORM.fullmatch(name) for name in unknown):
+        reason = "nothing says that this stack of blocks is the language model's"
+    elif any(map(_INSIDE_BLOCK.search, unknown)):
+        reason = (
+            "what a module inside a block returns need not be what the block adds"
+            " (some norm it first)"
+        )
+    raise SiteError(
+        f"No site for {listed(unknown)}",
+        reason,
+        f"Say what it is: sites={{{quoted(unknown[0])}: 'layer.3'}}, or leave it out.",
+    )
 
 
 def _plain_site(name: str, source: Source) -> Site | None:
@@ -295,20 +307,4 @@ def _needs_depth(name: str) -> SiteError:
         " do not say",
         "Give source=hs.Source(name, depth=..., final=...), or name each site, such as"
         " 'layer.3'.",
-    )
-
-
-def _unknown(names: Sequence[str]) -> SiteError:
-    reason = "no site is called so here, in Hugging Face, TransformerLens or nnsight"
-    if any(_BLOCK.fullmatch(name) or _FINAL_NORM.fullmatch(name) for name in names):
-        reason = "nothing says that this stack of blocks is the language model's"
-    elif any(map(_INSIDE_BLOCK.search, names)):
-        reason = (
-            "what a module inside a block returns need not be what the block adds"
-            " (some norm it first)"
-        )
-    return SiteError(
-        f"No site for {listed(names)}",
-        reason,
-        f"Say what it is: sites={{{quoted(names[0])}: 'layer.3'}}, or leave it out.",
     )

@@ -175,7 +175,7 @@ def one_tensor(values: SiteValues) -> Tensor:
     torch.Size([2, 3, 8])
     """
     if isinstance(values, MixedValues):
-        raise different_widths(PROBLEM, values.sites, values.widths)
+        values._refuse()
     return values
 
 

@@ -46,16 +46,10 @@ class Tokens:
         put(self, "strings", tuple(self.strings))
         if self.texts is not None:
             put(self, "texts", tuple(self.texts))
-        if self.count < 0:
-            put(self, "count", self._counted())
-        self._check()
-
-    def _counted(self) -> int:
-        if self.texts is not None:
-            return len(self.texts)
-        return int(self.text[-1]) + 1 if len(self) else 0
-
-    def _check(self) -> None:
+        if self.count < 0 and self.texts is not None:
+            put(self, "count", len(self.texts))
+        elif self.count < 0:
+            put(self, "count", int(self.text[-1]) + 1 if len(self) else 0)
         problem = "Cannot make these tokens"
         if self.texts is not None and len(self.texts) != self.count:
             reason = f"count is {self.count} and there are {len(self.texts)} texts"
@@ -232,9 +226,7 @@ class Source:
                 f"its fields are {names or 'none'}",
                 f"They must be {', '.join(sorted(known))}.",
             )
-        adapters = []
-        for adapter in data.get("adapters", ()):
-            adapters.append(AdapterSource(**adapter))
+        adapters = (AdapterSource(**adapter) for adapter in data.get("adapters", ()))
         return cls(**dict(data) | {"adapters": tuple(adapters)})
 
 

@@ -132,26 +132,23 @@ class States:
         model = terminal_safe(self.source.model)
         if self.source.quantisation:
             model += f" ({terminal_safe(self.source.quantisation)})"
-        widths = " or ".join(map(str, dict.fromkeys(self.widths)))
-        return "\n".join(
-            [
-                f"States of {model}, {dtype}: {sites} x {tokens} x {widths}",
-                f"  sites   {self._summary()}",
-                f"  tokens  {show_tokens(self.tokens.strings)} ({texts})",
-            ]
-        )
-
-    def _summary(self) -> str:
-        """Summarise the sites, with their widths if these differ."""
-        if isinstance(self.values, Tensor):
-            return summarise(self.sites)
         by_width: dict[int, list[Site]] = {}
         for site, width in zip(self.sites, self.widths, strict=True):
             by_width.setdefault(width, []).append(site)
-        parts = []
-        for width, sites in by_width.items():
-            parts.append(f"{summarise(sites)} ({width} wide)")
-        return "; ".join(parts)
+        widths = " or ".join(map(str, by_width))
+        summary = summarise(self.sites)
+        if len(by_width) > 1:
+            parts = [
+                f"{summarise(by_width[width])} ({width} wide)" for width in by_width
+            ]
+            summary = "; ".join(parts)
+        return "\n".join(
+            [
+                f"States of {model}, {dtype}: {sites} x {tokens} x {widths}",
+                f"  sites   {summary}",
+                f"  tokens  {show_tokens(self.tokens.strings)} ({texts})",
+            ]
+        )
 
     def of(self, text: int) -> "States":
         """Return the states of one text, sharing memory; -1 is the last."""

@@ -108,8 +108,16 @@ def read_stream(
         return
     lines = _lines(_decompressed(stream, origin.name), origin)
     if kind == ".txt" and columns.text == "file":
+        # All lines are one text.
         columns._replace(text=None).refuse_names(origin)
-        yield from _whole(lines, origin)
+        text = ""
+        for _, line in lines:
+            text += line
+            if len(text) >= LONGEST_FIELD:
+                reason = f"it has {LONGEST_FIELD:,} characters or more"
+                origin.refuse(1, reason, "Split the file.")
+                return
+        yield RawRow(1, text.rstrip("\r\n"))
     elif kind == ".txt":
         columns.refuse_names(origin)
         for number, line in lines:
@@ -243,18 +251,6 @@ def _lines(stream: Any, origin: Origin) -> Iterator[tuple[int, str]]:
         if number == 1:
             string = string.removeprefix("\ufeff")
         yield number, string
-
-
-def _whole(lines: Iterable[tuple[int, str]], origin: Origin) -> Iterator[RawRow]:
-    """Yield all lines of a file as one text."""
-    text = ""
-    for _, line in lines:
-        text += line
-        if len(text) >= LONGEST_FIELD:
-            reason = f"it has {LONGEST_FIELD:,} characters or more"
-            origin.refuse(1, reason, "Split the file.")
-            return
-    yield RawRow(1, text.rstrip("\r\n"))
 
 
 def _json(

@@ -192,13 +192,23 @@ def near_duplicates(
     >>> near_duplicates(some, ["cat", "cat", "rain", "car"]) is None
     True
     """
-    sample, numbers = _distinct(texts, groups)
+    numbers: dict[str, int] = {}
+    by_text: dict[str, int] = {}
+    for text, group in zip(texts, groups, strict=True):
+        if isinstance(text, str):
+            by_text.setdefault(text, numbers.setdefault(group, len(numbers)))
+    sample = list(by_text)
+    if len(sample) > MOST_COMPARED:
+        # The sample must not depend on the order of the texts, which may be sorted by
+        # label.
+        sample.sort(key=lambda text: crc32(text.encode("utf-8", "replace")))
+        del sample[MOST_COMPARED:]
     # What two texts share is what all texts share, and has no weight.
     if len(sample) < 3:
         return None
     import numpy as np
 
-    names = np.array(numbers)
+    names = np.array([by_text[text] for text in sample])
     cosines = _cosines(sample)
     cosines[names[:, None] == names] = 0
     nearest = cosines.max(1)
@@ -234,21 +244,3 @@ def _cosines(texts: Sequence[str]) -> "NDArray[np.float64]":
     rows = normalize(counts.multiply(rarity).tocsr())
     cosines: NDArray[np.float64] = (rows @ rows.T).toarray()
     return cosines
-
-
-def _distinct(
-    texts: Sequence[Any], groups: Sequence[str]
-) -> tuple[list[str], list[int]]:
-    """Return the distinct strings, of many a sample, with their groups' numbers."""
-    numbers: dict[str, int] = {}
-    by_text: dict[str, int] = {}
-    for text, group in zip(texts, groups, strict=True):
-        if isinstance(text, str):
-            by_text.setdefault(text, numbers.setdefault(group, len(numbers)))
-    strings = list(by_text)
-    if len(strings) > MOST_COMPARED:
-        # The sample must not depend on the order of the texts, which may be sorted by
-        # label.
-        strings.sort(key=lambda text: crc32(text.encode("utf-8", "replace")))
-        del strings[MOST_COMPARED:]
-    return strings, [by_text[text] for text in strings]

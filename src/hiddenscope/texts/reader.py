@@ -169,9 +169,20 @@ def read(
         for row in rows(source, text=text, label=label, group=column):
             all_rows.append(row)
             characters += len(row.text)
-            if is_bounded:
-                _check_memory(len(all_rows), characters, name)
             advance(1)
+            limit = ""
+            if len(all_rows) > MOST_TEXTS:
+                limit = f"{MOST_TEXTS:,} texts"
+            elif characters > MOST_CHARACTERS:
+                limit = f"{MOST_CHARACTERS:,} characters"
+            if limit and is_bounded:
+                reason = f"it has more than {limit}, and all of them would be held"
+                raise TooLarge(
+                    f"Cannot read {name} as a whole",
+                    f"{reason} in memory",
+                    "Give it to hs.extract, which reads row by row; or split it, or"
+                    " give a list of texts.",
+                )
     if not all_rows and name == UNNAMED:
         raise TextError("No texts", "the list is empty", "Give at least one.")
     if not all_rows:
@@ -265,20 +276,6 @@ def _name(source: object) -> str:
     for suffix in (*COMPRESSIONS, *FORMATS):
         name = name.removesuffix(suffix)
     return name or UNNAMED
-
-
-def _check_memory(texts: int, characters: int, name: str) -> None:
-    """Refuse a file of more texts than can be held in memory."""
-    limit = f"{MOST_TEXTS:,} texts"
-    if texts <= MOST_TEXTS:
-        limit = f"{MOST_CHARACTERS:,} characters"
-    if texts > MOST_TEXTS or characters > MOST_CHARACTERS:
-        raise TooLarge(
-            f"Cannot read {name} as a whole",
-            f"it has more than {limit}, and all of them would be held in memory",
-            "Give it to hs.extract, which reads row by row; or split it, or give a"
-            " list of texts.",
-        )
 
 
 def _whole_column(
@@ -392,7 +389,14 @@ def _of_pair(source: Any, columns: Columns, origin: Origin) -> Iterator[RawRow]:
 
 def _of_items(source: Any, columns: Columns, origin: Origin) -> Iterator[RawRow]:
     if isinstance(source, Mapping):
-        raise _is_mapping(source)
+        reason = f"it is a mapping with {quote_names(list(source))}"
+        remedy = "Give (texts, labels), or a list of rows."
+        # A Hugging Face dataset with several splits.
+        splits = [name for name in source if hasattr(source[name], "column_names")]
+        if splits:
+            reason = f"it has the splits {quote_names(splits)}"
+            remedy = f"Give one of them: data[{splits[0]!r}]."
+        raise TextError("Cannot read texts from a mapping", reason, remedy)
     is_scalar = getattr(source, "shape", None) == ()
     if not isinstance(source, Iterable) or isinstance(source, bytes) or is_scalar:
         raise TextError(
@@ -420,14 +424,3 @@ def _of_items(source: Any, columns: Columns, origin: Origin) -> Iterator[RawRow]
 
 def _is_pair(item: object) -> bool:
     return isinstance(item, tuple | list) and len(item) == 2
-
-
-def _is_mapping(source: Mapping[str, object]) -> TextError:
-    """Return the error for a mapping, which may be a dataset with several splits."""
-    reason = f"it is a mapping with {quote_names(list(source))}"
-    remedy = "Give (texts, labels), or a list of rows."
-    splits = [name for name in source if hasattr(source[name], "column_names")]
-    if splits:
-        reason = f"it has the splits {quote_names(splits)}"
-        remedy = f"Give one of them: data[{splits[0]!r}]."
-    return TextError("Cannot read texts from a mapping", reason, remedy)
