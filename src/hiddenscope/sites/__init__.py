@@ -26,7 +26,6 @@ A pattern without a stack matches both.
 ['layer.3', 'layer.4', 'layer.5', 'final']
 """
 
-from hiddenscope.sites.aliases import from_alias, to_alias
 from hiddenscope.sites.patterns import (
     SitePatterns,
     check_syntax,
@@ -36,7 +35,14 @@ from hiddenscope.sites.patterns import (
     select,
     summarise,
 )
-from hiddenscope.sites.site import MOST_LAYERS, PARTS, STACKS, Site
+from hiddenscope.sites.site import (
+    MOST_LAYERS,
+    PARTS,
+    STACKS,
+    Site,
+    from_alias,
+    to_alias,
+)
 
 __all__ = [
     "MOST_LAYERS",

@@ -9,12 +9,14 @@ from numbers import Integral
 from typing import Any, TypeAlias
 
 from hiddenscope.errors import SiteError
-from hiddenscope.sites.aliases import HIDDEN_STATES, from_alias, is_alias
 from hiddenscope.sites.site import (
+    HIDDEN_STATES,
     MOST_LAYERS,
     PARTS,
     STACK,
     Site,
+    from_alias,
+    is_alias,
     names_final,
     nearest,
     not_a_site,
@@ -116,13 +118,11 @@ def names_inner(patterns: SitePatterns) -> bool:
     >>> names_inner("layer.*, *.attn.head.*"), names_inner("layer.3.*")
     (True, False)
     """
-    return any(_names_inner(item) for item in _items(patterns))
-
-
-def _names_inner(item: str) -> bool:
-    if _INNER_PATTERN.fullmatch(item):
-        return True
-    return ".hook_" in item and is_alias(item)
+    for item in _items(patterns):
+        is_hook = ".hook_" in item and is_alias(item)
+        if is_hook or _INNER_PATTERN.fullmatch(item):
+            return True
+    return False
 
 
 def names_neurons(patterns: SitePatterns) -> bool:
@@ -237,27 +237,26 @@ class _KnownSites:
             reason = f"it has no final norm; its last state is {last}"
             return SiteError(problem, reason, f"Choose {last}.")
         indexed = re.fullmatch(r"(.*\.(head|neuron))\.([0-9]+)(?:-[0-9]+)?", item)
-        if indexed:
-            siblings = self.match(f"{indexed[1]}.*")
-            if siblings:
-                return self._missing_index(problem, indexed[2], siblings)
+        siblings = self.match(f"{indexed[1]}.*") if indexed else set()
+        if indexed and siblings:
+            # It is beyond the last.
+            count = max(site.index or 0 for site in siblings) + 1
+            noun = indexed[2]
+            reason = f"it has {count:,} {noun}s there, counted from 0"
+            remedy = f"Choose '{noun}.0' to '{noun}.{count - 1}'."
+            return SiteError(problem, reason, remedy)
         reason = f"it has {summarise(self.sites)}"
         return SiteError(problem, reason, nearest(item, names))
-
-    def _missing_index(self, problem: str, noun: str, siblings: set[Site]) -> SiteError:
-        """Return the error for a head or neuron beyond the last."""
-        last = max(siblings, key=lambda site: site.index or 0)
-        count = (last.index or 0) + 1
-        reason = f"it has {count:,} {noun}s there, counted from 0"
-        return SiteError(problem, reason, f"Choose '{noun}.0' to '{noun}.{count - 1}'.")
 
     def _layers(self, pattern: re.Match[str], stack: str | None) -> range:
         if pattern["low"] is None:
             return range(MOST_LAYERS)
-        low = self._from_start(int(pattern["low"]), stack)
-        high = low
-        if pattern["high"]:
-            high = self._from_start(int(pattern["high"]), stack)
+        ends = []
+        for end in filter(None, pattern.group("low", "high")):
+            layer = int(end)
+            # Negative ones count from the end.
+            ends.append(layer + self.depths[stack] + 1 if layer < 0 else layer)
+        low, high = ends[0], ends[-1]
         if low > high:
             raise SiteError(
                 f"No sites {quoted(pattern[0])} in {self.owner}",
@@ -265,10 +264,6 @@ class _KnownSites:
                 "Write the lower layer first.",
             )
         return range(low, high + 1) if high <= max(self.depths.values()) else range(0)
-
-    def _from_start(self, layer: int, stack: str | None) -> int:
-        """Count a layer from the start, of which negative ones count from the end."""
-        return layer + self.depths[stack] + 1 if layer < 0 else layer
 
     def _match_entry(self, entry: re.Match[str]) -> set[Site]:
         """Match an entry of `hidden_states` with the site that it was proved to be."""

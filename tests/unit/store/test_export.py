@@ -20,7 +20,7 @@ from hiddenscope.errors import Damaged, Error, FileError, SiteError
 from hiddenscope.store import StorePlan, StoreSequence, create
 from hiddenscope.store import export as exports
 from hiddenscope.testing import tiny_store
-from hiddenscope.testing.stores import tiny_sequence
+from hiddenscope.testing.tiny import tiny_sequence
 from tests.places import ROOT
 from tests.unit.store.machine import damage, shard
 

@@ -25,7 +25,7 @@ from hiddenscope.store import (
     resume_store,
 )
 from hiddenscope.testing import tiny_store
-from hiddenscope.testing.stores import (
+from hiddenscope.testing.tiny import (
     COPIES,
     SITES,
     tiny_sequence,
