@@ -93,6 +93,7 @@ def write(known: dict[str, results.Record]) -> None:
     """Write the results, their page and the picture of growth."""
     results.write(known)
     page.PATH.write_text(page.page(known), encoding="utf-8")
+    page.ROWS_PATH.write_text(page.every_row(known), encoding="utf-8")
     for architecture in page.architectures(known):
         growths = known[architecture].get("growth")
         if growths:

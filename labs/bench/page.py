@@ -1,5 +1,8 @@
-"""Write docs/bench.md: the peers first, then how cost grows, then every row."""
+"""Write docs/bench.md (the peers, how cost grows, bars that are missed), and rows.md
+with every row.
+"""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,7 @@ from labs.bench.measure import Row
 from labs.bench.peers.environments import NNTERP, OURS, PEERS, PLAIN
 
 PATH = Path(__file__).parents[2] / "docs" / "bench.md"
+ROWS_PATH = Path(__file__).with_name("rows.md")
 HEAD = ("row", "what is compared", "CPU", "wall", "bar", "")
 COLUMNS = (
     PLAIN,
@@ -18,6 +22,9 @@ COLUMNS = (
     "TorchLens",
     "sentence-transformers",
 )
+# A remark in brackets, and how many heads a model has.
+BRACKETS = re.compile(r" \([^()]*\)(?= |$)")
+HEADS = re.compile(r"\d+ x \d+ heads")
 # Two libraries whose costs differ by less share a place: medians of a few rounds move
 # this much from run to run.
 TIE = 1.03
@@ -71,15 +78,21 @@ a loop with `torch.save`, of probe scikit-learn.
 
 ![Exponents of CPU time for hiddenscope and its peers](pictures/growth.png)
 """
+MISSED = """\
+## Bars that are missed
+
+Most analyses have a bar: a ratio of two ways run in turn in one process, such as capture over the bare pass. {met} of {barred} are
+met; these are not. All rows are in [rows.md](../labs/bench/rows.md).
+"""
 ROWS = """\
-## Every row
+# Every row of `make bench`
 
 Ratios of two ways run in turn in one process: medians over several rounds of CPU time of all threads, or of wall time where
 only that is meant; memory has one ratio. A ratio that misses its bar is bold. A bare pass is the module's own forward under
 `no_grad`. Rows keep the bars of the day on which they were measured.
 """
 GPU_ROWS = """\
-### {cpu}
+## {cpu}
 
 Ratios of wall time, measured by `python -m labs.bench.gpu`.
 """
@@ -93,7 +106,24 @@ def page(results: Mapping[str, Record]) -> str:
     parts = [INTRODUCTION]
     parts += _beside(results, order)
     parts += _growth(results, order)
-    parts += [ROWS, _table(_rows(results, on_cpu))]
+    if "cuda" in results:
+        parts.append(GPU_ROWS.format(**results["cuda"]["machine"]))
+        parts.append(_table(_gpu_rows(results["cuda"])))
+    barred, missed = 0, 0
+    for architecture in on_cpu:
+        for fields in results[architecture]["rows"]:
+            barred += fields["met"] is not None
+            missed += fields["met"] is False
+    parts.append(MISSED.format(met=barred - missed, barred=barred))
+    head, *rows = _rows(results, on_cpu)
+    parts.append(_table([head, *(row for row in rows if "**" in "".join(row))]))
+    return "\n".join(parts)
+
+
+def every_row(results: Mapping[str, Record]) -> str:
+    """Return a page with every row that has been measured."""
+    on_cpu = [name for name in architectures(results) if name != "cuda"]
+    parts = [ROWS, _table(_rows(results, on_cpu))]
     if "cuda" in results:
         parts.append(GPU_ROWS.format(**results["cuda"]["machine"]))
         parts.append(_table(_rows(results, ["cuda"])))
@@ -301,6 +331,24 @@ def _rows(
             ratios.append("" if row is None else _ratio(row))
         bars = dict.fromkeys(cells(row)[4] for row in measured.values())
         yield (name, what, *ratios, ", ".join(bars))
+
+
+def _gpu_rows(record: Record) -> Iterable[Sequence[str]]:
+    """Yield one line for each comparison, with a ratio for each shape of a model."""
+    lines: dict[str, dict[str, Row]] = {}
+    for fields in record["rows"]:
+        row = Row.from_json(fields)
+        what = row.what.removeprefix(f"{record['machine']['cpu']}: ")
+        shape, _, rest = what.partition(" shape, ")
+        # Times and differences in brackets are those of one shape, as are its heads.
+        compared = BRACKETS.sub("", HEADS.sub("every head", rest))
+        lines.setdefault(compared, {})[shape] = row
+    shapes = list(dict.fromkeys(shape for line in lines.values() for shape in line))
+    yield ("what is compared", *shapes, "bar")
+    for compared, line in lines.items():
+        ratios = [_ratio(line[shape]) if shape in line else "" for shape in shapes]
+        bars = dict.fromkeys(cells(row)[4] for row in line.values())
+        yield (compared, *ratios, ", ".join(filter(None, bars)))
 
 
 def _ratio(row: Row) -> str:
