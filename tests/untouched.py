@@ -48,7 +48,7 @@ WRITERS = (
     "module_copy.py",
     "stateless.py",
     "_named_member_accessor.py",
-    "kernels.py",
+    "operations.py",
     "autograd.py",
 )
 

@@ -48,7 +48,7 @@ ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
 NAMELESS = {"utils", "util", "helpers", "helper", "core", "common", "misc"}
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 # Forwards are hooked in one, the registration of parts in the other.
-HOOKING = {"modules.hooks", "modules.registration"}
+HOOKING = {"modules.hooks", "modules.installation"}
 SETTERS = {"setattr", "delattr"}
 HOOK = re.compile(r"register_\w*hook")
 MODES = {"no_grad", "enable_grad", "set_grad_enabled", "inference_mode"}

@@ -25,7 +25,7 @@ from hiddenscope.errors import (
 from hiddenscope.modules.hooks import finite_attention
 from hiddenscope.modules.weights import check_finite
 from hiddenscope.passes import text_encoder
-from hiddenscope.passes.clean_run import run_clean
+from hiddenscope.passes.sweep import run_clean
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 Tiny = Callable[..., hs.Model]

@@ -117,7 +117,7 @@ def test_after_an_interrupt_inside_our_own_hook(
 ) -> None:
     before = hanging(model.module)
     with monkeypatch.context() as patch:
-        patch.setattr("hiddenscope.passes.buffers.Buffer.write", _interrupted)
+        patch.setattr("hiddenscope.passes.buffers.StackBuffer.write", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             model.capture([TEXT])
     assert hanging(model.module) == before

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hiddenscope.errors import Damaged
-from hiddenscope.modules.registration import PartKind, registering
+from hiddenscope.modules.installation import PartKind, registering
 
 if TYPE_CHECKING:
     from torch import nn

@@ -263,7 +263,7 @@ def _join_passes(
         if not any(site.stack == stack for site in recorded_pass.states):
             continue
         new = 1 if read else start
-        ids = recorded_pass.ids(stack)
+        ids = recorded_pass.argument(stack, "input_ids")
         # Otherwise the states belong to another text than the one that is returned.
         if ids is None or ids[:, -new:].tolist() != [list(text[read : read + new])]:
             raise PassError(

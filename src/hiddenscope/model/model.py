@@ -50,12 +50,12 @@ from hiddenscope.modules.adapters import (
     has_adapters,
     require_separable,
 )
-from hiddenscope.modules.offload import devices_of
+from hiddenscope.modules.operations import tell_of_slow_products
 from hiddenscope.modules.quantised import quantisation_of
-from hiddenscope.modules.slow_dtypes import tell_of_slow_products
 from hiddenscope.modules.trials import Memory, Trials, weights_identity
 from hiddenscope.modules.weights import (
     Fingerprint,
+    devices_of,
     hash_weights,
     trust_finite,
     weight_tensors,

@@ -127,7 +127,13 @@ def below_adapters(module: nn.Module) -> nn.Module:
     get_base: Any = getattr(module, "get_base_model", lambda: module)
     copied = private_copy(get_base())
     for path, wrapper in list(_wrappers(copied)):
-        _replace_part(copied, path, _wrapped(wrapper))
+        layer: Any = wrapper
+        # PEFT may have wrapped a layer more than once.
+        while isinstance(_inside(layer), nn.Module):
+            layer = _inside(layer)
+        parent, _, name = path.rpartition(".")
+        # A ModuleList keeps its parts under numbers, which setattr would not find.
+        copied.get_submodule(parent)._modules[name] = layer
     # transformers remembers adapters that it has loaded itself.
     for name in ("peft_config", "_hf_peft_config_loaded"):
         vars(copied).pop(name, None)
@@ -155,20 +161,15 @@ def require_separable(module: nn.Module, name: str, altered: str = "") -> None:
         reason = "accelerate has spread its weights over devices, and moves them"
         raise ModuleError(problem, reason, "Load the base by itself.")
     for adapter, config in adapter_configs(module).items():
-        change = _change_of_base(config)
+        start = getattr(config, "init_lora_weights", True)
+        change = ""
+        if str(getattr(config, "bias", "none")) not in ("none", "False"):
+            change = f"bias={config.bias!r}"
+        elif changes_base(start):
+            change = f"init_lora_weights={start!r}"
         if change:
             reason = f"the adapter {adapter!r} also changed the base: {change}"
             raise ModuleError(problem, reason, "Load the base by itself.")
-
-
-def _change_of_base(config: Any) -> str:
-    """Say how an adapter changed the weights of its base; empty if it did not."""
-    if str(getattr(config, "bias", "none")) not in ("none", "False"):
-        return f"bias={config.bias!r}"
-    start = getattr(config, "init_lora_weights", True)
-    if changes_base(start):
-        return f"init_lora_weights={start!r}"
-    return ""
 
 
 def changes_base(init_lora_weights: object) -> bool:
@@ -188,34 +189,19 @@ def _wrappers(module: nn.Module) -> Iterator[tuple[str, Any]]:
     if tuners is None or other is None:
         return
     kinds = (tuners.BaseTunerLayer, other.AuxiliaryTrainingWrapper)
-    outer: list[str] = []
+    outer: str | None = None
     for path, part in module.named_modules():
-        if isinstance(part, kinds) and not _is_below(path, outer):
-            outer.append(path)
+        # Modules are listed in order, so only the last wrapper can contain this one.
+        is_inside = outer is not None and path.startswith(f"{outer}.")
+        if isinstance(part, kinds) and not is_inside:
+            outer = path
             yield path, part
 
 
-def _is_below(path: str, outer: list[str]) -> bool:
-    # Modules are listed in order, so only the last wrapper can contain this one.
-    return bool(outer) and path.startswith(f"{outer[-1]}.")
-
-
-def _wrapped(wrapper: Any) -> nn.Module:
-    """Return the layer that PEFT has wrapped, however often."""
-    layer: nn.Module = wrapper
-    while True:
-        inner = getattr(layer, "original_module", None)
-        if inner is None:
-            inner = getattr(layer, "base_layer", None)
-        if not isinstance(inner, nn.Module):
-            return layer
-        layer = inner
-
-
-def _replace_part(module: nn.Module, path: str, part: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    # A ModuleList keeps its parts under numbers, which setattr would not find.
-    module.get_submodule(parent)._modules[name] = part
+def _inside(layer: Any) -> Any:
+    """Return the layer that PEFT has wrapped; None for one that is no wrapper."""
+    inner = getattr(layer, "original_module", None)
+    return getattr(layer, "base_layer", None) if inner is None else inner
 
 
 def _merged(wrapper: Any) -> Sequence[str]:

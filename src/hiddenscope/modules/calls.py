@@ -1,14 +1,19 @@
-"""Calls: how a module is given its ids.
+"""Calls: how a module is given its ids, and whether its code minds train() mode.
 
-Models of transformers take them as `input_ids`, beside options. A module in plain
+Models of transformers take ids as `input_ids`, beside options. A module in plain
 PyTorch takes them as its first argument, whatever its name, and knows no options.
+
+A module that is left in train() mode does no harm unless its code reads `training`: a
+linear map, an activation or a layer norm does not, nor does a port without dropout.
+Code that cannot be read is taken to depend on it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,6 +25,22 @@ Parameters = Mapping[str, inspect.Parameter]
 # nanoGPT gives the logits of the last token alone, unless it is given targets. By
 # class, the parameter that has to be given the ids once more.
 GIVEN_IDS_TOO: WeakKeyDictionary[type[nn.Module], str] = WeakKeyDictionary()
+
+# These read `training` for a random part alone, and have none where this attribute is 0
+# or False.
+_RANDOM_PARTS: dict[Any, str] = {
+    nn.modules.dropout._DropoutNd: "p",
+    nn.MultiheadAttention: "dropout",
+    nn.RNNBase: "dropout",
+    nn.modules.instancenorm._InstanceNorm: "track_running_stats",
+}
+# These take a faster way to the same result where `training` is False; their dropout is
+# in modules of its own.
+_SAME_RESULT = (
+    nn.TransformerEncoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)
 
 
 def accepts(module: nn.Module) -> frozenset[str]:
@@ -86,3 +107,96 @@ def call(module: nn.Module, inputs: Mapping[str, Any], **options: Any) -> Any:
     if needed is not None and needed.default is needed.empty:
         others.setdefault("attention_mask", torch.ones_like(ids))
     return module(ids, **others)
+
+
+def depends_on_mode(module: nn.Module) -> bool:
+    """Tell whether a module without its children may compute otherwise in train() mode.
+
+    >>> depends_on_mode(nn.GELU())
+    False
+    >>> depends_on_mode(nn.Dropout(0.1)), depends_on_mode(nn.Dropout(0.0))
+    (True, False)
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
+    forward = vars(module).get("forward")
+    if forward is not None and _reads_training(getattr(forward, "__func__", forward)):
+        return True
+    own_kind: Any = type(module)
+    known: Any = nn.Module
+    for kind, attribute in _RANDOM_PARTS.items():
+        if isinstance(module, kind):
+            if getattr(module, attribute):
+                return True
+            known = kind
+    return _class_reads_training(own_kind, known)
+
+
+@cache
+def _class_reads_training(kind: type, known: type) -> bool:
+    """Tell whether a class reads `training` in what it adds to a known class."""
+    for base in kind.__mro__[: kind.__mro__.index(known)]:
+        # A class of torch only fills in a known one, as nn.Dropout does.
+        fills_in = known is not nn.Module and base.__module__.startswith("torch.nn.")
+        if base in _SAME_RESULT or fills_in:
+            continue
+        for name, member in vars(base).items():
+            functions: list[Any] = []
+            if isinstance(member, property):
+                functions += filter(None, (member.fget, member.fset))
+            elif isinstance(member, staticmethod | classmethod):
+                functions.append(member.__func__)
+            elif isinstance(member, FunctionType) or name == "forward":
+                functions.append(member)
+            if any(map(_reads_training, functions)):
+                return True
+    return False
+
+
+def _reads_training(function: Callable[..., Any]) -> bool:
+    """Tell whether a function, or one that it calls by name, reads `training`.
+
+    A function whose code cannot be read is taken to.
+    """
+    waiting: list[Any] = [inspect.unwrap(function)]
+    known: set[Any] = set()
+    while waiting:
+        current = waiting.pop()
+        if not isinstance(current, FunctionType):
+            return True
+        names = _names_in(current.__code__)
+        if "training" in names:
+            return True
+        known.add(current)
+        waiting += [called for called in _called(current, names) if called not in known]
+    return False
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names and strings in code, and in functions defined in it."""
+    names = {*code.co_names}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names_in(constant)
+        elif isinstance(constant, str):
+            names.add(constant)
+    return names
+
+
+def _called(function: FunctionType, names: set[str]) -> Iterator[FunctionType]:
+    """Yield the functions that code may call by name, in its module and in others.
+
+    Those of torch are known.
+    """
+    places = [function.__globals__]
+    for name in names:
+        value = function.__globals__.get(name)
+        if isinstance(value, ModuleType) and not value.__name__.startswith("torch"):
+            places.append(vars(value))
+    for place in places:
+        for name in names:
+            value = place.get(name)
+            if isinstance(value, FunctionType) and not value.__module__.startswith(
+                "torch"
+            ):
+                yield value

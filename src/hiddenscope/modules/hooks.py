@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -24,14 +25,16 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hiddenscope.errors import Error, PassError, is_out_of_memory
-from hiddenscope.modules import calls, kernels, offload, operations
+from hiddenscope.modules import calls, operations, weights
 from hiddenscope.modules.installation import Installation, Step, remove_later
-from hiddenscope.modules.weights import tensors_of
 
 Side: TypeAlias = Literal["input", "output", "inside"]
 Forward: TypeAlias = Callable[..., Any]
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = Mapping[str, Any]
+
+# The flag that transformers leaves on a part with hooks that report hidden states.
+CAPTURING = "_output_capturing_hooks_installed"
 
 
 @dataclass(frozen=True)
@@ -120,22 +123,17 @@ def watching(watches: Sequence[Watch]) -> Installation:
             inside[watch.module].append(watch.callback)
         else:
             steps.append(_Hook(watch))
-    thread = threading.get_ident()
     for part, callbacks in inside.items():
-        forward = _with_operations(part.forward, callbacks, thread)
-        before = vars(part).get("forward")
-        steps.append(_ReplacedForward(part, forward, before))
+        steps.append(_replaced(part, partial(_with_operations, callbacks)))
     return Installation(steps)
 
 
 def _with_operations(
-    forward: Forward, callbacks: Sequence[operations.OperationCallback], thread: int
+    callbacks: Sequence[operations.OperationCallback], forward: Forward
 ) -> Forward:
     """Return a forward whose operations are handed to the callbacks."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
-            return forward(*args, **kwargs)
         step = _FunctionMode(operations.OperationMode(callbacks))
         try:
             with Installation([step]):
@@ -167,12 +165,19 @@ class _ReplacedForward(NamedTuple):
             self.module.forward = self.before
 
 
-def _replacing(forwards: Mapping[nn.Module, Forward]) -> Installation:
-    steps = []
-    for part, forward in forwards.items():
-        before = vars(part).get("forward")
-        steps.append(_ReplacedForward(part, forward, before))
-    return Installation(steps)
+def _replaced(
+    part: nn.Module, substitute: Callable[[Forward], Forward]
+) -> _ReplacedForward:
+    """Replace a module's forward, in this thread alone, by what is made of it."""
+    thread, original = threading.get_ident(), part.forward
+    replacement = substitute(original)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            return replacement(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    return _ReplacedForward(part, call, vars(part).get("forward"))
 
 
 def substituting(forwards: Mapping[nn.Module, Forward]) -> Installation:
@@ -183,22 +188,10 @@ def substituting(forwards: Mapping[nn.Module, Forward]) -> Installation:
     ...     bool((linear(torch.ones(1, 2)) == other(torch.ones(1, 2))).all())
     True
     """
-    thread = threading.get_ident()
-
-    def substitute(original: Forward, replacement: Forward) -> Forward:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == thread:
-                return replacement(*args, **kwargs)
-            return original(*args, **kwargs)
-
-        return call
-
-    return _replacing(
-        {
-            part: substitute(part.forward, replacement)
-            for part, replacement in forwards.items()
-        }
-    )
+    steps = []
+    for part, replacement in forwards.items():
+        steps.append(_replaced(part, lambda original, new=replacement: new))
+    return Installation(steps)
 
 
 def skipping(skips: Mapping[nn.Module, Mapping[int, Any]]) -> Installation:
@@ -214,28 +207,23 @@ def skipping(skips: Mapping[nn.Module, Mapping[int, Any]]) -> Installation:
     >>> "forward" in vars(linear)
     False
     """
-    thread = threading.get_ident()
-    return _replacing(
-        {
-            part: _skipped(part.forward, outputs, thread)
-            for part, outputs in skips.items()
-        }
-    )
 
+    def skipped(outputs: Mapping[int, Any], forward: Forward) -> Forward:
+        calls = itertools.count()
 
-def _skipped(forward: Forward, outputs: Mapping[int, Any], thread: int) -> Forward:
-    calls = itertools.count()
+        def call(*args: Any, **kwargs: Any) -> Any:
+            number = next(calls)
+            state = state_in(args, kwargs) if number in outputs else None
+            if state is None:
+                return forward(*args, **kwargs)
+            return with_first_tensor(outputs[number], state)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
-            return forward(*args, **kwargs)
-        number = next(calls)
-        state = state_in(args, kwargs) if number in outputs else None
-        if state is None:
-            return forward(*args, **kwargs)
-        return with_first_tensor(outputs[number], state)
+        return call
 
-    return call
+    steps = []
+    for part, outputs in skips.items():
+        steps.append(_replaced(part, partial(skipped, outputs)))
+    return Installation(steps)
 
 
 @dataclass(frozen=True)
@@ -265,34 +253,32 @@ def joining(joins: Mapping[nn.Module, Mapping[int, Join]]) -> Installation:
     tensor([[1., 1.],
             [1., 1.]], grad_fn=<SliceBackward0>)
     """
-    thread = threading.get_ident()
-    return _replacing(
-        {part: _joined(part.forward, calls, thread) for part, calls in joins.items()}
-    )
 
+    def joined(of_calls: Mapping[int, Join], forward: Forward) -> Forward:
+        calls = itertools.count()
 
-def _joined(forward: Forward, joins: Mapping[int, Join], thread: int) -> Forward:
-    calls = itertools.count()
+        def call(*args: Any, **kwargs: Any) -> Any:
+            join = of_calls.get(next(calls))
+            if join is None:
+                return forward(*args, **kwargs)
+            args = first_rows(args, join.batch, join.rows)
+            kwargs = first_rows(kwargs, join.batch, join.rows)
+            state = state_in(args, kwargs)
+            if not join.rows and state is not None:
+                output = with_first_tensor(join.form, state[:0])
+            else:
+                output = forward(*args, **kwargs)
+            rows = first_tensor(output)
+            if join.joined is None or rows is None:
+                return output
+            return with_first_tensor(output, torch.cat([rows, join.joined.to(rows)]))
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        join = None
-        if threading.get_ident() == thread:
-            join = joins.get(next(calls))
-        if join is None:
-            return forward(*args, **kwargs)
-        args = first_rows(args, join.batch, join.rows)
-        kwargs = first_rows(kwargs, join.batch, join.rows)
-        state = state_in(args, kwargs)
-        if not join.rows and state is not None:
-            output = with_first_tensor(join.form, state[:0])
-        else:
-            output = forward(*args, **kwargs)
-        rows = first_tensor(output)
-        if join.joined is None or rows is None:
-            return output
-        return with_first_tensor(output, torch.cat([rows, join.joined.to(rows)]))
+        return call
 
-    return call
+    steps = []
+    for part, of_calls in joins.items():
+        steps.append(_replaced(part, partial(joined, of_calls)))
+    return Installation(steps)
 
 
 def call_module(
@@ -306,7 +292,7 @@ def call_module(
     # To report hidden states, transformers registers hooks of its own. So they are
     # reported only if `inputs` ask for them, whatever the configuration says.
     quiet = {"output_hidden_states": False, "return_dict": True}
-    steps = _attention_steps(module)
+    steps = list(_switched_attention(module))
     restored = Installation(steps) if steps else nullcontext()
     checked = finite_attention(module) if finite else nullcontext()
     with restored, checked:
@@ -328,41 +314,73 @@ def call_module(
             ) from error
 
 
-def finite_attention(module: nn.Module) -> AbstractContextManager[None]:
+# The largest query or key of a checked pass, as a share of what its dtype holds: where
+# it is smaller than this, no other text makes it overflow. float16 has no such room.
+ROOM = 2.0**-64
+# By module, the weights whose attention had room, and in how many blocks.
+_WITH_ROOM: WeakKeyDictionary[nn.Module, tuple[object, int]] = WeakKeyDictionary()
+
+
+def finite_attention(
+    module: nn.Module, *, shown: int | None = None
+) -> AbstractContextManager[None]:
     """Raise NotFinite after a pass whose attention received a NaN that the kernel lost.
 
     Only calls in this thread are checked. Where no kernel that the module may run loses
     its inputs, nothing is installed.
 
+    Nor is it where the caller looks at the states of all tokens after this many blocks,
+    if they are `shown`, and the first pass over these weights left room: what is not
+    finite in a state then stays in it up to there, and queries and keys that are
+    computed from finite states and finite weights are finite. Hooks of a user, and
+    changes, might have it otherwise.
+
     >>> with finite_attention(nn.Linear(2, 2)):
     ...     _ = nn.functional.scaled_dot_product_attention(*torch.ones(3, 1, 1, 4, 8))
     """
-    if not _may_call_sdpa(module):
+    if shown is not None and _is_untouched(module):
+        versions, blocks = _WITH_ROOM.get(module, (None, 0))
+        if shown <= blocks and weights.when_finite(module) is versions:
+            return nullcontext()
+    known = _known_parts(module)
+    if not (known.has_foreign_code or operations.may_call_sdpa(module)):
         return nullcontext()
-    devices = {tensor.device for tensor in tensors_of(module)}
+    devices = {tensor.device for tensor in weights.tensors_of(module)}
     # Weights that accelerate has offloaded are on no device that computes.
     devices.add(input_device(module))
-    if not any(kernels.loses_inputs(device) for device in devices):
+    if not any(operations.loses_inputs(device) for device in devices):
         return nullcontext()
-    return _checked_attention()
-
-
-def _may_call_sdpa(module: nn.Module) -> bool:
-    return _known_parts(module).has_foreign_code or kernels.may_call_sdpa(module)
+    return _checked_attention(module, shown)
 
 
 @contextmanager
-def _checked_attention() -> Iterator[None]:
-    check = kernels.AttentionCheck()
+def _checked_attention(module: nn.Module, shown: int | None) -> Iterator[None]:
+    check = operations.AttentionCheck()
     with Installation([_FunctionMode(check)]):
         yield
-    check.raise_if_lost()
+    if check.largest_share() < ROOM and shown is not None:
+        _WITH_ROOM[module] = weights.when_finite(module), shown
+
+
+def _is_untouched(module: nn.Module) -> bool:
+    """Tell whether nothing hooks a module's parts, replaces a forward or autocasts."""
+    known = _known_parts(module)
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return False
+    if any("forward" in vars(part) for part in known.by_path.values()):
+        return False
+    for table in filter(None, known.hooks):
+        if not all(map(_is_of_transformers, list(table.values()))):
+            return False
+    return True
 
 
 class _FunctionMode:
     """One of our modes on this thread's stack of function modes."""
 
-    def __init__(self, mode: kernels.AttentionCheck | operations.OperationMode) -> None:
+    def __init__(
+        self, mode: operations.AttentionCheck | operations.OperationMode
+    ) -> None:
         self.mode = mode
         self.thread = threading.get_ident()
 
@@ -387,7 +405,7 @@ class _FunctionMode:
             remove_later(self)
 
 
-_OUR_MODES = (kernels.AttentionCheck, operations.OperationMode)
+_OUR_MODES = (operations.AttentionCheck, operations.OperationMode)
 
 
 def _top_function_mode() -> object:
@@ -449,81 +467,59 @@ def threads(count: int) -> Installation:
     return Installation([_Threads(count)])
 
 
-class _SwitchedAttention:
-    """The attention type of a part of BigBird.
+class _Afterwards:
+    """What is undone once, after a pass in which a model changes itself for good."""
 
-    BigBird switches from sparse to full attention when it meets a short text, and never
-    switches back.
-    """
-
-    def __init__(self, part: Any) -> None:
-        self.part = part
-        self.kind = part.attention_type
-        self.children = dict(part._modules)
-        self.is_restored = False
+    def __init__(self, undo: Callable[[], None]) -> None:
+        self.undo = undo
+        self.is_undone = False
 
     def install(self) -> None:
         """Do nothing: the model itself makes the change."""
 
     def remove(self) -> None:
-        # Only once: later the attention is the user's to change.
-        if self.is_restored:
-            return
-        self.part.attention_type = self.kind
-        for name, child in self.children.items():
-            self.part._modules[name] = child
-        self.is_restored = True
+        # Only once: later it is the user's to change.
+        if not self.is_undone:
+            self.undo()
+            self.is_undone = True
 
 
-def _attention_steps(module: nn.Module) -> list[_SwitchedAttention]:
-    """Return the steps that switch BigBird's sparse attention on again."""
-    parts = list(_known_parts(module).switching)
-    if _switches_attention(module):
-        parts.append(module)
-    return [_SwitchedAttention(part) for part in parts]
+def _switched_attention(module: nn.Module) -> Iterator[_Afterwards]:
+    """Yield the steps that switch BigBird's sparse attention on again.
 
-
-def _switches_attention(part: nn.Module) -> bool:
-    return hasattr(type(part), "set_attention_type")
-
-
-class _CapturingHooks:
-    """The hooks and the flag that transformers leaves on a part.
-
-    It installs them when it is first called with output_hidden_states=True.
+    BigBird switches to full attention when it meets a short text, and never back.
     """
 
-    FLAG = "_output_capturing_hooks_installed"
+    def switch_back(part: Any, kind: str, children: Mapping[str, Any]) -> None:
+        part.attention_type = kind
+        for name, child in children.items():
+            part._modules[name] = child
 
-    def __init__(self, part: nn.Module) -> None:
-        self.part = part
-        self.had_flag = self.FLAG in vars(part)
-        self.before = set(part._forward_hooks)
-        self.is_removed = False
-
-    def install(self) -> None:
-        """Do nothing: transformers registers them in the first such pass."""
-
-    def remove(self) -> None:
-        # Only once: later they may be there for a pass of the user's.
-        if self.is_removed:
-            return
-        for key, hook in list(self.part._forward_hooks.items()):
-            if key not in self.before and _is_of_transformers(hook):
-                self.part._forward_hooks.pop(key, None)
-        if not self.had_flag:
-            vars(self.part).pop(self.FLAG, None)
-        self.is_removed = True
+    for part in _known_parts(module).switching:
+        kind, children = part.attention_type, dict(part._modules)
+        yield _Afterwards(partial(switch_back, part, kind, children))
 
 
 def restoring(module: nn.Module) -> Installation:
     """Undo what a pass of transformers changes on a module for good.
 
-    These are the output-capturing hooks that transformers installs for
-    output_hidden_states=True, and the attention type of BigBird.
+    These are the output-capturing hooks and the flag that transformers leaves on a part
+    that is first called with output_hidden_states=True, and the attention type of
+    BigBird.
     """
-    steps: list[Step] = [_CapturingHooks(part) for part in module.modules()]
-    return Installation([*steps, *_attention_steps(module)])
+
+    def without_hooks(part: nn.Module, had_flag: bool, before: set[int]) -> None:
+        for key, hook in list(part._forward_hooks.items()):
+            if key not in before and _is_of_transformers(hook):
+                part._forward_hooks.pop(key, None)
+        if not had_flag:
+            vars(part).pop(CAPTURING, None)
+
+    steps: list[Step] = []
+    for part in module.modules():
+        had_flag, before = CAPTURING in vars(part), set(part._forward_hooks)
+        steps.append(_Afterwards(partial(without_hooks, part, had_flag, before)))
+    return Installation([*steps, *_switched_attention(module)])
 
 
 def foreign_hooks(module: nn.Module) -> tuple[int, ...]:
@@ -578,27 +574,28 @@ def input_device(module: nn.Module) -> torch.device:
     for hook in _accelerate_hooks(module):
         device = getattr(hook, "execution_device", None)
         if device is not None:
-            return offload.as_device(device)
+            return weights.as_device(device)
     return torch.device("meta")
 
 
 def _accelerate_hooks(module: nn.Module) -> Iterator[Any]:
     """Yield accelerate's hooks on all parts."""
     for part in parts_of(module).values():
-        yield from offload.accelerate_hooks(part)
+        yield from weights.accelerate_hooks(part)
 
 
 class _Parts(NamedTuple):
     """The parts of a module by path, without the module itself.
 
-    `switching` are those that switch their attention type for good. `children` are the
+    `switching` are those that switch their attention type for good, the module itself
+    among them. `children` are the
     children of each part as they were, and `hooks` the hook tables of all parts.
     `has_foreign_code` says that some part comes from outside transformers, or is
     torch's multi-head attention, and so may call attention on its own terms.
     """
 
     by_path: dict[str, nn.Module]
-    switching: list[nn.Module]
+    switching: list[Any]
     children: list[tuple[dict[str, nn.Module | None], list[nn.Module | None]]]
     hooks: list[dict[int, Callable[..., Any]]]
     has_foreign_code: bool
@@ -611,28 +608,25 @@ def _known_parts(module: nn.Module) -> _Parts:
     # Walking through a deep module takes longer than launching one of its blocks, so
     # its parts are listed once.
     known = _PARTS.get(module)
-    if known is None:
-        known = _PARTS[module] = _list_parts(module)
-    return known
-
-
-def _list_parts(module: nn.Module) -> _Parts:
+    if known is not None:
+        return known
     by_path = dict(module.named_modules())
     by_path = {path: part for path, part in by_path.items() if part is not module}
-    children = []
+    children, switching = [], []
     tables: list[dict[int, Callable[..., Any]]] = []
     for part in (module, *by_path.values()):
         if part._modules:
             children.append((part._modules, [*part._modules.values()]))
         tables += [part._forward_pre_hooks, part._forward_hooks]
-    switching = [part for part in by_path.values() if _switches_attention(part)]
-    has_foreign_code = any(_is_foreign(part) for part in by_path.values())
-    return _Parts(by_path, switching, children, tables, has_foreign_code)
-
-
-def _is_foreign(part: nn.Module) -> bool:
-    known = type(part).__module__.startswith(("torch.", "transformers."))
-    return not known or isinstance(part, nn.MultiheadAttention)
+        if hasattr(type(part), "set_attention_type"):
+            switching.append(part)
+    has_foreign_code = False
+    for part in by_path.values():
+        is_known = type(part).__module__.startswith(("torch.", "transformers."))
+        if not is_known or isinstance(part, nn.MultiheadAttention):
+            has_foreign_code = True
+    _PARTS[module] = _Parts(by_path, switching, children, tables, has_foreign_code)
+    return _PARTS[module]
 
 
 def parts_of(module: nn.Module) -> Mapping[str, nn.Module]:
@@ -658,16 +652,16 @@ def first_tensor(value: Any, *, axes: int = 0) -> Tensor | None:
 
     It has at least this many axes.
     """
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() and value.ndim >= axes else None
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, tuple | list):
-        return None
-    for part in value:
-        tensor = first_tensor(part, axes=axes)
-        if tensor is not None:
-            return tensor
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            if value.is_floating_point() and value.ndim >= axes:
+                return value
+        elif isinstance(value, Mapping):
+            waiting += [*value.values()][::-1]
+        elif isinstance(value, tuple | list):
+            waiting += value[::-1]
     return None
 
 

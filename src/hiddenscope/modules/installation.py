@@ -2,14 +2,22 @@
 
 A `with` that hooks a module or enters a mode of torch must leave nothing behind. If
 Ctrl-C interrupts the removal, the rest is removed when the context manager is
-garbage-collected, or at the latest before the next pass. Importing this loads no torch.
+garbage-collected, or at the latest before the next pass.
+
+Hooks on the parts that a module registers are here too: torch has none on a single
+module, which is still being built, so they are global, and check the thread themselves.
+Importing this loads no torch.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class Step(Protocol):
@@ -39,15 +47,12 @@ class Installation:
             step.install()
 
     def __exit__(self, *error: object) -> None:
-        self._remove()
-
-    def __del__(self) -> None:
-        self._remove()
-
-    def _remove(self) -> None:
         for step in reversed(self._steps):
             step.remove()
         _INSTALLED.pop(id(self), None)
+
+    def __del__(self) -> None:
+        self.__exit__()
 
 
 # Steps that could not be undone when their installation ended.
@@ -69,3 +74,64 @@ def remove_leftovers() -> None:
             for step in reversed(steps):
                 step.remove()
             _INSTALLED.pop(key, None)
+
+
+PartKind: TypeAlias = Literal["module", "parameter", "buffer"]
+Callback: TypeAlias = (
+    "Callable[[PartKind, nn.Module, str, nn.Module | Tensor | None], None]"
+)
+"""Called with the kind of a part, the module that gets it, its name, and the part."""
+
+
+class _RegistrationHook:
+    """A global registration hook of torch that acts in one thread."""
+
+    def __init__(self, kind: PartKind, callback: Callback) -> None:
+        self.kind = kind
+        self.callback = callback
+        self.thread = threading.get_ident()
+
+    def __call__(
+        self, module: nn.Module, name: str, part: nn.Module | Tensor | None
+    ) -> None:
+        if threading.get_ident() == self.thread:
+            self.callback(self.kind, module, name, part)
+
+    def install(self) -> None:
+        from torch.nn.modules import module
+
+        register: dict[PartKind, Callable[..., Any]] = {
+            "module": module.register_module_module_registration_hook,
+            "parameter": module.register_module_parameter_registration_hook,
+            "buffer": module.register_module_buffer_registration_hook,
+        }
+        register[self.kind](self)
+
+    def remove(self) -> None:
+        from torch.nn.modules import module
+
+        tables: dict[PartKind, MutableMapping[int, Any]] = {
+            "module": module._global_module_registration_hooks,
+            "parameter": module._global_parameter_registration_hooks,
+            "buffer": module._global_buffer_registration_hooks,
+        }
+        # torch's handle could be lost to an interrupt before it is stored, so the hook
+        # is found by identity.
+        table = tables[self.kind]
+        for key, hook in list(table.items()):
+            if hook is self:
+                table.pop(key, None)
+
+
+def registering(callback: Callback) -> Installation:
+    """Call back for each submodule, parameter and buffer that any module registers.
+
+    >>> from torch import nn
+    >>> names = []
+    >>> with registering(lambda kind, module, name, part: names.append((kind, name))):
+    ...     _ = nn.Linear(2, 2)
+    >>> names
+    [('parameter', 'weight'), ('parameter', 'bias')]
+    """
+    kinds: tuple[PartKind, ...] = ("module", "parameter", "buffer")
+    return Installation([_RegistrationHook(kind, callback) for kind in kinds])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.errors import ModuleError
-from hiddenscope.modules import hooks, offload
+from hiddenscope.modules import hooks, weights
 from hiddenscope.modules.quantised import (
     plain_part,
     quantised_weights,
@@ -44,14 +44,22 @@ def private_copy(
     """
     # deepcopy takes what it finds in this table instead of copying it.
     replacements: dict[int, Any] = {}
-    packed = {id(getattr(weight.part, weight.name)) for weight in _packed(module)}
+    packed = {
+        id(getattr(weight.part, weight.name)) for weight in quantised_weights(module)
+    }
     for name, tensor in named_weights(module):
         if id(tensor) in packed or tensor.is_meta:
             replacements[id(tensor)] = shared_weight(tensor)
         else:
             replacements[id(tensor)] = _replacement(name, tensor, convert)
-    for shared in _shared_objects(module):
-        replacements[id(shared)] = shared
+    # A copy shares what else belongs to weights.
+    shared: list[object] = [*state_objects(module)]
+    for part in module.modules():
+        for hook in weights.accelerate_hooks(part):
+            # deepcopy would read every offloaded weight into memory.
+            shared.append(getattr(hook, "weights_map", None))
+            shared.append(getattr(hook, "tied_params_map", None))
+    replacements |= {id(value): value for value in shared}
     copied: nn.Module = copy.deepcopy(module, replacements)
     for part in copied.modules():
         hooks.drop_hooks(part)
@@ -138,23 +146,9 @@ def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers()
 
 
-def _packed(module: nn.Module) -> list[Any]:
-    return list(quantised_weights(module))
-
-
-def _shared_objects(module: nn.Module) -> Iterator[object]:
-    """Yield what a copy shares with the original beside its weights."""
-    yield from state_objects(module)
-    for part in module.modules():
-        for hook in offload.accelerate_hooks(part):
-            # deepcopy would read every offloaded weight into memory.
-            yield getattr(hook, "weights_map", None)
-            yield getattr(hook, "tied_params_map", None)
-
-
 def _convert_packed(module: nn.Module, copied: nn.Module, convert: Convert) -> None:
     """Put plain parts with converted numbers in the place of quantised ones."""
-    for weight in _packed(module):
+    for weight in list(quantised_weights(module)):
         numbers = convert(weight.full_name, nn.Parameter(weight.unpack(), False))
         plain = plain_part(weight, numbers.detach())
         part = copied.get_submodule(weight.path)
@@ -175,9 +169,11 @@ def _convert_offloaded(copied: nn.Module, convert: Convert) -> None:
     """Read the offloaded weights of a copy, which then stay where they are used."""
     for path, part in copied.named_modules():
         prefix = f"{path}." if path else ""
-        device = offload.execution_device(part)
-        for name, tensor in list(_own_weights(part)):
-            value = offload.offloaded_tensor(part, name) if tensor.is_meta else None
+        device = weights.execution_device(part)
+        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+            value = None
+            if tensor is not None and tensor.is_meta:
+                value = weights.offloaded_tensor(part, name)
             if value is None:
                 continue
             value = value.to(device)
@@ -187,14 +183,8 @@ def _convert_offloaded(copied: nn.Module, convert: Convert) -> None:
             weight = nn.Parameter(value, requires_grad=False)
             converted = _replacement(f"{prefix}{name}", weight, convert)
             part.register_parameter(name, nn.Parameter(converted, requires_grad=False))
-        for hook in offload.accelerate_hooks(part):
+        for hook in weights.accelerate_hooks(part):
             hook.offload = hook.offload_buffers = False
-
-
-def _own_weights(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in (*part._parameters.items(), *part._buffers.items()):
-        if tensor is not None:
-            yield name, tensor
 
 
 def _replacement(name: str, tensor: Tensor, convert: Convert | None) -> Tensor:

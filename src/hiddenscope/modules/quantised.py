@@ -144,11 +144,13 @@ def packed_tensors(part: nn.Module, name: str) -> Iterator[tuple[str, Tensor]]:
 
 def state_objects(module: nn.Module) -> Iterator[object]:
     """Yield what quantised modules keep beside their parameters, to be shared."""
+    from torch import is_tensor
+
     for part in module.modules():
         if type(part).__module__.partition(".")[0] != "bitsandbytes":
             continue
         if _is_llm_int8(part):
-            yield from _state_tensors(part.state)
+            yield from filter(is_tensor, vars(part.state).values())
         state = getattr(part, "quant_state", None)
         if state is not None:
             yield state
@@ -230,13 +232,18 @@ def _library(tensor: object) -> str:
 
 def _scheme(weight: Any) -> str:
     """Name the scheme of one weight; empty for a plain one."""
-    library = _library(weight)
+    library, kind = _library(weight), type(weight).__name__
     if library == "bitsandbytes":
-        return _bitsandbytes_scheme(weight)
+        state = getattr(weight, "quant_state", None)
+        if kind == "Int8Params" and str(weight.dtype) == "torch.int8":
+            return "bitsandbytes int8"
+        if kind != "Params4bit" or state is None:
+            return ""
+        packed = " with packed scales" if state.nested else ""
+        return f"bitsandbytes {state.quant_type}{packed}"
     if library not in ("torchao", "optimum"):
         return ""
-    match = _TENSOR_NAME.fullmatch(type(weight).__name__)
-    kind = type(weight).__name__
+    match = _TENSOR_NAME.fullmatch(kind)
     if match is not None:
         kind = match[1].lower()
     kind = _SHORT_NAMES.get(kind, kind)
@@ -245,19 +252,6 @@ def _scheme(weight: Any) -> str:
     if _rounds_input(weight):
         return f"torchao {kind} with {kind} activations"
     return f"torchao {kind} weight-only"
-
-
-def _bitsandbytes_scheme(weight: Any) -> str:
-    import torch
-
-    name = type(weight).__name__
-    if name == "Int8Params" and weight.dtype == torch.int8:
-        return "bitsandbytes int8"
-    state = getattr(weight, "quant_state", None)
-    if name != "Params4bit" or state is None:
-        return ""
-    scheme = f"bitsandbytes {state.quant_type}"
-    return f"{scheme} with packed scales" if state.nested else scheme
 
 
 def _rounds_input(weight: Any) -> bool:
@@ -325,11 +319,3 @@ def _quant_state_tensors(path: str, state: Any) -> Iterator[tuple[str, Tensor]]:
             yield f"{path}.{name}", value
     if state.state2 is not None:
         yield from _quant_state_tensors(f"{path}.state2", state.state2)
-
-
-def _state_tensors(state: object) -> Iterator[Tensor]:
-    from torch import Tensor
-
-    for value in vars(state).values():
-        if isinstance(value, Tensor):
-            yield value

@@ -114,12 +114,24 @@ class Trials:
 
         `key` tells apart trials of one name. With `form`, the type of the outcome, it
         is kept on disk too, where the module has a memory there and the outcome is made
-        of plain values.
+        of plain values: for trials that take a large model seconds.
         """
         full_key = (name, key, self._configuration())
-        if full_key not in self._outcomes:
-            self._outcomes[full_key] = self._recall_or_try(full_key, attempt, form)
-        return cast(Outcome, self._outcomes[full_key])
+        if full_key in self._outcomes:
+            return cast(Outcome, self._outcomes[full_key])
+        memory, outcome = self.memory, None
+        # What a user's hook does is not known in another process.
+        if memory is None or form is None or hooks.foreign_hooks(self.module):
+            outcome = attempt()
+        else:
+            digest = hashlib.sha256(repr(full_key[1:]).encode()).hexdigest()
+            title = f"{name} {digest[:16]}"
+            outcome = memory.recall(title, form)
+            if outcome is None:
+                outcome = attempt()
+                memory.keep(title, outcome)
+        self._outcomes[full_key] = outcome
+        return outcome
 
     def recalled(self, name: str) -> bool:
         """Tell whether an outcome of this name comes from an earlier process."""
@@ -133,22 +145,6 @@ class Trials:
         if self.memory is not None:
             self.memory.forget()
 
-    def _recall_or_try(
-        self,
-        key: tuple[str, Hashable, str],
-        attempt: Callable[[], Any],
-        form: type | None,
-    ) -> Any:
-        # What a user's hook does is not known in another process.
-        if self.memory is None or form is None or hooks.foreign_hooks(self.module):
-            return attempt()
-        title = f"{key[0]} {hashlib.sha256(repr(key[1:]).encode()).hexdigest()[:16]}"
-        outcome = self.memory.recall(title, form)
-        if outcome is None:
-            outcome = attempt()
-            self.memory.keep(title, outcome)
-        return outcome
-
     def _configuration(self) -> str:
         """Describe what can be changed on a loaded module and would change an outcome.
 
@@ -156,30 +152,33 @@ class Trials:
         """
         weight = next(self.module.parameters(), None)
         place = "" if weight is None else f"{weight.device} {weight.dtype}"
-        return f"{place} {hooks.foreign_hooks(self.module)} {self._config_text()}"
-
-    def _config_text(self) -> str:
-        # Made again only after a change: that takes longer than a short pass's hooks.
         values = config_values(getattr(self.module, "config", None))
+        # Written out again only after a change: that takes longer than a short pass's
+        # hooks.
         if self._config is None or self._config[0] != values:
             self._config = deepcopy(values), repr(values)
-        return self._config[1]
+        return f"{place} {hooks.foreign_hooks(self.module)} {self._config[1]}"
 
 
-def config_values(value: Any) -> Any:
-    """Return a configuration as plain values, the attention kernel among them.
+def config_values(config: Any) -> list[tuple[str, Any]]:
+    """Return a configuration as plain values by path, the attention kernel among them.
 
     Two configurations may be equal and differ: transformers compares declared fields
     alone, and refuses to compare those that it keeps for each layer.
     """
-    if hasattr(value, "to_diff_dict") or _is_dataclass(value):
-        value = {**vars(value)}
-        value.pop("_name_or_path", None)
-    if type(value) is dict:
-        return {key: config_values(part) for key, part in value.items()}
-    if type(value) in (list, tuple):
-        return [config_values(part) for part in value]
-    return value
+    values = []
+    waiting: list[tuple[str, Any]] = [("", config)]
+    for path, value in waiting:
+        if hasattr(value, "to_diff_dict") or _is_dataclass(value):
+            value = {**vars(value)}
+            value.pop("_name_or_path", None)
+        if type(value) is dict:
+            waiting += [(f"{path}.{key}", part) for key, part in value.items()]
+        elif type(value) in (list, tuple):
+            waiting += [(f"{path}.{key}", part) for key, part in enumerate(value)]
+        else:
+            values.append((path, value))
+    return values
 
 
 def _is_dataclass(value: object) -> bool:
@@ -266,26 +265,17 @@ def _code_version() -> str:
 
 
 def _encoded(value: Any) -> Any:
-    """Return a dataclass of plain values as JSON.
-
-    An empty tensor marks the place of the state in an output of `hooks.form`.
-    """
+    """Return a dataclass of plain values as JSON."""
     if _is_dataclass(value):
-        fields = {}
-        for field in dataclasses.fields(value):
-            # What the constructor does not take is no part of the value.
-            if field.init:
-                fields[field.name] = _encoded(getattr(value, field.name))
-        return fields
+        # What the constructor does not take is no part of the value.
+        fields = filter(lambda field: field.init, dataclasses.fields(value))
+        return {field.name: _encoded(getattr(value, field.name)) for field in fields}
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
-    if isinstance(value, Tensor) and not value.numel():
-        return {"$": "state"}
-    if type(value) is tuple or type(value) is list:
-        return {"$": type(value).__name__, "items": [_encoded(item) for item in value]}
+    if type(value) in (tuple, list):
+        return [_encoded(item) for item in value]
     if type(value) is dict and all(isinstance(key, str) for key in value):
-        items = {key: _encoded(item) for key, item in value.items()}
-        return {"$": "dict", "items": items}
+        return {key: _encoded(item) for key, item in value.items()}
     if value is None or isinstance(value, str | int | float | bool):
         return value
     raise TypeError(f"{type(value).__name__} is not a plain value")
@@ -293,11 +283,16 @@ def _encoded(value: Any) -> Any:
 
 def _decoded(value: Any, form: Any) -> Any:
     """Return a value of type `form` from its JSON; the inverse of `_encoded`."""
-    origin = get_origin(form)
+    origin, inner = get_origin(form), get_args(form)
     if origin in (Union, types.UnionType):
-        if value is None:
-            return None
-        return _decoded_union(value, get_args(form))
+        for kind in inner:
+            try:
+                if (kind is type(None)) == (value is None):
+                    return _decoded(value, kind)
+            except (TypeError, LookupError, AttributeError):
+                # Another type has other fields.
+                continue
+        raise ValueError(f"{value!r:.60} is of none of these types")
     if dataclasses.is_dataclass(form) and isinstance(form, type):
         hints = _hints(form)
         fields = {}
@@ -306,46 +301,19 @@ def _decoded(value: Any, form: Any) -> Any:
         return form(**fields)
     if form is torch.dtype:
         return getattr(torch, value)
+    if origin is Literal and value not in inner:
+        raise ValueError(f"{value!r} is none of {inner}")
+    if origin is tuple:
+        forms = inner
+        if inner[1:] == (Ellipsis,):
+            forms = inner[:1] * len(value)
+        pairs = zip(value, forms, strict=True)
+        return tuple(_decoded(item, kind) for item, kind in pairs)
     if isinstance(value, dict):
-        return _decoded_container(value, get_args(form))
-    if origin is Literal and value not in get_args(form):
-        raise ValueError(f"{value!r} is none of {get_args(form)}")
+        return {key: _decoded(item, inner[1]) for key, item in value.items()}
     return value
-
-
-def _decoded_union(value: Any, forms: tuple[Any, ...]) -> Any:
-    """Return a value of the first of several types that it can be."""
-    for form in forms:
-        if form is type(None):
-            continue
-        try:
-            return _decoded(value, form)
-        except (TypeError, LookupError, AttributeError):
-            # Another type has other fields.
-            continue
-    raise ValueError(f"{value!r:.60} is of none of these types")
 
 
 @cache
 def _hints(form: type) -> dict[str, Any]:
     return get_type_hints(form)
-
-
-def _decoded_container(value: dict[str, Any], inner: tuple[Any, ...]) -> Any:
-    """Return a container from its JSON; `inner` are the type's own arguments."""
-    kind = value["$"]
-    if kind == "state":
-        return torch.empty(0)
-    items = value["items"]
-    if kind == "dict":
-        form = inner[1] if len(inner) == 2 else Any
-        return {key: _decoded(item, form) for key, item in items.items()}
-    if not inner:
-        forms = [Any] * len(items)
-    elif len(inner) == 1 or inner[1] is Ellipsis:
-        forms = [inner[0]] * len(items)
-    else:
-        forms = list(inner)
-    pairs = zip(items, forms, strict=True)
-    decoded = [_decoded(item, form) for item, form in pairs]
-    return tuple(decoded) if kind == "tuple" else decoded

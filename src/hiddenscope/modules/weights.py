@@ -1,25 +1,27 @@
-"""The weights of a module by name: whether any changed, whether all are finite, a hash.
+"""The weights of a module: where they are, whether they changed or are finite, a hash.
 
 A NaN in a weight need not show in the states: torch's CPU flash attention returns
-finite numbers for some rows whose scores are NaN (see `kernels.py`). So the weights
+finite numbers for some rows whose scores are NaN (see `operations.py`). So the weights
 themselves are read when a model is loaded, and again whenever one of them was changed.
+
+accelerate puts a weight that is offloaded on the meta device and brings it in for each
+call. Its hooks know where it is.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
 from hiddenscope.errors import NotFinite
-from hiddenscope.modules.offload import offloaded_tensor
 from hiddenscope.modules.quantised import packed_tensors
 
 SHOWN = 3
@@ -113,7 +115,11 @@ class WeightVersions:
 
     def __init__(self, module: nn.Module) -> None:
         tensors = tensors_of(module)
-        self._tensors = [_reference(tensor) for tensor in tensors]
+        self._tensors: list[ref[Tensor] | None] = []
+        for tensor in tensors:
+            # accelerate puts another meta tensor in the place of an offloaded weight
+            # after each pass.
+            self._tensors.append(None if tensor.is_meta else ref(tensor))
         self._versions = _versions(tensors)
 
     def match(self, module: nn.Module) -> bool:
@@ -126,12 +132,6 @@ class WeightVersions:
             if expected is not tensor and not (known is None and tensor.is_meta):
                 return False
         return self._versions == _versions(tensors)
-
-
-def _reference(tensor: Tensor) -> ref[Tensor] | None:
-    # accelerate puts another meta tensor in the place of an offloaded weight after each
-    # pass.
-    return None if tensor.is_meta else ref(tensor)
 
 
 def _versions(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
@@ -185,6 +185,11 @@ def check_finite(module: nn.Module) -> None:
             "Repair that weight, or load the model again.",
         )
     _FINITE[module] = versions
+
+
+def when_finite(module: nn.Module) -> WeightVersions | None:
+    """Return the weights as `check_finite` last saw them, to be told by identity."""
+    return _FINITE.get(module)
 
 
 def trust_finite(module: nn.Module) -> None:
@@ -243,10 +248,6 @@ def _describe_not_finite(weight: Weight) -> str:
     return " and ".join(counts)
 
 
-def _compute(compute: Callable[[], str]) -> str:
-    return compute()
-
-
 class Fingerprint:
     """The hash of a module's weights, computed on demand and again after a change.
 
@@ -268,7 +269,7 @@ class Fingerprint:
     def __init__(
         self,
         module: nn.Module,
-        remembered: Callable[[Callable[[], str]], str] = _compute,
+        remembered: Callable[[Callable[[], str]], str] = lambda compute: compute(),
     ) -> None:
         self.module = module
         self._remembered = remembered
@@ -281,11 +282,14 @@ class Fingerprint:
         """Return the hash of the weights as they are now."""
         if not self._versions.match(self.module):
             self._versions = WeightVersions(self.module)
-            self._value = _hash(self.module)
+            self._value = self._hash()
             self.notes.clear()
         if self._value is None:
-            self._value = self._remembered(lambda: _hash(self.module))
+            self._value = self._remembered(self._hash)
         return self._value
+
+    def _hash(self) -> str:
+        return hash_weights(list(weight_tensors(self.module)))
 
     @property
     def when_checked(self) -> str:
@@ -293,10 +297,6 @@ class Fingerprint:
         if self._value is not None and _FINITE.get(self.module) is self._versions:
             return self._value
         return self.value
-
-
-def _hash(module: nn.Module) -> str:
-    return hash_weights(list(weight_tensors(module)))
 
 
 def hash_weights(listed: list[Weight]) -> str:
@@ -311,8 +311,11 @@ def hash_weights(listed: list[Weight]) -> str:
             unread.append(weight.path)
         name = f"{weight.path} {list(tensor.shape)} {tensor.dtype}"
         hashed = hashlib.sha256(name.encode())
-        for part in _bytes(tensor, whole):
-            hashed.update(part)
+        if not tensor.is_meta and tensor.numel():
+            flat = tensor.detach().reshape(-1)
+            for part in [flat] if whole else [flat[:SAMPLE], flat[-SAMPLE:]]:
+                plain = part.cpu().contiguous().view(torch.uint8)
+                hashed.update(plain.numpy().data)
         return hashed.digest()
 
     # hashlib lets other threads run while it hashes.
@@ -326,10 +329,73 @@ def hash_weights(listed: list[Weight]) -> str:
     return f"sha256:{total}"
 
 
-def _bytes(tensor: Tensor, whole: bool) -> list[memoryview[int]]:
-    """Return the bytes of a weight, or the first and last ones."""
-    if tensor.is_meta or tensor.numel() == 0:
-        return []
-    flat = tensor.detach().reshape(-1)
-    parts = [flat] if whole else [flat[:SAMPLE], flat[-SAMPLE:]]
-    return [part.cpu().contiguous().view(torch.uint8).numpy().data for part in parts]
+def accelerate_hooks(part: nn.Module) -> Iterator[Any]:
+    """Yield accelerate's hooks on one part, which has a single one or a sequence."""
+    hook = vars(part).get("_hf_hook")
+    if hook is not None:
+        yield from getattr(hook, "hooks", [hook])
+
+
+def offloaded_tensor(part: nn.Module, name: str) -> Tensor | None:
+    """Read an offloaded weight from where accelerate keeps it; None if unknown.
+
+    >>> offloaded_tensor(nn.Linear(2, 2), "weight") is None
+    True
+    """
+    for hook in accelerate_hooks(part):
+        weights = getattr(hook, "weights_map", None)
+        if not isinstance(weights, Mapping):
+            continue
+        try:
+            value = weights[name]
+        except KeyError:
+            continue
+        if isinstance(value, Tensor):
+            return value.detach()
+    return None
+
+
+def execution_device(part: nn.Module) -> torch.device | None:
+    """Return the device that accelerate runs one part on; None without its hooks."""
+    for hook in accelerate_hooks(part):
+        device = getattr(hook, "execution_device", None)
+        if device is not None:
+            return as_device(device)
+    return None
+
+
+def as_device(device: Any) -> torch.device:
+    """Return a device; as in accelerate, a number is that of a GPU."""
+    if isinstance(device, int):
+        return torch.device("cuda", device)
+    return torch.device(device)
+
+
+def devices_of(module: nn.Module) -> list[str]:
+    """Name every place that holds weights of a module, in the order of the weights.
+
+    Weights that accelerate reads from files are on "disk".
+    """
+    places: dict[str, None] = {}
+    for part in module.modules():
+        for name, weight in (*part._parameters.items(), *part._buffers.items()):
+            if weight is not None:
+                places[_place(part, name, weight)] = None
+    return list(places)
+
+
+def _place(part: nn.Module, name: str, weight: Tensor) -> str:
+    if not weight.is_meta:
+        return str(weight.device)
+    for hook in accelerate_hooks(part):
+        weights: Any = getattr(hook, "weights_map", None)
+        full_name = name
+        # A part sees the map of the whole model through a prefix.
+        while hasattr(weights, "dataset"):
+            full_name = f"{weights.prefix}{full_name}"
+            weights = weights.dataset
+        # accelerate's index of files.
+        if full_name in getattr(weights, "index", ()):
+            return "disk"
+    value = offloaded_tensor(part, name)
+    return "disk" if value is None else str(value.device)

@@ -1,30 +1,21 @@
 """Passes: one run of a model: recorded, edited, or resumed in the middle.
 
-inputs        texts as a model takes them, encoded once, and their batches
-text_encoder  texts made into ids by a tokenizer, within the limits of the model
-encodings     the output of a tokenizer as ids, and chats as text
-protocol      the protocol of a model that passes run, and the checks of its module
-buffers       the memory that holds the states of a pass
-record        run a model and keep states
-recording     keep the states of passes that the user runs
-probe_scores  what probes say of each token while these passes run
-cache_mark    whether such a pass goes on with the texts of the one before
-changes       what can be done to a state, and at which tokens
-edit          run a model while states change, or change them in the user's passes
-resume        enter the pass at a layer and run only the rest
-clean_run     unpatched passes, with all that a sweep starts from
-sweep         one text in many patched variants, each computed from its first patch on
-key_values    the key-value cache of a pass, and its first tokens
-jacobian      products with the Jacobians between the states of one text
-unembed       the logits that a model makes of any rows of its last layer
-align         which tokens of two texts stand in one column
-answers       the single token that an answer is where it is read
-
-attention_weights computes the weights of attention beside the model's own kernel.
+inputs             texts as a model takes them, encoded once, and their batches
+text_encoder       texts made into ids by a tokenizer, within the limits of the model
+protocol           the protocol of a model that passes run, and checks of its module
+buffers            the memory that holds the states of a pass
+record             run a model and keep states
+recording          keep the states of passes that the user runs, and score their tokens
+changes            what can be done to a state, and at which tokens
+edit               run a model while states change, or change them in the user's passes
+resume             enter the pass at a layer and run only the rest
+sweep              one text in many patched variants, each computed from its patch on
+jacobian           products with the Jacobians between the states of one text
+unembed            the logits that a model makes of any rows of its last layer
+attention_weights  the weights of attention, computed beside the model's own kernel
 """
 
 from hiddenscope.discovery import EVERYTHING
-from hiddenscope.passes.align import TokenColumns, in_columns
 from hiddenscope.passes.buffers import (
     HostMemory,
     Keep,
@@ -34,7 +25,14 @@ from hiddenscope.passes.buffers import (
 )
 from hiddenscope.passes.changes import Add, Change, Project, Replace, Scale
 from hiddenscope.passes.edit import edit, editing
-from hiddenscope.passes.inputs import Batching, Inputs, PaddedBatch, Texts
+from hiddenscope.passes.inputs import (
+    Batching,
+    Inputs,
+    PaddedBatch,
+    Texts,
+    TokenColumns,
+    in_columns,
+)
 from hiddenscope.passes.protocol import PassModel, require_recordable
 from hiddenscope.passes.record import (
     Pass,

@@ -9,7 +9,6 @@ values must be what the heads hand on.
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -156,18 +155,15 @@ class _AttentionCall:
         layouts = layout.heads, layout.queries, layout.keys, layout.values
         options: tuple[object, ...] = ()
         if layout.is_fused:
+            options = named.get("is_causal"), named.get("scale")
             mask = named.get("attn_mask")
-            options = named.get("is_causal"), named.get("scale"), _place(mask)
+            if mask is not None:
+                # Attentions often share their mask: the same place in memory.
+                place = mask.data_ptr(), mask.shape, mask.stride(), mask.dtype
+                options = *options, place
         tensors = self.operation.operands
         shapes = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
         return layout.weights.kind, self.part.heads, layouts, options, *shapes
-
-
-def _place(tensor: Tensor | None) -> tuple[object, ...]:
-    """Return where a tensor is in memory: attentions often share their mask."""
-    if tensor is None:
-        return ()
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 class _Watcher:
@@ -193,7 +189,6 @@ class _Watcher:
         self.missing = {part.site for part in attentions}
         self.stops = not hooks.is_offloaded(model.module)
         self.memory = block_memory(model.device, MOST_BYTES)
-        self.thread = threading.get_ident()
 
     def run(self, inputs: Inputs) -> None:
         """Run one batch."""
@@ -235,8 +230,6 @@ class _Watcher:
             operation: operations.Operation, run: operations.RunOperation
         ) -> Any:
             output = run(operation)
-            if threading.get_ident() != self.thread:
-                return output
             # Each call of the module has an object of its own as its `forward`.
             if not forwards or forwards[-1] is not operation.forward:
                 forwards.append(operation.forward)
@@ -255,32 +248,27 @@ class _Watcher:
         calls = count()
 
         def callback(*arguments: Any) -> None:
-            if threading.get_ident() != self.thread:
-                return
             call = next(calls)
             for part in parts:
                 tap = part.projection.tap
-                if tap.call == call and part.site in self.started:
-                    self._enqueue(part, tap.read(*arguments))
+                if tap.call != call or part.site not in self.started:
+                    continue
+                attention = self.started.pop(part.site)
+                attention.z = tap.read(*arguments)
+                if attention.z is None:
+                    raise PassError(
+                        f"Cannot trust the attention weights at {part.site}",
+                        f"the {tap} holds no tensor",
+                        "Report this model.",
+                    )
+                self.waiting.append(attention)
+                self.missing.discard(part.site)
             if sum(attention.nbytes for attention in self.waiting) > self.memory:
                 self._compute()
             if self.stops and not self.missing:
                 raise hooks.Stopped
 
         return callback
-
-    def _enqueue(self, part: WatchedAttention, z: Tensor | None) -> None:
-        """Let an attention wait for others like it."""
-        if z is None:
-            raise PassError(
-                f"Cannot trust the attention weights at {part.site}",
-                f"the {part.projection.tap} holds no tensor",
-                "Report this model.",
-            )
-        attention = self.started.pop(part.site)
-        attention.z = z
-        self.waiting.append(attention)
-        self.missing.discard(part.site)
 
     def _compute(self) -> None:
         """Compute the weights of the attentions that wait, alike ones together."""
@@ -315,31 +303,31 @@ class _Watcher:
             parts = [attention.part for attention in group]
             norms = _write_norms(self.model.module, parts, values)
             self.report.write_norms.update(zip(sites, norms, strict=True))
-        expected = source.expected(_spread(positions))
+        # Some positions from the first to the last.
+        last, steps = len(positions) - 1, max(1, CHECKED_ROWS - 1)
+        places = sorted({last * step // steps for step in range(CHECKED_ROWS)})
+        expected = source.expected([positions[place] for place in places])
         errors = _errors(group, expected, len(self.texts))
         columns = torch.stack([torch.stack(smallest).amin(0), *errors], 1)
         # Reading numbers waits for the device.
         for site, numbers in zip(sites, columns.tolist(), strict=True):
-            self._report(site, *numbers)
-
-    def _report(self, site: Site, smallest: float, error: float, excess: float) -> None:
-        """Report the numbers of an attention, or say why its weights are not right."""
-        if not isfinite(smallest):
-            raise NotFinite(
-                f"No attention weights at {site}",
-                "the scores hold a NaN or an infinity",
-                "Load the model in a wider dtype.",
-            )
-        # `not <=` refuses a NaN as well, which `>` would let through.
-        if not excess <= 1:
-            raise PassError(
-                f"Cannot trust the attention weights at {site}",
-                f"weights times values differ by {error:.1e} from what the heads"
-                " handed on in this pass",
-                "Load the model with attention='eager'.",
-            )
-        self.report.smallest_sum = min(smallest, self.report.smallest_sum)
-        self.report.error = max(error, self.report.error)
+            smallest_sum, error, excess = numbers
+            if not isfinite(smallest_sum):
+                raise NotFinite(
+                    f"No attention weights at {site}",
+                    "the scores hold a NaN or an infinity",
+                    "Load the model in a wider dtype.",
+                )
+            # `not <=` refuses a NaN as well, which `>` would let through.
+            if not excess <= 1:
+                raise PassError(
+                    f"Cannot trust the attention weights at {site}",
+                    f"weights times values differ by {error:.1e} from what the heads"
+                    " handed on in this pass",
+                    "Load the model with attention='eager'.",
+                )
+            self.report.smallest_sum = min(smallest_sum, self.report.smallest_sum)
+            self.report.error = max(error, self.report.error)
 
 
 def _errors(
@@ -383,14 +371,6 @@ def _rows(tensor: Tensor, positions: Sequence[int], dim: int) -> Tensor:
 @lru_cache(maxsize=16)
 def _index(positions: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(positions, device=device)
-
-
-def _spread(positions: Sequence[int]) -> list[int]:
-    """Return some positions from the first to the last."""
-    last = len(positions) - 1
-    steps = max(1, CHECKED_ROWS - 1)
-    places = {last * step // steps for step in range(CHECKED_ROWS)}
-    return [positions[place] for place in sorted(places)]
 
 
 def _source(group: Sequence[_AttentionCall]) -> _FusedWeights | _EagerWeights:

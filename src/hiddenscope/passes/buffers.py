@@ -6,16 +6,16 @@ page-locked host memory on a stream of their own, so that the pass continues mea
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.errors import PassError, TooLarge
@@ -36,13 +36,6 @@ MOST_PINNED = 16 * 2**30
 # Memory of a block on a GPU, at the least and at the most.
 GPU_BLOCK = (512 * 2**20, 4 * 2**30)
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class Place(NamedTuple):
-    """The rows of the buffer that hold the tokens of one text."""
-
-    start: int
-    length: int
 
 
 class HostMemory:
@@ -98,149 +91,11 @@ class MemorySource(NamedTuple):
     reused: HostMemory | None = None
 
 
-FRESH = MemorySource()
-
-
-class Buffer:
-    """Memory for the values [site, token, width] of one stack.
-
-    >>> buffer = Buffer(sites=1, tokens=3, width=2, dtype=torch.float32)
-    >>> buffer.write(0, torch.ones(2, 2, 2), [Place(1, 2), Place(0, 1)])
-    >>> buffer.finish().sum().item()
-    6.0
-    """
-
-    def __init__(
-        self,
-        sites: int,
-        tokens: int,
-        width: int,
-        dtype: torch.dtype,
-        source: MemorySource = FRESH,
-    ) -> None:
-        shape = (sites, tokens, width)
-        size = sites * tokens * width * dtype.itemsize
-        device = source.device
-        memory = source.reused
-        on_host = device is None or device.type == "cpu"
-        if on_host and not (memory is not None and memory.has(size)):
-            _require_memory(shape, dtype, size, source.promised)
-        self._memory = memory
-        self._taken: Tensor | None = None
-        self.pinned = source.pinned and size <= MOST_PINNED
-        # A tensor that is made in inference mode could not be trained on.
-        with autograd.restored(inference=False):
-            if self.pinned or device is not None:
-                self.values = torch.empty(
-                    *shape, dtype=dtype, pin_memory=self.pinned, device=device
-                )
-            else:
-                taken = _in_huge_pages(size) if memory is None else memory.take(size)
-                self._taken = taken
-                self.values = taken[:size].view(dtype).view(shape)
-        self._streams: set[torch.cuda.Stream] = set()
-        self._sums: list[Tensor] = []
-        self._unsummed: set[int] = set()
-        self._last_run: tuple[Sequence[Place], int, slice | None] | None = None
-
-    def write(self, site: int, states: Tensor, places: Sequence[Place]) -> None:
-        """Copy the real tokens of a batch [text, token, width] to their rows."""
-        states = states.detach()
-        self._require_fit(states)
-        if states.is_cuda and not self.values.is_cuda:
-            self._send(site, states, places)
-            return
-        self._unsummed.add(site)
-        rows: Any = self.values[site]
-        run = self._run_of(places, states.shape[1])
-        if run is not None:
-            rows[run].view_as(states).copy_(states)
-            return
-        source: Any = states
-        if states.device.type == "cpu" and states.dtype == rows.dtype:
-            rows, source = _without_threads(rows), _without_threads(states)
-        for text, (start, length) in enumerate(places):
-            rows[start : start + length] = source[text, :length]
-
-    def finish(self) -> Tensor:
-        """Return the values, once everything that was sent has arrived."""
-        for stream in self._streams:
-            stream.synchronize()
-        return self.values
-
-    def release(self) -> None:
-        """Give reused memory back; the values must not be read any more."""
-        if self._memory is not None and self._taken is not None:
-            self._memory.give_back(self._taken)
-            self._memory = None
-
-    @property
-    def finite(self) -> bool:
-        """Tell whether no NaN and no infinity was written: either shows in a sum."""
-        if self.values.is_cuda or len(self._unsummed) == len(self.values):
-            # A single sum wakes torch's threads once.
-            return bool(torch.isfinite(self.values.sum(dtype=torch.float32)))
-        # A GPU has summed what it sent on the way.
-        sums = list(self._sums)
-        for site in self._unsummed:
-            sums.append(self.values[site].sum(dtype=torch.float32))
-        return bool(torch.isfinite(torch.stack(sums)).all())
-
-    def _send(self, site: int, states: Tensor, places: Sequence[Place]) -> None:
-        """Copy states from a GPU to host memory while the pass continues."""
-        stream = _side_stream(states.device)
-        self._streams.add(stream)
-        order = sorted(range(len(places)), key=lambda text: places[text].start)
-        ordered = [places[text] for text in order]
-        # Gathered on the pass's own stream, because a later block may write over its
-        # input.
-        gathered = _gather(states, [place.length for place in ordered], order)
-        gathered = gathered.to(self.values.dtype)
-        total = gathered.sum(dtype=torch.float32)
-        stream.wait_stream(torch.cuda.current_stream(states.device))
-        with torch.cuda.stream(stream):
-            read = 0
-            for start, length in _joined_places(ordered):
-                part = gathered[read : read + length]
-                rows = self.values[site, start : start + length]
-                rows.copy_(part, non_blocking=self.pinned)
-                read += length
-            # To read a sum on the GPU would wait for the passes that came after it.
-            host_total = torch.empty((), pin_memory=self.pinned)
-            self._sums.append(host_total.copy_(total, non_blocking=self.pinned))
-        gathered.record_stream(stream)
-        total.record_stream(stream)
-
-    def _run_of(self, places: Sequence[Place], tokens: int) -> slice | None:
-        """Return `_single_run`, kept for the next site: it has the same places."""
-        last = self._last_run
-        if last is None or last[0] is not places or last[1] != tokens:
-            last = places, tokens, _single_run(places, tokens)
-            self._last_run = last
-        return last[2]
-
-    def _require_fit(self, states: Tensor) -> None:
-        width = self.values.shape[2]
-        if states.shape[2] != width:
-            raise PassError(
-                "Cannot keep the states together",
-                f"a state is {states.shape[2]} wide, and was {width} wide when the"
-                " model was loaded",
-                "Load the model again: it has been changed.",
-            )
-        if not states.dtype.is_floating_point:
-            raise PassError(
-                "Cannot keep the states as numbers",
-                f"a state has dtype {states.dtype}",
-                "Load the model in a float dtype.",
-            )
-
-
 class StackBuffer:
     """Collects the states of one stack over any number of passes.
 
-    Sites of one width share a buffer. Its tokens and its source are made last, while a
-    GPU may still be at work.
+    Sites of one width share a tensor [site, token, width]. Its tokens and its source
+    are made last, while a GPU may still be at work.
     """
 
     def __init__(
@@ -254,61 +109,164 @@ class StackBuffer:
         self.model = model
         self.sites = tuple(sites)
         self.inputs = inputs
+        self.nbytes = 0
         self._starts = list(accumulate(inputs.lengths, initial=0))
         self._widths = [model.anatomy.width(site) for site in sites]
-        self._groups: dict[int, Buffer] = {}
+        self._reused = source.reused
+        self._taken: list[Tensor] = []
+        self._groups: dict[int, Tensor] = {}
         dtype = dtype or model.anatomy.stack(sites[0]).proof.dtype
         for width, count in Counter(self._widths).items():
-            promised = source.promised + self.nbytes
-            self._groups[width] = Buffer(
-                count,
-                self._starts[-1],
-                width,
-                dtype,
-                source._replace(promised=promised),
-            )
-        # The buffer of each site, and the site's place in it.
-        self._places: dict[Site, tuple[Buffer, int]] = {}
-        rows: Counter[int] = Counter()
+            shape = (count, self._starts[-1], width)
+            self._groups[width] = self._allocate(shape, dtype, source)
+            self.nbytes += self._groups[width].nbytes
+        # The rows [token, width] of each site.
+        self._rows: dict[Site, Tensor] = {}
+        groups = {width: iter(values) for width, values in self._groups.items()}
         for site, width in zip(sites, self._widths, strict=True):
-            self._places[site] = self._groups[width], rows[width]
-            rows[width] += 1
+            self._rows[site] = next(groups[width])
+        self._streams: set[torch.cuda.Stream] = set()
+        # A GPU sums what it sends on the way; other sites are summed in the end.
+        self._sums: list[Tensor] = []
+        self._unsummed: set[Site] = set()
 
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes that the states take."""
-        return sum(buffer.values.nbytes for buffer in self._groups.values())
+    def _allocate(
+        self, shape: tuple[int, int, int], dtype: torch.dtype, source: MemorySource
+    ) -> Tensor:
+        """Return memory for the states of one width, if there is enough."""
+        size = math.prod(shape) * dtype.itemsize
+        device, reused = source.device, source.reused
+        on_host = device is None or device.type == "cpu"
+        if on_host and not (reused is not None and reused.has(size)):
+            free = free_memory()
+            promised = source.promised + self.nbytes
+            if promised + size > free * SHARE_OF_FREE_MEMORY:
+                sites, tokens, width = shape
+                name = str(dtype).removeprefix("torch.")
+                free = max(0, free - promised)
+                raise TooLarge(
+                    f"{sites} sites of {tokens:,} tokens, {width:,} wide in {name}, do"
+                    " not fit in memory",
+                    f"they take {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB"
+                    " are free",
+                    "Ask for fewer sites, or capture the texts in parts and keep each"
+                    " on disk with states.save(path).",
+                )
+        pinned = source.pinned and size <= MOST_PINNED
+        # A tensor that is made in inference mode could not be trained on.
+        with autograd.restored(inference=False):
+            if pinned or device is not None:
+                return torch.empty(shape, dtype=dtype, pin_memory=pinned, device=device)
+            taken = _in_huge_pages(size) if reused is None else reused.take(size)
+            self._taken.append(taken)
+            return taken[:size].view(dtype).view(shape)
 
-    def write(self, site: Site, states: Tensor, places: Sequence[Place]) -> None:
+    def places(self, texts: Sequence[int], tokens: int) -> slice | list[slice]:
+        """Return the rows of some texts in a batch of this many tokens.
+
+        They are a single slice where no text is padded and all follow one another.
+        """
+        starts = self._starts
+        places = [slice(starts[text], starts[text + 1]) for text in texts]
+        joined = _joined(places)
+        if len(joined) == 1 and joined[0].stop - joined[0].start == len(texts) * tokens:
+            return joined[0]
+        return places
+
+    def write(self, site: Site, states: Tensor, places: slice | list[slice]) -> None:
         """Copy the real tokens of a batch [text, token, width] to their rows."""
-        buffer, row = self._places[site]
-        buffer.write(row, states, places)
+        states, rows = states.detach(), self._rows[site]
+        if states.shape[2] != rows.shape[1]:
+            raise PassError(
+                "Cannot keep the states together",
+                f"a state is {states.shape[2]} wide, and was {rows.shape[1]} wide when"
+                " the model was loaded",
+                "Load the model again: it has been changed.",
+            )
+        if not states.dtype.is_floating_point:
+            raise PassError(
+                "Cannot keep the states as numbers",
+                f"a state has dtype {states.dtype}",
+                "Load the model in a float dtype.",
+            )
+        if states.is_cuda and not rows.is_cuda:
+            self._send(rows, states, places)
+            return
+        self._unsummed.add(site)
+        if isinstance(places, slice):
+            rows[places].view_as(states).copy_(states)
+            return
+        source, target = states, rows
+        if states.device.type == "cpu" and states.dtype == rows.dtype:
+            # numpy copies in this thread; waking torch's threads for each text costs
+            # far more. It has no bfloat16, so numbers are seen as integers.
+            integer = _INTEGER_OF_SIZE[rows.dtype.itemsize]
+            source, target = states.view(integer).numpy(), rows.view(integer).numpy()
+        for text, place in enumerate(places):
+            target[place] = source[text, : place.stop - place.start]
+
+    def _send(self, rows: Tensor, states: Tensor, places: slice | list[slice]) -> None:
+        """Copy states from a GPU to host memory while the pass continues."""
+        stream = _side_stream(states.device)
+        self._streams.add(stream)
+        # Gathered on the pass's own stream, because a later block may write over its
+        # input.
+        if isinstance(places, slice):
+            places, gathered = [places], states.flatten(0, 1).clone()
+        else:
+            order = sorted(range(len(places)), key=lambda text: places[text].start)
+            places = [places[text] for text in order]
+            real = zip(order, places, strict=True)
+            parts = [states[text, : place.stop - place.start] for text, place in real]
+            places, gathered = _joined(places), torch.cat(parts)
+        gathered = gathered.to(rows.dtype)
+        total = gathered.sum(dtype=torch.float32)
+        stream.wait_stream(torch.cuda.current_stream(states.device))
+        pinned = rows.is_pinned()
+        with torch.cuda.stream(stream):
+            read = 0
+            for place in places:
+                length = place.stop - place.start
+                rows[place].copy_(gathered[read : read + length], non_blocking=pinned)
+                read += length
+            # To read a sum on the GPU would wait for the passes that came after it.
+            host_total = torch.empty((), pin_memory=pinned)
+            self._sums.append(host_total.copy_(total, non_blocking=pinned))
+        gathered.record_stream(stream)
+        total.record_stream(stream)
 
     def finish(self) -> SiteValues:
         """Return the values, once everything that was sent has arrived."""
-        groups = {width: buffer.finish() for width, buffer in self._groups.items()}
-        return of_groups(self.sites, self._widths, groups)
+        for stream in self._streams:
+            stream.synchronize()
+        return of_groups(self.sites, self._widths, self._groups)
 
     def release(self) -> None:
         """Give reused memory back; the values must not be read any more."""
-        for buffer in self._groups.values():
-            buffer.release()
+        while self._reused is not None and self._taken:
+            self._reused.give_back(self._taken.pop())
 
     @property
     def finite(self) -> bool:
-        """Tell whether no NaN and no infinity was written."""
-        return all(buffer.finite for buffer in self._groups.values())
-
-    def places(self, texts: Sequence[int]) -> list[Place]:
-        """Return the rows of some of the texts."""
-        starts = self._starts
-        return [Place(starts[text], starts[text + 1] - starts[text]) for text in texts]
+        """Tell whether no NaN and no infinity was written: either shows in a sum."""
+        sums = list(self._sums)
+        if len(self._unsummed) == len(self.sites):
+            # One sum for each width wakes torch's threads once.
+            sums += [
+                values.sum(dtype=torch.float32) for values in self._groups.values()
+            ]
+        else:
+            for site in self._unsummed:
+                sums.append(self._rows[site].sum(dtype=torch.float32))
+        return bool(torch.isfinite(torch.stack(sums)).all())
 
     def is_finite(self, texts: Sequence[int]) -> bool:
         """Tell whether the states of some texts are finite, after their passes."""
+        starts = self._starts
         for values in groups_of(self.finish()):
-            for start, length in self.places(texts):
-                if not bool(values[:, start : start + length].isfinite().all()):
+            for text in texts:
+                some = values[:, starts[text] : starts[text + 1]]
+                if not bool(some.isfinite().all()):
                     return False
         return True
 
@@ -368,17 +326,6 @@ def stacks_in(states: States | Pair) -> list[States]:
     return [states]
 
 
-def _without_threads(values: Tensor) -> NDArray[Any]:
-    """Return the same memory as a numpy array, which copies in this thread.
-
-    Waking torch's threads for each text costs far more. Numbers are seen as integers of
-    their size, because numpy has no bfloat16.
-    """
-    integers = values.view(_INTEGER_OF_SIZE[values.dtype.itemsize])
-    array: NDArray[Any] = integers.numpy()
-    return array
-
-
 def _in_huge_pages(size: int) -> Tensor:
     # numpy asks for huge pages, torch does not, and small ones fault in far slower.
     return torch.from_numpy(np.empty(size, dtype=np.uint8))
@@ -391,52 +338,14 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _gather(states: Tensor, lengths: Sequence[int], order: Sequence[int]) -> Tensor:
-    """Return a copy of the real tokens of a batch, text after text in some order."""
-    texts, tokens = states.shape[:2]
-    if list(lengths) == [tokens] * texts and list(order) == list(range(texts)):
-        return states.flatten(0, 1).clone()
-    pairs = zip(order, lengths, strict=True)
-    return torch.cat([states[text, :length] for text, length in pairs])
-
-
-def _single_run(places: Sequence[Place], tokens: int) -> slice | None:
-    """Return the rows of a batch without padding whose texts follow one another."""
-    start = places[0].start
-    for text, place in enumerate(places):
-        if place != (start + text * tokens, tokens):
-            return None
-    return slice(start, start + len(places) * tokens)
-
-
-def _joined_places(places: Sequence[Place]) -> list[Place]:
+def _joined(places: Sequence[slice]) -> list[slice]:
     """Join places that follow one another."""
-    joined: list[Place] = []
+    joined: list[slice] = []
     for place in places:
-        if joined and sum(joined[-1]) == place.start:
-            last = joined.pop()
-            place = Place(last.start, last.length + place.length)
+        if joined and joined[-1].stop == place.start:
+            place = slice(joined.pop().start, place.stop)
         joined.append(place)
     return joined
-
-
-def _require_memory(
-    shape: tuple[int, int, int], dtype: torch.dtype, size: int, promised: int
-) -> None:
-    """Refuse a buffer that does not fit in the memory that is free and not promised."""
-    free = free_memory()
-    if promised + size <= free * SHARE_OF_FREE_MEMORY:
-        return
-    free = max(0, free - promised)
-    sites, tokens, width = shape
-    name = str(dtype).removeprefix("torch.")
-    raise TooLarge(
-        f"{sites} sites of {tokens:,} tokens, {width:,} wide in {name}, do not fit in"
-        " memory",
-        f"they take {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
-        "Ask for fewer sites, or capture the texts in parts and keep each on disk with"
-        " states.save(path).",
-    )
 
 
 def block_memory(device: torch.device, on_cpu: int) -> int:

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.arguments import checked
@@ -216,8 +215,20 @@ def changed(change: Change, states: Tensor, where: Positions, site: object) -> T
             "Report this model.",
         )
     if not isinstance(change, Replace | Add | Scale | Project):
-        new = change(states.clone())
-        _require_like(new, states, site)
+        new: object = change(states.clone())
+        reason = ""
+        if not isinstance(new, Tensor):
+            reason = type(new).__name__
+        elif new.is_nested or new.layout != torch.strided:
+            reason = "a tensor that is not dense"
+        elif new.shape != states.shape or not new.is_floating_point():
+            reason = f"{new.dtype} of the shape {list(new.shape)}"
+        if reason or not isinstance(new, Tensor):
+            raise StatesError(
+                f"Cannot use what the function made of {site}",
+                f"it returned {reason}",
+                f"Return a tensor {list(states.shape)}.",
+            )
         real = (where.positions >= 0).to(states.device)[..., None]
         return torch.where(real, new.to(states), states)
     texts, columns = where.select(change.tokens)
@@ -257,11 +268,31 @@ def _positions(
     """Return the selected positions of one text, in the order of the selection."""
     if isinstance(tokens, slice):
         return list(range(length))[tokens]
-    array = _token_array(tokens)
+    reason = ""
+    try:
+        array = np.asarray(tokens.cpu() if isinstance(tokens, Tensor) else tokens)
+        is_whole = array.dtype.kind in "iu" or not array.size
+        if array.dtype != bool and (array.ndim > 1 or not is_whole):
+            reason = f"they are {array.dtype} of the shape {list(array.shape)}"
+    except (TypeError, ValueError, RuntimeError) as error:
+        # A list whose lists differ in length, or a meta tensor.
+        reason = f"they are not an array ({str(error)[:100]})"
+    if reason:
+        remedy = "Give positions as integers, a slice or a mask."
+        raise StatesError("Cannot read the tokens to change", reason, remedy)
     if array.dtype == bool:
-        return _masked(array, text, length, texts)
-    positions = []
-    for number in array.reshape(-1).tolist():
+        row = array[text] if array.ndim == 2 and len(array) == texts else array
+        fits = row.ndim == 1 and len(row) >= length and not row[length:].any()
+        if not fits or (array.ndim == 1 and len(row) != length):
+            raise StatesError(
+                "The mask does not fit the tokens",
+                f"it has the shape {list(array.shape)}, and text {text} has {length}"
+                " tokens",
+                "Give one entry per token, or positions or a slice.",
+            )
+        return [int(place) for place in np.flatnonzero(row)]
+    positions: list[int] = []
+    for number in array.astype(np.int64).reshape(-1).tolist():
         position = number + length if number < 0 else number
         if strict and not 0 <= position < length:
             raise StatesError(
@@ -279,41 +310,6 @@ def _positions(
     return positions
 
 
-def _token_array(tokens: Any) -> NDArray[Any]:
-    """Return a selection of tokens as an array of integers or a mask."""
-    problem = "Cannot read the tokens to change"
-    remedy = "Give positions as integers, a slice or a mask."
-    try:
-        array = np.asarray(tokens.cpu() if isinstance(tokens, Tensor) else tokens)
-    except (TypeError, ValueError, RuntimeError) as error:
-        # A list whose lists differ in length, or a meta tensor.
-        reason = f"they are not an array ({str(error)[:100]})"
-        raise StatesError(problem, reason, remedy) from error
-    if array.dtype == bool:
-        return array
-    if array.ndim > 1 or (array.dtype.kind not in "iu" and array.size):
-        reason = f"they are {array.dtype} of the shape {list(array.shape)}"
-        raise StatesError(problem, reason, remedy)
-    return array.astype(np.int64)
-
-
-def _masked(mask: NDArray[Any], text: int, length: int, texts: int) -> list[int]:
-    """Return the positions that a mask [token] or [text, token] selects in a text."""
-    row = mask[text] if mask.ndim == 2 and len(mask) == texts else mask
-    if (
-        row.ndim != 1
-        or len(row) < length
-        or (mask.ndim == 1 and len(row) != length)
-        or row[length:].any()
-    ):
-        raise StatesError(
-            "The mask does not fit the tokens",
-            f"it has the shape {list(mask.shape)}, and text {text} has {length} tokens",
-            "Give one entry per token, or positions or a slice.",
-        )
-    return [int(place) for place in np.flatnonzero(row)]
-
-
 def _numbers(name: str, values: Any) -> Tensor:
     """Return values as a tensor of finite floating numbers.
 
@@ -326,25 +322,20 @@ def _numbers(name: str, values: Any) -> Tensor:
         else:
             tensor = torch.tensor(np.asarray(values))
     except (TypeError, ValueError) as error:
-        raise StatesError(
-            problem, f"they are not an array ({error})", "Give a tensor."
-        ) from None
+        reason = f"they are not an array ({error})"
+        raise StatesError(problem, reason, "Give a tensor.") from None
     if tensor.ndim == 0 and not tensor.is_complex() and tensor.dtype != torch.bool:
         tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    reason = ""
     if not tensor.is_floating_point():
-        raise StatesError(
-            problem, f"their dtype is {tensor.dtype}", "Give floating numbers."
-        )
-    if tensor.ndim > 3 or not tensor.numel():
-        raise StatesError(
-            problem,
-            f"their shape is {list(tensor.shape)}",
-            "Give [width] or [token, width].",
-        )
-    if tensor.is_meta:
-        raise StatesError(
-            problem, "a meta tensor has no values", "Give a tensor with values."
-        )
+        reason, remedy = f"their dtype is {tensor.dtype}", "Give floating numbers."
+    elif tensor.ndim > 3 or not tensor.numel():
+        reason = f"their shape is {list(tensor.shape)}"
+        remedy = "Give [width] or [token, width]."
+    elif tensor.is_meta:
+        reason, remedy = "a meta tensor has no values", "Give a tensor with values."
+    if reason:
+        raise StatesError(problem, reason, remedy)
     if not bool(torch.isfinite(tensor).all()):
         raise NotFinite(
             problem, "there is a NaN or an infinity among them", "Give finite numbers."
@@ -375,16 +366,3 @@ def _like(values: Tensor, rows: Tensor) -> Tensor:
     if values.ndim > 2:
         values = values.flatten(0, -2)
     return values.to(rows.device, rows.dtype)
-
-
-def _require_like(new: object, states: Tensor, site: object) -> None:
-    problem = f"Cannot use what the function made of {site}"
-    remedy = f"Return a tensor {list(states.shape)}."
-    if not isinstance(new, Tensor):
-        raise StatesError(problem, f"it returned {type(new).__name__}", remedy)
-    if new.is_nested or new.layout != torch.strided:
-        raise StatesError(problem, "it returned a tensor that is not dense", remedy)
-    if new.shape != states.shape or not new.is_floating_point():
-        raise StatesError(
-            problem, f"it returned {new.dtype} of the shape {list(new.shape)}", remedy
-        )

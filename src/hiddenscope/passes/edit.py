@@ -8,19 +8,18 @@ in what the last branch before it adds, so that the stream changes too.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.arguments import checked, require
-from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Tap, find
-from hiddenscope.errors import ModuleError, PassError, SiteError, StatesError
+from hiddenscope.arguments import checked
+from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Tap
+from hiddenscope.errors import PassError, SiteError, StatesError
 from hiddenscope.modules import autograd, hooks, operations
 from hiddenscope.passes.changes import (
     Add,
@@ -33,7 +32,13 @@ from hiddenscope.passes.changes import (
     check,
 )
 from hiddenscope.passes.inputs import Inputs, Texts
-from hiddenscope.passes.protocol import PassModel, named_arguments, require_recordable
+from hiddenscope.passes.protocol import (
+    PassModel,
+    named_arguments,
+    pass_roots,
+    require_recordable,
+    user_module,
+)
 from hiddenscope.passes.record import Pass, make_pass
 from hiddenscope.sites import Site, SitePatterns
 
@@ -98,18 +103,7 @@ def editing(
     >>> (before != after).any(-1)
     tensor([[False, False,  True]])
     """
-    if isinstance(model, nn.Module):
-        if hasattr(model, "_orig_mod"):
-            raise ModuleError(
-                "Cannot edit the passes of this module",
-                "it is compiled, and compiled code calls no hooks",
-                "Give and call the module inside it.",
-            )
-        anatomy, module = find(model), model
-        lock: AbstractContextManager[Any] = nullcontext()
-    else:
-        require(model, PassModel | nn.Module, "model", "editing")
-        anatomy, module, lock = model.anatomy, model.module, model.lock
+    anatomy, module, lock = user_module(model, "edit")
     planned = plan(anatomy, changes)
     for site, change in planned.items():
         check(change, -1, anatomy.width(site), site)
@@ -143,7 +137,14 @@ def plan(anatomy: Anatomy, changes: object) -> dict[Site, Change]:
         )
     planned: dict[Site, Change] = {}
     for pattern, change in changes.items():
-        _require_change(pattern, change)
+        is_change = isinstance(change, Replace | Add | Scale | Project)
+        if isinstance(change, type) or not (is_change or callable(change)):
+            kind = change if isinstance(change, type) else type(change)
+            raise StatesError(
+                f"Cannot change {pattern}",
+                f"got {kind.__name__}",
+                "Give Replace(...), Add(...), Scale(...), Project(...) or a function.",
+            )
         for site in anatomy.select(pattern):
             if site in planned:
                 raise StatesError(
@@ -156,23 +157,18 @@ def plan(anatomy: Anatomy, changes: object) -> dict[Site, Change]:
     return dict(sorted(planned.items()))
 
 
-def _require_change(pattern: object, change: object) -> None:
-    kind = type(change).__name__
-    if isinstance(change, type):
-        kind = change.__name__
-    elif isinstance(change, Replace | Add | Scale | Project) or callable(change):
-        return
-    raise StatesError(
-        f"Cannot change {pattern}",
-        f"got {kind}",
-        "Give Replace(...), Add(...), Scale(...), Project(...) or a function.",
-    )
-
-
 def _require_changeable(anatomy: Anatomy, site: Site) -> None:
     """Refuse a site where the residual stream goes past the place it is seen at."""
     if site.is_inner:
-        _require_changeable_inside(anatomy, site)
+        # A norm after attention makes what a head writes depend on the others.
+        if site.index is not None and anatomy.projection(site).norm:
+            whole = "z" if site.kind.endswith("head") else "neurons"
+            raise SiteError(
+                f"Cannot change {site} of {anatomy.name}",
+                "a norm comes after it, so that what it adds depends on what the others"
+                " add",
+                f"Change its columns of 'layer.{site.layer}.{site.branch}.{whole}'.",
+            )
         return
     stack = anatomy.stack(site)
     tap = anatomy.taps[site]
@@ -189,18 +185,6 @@ def _require_changeable(anatomy: Anatomy, site: Site) -> None:
         )
 
 
-def _require_changeable_inside(anatomy: Anatomy, site: Site) -> None:
-    """Refuse a head whose write a norm after attention makes depend on the others."""
-    if site.index is None or not anatomy.projection(site).norm:
-        return
-    whole = "z" if site.kind.endswith("head") else "neurons"
-    raise SiteError(
-        f"Cannot change {site} of {anatomy.name}",
-        "a norm comes after it, so that what it adds depends on what the others add",
-        f"Change its columns of 'layer.{site.layer}.{site.branch}.{whole}'.",
-    )
-
-
 def _layer(site: Site) -> int:
     return site.layer or 0
 
@@ -215,14 +199,6 @@ Where: TypeAlias = Callable[[str | None, Tensor, Tap | OperationTap], Positions]
 """Returns the positions of the tokens in a tensor of a stack."""
 
 
-@dataclass
-class _Calls:
-    """The number of calls of one watch in a pass."""
-
-    stack: str | None
-    count: int = 0
-
-
 class Editor:
     """Makes the changes of a pass.
 
@@ -235,23 +211,15 @@ class Editor:
         self.anatomy = anatomy
         self.planned = planned
         self.where = where
-        self._calls: list[_Calls] = []
+        # The calls of each watch in this pass, by its stack and its number.
+        self._calls: dict[tuple[str | None, int], int] = {}
         self._stream: dict[Site, Tensor] = {}
-        self._thread = threading.get_ident()
-
-    @property
-    def here(self) -> bool:
-        """Tell whether it is called in its own thread.
-
-        Another thread may run the same module meanwhile.
-        """
-        return threading.get_ident() == self._thread
 
     def begin(self, stacks: Sequence[str | None]) -> None:
         """Start a new pass through some stacks, with calls counted from the first."""
-        for calls in self._calls:
-            if calls.stack in stacks:
-                calls.count = 0
+        for key in self._calls:
+            if key[0] in stacks:
+                self._calls[key] = 0
 
     def watches(self, module: nn.Module) -> list[hooks.Watch]:
         """Return the hooks in the order of the pass.
@@ -296,8 +264,8 @@ class Editor:
 
         output = replace(tap, side="output")
         return [
-            self._watch_at(module, site.stack, tap, enter),
-            self._watch_at(module, site.stack, output, leave),
+            self._watch(module, site, enter, tap),
+            self._watch(module, site, leave, output),
         ]
 
     def _watch_mid(
@@ -344,57 +312,34 @@ class Editor:
         self,
         module: nn.Module,
         site: Site,
-        callback: Callable[[Tap, Tensor], Tensor | None],
+        callback: Callable[[Any, Tensor], Tensor | None],
+        at: Tap | None = None,
     ) -> hooks.Watch:
-        tap = self.anatomy.tap(site)
-        if isinstance(tap, OperationTap):
-            return self._watch_operation(module, site.stack, tap, callback)
-        return self._watch_at(module, site.stack, tap, callback)
-
-    def _watch_at(
-        self,
-        module: nn.Module,
-        stack: str | None,
-        tap: Tap,
-        callback: Callable[[Tap, Tensor], Tensor | None],
-    ) -> hooks.Watch:
-        calls = _Calls(stack)
-        self._calls.append(calls)
+        """Watch the tap of a site, or another one, in the right call of its module."""
+        tap = at or self.anatomy.tap(site)
+        key = site.stack, len(self._calls)
+        self._calls[key] = 0
+        forwards: list[object] = []
 
         def at_call(*arguments: Any) -> Any:
-            if not self.here:
-                return None
-            calls.count += 1
-            if calls.count != tap.call + 1:
+            assert isinstance(tap, Tap)
+            self._calls[key] += 1
+            if self._calls[key] != tap.call + 1:
                 return None
             tensor = tap.read(*arguments)
             new = None if tensor is None else callback(tap, tensor)
             return None if new is None else tap.written(new, *arguments)
 
-        return hooks.Watch(module.get_submodule(tap.path), tap.side, at_call)
-
-    def _watch_operation(
-        self,
-        module: nn.Module,
-        stack: str | None,
-        tap: OperationTap,
-        callback: Callable[..., Tensor | None],
-    ) -> hooks.Watch:
-        """Change an operand of an operation before it is made, or its output after."""
-        calls = _Calls(stack)
-        self._calls.append(calls)
-        forwards: list[object] = []
-
         def at_operation(
             operation: operations.Operation, run: operations.RunOperation
         ) -> Any:
-            if not self.here:
-                return run(operation)
+            assert isinstance(tap, OperationTap)
             if not forwards or forwards[-1] is not operation.forward:
                 forwards[:] = [operation.forward]
-                calls.count += 1
-            if calls.count != tap.call + 1 or not tap.is_at(operation):
+                self._calls[key] += 1
+            if self._calls[key] != tap.call + 1 or not tap.is_at(operation):
                 return run(operation)
+            # An operand is changed before the operation is made, an output after it.
             if tap.operand >= 0:
                 new = callback(tap, operation.operands[tap.operand])
                 if new is not None:
@@ -404,7 +349,12 @@ class Editor:
             new = callback(tap, output)
             return output if new is None else new
 
-        return hooks.Watch(module.get_submodule(tap.path), "inside", at_operation)
+        is_inside = isinstance(tap, OperationTap)
+        return hooks.Watch(
+            module.get_submodule(tap.path),
+            tap.side,
+            at_operation if is_inside else at_call,
+        )
 
 
 class _PassFollower:
@@ -417,21 +367,20 @@ class _PassFollower:
         self, anatomy: Anatomy, planned: Mapping[Site, Change], module: nn.Module
     ) -> None:
         self.module = module
-        self.encoder_decoder = len(anatomy.stacks) > 1
+        self.anatomy = anatomy
         self.editor = Editor(anatomy, planned, self._where)
         self.arguments: dict[str | None, Mapping[str, Any]] = {}
         self.past: dict[str | None, int | None] = {}
 
     def watches(self) -> list[hooks.Watch]:
         """Return the hooks on the module, its encoder and the edited sites."""
-        every_stack = (None, "encoder", "decoder")
-        begin = partial(self._begin, self.module, every_stack)
-        watches = [hooks.Watch(self.module, "input", begin)]
-        get_encoder: Any = getattr(self.module, "get_encoder", None)
-        if get_encoder is not None and self.encoder_decoder:
-            encoder = get_encoder()
-            begin = partial(self._begin, encoder, ("encoder",))
-            watches.append(hooks.Watch(encoder, "input", begin))
+        watches = []
+        for root in pass_roots(self.module, self.anatomy):
+            stacks: Sequence[str | None] = ("encoder",)
+            if root is self.module:
+                stacks = (None, "encoder", "decoder")
+            begin = partial(self._begin, root, stacks)
+            watches.append(hooks.Watch(root, "input", begin))
         return [*watches, *self.editor.watches(self.module)]
 
     def _begin(
@@ -441,8 +390,6 @@ class _PassFollower:
         args: hooks.Args,
         kwargs: hooks.Kwargs,
     ) -> None:
-        if not self.editor.here:
-            return
         arguments = named_arguments(root, args, kwargs)
         # Read now, because the first block adds to the cache.
         past = 0 if stacks == ("encoder",) else _past_length(arguments)
@@ -458,7 +405,14 @@ class _PassFollower:
         arguments = self.arguments.get(stack, {})
         past = 0 if stack == "encoder" else self.past.get(stack, 0)
         prefix = "decoder_" if stack == "decoder" else ""
-        texts, tokens = _shape(arguments, prefix, tensor, tap)
+        ids = arguments.get(f"{prefix}input_ids")
+        if not isinstance(ids, Tensor):
+            ids = arguments.get(f"{prefix}inputs_embeds")
+        if isinstance(ids, Tensor):
+            texts, tokens = ids.shape[:2]
+        else:
+            tokens = tap.layout.length(tensor)
+            texts = tap.layout.texts(tensor, tokens)
         mask = arguments.get(f"{prefix}attention_mask")
         if (
             isinstance(mask, Tensor)
@@ -471,21 +425,6 @@ class _PassFollower:
         positions = (torch.arange(tokens) + (past or 0)).expand(texts, tokens)
         lengths = None if past is None else (past + tokens,) * texts
         return Positions(positions, lengths, whole=False)
-
-
-def _shape(
-    arguments: Mapping[str, Any],
-    prefix: str,
-    tensor: Tensor,
-    tap: Tap | OperationTap,
-) -> tuple[int, int]:
-    """Return the number of texts and tokens of a pass."""
-    for name in ("input_ids", "inputs_embeds"):
-        value = arguments.get(f"{prefix}{name}")
-        if isinstance(value, Tensor):
-            return value.shape[0], value.shape[1]
-    tokens = tap.layout.length(tensor)
-    return tap.layout.texts(tensor, tokens), tokens
 
 
 def _past_length(arguments: Mapping[str, Any]) -> int | None:

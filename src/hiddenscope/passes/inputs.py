@@ -1,13 +1,14 @@
 """Inputs: texts as a model takes them, and the batches in which they go through it.
 
 `model.encode` makes Inputs of strings or ids. Every pass takes them, so that a text is
-encoded only once.
+encoded only once. Two texts can be aligned, token by token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cached_property
 from itertools import chain
 from typing import Any, Protocol, TypeAlias
@@ -32,6 +33,8 @@ Texts: TypeAlias = (
     | Sequence[Sequence[Mapping[str, Any]]]
 )
 """One text or many: strings, token ids, the output of a tokenizer, or chat messages."""
+
+TokenColumns: TypeAlias = list[tuple[int | None, int | None]]
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 # The fixed cost of a batch, counted in tokens: past that much padding in all, another
@@ -309,3 +312,40 @@ def _to(device: torch.device, array: NDArray[np.int64]) -> Tensor:
         return tensor.to(device)
     # From page-locked memory, so that it need not wait for the pass before.
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def in_columns(
+    a: Sequence[Any], b: Sequence[Any], *, pair: bool = True
+) -> TokenColumns:
+    """Align two texts by difflib; a side without a token in a column has None there.
+
+    The columns are the same whichever side comes first. Where some tokens take the
+    place of others the last of each are paired: there a causal model has read all of
+    them. Without `pair` only equal tokens stand in one column.
+
+    >>> in_columns([5, 6, 7], [5, 9, 10, 7])
+    [(0, 0), (None, 1), (1, 2), (2, 3)]
+
+    Texts of one length stand token by token, unless that tears more equal tokens apart.
+
+    >>> in_columns([5, 6, 7, 7], [5, 7, 7, 7])
+    [(0, 0), (1, 1), (2, 2), (3, 3)]
+    """
+    if list(b) < list(a):
+        return [(i, j) for j, i in in_columns(b, a, pair=pair)]
+    columns: TokenColumns = []
+    matcher: SequenceMatcher[Hashable] = SequenceMatcher(None, a, b, autojunk=False)
+    if pair and len(a) == len(b):
+        in_place = sum(token == other for token, other in zip(a, b, strict=True))
+        if in_place >= sum(match.size for match in matcher.get_matching_blocks()):
+            rows = range(len(a))
+            return list(zip(rows, rows, strict=True))
+    for tag, a_start, a_end, b_start, b_end in matcher.get_opcodes():
+        paired = 0
+        if pair or tag == "equal":
+            paired = min(a_end - a_start, b_end - b_start)
+        columns += [(row, None) for row in range(a_start, a_end - paired)]
+        columns += [(None, row) for row in range(b_start, b_end - paired)]
+        a_rows, b_rows = range(a_end - paired, a_end), range(b_end - paired, b_end)
+        columns += zip(a_rows, b_rows, strict=True)
+    return columns

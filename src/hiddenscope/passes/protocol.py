@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from hiddenscope.discovery import Anatomy
+from hiddenscope.arguments import require
+from hiddenscope.discovery import Anatomy, find
 from hiddenscope.errors import ModuleError
 from hiddenscope.modules import calls, hooks
-from hiddenscope.modules.train_mode import depends_on_mode
+from hiddenscope.modules.calls import depends_on_mode
 from hiddenscope.modules.trials import Trials
 from hiddenscope.modules.weights import check_finite
 from hiddenscope.passes.inputs import BatchModel, Inputs, Texts
@@ -126,3 +127,30 @@ def named_arguments(
             arguments["input_ids"] = arguments.pop(name)
         break
     return arguments
+
+
+def user_module(
+    model: PassModel | nn.Module, verb: str
+) -> tuple[Anatomy, nn.Module, AbstractContextManager[Any]]:
+    """Return the module whose passes a user runs, with its anatomy and its lock.
+
+    A bare module has no lock, and its states are found and proved first.
+    """
+    if not isinstance(model, nn.Module):
+        require(model, PassModel | nn.Module, "model", f"{verb}ing")
+        return model.anatomy, model.module, model.lock
+    if hasattr(model, "_orig_mod"):
+        raise ModuleError(
+            f"Cannot {verb} the passes of this module",
+            "it is compiled, and compiled code calls no hooks",
+            "Give and call the module inside it.",
+        )
+    return find(model), model, nullcontext()
+
+
+def pass_roots(module: nn.Module, anatomy: Anatomy) -> list[nn.Module]:
+    """Return what a pass is a call of: the module, or an encoder, as in `generate`."""
+    get_encoder: Any = getattr(module, "get_encoder", None)
+    if get_encoder is None or len(anatomy.stacks) == 1:
+        return [module]
+    return [module, get_encoder()]

@@ -6,7 +6,6 @@ stops after the deepest requested site, and the head runs only if logits are req
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,11 +94,21 @@ def make_pass(
 ) -> Pass:
     """Run encoded texts as one batch and keep the states at some sites."""
     check_targets(model, inputs, sites, logits=logits)
+    for site in sites:
+        if grad and site.index is not None:
+            whole = "z" if site.kind.endswith("head") else "neurons"
+            inside = f"layer.{site.layer}.{site.branch}.{whole}"
+            raise PassError(
+                f"No gradient at {site}",
+                f"what it adds is computed from {inside} beside the pass",
+                f"Take the gradient at {inside}, and its columns.",
+            )
     if grad:
-        _require_live(sites)
         refuse_gradients(model.module)
     batch = inputs.pad(model)
-    _check_batch(model, batch)
+    conflict = batch_conflict(model, batch)
+    if conflict is not None:
+        raise conflict
     buffers = buffers_for(model, sites, inputs, keep=keep)
     live: dict[Site, Tensor] | None = {} if grad else None
     texts = range(len(inputs))
@@ -120,17 +129,21 @@ def run_pass(
     *,
     logits: bool = False,
     live: dict[Site, Tensor] | None = None,
+    checks: bool = True,
 ) -> Any:
     """Run one batch and copy its states into the buffers.
 
     The pass stops after the last of the states unless logits are requested. `texts`
     are the indices that the batch's texts have in the buffers. With `live` gradients
-    are on, and the tensors that hold the states are put there.
+    are on, and the tensors that hold the states are put there. The caller `checks` that
+    all states are finite, or attention is checked in every pass.
     """
-    places = {stack: buffer.places(texts) for stack, buffer in buffers.items()}
     # Looked up once: on a GPU every microsecond of a hook delays the launch of the next
     # block.
     lengths = {stack: batch.of_stack(stack).ids.shape[1] for stack in buffers}
+    places = {}
+    for stack, buffer in buffers.items():
+        places[stack] = buffer.places(texts, lengths[stack])
 
     def keep(site: Site, tap: Tap | OperationTap, tensor: Tensor) -> None:
         # Where every weight is frozen, gradients begin at the first state that is kept.
@@ -143,25 +156,102 @@ def run_pass(
     sites: list[Site] = []
     for buffer in buffers.values():
         sites += buffer.sites
+    module = model.module
     watcher = Watcher(model.anatomy, sites, keep)
-    watcher.stops = bool(sites) and not logits and not hooks.is_offloaded(model.module)
-    with (
-        autograd.restored(inference=False),
-        torch.set_grad_enabled(live is not None),
-        hooks.watching(watcher.watches(model.module)),
-    ):
-        arguments = batch.arguments(model.module, masked=model.batching.needs_mask)
-        try:
-            output = hooks.call_module(model.module, arguments)
-        except NotFinite:
-            # An attention kernel lost a NaN. If a state shows one too, it is named by
-            # its site when the states are put together.
-            if all(buffer.is_finite(texts) for buffer in buffers.values()):
-                raise
-            output = None
+    watcher.stops = bool(sites) and not logits and not hooks.is_offloaded(module)
+    arguments = batch.arguments(module, masked=model.batching.needs_mask)
+    shown = None
+    if checks:
+        shown = _shown_blocks(model.anatomy, sites, logits=logits)
+    try:
+        with (
+            autograd.restored(inference=False),
+            torch.set_grad_enabled(live is not None),
+            hooks.finite_attention(module, shown=shown),
+            hooks.watching(watcher.watches(module)),
+        ):
+            output = hooks.call_module(module, arguments, finite=False)
+    except NotFinite:
+        # An attention kernel lost a NaN. If a state shows one too, it is named by its
+        # site when the states are put together.
+        if all(buffer.is_finite(texts) for buffer in buffers.values()):
+            raise
+        output = None
     if watcher.missing:
         raise not_reached(model.anatomy, min(watcher.missing))
     return output
+
+
+def _shown_blocks(
+    anatomy: Anatomy, sites: Sequence[Site], *, logits: bool
+) -> int | None:
+    """Count the blocks of a pass, if its last states show any NaN that came up in them.
+
+    They do where every block adds to the stream, or norms it: what is not finite at a
+    token stays there. It is None where a block does not, or a stack ends in no state.
+    """
+    blocks = 0
+    for stack in anatomy.stacks:
+        deepest = max(
+            (site for site in sites if anatomy.stack(site) is stack), default=None
+        )
+        if deepest is None or deepest.part or "other" in stack.kind:
+            return None
+        layer = stack.depth if deepest.layer is None else deepest.layer
+        if layer < stack.depth and (logits or len(anatomy.stacks) > 1):
+            return None
+        blocks += layer
+    return blocks
+
+
+def record_rows(
+    model: PassModel, inputs: Inputs, sites: Sequence[Site], rows: Sequence[int]
+) -> dict[Site, Tensor]:
+    """Return the states [row, width] at some tokens of a single text, on the device.
+
+    A question about single tokens needs no buffer for all of them: the neurons of every
+    block and token take more memory than the model. The pass stops after the last of
+    the sites, and the head does not run.
+
+    >>> from hiddenscope.testing import tiny_model
+    >>> from hiddenscope.model import load
+    >>> model = load((tiny_model("llama"), None))
+    >>> states = record_rows(model, Inputs(((5, 6, 7),)), [Site(1)], rows=[0, 2])
+    >>> states[Site(1)].shape
+    torch.Size([2, 64])
+    """
+    require_recordable(model.module)
+    check_targets(model, inputs, sites, logits=False)
+    batch = inputs.pad(model)
+    lengths = {site: batch.of_stack(site.stack).ids.shape[1] for site in sites}
+    selected = list(rows)
+    states: dict[Site, Tensor] = {}
+
+    def keep(site: Site, tap: Tap | OperationTap, tensor: Tensor) -> None:
+        text = tap.layout.states(tensor, lengths[site])[0]
+        # Indexing copies: the code of a block may change its tensor in place later.
+        states[site] = text[selected].detach()
+
+    watcher = Watcher(model.anatomy, sites, keep)
+    watcher.stops = not hooks.is_offloaded(model.module)
+    with (
+        model.lock,
+        autograd.restored(inference=False),
+        torch.no_grad(),
+        hooks.watching(watcher.watches(model.module)),
+    ):
+        arguments = batch.arguments(model.module, masked=model.batching.needs_mask)
+        hooks.call_module(model.module, arguments)
+    if watcher.missing:
+        raise not_reached(model.anatomy, min(watcher.missing))
+    for site in sorted(states):
+        if not bool(states[site].isfinite().all()):
+            raise NotFinite(
+                f"No finite state at {site} of {model.anatomy.name}",
+                "it holds a NaN or an infinity",
+                "Look at the weights, or load the model in float32.",
+            )
+    return states
 
 
 def check_targets(
@@ -175,37 +265,27 @@ def check_targets(
         model.text_encoder.required_start()
 
 
-def _check_batch(model: PassModel, batch: PaddedBatch) -> None:
-    """Refuse a batch in which a text would get other states than by itself."""
+def batch_conflict(model: PassModel, batch: PaddedBatch) -> PassError | None:
+    """Return the error for a batch in which a text gets other states than by itself."""
     batching = model.batching
     if not batching.padding_safe and batch.has_padding:
-        raise PassError(
+        return PassError(
             f"Cannot run {len(batch.lengths)} texts of different lengths in one pass",
             "in this model a text in a padded batch does not get the states that it"
             " gets alone",
             "Record one text at a time, or use capture().",
         )
+    # With LongRoPE, a text beyond the switch changes the rotary frequencies of its
+    # whole batch.
     switch = batching.rope_switch
     if switch is not None and min(batch.lengths) <= switch < max(batch.lengths):
-        raise PassError(
+        return PassError(
             "Cannot run short and long texts in one pass",
             "this model computes every text of a batch otherwise once one is longer"
             f" than {switch:,} tokens",
             "Record them apart, or use capture().",
         )
-
-
-def _require_live(sites: Sequence[Site]) -> None:
-    """Refuse gradients at heads and neurons, which are computed beside a pass."""
-    for site in sites:
-        if site.index is not None:
-            whole = "z" if site.kind.endswith("head") else "neurons"
-            inputs = f"layer.{site.layer}.{site.branch}.{whole}"
-            raise PassError(
-                f"No gradient at {site}",
-                f"what it adds is computed from {inputs} beside the pass",
-                f"Take the gradient at {inputs}, and its columns.",
-            )
+    return None
 
 
 def not_reached(anatomy: Anatomy, site: Site) -> PassError:
@@ -274,15 +354,6 @@ class Watcher:
         self.stops = False
         self.missing = set(sites)
         self._calls: Counter[tuple[str, hooks.Side]] = Counter()
-        self._thread = threading.get_ident()
-
-    @property
-    def here(self) -> bool:
-        """Tell whether it is called in its own thread.
-
-        Another thread may run the same module meanwhile.
-        """
-        return threading.get_ident() == self._thread
 
     def begin(self) -> None:
         """Start a new pass, in which calls are counted from the first again."""
@@ -311,8 +382,6 @@ class Watcher:
         self, place: tuple[str, hooks.Side], readings: Sequence[_Reading]
     ) -> Callable[..., None]:
         def callback(*arguments: Any) -> None:
-            if not self.here:
-                return
             call = self._calls[place]
             self._calls[place] = call + 1
             for site, tap, write in readings:
@@ -325,8 +394,10 @@ class Watcher:
                         f"the {tap} holds no tensor",
                         "Report this model.",
                     )
-                self._show(site, tap, tensor if write is None else write(tensor))
-            self._stop_if_done()
+                self.keep(site, tap, tensor if write is None else write(tensor))
+                self.missing.discard(site)
+            if self.stops and not self.missing:
+                raise hooks.Stopped
 
         return callback
 
@@ -339,31 +410,23 @@ class Watcher:
         def callback(
             operation: operations.Operation, run: operations.RunOperation
         ) -> Any:
-            if not self.here:
-                return run(operation)
+            output = run(operation)
             # Each call of the module has a stand-in of its own.
             if not forwards or forwards[-1] is not operation.forward:
                 forwards[:] = [operation.forward]
                 self._calls[place] += 1
-            call = self._calls[place] - 1
-            output = run(operation)
             for site, tap, _ in readings:
-                if tap.call == call and isinstance(tap, OperationTap):
+                is_same_call = tap.call == self._calls[place] - 1
+                if is_same_call and isinstance(tap, OperationTap):
                     tensor = tap.read(operation, output)
                     if tensor is not None:
-                        self._show(site, tap, tensor)
-            self._stop_if_done()
+                        self.keep(site, tap, tensor)
+                        self.missing.discard(site)
+            if self.stops and not self.missing:
+                raise hooks.Stopped
             return output
 
         return callback
-
-    def _show(self, site: Site, tap: Tap | OperationTap, tensor: Tensor) -> None:
-        self.keep(site, tap, tensor)
-        self.missing.discard(site)
-
-    def _stop_if_done(self) -> None:
-        if self.stops and not self.missing:
-            raise hooks.Stopped
 
 
 class _Reading(NamedTuple):

@@ -1,38 +1,63 @@
-"""Recording: keep the states of passes that the user runs."""
+"""Recording: keep the states of passes that the user runs, and what probes say of them.
+
+A pass with a cache may go on with the texts of the pass before it. Between the two,
+beam search puts its rows into another order, and assisted generation cuts off tokens
+that it rejected: the cache shows whether it was left alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.arguments import checked, require
-from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Tap, find
-from hiddenscope.errors import ModuleError, PassError
+from hiddenscope.arguments import checked
+from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Stack, Tap
+from hiddenscope.errors import PassError, SiteError, StatesError
 from hiddenscope.linear.probe import Probe
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.weights import check_finite
 from hiddenscope.passes.buffers import one_or_pair, stacks_in
-from hiddenscope.passes.cache_mark import CacheMark, cached_tokens
 from hiddenscope.passes.inputs import Inputs
-from hiddenscope.passes.probe_scores import (
-    ProbeScores,
-    SiteProbes,
-    join_scores,
-    probes_of,
+from hiddenscope.passes.protocol import (
+    PassModel,
+    named_arguments,
+    pass_roots,
+    user_module,
 )
-from hiddenscope.passes.protocol import PassModel, named_arguments
 from hiddenscope.passes.record import Watcher
 from hiddenscope.passes.text_encoder import TextEncoder
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, Source, States, Tokens, join
 from hiddenscope.states.arrays import Floats
 from hiddenscope.states.mixed import stack_sites
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeScores:
+    """The scores of probes by name, one row for each token, in float64.
+
+    A score is what `decision_function` of the probe returns: a number, or one for each
+    of three or more classes.
+    """
+
+    tokens: Tokens
+    scores: Mapping[str, Floats]
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.scores[name]
+
+    def of(self, text: int) -> ProbeScores:
+        """Return the scores of one text; -1 is the last."""
+        rows = self.tokens.rows(text)
+        scores = {name: values[rows] for name, values in self.scores.items()}
+        return ProbeScores(self.tokens.of(text), scores)
 
 
 @dataclass
@@ -52,48 +77,37 @@ class RecordedPass:
     continues: bool = False
     follows: bool = False
 
+    def argument(self, stack: str | None, name: str) -> Tensor | None:
+        """Return a tensor that a stack was called with; None without it."""
+        prefix = "decoder_" if stack == "decoder" else ""
+        value = self.arguments.get(f"{prefix}{name}")
+        return value if isinstance(value, Tensor) else None
+
     def length(self, stack: str | None) -> int | None:
         """Return how many tokens a stack worked on; None where it does not show."""
         for name in ("input_ids", "inputs_embeds"):
-            tensor = self._argument(stack, name)
-            if isinstance(tensor, Tensor):
+            tensor = self.argument(stack, name)
+            if tensor is not None:
                 return tensor.shape[1]
         return None
 
-    def ids(self, stack: str | None) -> Tensor | None:
-        """Return the ids that a stack worked on; None where the pass has none."""
-        ids: Tensor | None = self._argument(stack, "input_ids")
-        return ids
-
-    def mask(self, stack: str | None) -> Tensor | None:
-        """Return the mask of the texts that a stack worked on; None without one."""
-        mask = self._argument(stack, "attention_mask")
-        length = self.length(stack)
-        if length is None or not isinstance(mask, Tensor) or mask.ndim != 2:
-            return None
-        # With a cache the mask covers the tokens of earlier passes too.
-        return mask[:, -length:]
-
     def real(self, stack: str | None, shape: Sequence[int]) -> Tensor:
         """Return which tokens [text, token] are no padding."""
-        mask = self.mask(stack)
-        if mask is None:
+        mask, length = self.argument(stack, "attention_mask"), self.length(stack)
+        if length is None or mask is None or mask.ndim != 2:
             return torch.ones(tuple(shape), dtype=torch.bool)
-        return mask.bool().cpu()
+        # With a cache the mask covers the tokens of earlier passes too.
+        return mask[:, -length:].bool().cpu()
 
     def tokens(self, encoder: TextEncoder, stack: str | None, real: Tensor) -> Tokens:
         """Return the tokens that are no padding."""
-        ids = self.ids(stack)
+        ids = self.argument(stack, "input_ids")
         # A pass over embeddings has no ids.
         known = torch.full(real.shape, -1) if ids is None else ids.cpu()
         texts = []
         for row, is_real in zip(known, real, strict=True):
             texts.append(tuple(row[is_real].tolist()))
         return encoder.tokens(Inputs(tuple(texts)))
-
-    def _argument(self, stack: str | None, name: str) -> Any:
-        prefix = "decoder_" if stack == "decoder" else ""
-        return self.arguments.get(f"{prefix}{name}")
 
 
 class Recording:
@@ -133,10 +147,8 @@ class Recording:
             for part in stacks_in(states):
                 by_stack.setdefault(part.sites[0].stack, []).append(part)
         if not by_stack:
-            reason, remedy = (
-                "no pass was run inside the `with`",
-                "Call the module there.",
-            )
+            reason = "no pass was run inside the `with`"
+            remedy = "Call the module there."
             if self.recorded:
                 reason, remedy = "probes alone were asked for", "Name sites to keep."
             raise PassError("No recorded states", reason, remedy)
@@ -146,16 +158,11 @@ class Recording:
     def scored(self) -> list[ProbeScores]:
         """Return the scores of the probes in each pass, of real tokens only."""
         scored = []
-        for recorded in self._with_scores():
-            assert recorded.scored is not None
-            scored.append(
-                ProbeScores(
-                    recorded.tokens(
-                        self.text_encoder, self.scored_stack, recorded.scored
-                    ),
-                    recorded.scores,
-                )
-            )
+        stack = self.scored_stack
+        for recorded in self.recorded:
+            if recorded.scored is not None:
+                tokens = recorded.tokens(self.text_encoder, stack, recorded.scored)
+                scored.append(ProbeScores(tokens, recorded.scores))
         return scored
 
     @property
@@ -167,7 +174,7 @@ class Recording:
         no score: nothing was computed from it. If the cache was changed between two
         passes, as by beam search, no row need be one text, which is an error.
         """
-        recorded = self._with_scores()
+        recorded = [part for part in self.recorded if part.scored is not None]
         for later in recorded[1:]:
             if later.continues and not later.follows:
                 raise PassError(
@@ -177,11 +184,7 @@ class Recording:
                     " reorders rows, and assisted generation rejects tokens)",
                     "Read `rec.scored`, the scores of each pass.",
                 )
-        continues = [one_pass.continues for one_pass in recorded]
-        return join_scores(self.scored, continues)
-
-    def _with_scores(self) -> list[RecordedPass]:
-        return [recorded for recorded in self.recorded if recorded.scores]
+        return _joined(self.scored, [part.continues for part in recorded])
 
     def _stack(self, recorded: RecordedPass, stack: str | None) -> States:
         """Return the states of one stack, with padding left out on either side."""
@@ -223,30 +226,21 @@ def recording(
     >>> rec.scores["b"].shape
     (6,)
     """
-    lock: AbstractContextManager[Any] = nullcontext()
-    if isinstance(model, nn.Module):
-        if hasattr(model, "_orig_mod"):
-            raise ModuleError(
-                "Cannot record the passes of this module",
-                "it is compiled, and compiled code calls no hooks",
-                "Give and call the module inside it.",
-            )
-        anatomy, module = find(model), model
-        encoder = TextEncoder(None, None, 0)
-        sources = _sources_of_module(anatomy)
-    else:
-        require(model, PassModel | nn.Module, "model", "recording")
-        anatomy, module, lock = model.anatomy, model.module, model.lock
+    anatomy, module, lock = user_module(model, "record")
+    encoder = TextEncoder(None, None, 0)
+    sources = {}
+    for stack in {site.stack for site in anatomy.sites}:
+        sources[stack] = _source_of_module(anatomy, anatomy.stack_named(stack))
+    if not isinstance(model, nn.Module):
         encoder = model.text_encoder
-        stacks = {site.stack for site in anatomy.sites}
-        sources = {stack: model.source(stack) for stack in stacks}
+        sources = {stack: model.source(stack) for stack in sources}
     recorded = Recording(anatomy, encoder, sources)
     check_finite(module)
     if sites is None:
         sites = EVERYTHING if probes is None else ()
-    scoring = None if probes is None else probes_of(probes, anatomy)
-    if scoring is not None:
-        recorded.scored_stack = scoring.stack
+    scoring = {} if probes is None else _probes_by_site(probes, anatomy)
+    for site in scoring:
+        recorded.scored_stack = site.stack
     follower = _PassFollower(recorded, module, anatomy.select(sites), scoring)
     watches = follower.watches()
     checked = hooks.finite_attention(module)
@@ -257,19 +251,158 @@ def recording(
         yield recorded
 
 
-def _sources_of_module(anatomy: Anatomy) -> dict[str | None, Source]:
-    """Describe where the states of a bare module come from, for each stack."""
-    sources: dict[str | None, Source] = {}
-    for name in {site.stack for site in anatomy.sites}:
-        stack = anatomy.stack_named(name)
-        sources[name] = Source(
-            anatomy.name,
-            dtype=str(stack.proof.dtype).removeprefix("torch."),
-            depth=stack.depth,
-            final=stack.proof.final is not None,
-            reported=anatomy.reported_names(stack),
+def _source_of_module(anatomy: Anatomy, stack: Stack) -> Source:
+    """Describe where the states of a bare module come from."""
+    return Source(
+        anatomy.name,
+        dtype=str(stack.proof.dtype).removeprefix("torch."),
+        depth=stack.depth,
+        final=stack.proof.final is not None,
+        reported=anatomy.reported_names(stack),
+    )
+
+
+def _probes_by_site(
+    probes: Mapping[str, Probe] | Probe, anatomy: Anatomy
+) -> dict[Site, dict[str, Probe]]:
+    """Find the sites of probes in a model, and check that they fit.
+
+    A single probe is named by its site.
+    """
+    if isinstance(probes, Probe):
+        probes = {probes.site or "probe": probes}
+    by_site: dict[Site, dict[str, Probe]] = {}
+    for name, probe in probes.items():
+        problem = f"Cannot use the probe {str(name)[:60]!r} in this recording"
+        if not isinstance(probe, Probe):
+            reason = f"it is a {type(probe).__name__}"
+            raise StatesError(problem, reason, "Give hs.Probe.load(path).")
+        if not hasattr(probe, "coef_"):
+            raise StatesError(problem, "it is not fitted", "Fit it, or load one.")
+        if not probe.site:
+            remedy = "Set probe.site, such as 'layer.3'."
+            raise SiteError(problem, "it does not say which site it reads", remedy)
+        (site, *others) = anatomy.select(probe.site)
+        if others:
+            reason = f"{probe.site} names {1 + len(others)} sites"
+            raise SiteError(problem, reason, "Name one, with its stack.")
+        width = anatomy.width(site)
+        if probe.n_features_in_ != width:
+            raise StatesError(
+                problem,
+                f"it was fitted to width {probe.n_features_in_}, and {site} of"
+                f" {anatomy.name} is {width} wide",
+                "Give a probe of this model.",
+            )
+        by_site.setdefault(site, {})[name] = probe
+    if len({site.stack for site in by_site}) != 1:
+        raise StatesError(
+            "Cannot use these probes in one recording",
+            "there are none, or they read the encoder and the decoder",
+            "Give probes of one stack.",
         )
-    return sources
+    return by_site
+
+
+def _joined(parts: Sequence[ProbeScores], continues: Sequence[bool]) -> ProbeScores:
+    """Join the scores of passes: one that continues goes on with the same texts."""
+    groups: list[list[ProbeScores]] = []
+    for part, goes_on in zip(parts, continues, strict=True):
+        if not goes_on or not groups:
+            groups.append([part])
+            continue
+        if part.tokens.count != groups[-1][0].tokens.count:
+            raise PassError(
+                "Cannot join the scores of these passes",
+                f"one goes on with {part.tokens.count} texts after a pass over"
+                f" {groups[-1][0].tokens.count}",
+                "Read `rec.scored`, the scores of each pass.",
+            )
+        groups[-1].append(part)
+    if not groups:
+        raise PassError(
+            "No scores of probes",
+            "no pass was run inside the `with`, or no probes were given",
+            "Give probes=, and call the module there.",
+        )
+    ids: list[int] = []
+    strings: list[str] = []
+    lengths = []
+    columns: dict[str, list[Floats]] = {}
+    for group in groups:
+        # The parts of each text stand together, one text after another.
+        for text in range(group[0].tokens.count):
+            parts = [part.of(text) for part in group]
+            lengths.append(sum(len(part.tokens) for part in parts))
+            for part in parts:
+                ids += part.tokens.ids.tolist()
+                strings += part.tokens.strings
+                for name, values in part.scores.items():
+                    columns.setdefault(name, []).append(values)
+    tokens = Tokens(
+        None,
+        text=np.repeat(np.arange(len(lengths)), lengths),
+        positions=np.concatenate([np.arange(length) for length in lengths]),
+        ids=np.array(ids, dtype=np.int64),
+        strings=tuple(strings),
+        count=len(lengths),
+    )
+    joined = {name: np.concatenate(values) for name, values in columns.items()}
+    return ProbeScores(tokens, joined)
+
+
+@dataclass(frozen=True, eq=False)
+class _CacheMark:
+    """What a cache held at the end of a pass: how many tokens, and one tensor of it.
+
+    The tensor has a row for each text. It is None if the cache shows none.
+    """
+
+    length: int
+    rows: Tensor | None
+
+    @classmethod
+    def of(cls, cache: Any) -> _CacheMark:
+        """Mark a cache as it is now."""
+        return cls(_cached_tokens(cache), next(_tensors(cache), None))
+
+    def is_left(self, cache: Any) -> bool:
+        """Tell whether a cache still holds what it held, in the same rows."""
+        now = _CacheMark.of(cache)
+        if self.rows is None or now.rows is None or self.length != now.length:
+            return False
+        # Every change of the rows makes a new tensor.
+        if self.rows is now.rows:
+            return True
+        return torch.equal(self.rows.cpu(), now.rows.cpu())
+
+
+def _cached_tokens(cache: Any) -> int:
+    """Return how many tokens a cache holds; None stands for an empty cache."""
+    if cache is None:
+        return 0
+    get_length: Any = getattr(cache, "get_seq_length", None)
+    if get_length is not None:
+        return int(get_length())
+    # The tuples of older versions hold keys [text, head, token, width].
+    keys = next(_tensors(cache), None)
+    return 0 if keys is None else keys.shape[-2]
+
+
+def _tensors(cache: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a cache that have a row for each text, layer by layer."""
+    # An encoder-decoder has another cache for the encoder's states.
+    cache = getattr(cache, "self_attention_cache", cache)
+    layers = getattr(cache, "layers", cache)
+    if not isinstance(layers, list | tuple):
+        return
+    for layer in layers:
+        held = layer
+        if not isinstance(layer, list | tuple):
+            held = getattr(layer, "__dict__", {}).values()
+        for value in held:
+            if isinstance(value, Tensor) and value.ndim > 1:
+                yield value
 
 
 class _PassFollower:
@@ -283,35 +416,27 @@ class _PassFollower:
         recording: Recording,
         module: nn.Module,
         sites: Sequence[Site],
-        probes: SiteProbes | None,
+        probes: Mapping[Site, Mapping[str, Probe]],
     ) -> None:
         self.recording = recording
         self.module = module
         self.sites = set(sites)
         self.probes = probes
-        watched = set(sites)
-        if probes is not None:
-            watched.update(probes.sites.values())
-        self.watcher = Watcher(recording.anatomy, sorted(watched), self._keep)
+        watched = sorted({*sites, *probes})
+        self.watcher = Watcher(recording.anatomy, watched, self._keep)
         self.current: RecordedPass | None = None
-        self.cache_mark: CacheMark | None = None
+        self.cache_mark: _CacheMark | None = None
 
     def watches(self) -> list[hooks.Watch]:
         """Return the hooks; a pass that ends in an error is not recorded."""
-        roots = [self.module]
-        get_encoder: Any = getattr(self.module, "get_encoder", None)
-        if get_encoder is not None and len(self.recording.anatomy.stacks) > 1:
-            roots.append(get_encoder())
         begin = []
         end = []
-        for root in roots:
+        for root in pass_roots(self.module, self.recording.anatomy):
             begin.append(hooks.Watch(root, "input", partial(self._begin, root)))
             end.append(hooks.Watch(root, "output", partial(self._end, root)))
         return [*begin, *self.watcher.watches(self.module), *end]
 
     def _begin(self, root: nn.Module, args: hooks.Args, kwargs: hooks.Kwargs) -> None:
-        if not self.watcher.here:
-            return
         # The encoder is called as a part of the whole module.
         if (
             root is not self.module
@@ -326,7 +451,7 @@ class _PassFollower:
         self.current = RecordedPass(
             root,
             arguments,
-            continues=cached_tokens(cache) > 0,
+            continues=_cached_tokens(cache) > 0,
             follows=mark is not None and mark.is_left(cache),
         )
         self.watcher.begin()
@@ -341,28 +466,22 @@ class _PassFollower:
             )
         length = self.current.length(site.stack) or tap.layout.length(tensor)
         states = tap.layout.states(tensor.detach(), length)
-        if self.probes is not None:
-            self._score(site, states, self.probes.at(site))
+        probes = self.probes.get(site, {})
+        if probes and self.current.scored is None:
+            self.current.scored = self.current.real(site.stack, states.shape[:2])
+        for name, probe in probes.items():
+            assert self.current.scored is not None
+            rows = states[self.current.scored.to(states.device)]
+            self.current.scores[name] = probe.decision_function(rows)
         if site in self.sites:
             self.current.states[site] = states.to("cpu", copy=True)
 
-    def _score(self, site: Site, states: Tensor, probes: Mapping[str, Probe]) -> None:
-        """Score the real tokens of a pass, and let its states go."""
-        current = self.current
-        if not probes or current is None:
-            return
-        if current.scored is None:
-            current.scored = current.real(site.stack, states.shape[:2])
-        rows = states[current.scored.to(states.device)]
-        for name, probe in probes.items():
-            current.scores[name] = probe.decision_function(rows)
-
     def _end(self, root: nn.Module, output: Any) -> None:
         current = self.current
-        if self.watcher.here and current is not None and current.root is root:
+        if current is not None and current.root is root:
             self.recording.recorded.append(current)
             self.current = None
-            if self.probes is not None:
+            if self.probes:
                 cache = current.arguments.get("past_key_values")
                 returned = getattr(output, "past_key_values", cache)
-                self.cache_mark = CacheMark.of(returned)
+                self.cache_mark = _CacheMark.of(returned)

@@ -9,7 +9,7 @@ bit for bit the full pass, every block is run and the values still replace the s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -194,11 +194,9 @@ def try_skipping(
     Padding is tried by itself: experts group all rows, and a resumed pass has other
     values in the padding than the full pass.
     """
+    key = (stack, padded)
     return model.trials.once(
-        "skip blocks",
-        lambda: _try_skipping(model, stack, padded),
-        key=(stack, padded),
-        form=SkipTrial,
+        "skip blocks", lambda: _try_skipping(model, stack, padded), key=key
     )
 
 
@@ -210,35 +208,46 @@ def _try_skipping(model: PassModel, name: str | None, padded: bool) -> SkipTrial
     stack = model.anatomy.stack_named(name)
     if stack.proof.taps[0].path != stack.blocks[0].path:
         return SkipTrial(refused="its blocks are not modules of their own")
-    depth = stack.depth
-    depths = sorted({1, depth // 4, depth // 2, 3 * depth // 4, depth} - {0})
-    inputs = _trial_inputs(model, padded)
+    inputs = trial_inputs(model, padded=padded)
+    has_cache = "use_cache" in accepts(model.module)
     forms: dict[int, Any] = {}
-    in_order: list[Any] = []
-    for cached in (False, True) if "use_cache" in accepts(model.module) else (False,):
-        cache = with_cache(model.module, cached)
-        learning = _learn_forms(model.module, stack, forms)
-        try:
-            with hooks.watching([cache, *learning]):
+
+    def resumed() -> str:
+        """Say how a resumed pass differs from the full pass; empty if none does."""
+        depth = stack.depth
+        layers = {1, depth // 4, depth // 2, 3 * depth // 4, depth} - {0}
+        for cached in (False, True) if has_cache else (False,):
+            cache = with_cache(model.module, cached)
+            with hooks.watching([cache, *_learn_forms(model.module, stack, forms)]):
                 full = _full_pass(model, inputs)
-            in_order = [forms[k] for k in sorted(forms)]
-            for layer in depths:
+            for layer in sorted(layers):
                 entry = Site(layer, "", name)
                 with hooks.watching([with_cache(model.module, cached)]):
-                    equal = _resumes_equal(model, inputs, full, entry, in_order)
+                    equal = _resumes_equal(model, inputs, full, entry, _in_order(forms))
                 if not equal:
                     with_or_without = "with" if cached else "without"
-                    return SkipTrial(
-                        refused=f"skipping the blocks below {entry}, {with_or_without}"
-                        " a cache, changed what the rest gave"
+                    return (
+                        f"skipping the blocks below {entry}, {with_or_without} a"
+                        " cache, changed what the rest gave"
                     )
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            return SkipTrial(
-                refused=f"skipping blocks stopped with {type(error).__name__}: {error}"
-            )
-    return SkipTrial(tuple(in_order))
+        return ""
+
+    try:
+        refused = model.trials.once("resumed", resumed, key=(name, padded), form=str)
+        if not refused and not forms:
+            # An earlier process has tried it: one pass shows the forms.
+            cache = with_cache(model.module, has_cache)
+            with hooks.watching([cache, *_learn_forms(model.module, stack, forms)]):
+                _full_pass(model, inputs)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        refused = f"skipping blocks stopped with {type(error).__name__}: {error}"
+    return SkipTrial(() if refused else _in_order(forms), refused)
+
+
+def _in_order(forms: Mapping[int, Any]) -> tuple[Any, ...]:
+    return tuple(forms[layer] for layer in sorted(forms))
 
 
 def _resumes_equal(
@@ -294,8 +303,11 @@ def _full_pass(model: PassModel, inputs: Inputs) -> Pass:
         return make_pass(model, inputs, sites)
 
 
-def _trial_inputs(model: PassModel, padded: bool) -> Inputs:
-    """Return two texts for a trial, of different lengths or of the same."""
+def trial_inputs(model: PassModel, *, padded: bool = False) -> Inputs:
+    """Return two texts for a trial, of different lengths or of the same.
+
+    Those of a decoder differ in length from the encoder's, so that a mix-up shows.
+    """
     lengths: Sequence[int] = TRIAL_LENGTHS
     target_lengths: Sequence[int] = TRIAL_TARGET_LENGTHS
     if not padded:

@@ -1,11 +1,12 @@
 """Sweep: run one text in many patched variants and read the logits of one token.
 
-Variants go through the model together. Each is computed only from its first patch on:
-in depth it joins the batch at that layer, and in a causal model the keys and values of
-the tokens before the patch come from the clean run. An encoder that is not patched is
-run once. None of these shortcuts is assumed: on first use each is tried on the model
-against variants that are run one at a time without shortcuts. One that fails is left
-out and noted.
+The text is run unpatched first, a clean run, with everything that variants start from.
+They go through the model together. Each is computed only from its first patch on: in
+depth it joins the batch at that layer, and in a causal model the keys and values of the
+tokens before the patch come from the clean run. The head runs on the one token, and an
+encoder that is not patched is run once. None of this is assumed: on first use all of it
+is tried together on the model, against variants that are run one at a time. Where that
+fails, variants share a batch and nothing else.
 
 What holds throughout, of the caller's arguments first:
 
@@ -27,32 +28,151 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.discovery import OperationTap, Stack, Tap, accepts
+from hiddenscope.discovery import OperationTap, Tap, accepts
 from hiddenscope.discovery.trace import PLAIN
 from hiddenscope.errors import NotFinite, PassError, is_out_of_memory
-from hiddenscope.modules import autograd, hooks
+from hiddenscope.modules import autograd, hooks, trials
+from hiddenscope.passes.buffers import buffers_for
 from hiddenscope.passes.changes import Change, Positions, Replace
-from hiddenscope.passes.clean_run import (
-    CleanRun,
-    logits_tolerance,
-    run_clean,
-    trial_inputs,
+from hiddenscope.passes.edit import Editor, edit, plan
+from hiddenscope.passes.inputs import BATCH_OVERHEAD, BATCH_TOKENS, Inputs, Texts
+from hiddenscope.passes.protocol import PassModel, require_recordable
+from hiddenscope.passes.record import (
+    batch_conflict,
+    batch_logits,
+    check_targets,
+    not_reached,
+    run_pass,
 )
-from hiddenscope.passes.edit import Editor, Where, edit, plan
-from hiddenscope.passes.inputs import BATCH_OVERHEAD, BATCH_TOKENS
-from hiddenscope.passes.key_values import first_tokens, why_not_reusable
-from hiddenscope.passes.protocol import PassModel
-from hiddenscope.passes.resume import try_skipping
+from hiddenscope.passes.resume import trial_inputs, try_skipping, with_cache
 from hiddenscope.sites import Site
 
-if TYPE_CHECKING:
-    from transformers.modeling_outputs import BaseModelOutput
+# The cache layers that hold every token's keys and values and nothing else.
+PLAIN_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
+
+
+@dataclass(frozen=True, eq=False)
+class CleanRun:
+    """The unpatched pass of one text: its states, and its logits [token, vocabulary].
+
+    `row` is its number in the batch that it was run in, and `padded_length` the length
+    of that batch, in an encoder-decoder that of the targets. `cache` holds the keys and
+    values of the whole batch, and `encoder_output` the encoder's last state of this
+    text alone.
+    """
+
+    inputs: Inputs
+    states: Mapping[Site, Tensor]
+    logits: Tensor
+    row: int
+    padded_length: int
+    cache: Any = None
+    encoder_output: Tensor | None = None
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Return the token ids of the text."""
+        return self.inputs.ids[0]
+
+    @property
+    def targets(self) -> tuple[int, ...] | None:
+        """Return the token ids of the decoder's text, in an encoder-decoder."""
+        return None if self.inputs.targets is None else self.inputs.targets.ids[0]
+
+    def input_ids(self, stack: str | None) -> tuple[int, ...]:
+        """Return the token ids that a stack works on."""
+        return self.inputs.of(stack).ids[0]
+
+
+def run_clean(
+    model: PassModel,
+    texts: Texts | Inputs,
+    sites: Sequence[Site],
+    *,
+    targets: Texts | Inputs | None = None,
+) -> list[CleanRun]:
+    """Run some texts unpatched, in one batch where that is safe.
+
+    Every layer is kept besides the requested sites, because a variant joins the batch
+    with the clean state of the last layer before its first patch, or of the patched
+    layer.
+    """
+    require_recordable(model.module)
+    inputs = model.encode(texts, targets=targets)
+    check_targets(model, inputs, (), logits=True)
+    recorded = tuple(sorted({*model.anatomy.select("layer.*"), *sites}))
+    # With a cache FSMT has no causal mask, and ProphetNet stops with an error.
+    cached = "use_cache" in accepts(model.module) and model.trials.once(
+        "keep cache", lambda: _try_cache(model)
+    )
+    batches = [inputs]
+    if batch_conflict(model, inputs.pad(model)) is not None:
+        batches = [inputs.some([text]) for text in range(len(inputs))]
+    runs: list[CleanRun] = []
+    for batch in batches:
+        runs += _run_clean_batch(model, batch, recorded, cached)
+    return runs
+
+
+def logits_tolerance(model: PassModel) -> float:
+    """Return how far rounding may move logits, as a share of their norm."""
+    depth = sum(stack.depth for stack in model.anatomy.stacks)
+    return trials.tolerance(model.dtype, depth)
+
+
+def _try_cache(model: PassModel) -> bool:
+    """Tell whether a pass over a whole text may keep a cache."""
+    inputs = trial_inputs(model)
+    try:
+        plain = list(_run_clean_batch(model, inputs, (), cached=False))
+        cached = list(_run_clean_batch(model, inputs, (), cached=True))
+    except Exception as error:
+        # The model's own code may raise anything.
+        if isinstance(error, PassError) or is_out_of_memory(error):
+            raise
+        return False
+    tolerance = logits_tolerance(model)
+    for a, b in zip(plain, cached, strict=True):
+        difference = (a.logits - b.logits).norm()
+        # `not <=` refuses a NaN as well, which `>` would let through.
+        if not difference <= tolerance * a.logits.norm():
+            return False
+    return True
+
+
+def _run_clean_batch(
+    model: PassModel, inputs: Inputs, sites: Sequence[Site], cached: bool
+) -> Iterator[CleanRun]:
+    """Run some texts as one batch; their states stay on the device."""
+    batch = inputs.pad(model)
+    buffers = buffers_for(model, sites, inputs, keep="device")
+    with model.lock, hooks.watching([with_cache(model.module, cached)]):
+        output = run_pass(model, batch, range(len(inputs)), buffers, logits=True)
+    states = {stack: buffer.states() for stack, buffer in buffers.items()}
+    answering = batch.of_stack("decoder")
+    logits = batch_logits(output, batch, model)
+    encoded = getattr(output, "encoder_last_hidden_state", None)
+    # Texts are padded on the right, so that the first rows are those of their tokens.
+    for row in range(len(inputs)):
+        encoder_output = None
+        if encoded is not None:
+            encoder_output = encoded[row : row + 1, : len(inputs.ids[row])]
+        yield CleanRun(
+            inputs.some([row]),
+            {site: states[site.stack].of(row)[site] for site in sites},
+            logits[row, : answering.lengths[row]],
+            row,
+            answering.ids.shape[1],
+            getattr(output, "past_key_values", None),
+            encoder_output,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,13 +207,12 @@ Variant: TypeAlias = Sequence[Patch]
 
 @dataclass(frozen=True)
 class Shortcuts:
-    """Shortcuts that were verified on this model.
+    """Shortcuts that were verified on this model, all together; none without.
 
     `joins`: a variant skips the blocks below its first patch. `reuses`: it takes the
     keys and values of the tokens before its first patch from the clean run. `narrows`:
     the head runs on the requested token alone. `encodes_once`: an unpatched encoder is
-    not run again. `batched`: variants share a pass. `notes` say why a shortcut is not
-    taken.
+    not run again. `batched`: variants share a pass. `notes` say why one is not taken.
     """
 
     joins: bool = False
@@ -114,23 +233,15 @@ class SweepResult:
     notes: tuple[str, ...]
 
 
-def _all_logits(logits: Tensor) -> Tensor:
-    return logits
-
-
-def _ignore_progress(amount: float) -> None:
-    pass
-
-
 def sweep(
     model: PassModel,
     clean: CleanRun,
     variants: Sequence[Variant],
     at: int,
     *,
-    read: Callable[[Tensor], Tensor] = _all_logits,
+    read: Callable[[Tensor], Tensor] = lambda logits: logits,
     shortcuts: Shortcuts | None = None,
-    advance: Callable[[float], None] = _ignore_progress,
+    advance: Callable[[float], None] = lambda amount: None,
 ) -> SweepResult:
     """Run patched variants of a clean run and read the logits of the token `at`.
 
@@ -150,13 +261,19 @@ def sweep(
     if shortcuts is None:
         shortcuts = shortcuts_of(model)
     if shortcuts.reuses:
-        shortcuts = _without_useless_cache(model, clean, shortcuts)
+        # The cache of this text need not hold every token.
+        reason = _why_not_reusable(model, clean)
+        if reason:
+            note = f"Keys and values were computed anew, because {reason}."
+            notes = *shortcuts.notes, note
+            shortcuts = replace(shortcuts, reuses=False, notes=notes)
+    run = _Sweep(model, clean, at, shortcuts)
     rows: dict[int, Tensor] = {}
     passes = tokens = 0
     with model.lock:
-        for start, numbers in _batches(model, clean, variants, at, shortcuts):
+        for start, numbers in run.batches(variants):
             batch = [variants[number] for number in numbers]
-            logits = _run_batch(model, clean, batch, start, at, shortcuts)
+            logits = run.logits(batch, start)
             if bool(logits.isnan().any()):
                 raise NotFinite(
                     f"No logits of {model.anatomy.name}",
@@ -164,8 +281,8 @@ def sweep(
                     "Look at the values that were put in.",
                 )
             rows.update(zip(numbers, read(logits), strict=True))
-            length = len(clean.input_ids(_answer_stack(model))) - start
-            if _runs_encoder(model, clean, batch, shortcuts):
+            length = len(clean.input_ids(run.stack)) - start
+            if run.runs_encoder(batch):
                 length += len(clean.ids)
             passes += 1
             tokens += len(batch) * length
@@ -192,59 +309,183 @@ def run_unbatched(
     return edited.logits[at]
 
 
-# The stack that answers is the one whose last state makes the logits: the decoder of an
-# encoder-decoder, or the only stack. Sites name a stack only where there are two.
+@dataclass(frozen=True, eq=False)
+class _Sweep:
+    """A clean run, the token at which its variants are read, and the shortcuts."""
 
+    model: PassModel
+    clean: CleanRun
+    at: int
+    shortcuts: Shortcuts
 
-def _answer_stack(model: PassModel) -> str | None:
-    return "decoder" if model.encoder_decoder else None
+    @property
+    def stack(self) -> str | None:
+        """Return the stack that answers, whose last state makes the logits.
 
+        That is the decoder of an encoder-decoder, or the only stack. Sites name a stack
+        only where there are two.
+        """
+        return "decoder" if self.model.encoder_decoder else None
 
-def _answering(model: PassModel) -> Stack:
-    return model.anatomy.stacks[-1]
+    def batches(self, variants: Sequence[Variant]) -> Iterator[tuple[int, list[int]]]:
+        """Yield batches of variants: the first token to compute, and their numbers.
 
+        Within a batch the variants are ordered by their lowest site.
+        """
+        device = self.model.device.type
+        if device not in BATCH_TOKENS:
+            device = "cpu"
+        starts: dict[tuple[str | None, int], list[int]] = defaultdict(list)
+        for number, variant in enumerate(variants):
+            stack, start = variant[0].site.stack, 0
+            if self.shortcuts.reuses and stack == self.stack:
+                start = min(self.at, *(min(patch.tokens) for patch in variant))
+            starts[stack, start].append(number)
 
-def _stack_of(variant: Variant) -> str | None:
-    """Return the stack that a variant patches; its patches are all in one."""
-    return variant[0].site.stack
+        def lowest_site(number: int) -> Site:
+            return min(patch.site for patch in variants[number])
 
+        for start, numbers in _merged(starts, BATCH_OVERHEAD[device]):
+            ordered = sorted(numbers, key=lowest_site)
+            length = len(self.clean.ids) + len(self.clean.targets or ()) - start
+            size = 1
+            if self.shortcuts.batched:
+                size = max(1, BATCH_TOKENS[device] // length)
+            for first in range(0, len(ordered), size):
+                yield start, ordered[first : first + size]
 
-# Grouping variants into batches.
+    def logits(self, variants: Sequence[Variant], start: int) -> Tensor:
+        """Run a batch of variants in one pass and return their logits.
 
+        They are [variant, vocabulary], those of the token `at`. The tokens before
+        `start` are not computed.
+        """
+        model, clean = self.model, self.clean
+        stack = variants[0][0].site.stack
+        length = len(clean.input_ids(self.stack)) - start
+        # Patches count tokens in the text of their own stack, and only that of the
+        # answering stack is cut at `start`.
+        first, tokens = 0, len(clean.ids)
+        if stack == self.stack:
+            first, tokens = start, length
+        count = rows = len(variants)
+        # hooks.joining cuts every tensor of two or more axes whose first is as long as
+        # the batch. A mask or a table of positions with as many tokens would be cut
+        # too. A single row needs no such care: a block runs it whole or is skipped.
+        while rows > 1 and rows in (length, length + start, len(clean.ids)):
+            rows += 1
+        # Repeats of the last variant fill the batch; their logits are dropped.
+        variants = [*variants, *[variants[-1]] * (rows - count)]
+        depth = model.anatomy.stack_named(stack).depth
+        rows_per_block = [rows] * depth
+        entering: AbstractContextManager[None] = nullcontext()
+        if self.shortcuts.joins and _may_join(model, stack, variants):
+            entries = [_entry_layer(variant, depth) for variant in variants]
+            # Those that have joined below each layer.
+            for layer in range(1, depth + 1):
+                rows_per_block[layer - 1] = sum(entry < layer for entry in entries)
+            entering = self._joining(stack, entries, rows_per_block, first)
+        arguments = self._arguments(rows, start, rows_per_block)
+        if model.encoder_decoder and not self.runs_encoder(variants):
+            from transformers.modeling_outputs import BaseModelOutput
 
-def _batches(
-    model: PassModel,
-    clean: CleanRun,
-    variants: Sequence[Variant],
-    at: int,
-    shortcuts: Shortcuts,
-) -> Iterator[tuple[int, list[int]]]:
-    """Yield batches of variants: the first token to compute, and their numbers.
+            assert clean.encoder_output is not None
+            state: Any = clean.encoder_output.expand(rows, -1, -1)
+            arguments["encoder_outputs"] = BaseModelOutput(last_hidden_state=state)
+        changed: set[Site] = set()
+        changes = _changes(variants, first, model.device, changed)
 
-    Within a batch the variants are ordered by their lowest site.
-    """
-    device = model.device.type
-    if device not in BATCH_TOKENS:
-        device = "cpu"
-    starts: dict[tuple[str | None, int], list[int]] = defaultdict(list)
-    for number, variant in enumerate(variants):
-        stack = _stack_of(variant)
-        start = 0
-        if shortcuts.reuses and stack == _answer_stack(model):
-            start = min(at, *(min(patch.tokens) for patch in variant))
-        starts[stack, start].append(number)
+        def every_token(
+            stack: str | None, tensor: Tensor, tap: Tap | OperationTap
+        ) -> Positions:
+            texts = tap.layout.texts(tensor, tokens)
+            # A change by a function is made at every position that is not -1, padding:
+            # only that and the shape matter here, not which positions they are.
+            return Positions(torch.zeros(texts, tokens, dtype=torch.long), None)
 
-    def lowest_site(number: int) -> Site:
-        return min(patch.site for patch in variants[number])
+        editor = Editor(model.anatomy, changes, every_token)
+        watches = editor.watches(model.module)
+        if self.shortcuts.narrows:
+            watches.append(self._narrow_head(length, self.at - start))
+        with (
+            # Logits that are made in inference mode could not be trained on.
+            autograd.restored(inference=False),
+            torch.no_grad(),
+            entering,
+            hooks.watching(watches),
+        ):
+            logits = hooks.logits_in(hooks.call_module(model.module, arguments))
+        assert logits is not None, "the clean run has some"
+        if changed != set(changes):
+            raise not_reached(model.anatomy, min(set(changes) - changed))
+        # A narrowed head has made the logits of the requested token alone.
+        token = 0 if logits.shape[1] == 1 else self.at - start
+        return logits[:count, token]
 
-    for start, numbers in _merged(starts, BATCH_OVERHEAD[device]):
-        ordered = sorted(numbers, key=lowest_site)
-        length = len(clean.ids) + len(clean.targets or ()) - start
-        size = 1
-        if shortcuts.batched:
-            size = max(1, BATCH_TOKENS[device] // length)
-        for first in range(0, len(ordered), size):
-            yield start, ordered[first : first + size]
+    def _joining(
+        self,
+        stack: str | None,
+        entries: Sequence[int],
+        rows_per_block: Sequence[int],
+        start: int,
+    ) -> AbstractContextManager[None]:
+        """Let each row enter at its layer, with the clean state of that layer."""
+        forms = try_skipping(self.model, stack).forms
+        taps = self.model.anatomy.stack_named(stack).proof.taps[1:]
+        joins: dict[nn.Module, dict[int, hooks.Join]] = defaultdict(dict)
+        blocks = zip(taps, forms, rows_per_block, strict=True)
+        for layer, (tap, form, below) in enumerate(blocks, 1):
+            if below == len(entries):
+                break
+            joined = None
+            entering = entries.count(layer)
+            if entering:
+                values = self.clean.states[Site(layer, "", stack)][start:]
+                joined = values.expand(entering, *values.shape)
+            block = self.model.module.get_submodule(tap.path)
+            joins[block][tap.call] = hooks.Join(len(entries), below, form, joined)
+        return hooks.joining(joins)
+
+    def _arguments(
+        self, rows: int, start: int, rows_per_block: Sequence[int]
+    ) -> dict[str, Any]:
+        """Return the arguments of the module: the tokens from `start` on, a cache."""
+        model, clean = self.model, self.clean
+        batch = clean.inputs.some([0] * rows).pad(model)
+        arguments = batch.arguments(model.module, masked=model.batching.needs_mask)
+        if start:
+            name = "input_ids" if clean.targets is None else "decoder_input_ids"
+            arguments[name] = arguments[name][:, start:]
+            # A cache layer without any row reports no tokens, and transformers takes
+            # masks and positions from that.
+            cached_rows = [max(1, count) for count in rows_per_block]
+            arguments["past_key_values"] = _first_tokens(clean, start, cached_rows)
+            arguments["use_cache"] = True
+        return arguments
+
+    def runs_encoder(self, batch: Sequence[Variant]) -> bool:
+        """Tell whether a batch runs the encoder of an encoder-decoder again."""
+        if not self.model.encoder_decoder:
+            return False
+        if batch[0][0].site.stack == "encoder" or not self.shortcuts.encodes_once:
+            return True
+        return bool(_why_not_encoded_once(self.model, self.clean))
+
+    def _narrow_head(self, length: int, token: int) -> hooks.Watch:
+        """Return a hook that lets the head see only one token.
+
+        The head makes a row as long as the vocabulary for each token that it sees.
+        """
+        head = self.model.anatomy.head
+        assert head is not None
+
+        def narrow(args: hooks.Args, kwargs: dict[str, Any]) -> Any:
+            state = hooks.state_in(args, kwargs)
+            if state is None or state.ndim != 3 or state.shape[1] != length:
+                return None
+            return hooks.with_state_in(args, kwargs, state[:, token : token + 1])
+
+        return hooks.Watch(self.model.module.get_submodule(head.path), "input", narrow)
 
 
 def _merged(
@@ -271,78 +512,6 @@ def _merged(
         yield group_start, group
 
 
-# Running one batch.
-
-
-def _run_batch(
-    model: PassModel,
-    clean: CleanRun,
-    variants: Sequence[Variant],
-    start: int,
-    at: int,
-    shortcuts: Shortcuts,
-) -> Tensor:
-    """Run variants in one pass and return their logits [variant, vocabulary].
-
-    They are those of the token `at`. The tokens before `start` are not computed. The
-    variants are a batch of `_batches`: not empty, of one stack, sorted by lowest site,
-    and without a patch before `start`.
-    """
-    stack = _stack_of(variants[0])
-    length = len(clean.input_ids(_answer_stack(model))) - start
-    # Patches count tokens in the text of their own stack, and only that of the
-    # answering stack is cut at `start`.
-    first, tokens = 0, len(clean.ids)
-    if stack == _answer_stack(model):
-        first, tokens = start, length
-    count = len(variants)
-    rows = _batch_rows(count, (length, length + start, len(clean.ids)))
-    # Repeats of the last variant fill the batch; their logits are dropped at the end.
-    variants = [*variants, *[variants[-1]] * (rows - count)]
-    depth = model.anatomy.stack_named(stack).depth
-    entries = [_entry_layer(variant, depth) for variant in variants]
-    rows_per_block = [rows] * depth
-    entering: AbstractContextManager[None] = nullcontext()
-    if shortcuts.joins and _may_join(model, stack, variants):
-        layers = range(1, depth + 1)
-        rows_per_block = [_rows_below(entries, layer) for layer in layers]
-        entering = _joining(model, clean, stack, entries, first)
-    arguments = _arguments(model, clean, rows, start, rows_per_block)
-    if model.encoder_decoder and not _runs_encoder(model, clean, variants, shortcuts):
-        arguments["encoder_outputs"] = _encoder_outputs(clean, rows)
-    changes = _Changes(variants, first, model.device)
-    editor = Editor(model.anatomy, changes.by_site, _every_token(tokens))
-    watches = editor.watches(model.module)
-    if shortcuts.narrows:
-        watches.append(_narrow_head(model, length, at - start))
-    with (
-        # Logits that are made in inference mode could not be trained on.
-        autograd.restored(inference=False),
-        torch.no_grad(),
-        entering,
-        hooks.watching(watches),
-    ):
-        logits = hooks.logits_in(hooks.call_module(model.module, arguments))
-    assert logits is not None, "the clean run has some"
-    changes.require_all_made(model)
-    # A narrowed head has made the logits of the requested token alone.
-    token = 0 if logits.shape[1] == 1 else at - start
-    return logits[:count, token]
-
-
-def _batch_rows(count: int, lengths: Sequence[int]) -> int:
-    """Return the batch size for some variants, which is none of these lengths.
-
-    hooks.joining cuts every tensor of two or more axes whose first is as long as the
-    batch. A mask or a table of positions with as many tokens would be cut too. A single
-    row needs no such care: a block runs it whole or is skipped.
-    """
-    rows = count
-    while rows > 1 and rows in lengths:
-        rows += 1
-    return rows
-
-
 def _entry_layer(variant: Variant, depth: int) -> int:
     """Return the layer up to which a variant equals the clean run.
 
@@ -352,11 +521,6 @@ def _entry_layer(variant: Variant, depth: int) -> int:
     if lowest.layer is None:
         return depth
     return lowest.layer - 1 if lowest.part else lowest.layer
-
-
-def _rows_below(entries: Sequence[int], layer: int) -> int:
-    """Count the rows that have joined the batch below a layer."""
-    return sum(entry < layer for entry in entries)
 
 
 def _may_join(model: PassModel, stack: str | None, variants: Sequence[Variant]) -> bool:
@@ -378,168 +542,98 @@ def _may_join(model: PassModel, stack: str | None, variants: Sequence[Variant]) 
     return True
 
 
-def _joining(
-    model: PassModel,
-    clean: CleanRun,
-    stack: str | None,
-    entries: Sequence[int],
-    start: int,
-) -> AbstractContextManager[None]:
-    """Let each row enter at its layer, with the clean state of that layer."""
-    forms = try_skipping(model, stack).forms
-    taps = model.anatomy.stack_named(stack).proof.taps[1:]
-    joins: dict[nn.Module, dict[int, hooks.Join]] = defaultdict(dict)
-    for layer, (tap, form) in enumerate(zip(taps, forms, strict=True), 1):
-        below = _rows_below(entries, layer)
-        if below == len(entries):
-            break
-        joined = None
-        entering = entries.count(layer)
-        if entering:
-            values = clean.states[Site(layer, "", stack)][start:]
-            joined = values.expand(entering, *values.shape)
-        block = model.module.get_submodule(tap.path)
-        joins[block][tap.call] = hooks.Join(len(entries), below, form, joined)
-    return hooks.joining(joins)
+def _changes(
+    variants: Sequence[Variant], start: int, device: torch.device, changed: set[Site]
+) -> dict[Site, Change]:
+    """Return one change for each patched site, for all rows that have a patch there.
 
+    Each puts its site into `changed` when it is made.
+    """
+    patches: dict[Site, list[tuple[int, Patch]]] = defaultdict(list)
+    for row, variant in enumerate(variants):
+        for patch in variant:
+            patches[patch.site].append((row, patch))
 
-def _arguments(
-    model: PassModel,
-    clean: CleanRun,
-    rows: int,
-    start: int,
-    rows_per_block: Sequence[int],
-) -> dict[str, Any]:
-    """Return the arguments of the module: the tokens from `start` on, and a cache."""
-    batch = clean.inputs.some([0] * rows).pad(model)
-    arguments = batch.arguments(model.module, masked=model.batching.needs_mask)
-    if start:
-        name = "input_ids" if clean.targets is None else "decoder_input_ids"
-        arguments[name] = arguments[name][:, start:]
-        # A cache layer without any row reports no tokens, and transformers takes masks
-        # and positions from that.
-        cached_rows = [max(1, count) for count in rows_per_block]
-        arguments["past_key_values"] = first_tokens(
-            clean.cache, clean.row, start, cached_rows, len(clean.ids)
-        )
-        arguments["use_cache"] = True
-    return arguments
-
-
-def _runs_encoder(
-    model: PassModel, clean: CleanRun, batch: Sequence[Variant], shortcuts: Shortcuts
-) -> bool:
-    """Tell whether a batch runs the encoder of an encoder-decoder again."""
-    if not model.encoder_decoder:
-        return False
-    if _stack_of(batch[0]) == "encoder" or not shortcuts.encodes_once:
-        return True
-    return bool(_why_not_encoded_once(model, clean))
-
-
-def _encoder_outputs(clean: CleanRun, rows: int) -> BaseModelOutput:
-    """Return the argument that spares the module a run of its encoder."""
-    from transformers.modeling_outputs import BaseModelOutput
-
-    assert clean.encoder_output is not None
-    state: Any = clean.encoder_output.expand(rows, -1, -1)
-    return BaseModelOutput(last_hidden_state=state)
-
-
-class _Changes:
-    """One change for each patched site, for all rows that have a patch there."""
-
-    def __init__(
-        self, variants: Sequence[Variant], start: int, device: torch.device
-    ) -> None:
-        self.start = start
-        self.device = device
-        self.made: set[Site] = set()
-        patches: dict[Site, list[tuple[int, Patch]]] = defaultdict(list)
-        for row, variant in enumerate(variants):
-            for patch in variant:
-                patches[patch.site].append((row, patch))
-        self.by_site: dict[Site, Change] = {}
-        for site in sorted(patches):
-            self.by_site[site] = self._change(site, patches[site])
-
-    def _change(
-        self, site: Site, patches: Sequence[tuple[int, Patch]]
-    ) -> Callable[[Tensor], Tensor]:
+    def change(site: Site) -> Change:
         rows: list[int] = []
         columns: list[int] = []
-        for row, patch in patches:
+        channels = []
+        for row, patch in patches[site]:
             rows += [row] * len(patch.tokens)
-            columns += [token - self.start for token in patch.tokens]
-        index = [
-            torch.tensor(rows, device=self.device),
-            torch.tensor(columns, device=self.device),
-        ]
-        channels = _channels([patch for _, patch in patches])
-        if channels is not None:
-            index = [index[0][:, None], index[1][:, None], channels.to(self.device)]
-        values = torch.cat([patch.values for _, patch in patches])
+            columns += [token - start for token in patch.tokens]
+            if patch.columns is not None:
+                some = torch.arange(patch.columns.start, patch.columns.stop)
+                channels.append(some.expand(len(patch.tokens), -1))
+        index = [torch.tensor(rows), torch.tensor(columns)]
+        if channels:
+            index = [index[0][:, None], index[1][:, None], torch.cat(channels)]
+        index = [part.to(device) for part in index]
+        values = torch.cat([patch.values for _, patch in patches[site]])
 
         def put(states: Tensor) -> Tensor:
             places = tuple(part.to(states.device) for part in index)
             states[places] = values.to(states)
-            self.made.add(site)
+            changed.add(site)
             return states
 
         return put
 
-    def require_all_made(self, model: PassModel) -> None:
-        """Raise PassError if the pass did not reach a patched site."""
-        missing = set(self.by_site) - self.made
-        if missing:
-            raise PassError(
-                f"Cannot change the states of {model.anatomy.name}",
-                f"the state at {min(missing)} was not reached in this pass",
-                "Report this model.",
+    return {site: change(site) for site in sorted(patches)}
+
+
+def _why_not_reusable(model: PassModel, clean: CleanRun) -> str:
+    """Say why the cache of a clean run cannot be reused; empty if it can."""
+    if clean.cache is None:
+        return "it gave no keys and values"
+    cache = getattr(clean.cache, "self_attention_cache", clean.cache)
+    layers, blocks = getattr(cache, "layers", None), model.anatomy.stacks[-1].depth
+    if not isinstance(layers, list) or len(layers) != blocks:
+        return (
+            f"its cache ({type(cache).__name__}) does not hold keys and values for each"
+            f" of its {blocks} blocks"
+        )
+    for layer in layers:
+        kind = type(layer).__name__
+        if kind not in PLAIN_LAYERS:
+            return f"its cache holds a {kind}, which is more than keys and values"
+        keys = layer.keys
+        shape = keys.shape if isinstance(keys, Tensor) else ()
+        if len(shape) != 4 or shape[2] != clean.padded_length:
+            return (
+                "its cache does not hold every token: its attention looks back only"
+                " so far"
             )
+    return ""
 
 
-def _channels(patches: Sequence[Patch]) -> Tensor | None:
-    """Return the channels [token, width] that patches replace; None for all of them."""
-    rows = []
-    for patch in patches:
-        if patch.columns is None:
-            return None
-        channels = torch.arange(patch.columns.start, patch.columns.stop)
-        rows.append(channels.expand(len(patch.tokens), -1))
-    return torch.cat(rows)
+def _first_tokens(clean: CleanRun, tokens: int, rows: Sequence[int]) -> Any:
+    """Return the first tokens in the cache of a clean run, repeated for a batch.
 
-
-def _every_token(length: int) -> Where:
-    """Return the positions of a batch in which every row has all of its tokens."""
-
-    def where(stack: str | None, tensor: Tensor, tap: Tap | OperationTap) -> Positions:
-        rows = tap.layout.texts(tensor, length)
-        # A change by a function is made at every position that is not -1, padding: only
-        # that and the shape matter here, not which positions they are.
-        return Positions(torch.zeros(rows, length, dtype=torch.long), None)
-
-    return where
-
-
-def _narrow_head(model: PassModel, length: int, token: int) -> hooks.Watch:
-    """Return a hook that lets the head see only one token.
-
-    The head makes a row as long as the vocabulary for each token that it sees.
+    `rows` is the batch size in each block. Every variant shares the keys and values of
+    the encoder's text, where there is one. The cache itself is not changed.
     """
-    head = model.anatomy.head
-    assert head is not None
 
-    def narrow(args: hooks.Args, kwargs: dict[str, Any]) -> Any:
-        state = hooks.state_in(args, kwargs)
-        if state is None or state.ndim != 3 or state.shape[1] != length:
-            return None
-        return hooks.with_state_in(args, kwargs, state[:, token : token + 1])
+    def cut(cache: Any, tokens: int) -> Any:
+        new, row = copy(cache), slice(clean.row, clean.row + 1)
+        new.layers = []
+        for layer, batch in zip(cache.layers, rows, strict=True):
+            part = copy(layer)
+            part.keys = layer.keys[row, :, :tokens].expand(batch, -1, -1, -1)
+            part.values = layer.values[row, :, :tokens].expand(batch, -1, -1, -1)
+            # Layers with a sliding window count their tokens by themselves.
+            if hasattr(layer, "cumulative_length"):
+                part.cumulative_length = tokens
+            new.layers.append(part)
+        return new
 
-    return hooks.Watch(model.module.get_submodule(head.path), "input", narrow)
-
-
-# Trying the shortcuts.
+    cache = clean.cache
+    if not hasattr(cache, "self_attention_cache"):
+        return cut(cache, tokens)
+    new = copy(cache)
+    new.self_attention_cache = cut(cache.self_attention_cache, tokens)
+    new.cross_attention_cache = cut(cache.cross_attention_cache, len(clean.ids))
+    new.is_updated = dict(cache.is_updated)
+    return new
 
 
 def shortcuts_of(model: PassModel) -> Shortcuts:
@@ -549,10 +643,10 @@ def shortcuts_of(model: PassModel) -> Shortcuts:
 
 
 def _try_shortcuts(model: PassModel) -> Shortcuts:
-    """Try shortcuts on a few variants of a short text, the most frugal ones first."""
+    """Try all shortcuts together on a few variants of a short text, then a batch."""
     sites = _trial_sites(model)
     clean, other = run_clean(model, trial_inputs(model), sites)
-    at = len(clean.input_ids(_answer_stack(model))) - 1
+    at = len(clean.targets or clean.ids) - 1
     variants: list[Variant] = []
     for site in sites:
         for token in (0, len(clean.input_ids(site.stack)) // 2):
@@ -572,24 +666,23 @@ def _try_shortcuts(model: PassModel) -> Shortcuts:
         notes.append(
             f"The encoder was run for every variant, because {not_encoded_once}."
         )
-    # A batch that holds a variant of the first token reuses nothing, so variants of
-    # later tokens are tried by themselves as well.
-    later = [k for k, (patch,) in enumerate(variants) if patch.tokens[0]]
-    later_variants = [variants[k] for k in later]
-    for shortcuts in _candidates(
+    fast = Shortcuts(
         joins=not not_joined,
         reuses=not not_reused,
         narrows=model.anatomy.head is not None,
         encodes_once=model.encoder_decoder and not not_encoded_once,
-    ):
+    )
+    # A batch that holds a variant of the first token reuses nothing, so variants of
+    # later tokens are tried by themselves as well.
+    later = [k for k, (patch,) in enumerate(variants) if patch.tokens[0]]
+    for shortcuts, left_out in ((fast, "without shortcuts"), (Shortcuts(), "alone")):
         failure = _failure(model, clean, variants, expected, at, shortcuts)
         if shortcuts.reuses and not failure:
-            failure = _failure(
-                model, clean, later_variants, expected[later], at, shortcuts
-            )
+            some = [variants[k] for k in later]
+            failure = _failure(model, clean, some, expected[later], at, shortcuts)
         if not failure:
             return replace(shortcuts, notes=tuple(notes))
-        notes.append(f"{_describe(shortcuts)}: {failure}.")
+        notes.append(f"Every variant was run {left_out}: tried otherwise, {failure}.")
     return Shortcuts(batched=False, notes=tuple(notes))
 
 
@@ -605,38 +698,32 @@ def _trial_sites(model: PassModel) -> tuple[Site, ...]:
             Site(middle, "", name),
             Site(stack.depth, "", name),
         ):
-            if site in model.anatomy.taps and _may_change(model, site):
-                sites.append(site)
+            try:
+                plan(model.anatomy, {site: lambda states: states})
+            except LookupError:
+                continue
+            sites.append(site)
     return tuple(dict.fromkeys(sites))
-
-
-def _may_change(model: PassModel, site: Site) -> bool:
-    try:
-        plan(model.anatomy, {site: lambda states: states})
-    except LookupError:
-        return False
-    return True
 
 
 def _why_not_joined(model: PassModel) -> str:
     """Say why variants cannot join the batch at different layers; empty if they can."""
-    stack = _answer_stack(model)
-    trial = try_skipping(model, stack)
+    stack = model.anatomy.stacks[-1]
+    trial = try_skipping(model, stack.name if model.encoder_decoder else None)
     if trial.refused:
         return trial.refused
-    taps = model.anatomy.stack_named(stack).proof.taps
-    if any(tap.layout != PLAIN for tap in taps):
+    if any(tap.layout != PLAIN for tap in stack.proof.taps):
         return "its states are not [text, token, width]"
     return ""
 
 
 def _why_not_reused(model: PassModel, clean: CleanRun) -> str:
     """Say why keys and values of a clean run cannot be reused; empty if they can."""
-    if not _answering(model).causal:
+    if not model.anatomy.stacks[-1].causal:
         return "a token attends to those after it"
     if "past_key_values" not in accepts(model.module):
         return "its forward takes no past_key_values"
-    return why_not_reusable(clean.cache, _answering(model).depth, clean.padded_length)
+    return _why_not_reusable(model, clean)
 
 
 def _why_not_encoded_once(model: PassModel, clean: CleanRun) -> str:
@@ -646,33 +733,6 @@ def _why_not_encoded_once(model: PassModel, clean: CleanRun) -> str:
     if clean.encoder_output is None:
         return "its output does not hold the encoder's last state"
     return ""
-
-
-def _without_useless_cache(
-    model: PassModel, clean: CleanRun, shortcuts: Shortcuts
-) -> Shortcuts:
-    """Turn `reuses` off where the cache of this text does not hold every token."""
-    depth = _answering(model).depth
-    reason = why_not_reusable(clean.cache, depth, clean.padded_length)
-    if not reason:
-        return shortcuts
-    note = f"Keys and values were computed anew, because {reason}."
-    return replace(shortcuts, reuses=False, notes=(*shortcuts.notes, note))
-
-
-def _candidates(
-    *, joins: bool, reuses: bool, narrows: bool, encodes_once: bool
-) -> Iterator[Shortcuts]:
-    """Yield the possible shortcuts in the order of trial, the most frugal ones first.
-
-    All that leave an encoder out come before any that runs it again.
-    """
-    for once in (True, False) if encodes_once else (False,):
-        for join in (True, False) if joins else (False,):
-            for reuse in (True, False) if reuses else (False,):
-                yield Shortcuts(join, reuse, narrows, once)
-        if narrows:
-            yield Shortcuts(narrows=False, encodes_once=once)
 
 
 def _failure(
@@ -696,22 +756,3 @@ def _failure(
     if excess <= 1:
         return ""
     return f"its logits were off by {excess:,.1f} times the rounding tolerance"
-
-
-def _describe(shortcuts: Shortcuts) -> str:
-    """Name the shortcuts that were tried together and left out."""
-    names = []
-    if shortcuts.joins:
-        names.append("joining at a layer")
-    if shortcuts.reuses:
-        names.append("reuse of keys and values")
-    if shortcuts.encodes_once:
-        names.append("one run of the encoder")
-    if shortcuts.narrows:
-        names.append("a head on one token")
-    if shortcuts.batched:
-        names.append("a batch")
-    *others, last = names
-    if not others:
-        return f"Tried and left out: {last}"
-    return f"Tried together and left out: {', '.join(others)} and {last}"

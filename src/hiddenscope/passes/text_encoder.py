@@ -1,16 +1,20 @@
-"""TextEncoder: turns texts into ids, within the limits of the model."""
+"""TextEncoder: turns texts into ids, within the limits of the model.
+
+Texts are strings, ids, chats, or what a tokenizer returned (a BatchEncoding). An answer
+is encoded together with the text before it: a tokenizer may merge the two, or split the
+answer elsewhere.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
 import numpy as np
 
 from hiddenscope.errors import TextError, without_panic
-from hiddenscope.passes.encodings import conversations, ids_of_encoding, rendered
 from hiddenscope.passes.inputs import Inputs, Texts
 from hiddenscope.states import Tokens
 from hiddenscope.texts import as_list
@@ -18,6 +22,17 @@ from hiddenscope.texts import as_list
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Message: TypeAlias = Mapping[str, Any]
+
+# What is read of a BatchEncoding, and what changes nothing in the states.
+USED = {"input_ids", "attention_mask"}
+IGNORED = {
+    "special_tokens_mask",
+    "offset_mapping",
+    "length",
+    "overflow_to_sample_mapping",
+    "num_truncated_tokens",
+}
 # Of a token that stands for no character.
 NO_SPAN = (-1, -1)
 OTHER_TOKENIZER = "Use a tokenizer that you trust, or give lists of token ids."
@@ -57,7 +72,17 @@ class TextEncoder:
         >>> encoder.encode([[5, 6], [7]], truncate=1).lengths
         [1, 1]
         """
-        limit = self._limit(truncate)
+        limit = None
+        if truncate is True:
+            limit = self.window
+        elif truncate is not False and truncate < 1:
+            raise TextError(
+                f"truncate must be at least 1, got {truncate}",
+                "a text has at least one token",
+                "Give a larger number.",
+            )
+        elif truncate is not False:
+            limit = min(truncate, self.window or truncate)
         if not isinstance(texts, Inputs):
             inputs = self._encoded(texts, limit)
         elif len(texts):
@@ -67,7 +92,9 @@ class TextEncoder:
                 "No texts", "the inputs are empty", "Give at least one text."
             )
         if limit and max(inputs.lengths) > limit:
-            inputs = _first(inputs, limit)
+            ids = tuple(row[:limit] for row in inputs.ids)
+            spans = inputs.spans and tuple(row[:limit] for row in inputs.spans)
+            inputs = Inputs(ids, inputs.texts, spans, inputs.targets)
         self._check(inputs)
         return inputs
 
@@ -97,7 +124,7 @@ class TextEncoder:
         elif not getattr(tokenizer, "is_fast", False):
             reason = "its tokenizer is not a fast one, and cannot cut windows"
         else:
-            before, after = _special_tokens(tokenizer)
+            before, after = self.frame()
             if len(before) + len(after) != special:
                 reason = "its special tokens do not stand at the ends of a text"
         if reason:
@@ -130,18 +157,6 @@ class TextEncoder:
             self._check(inputs)
             yield inputs
 
-    def _limit(self, truncate: bool | int) -> int | None:
-        """Return how many tokens of a text are kept; None for all."""
-        if isinstance(truncate, bool):
-            return self.window if truncate else None
-        if truncate < 1:
-            raise TextError(
-                f"truncate must be at least 1, got {truncate}",
-                "a text has at least one token",
-                "Give a larger number.",
-            )
-        return min(truncate, self.window or truncate)
-
     def encode_targets(
         self, texts: Texts | Inputs, count: int, *, truncate: bool | int = False
     ) -> Inputs:
@@ -160,12 +175,16 @@ class TextEncoder:
         if targets.texts is None or isinstance(texts, Inputs):
             return targets
         start = self.required_start()
-        ids = tuple((start, *_without_end(self.tokenizer, row)) for row in targets.ids)
+        ids = []
+        for row in targets.ids:
+            ends = bool(row) and row[-1] == self.tokenizer.eos_token_id
+            ids.append((start, *row[: len(row) - ends]))
         spans = None
         if targets.spans:
             pairs = zip(targets.spans, ids, strict=True)
-            spans = tuple(((-1, -1), *row)[: len(text)] for row, text in pairs)
-        return encoder.encode(Inputs(ids, targets.texts, spans), truncate=truncate)
+            spans = tuple((NO_SPAN, *row)[: len(text)] for row, text in pairs)
+        inputs = Inputs(tuple(ids), targets.texts, spans)
+        return encoder.encode(inputs, truncate=truncate)
 
     def start_tokens(self, count: int) -> Inputs | None:
         """Return targets of the start token alone; None where nothing names it."""
@@ -218,12 +237,22 @@ class TextEncoder:
 
         Without a tokenizer it is the id itself.
         """
-        if token not in self._strings:
-            string = str(token)
-            if self.tokenizer is not None and token >= 0:
-                string = _string(self.tokenizer, token)
-            self._strings[token] = string
-        return self._strings[token]
+        if token in self._strings:
+            return self._strings[token]
+        string, tokenizer = str(token), self.tokenizer
+        if tokenizer is not None and token >= 0:
+            problem = f"Cannot decode the token {token}"
+            with without_panic(TextError, problem, OTHER_TOKENIZER):
+                string = str(
+                    tokenizer.decode([token], clean_up_tokenization_spaces=False)
+                )
+            piece = tokenizer.convert_ids_to_tokens(token)
+            # Sentencepiece decoders drop the space of a text's first word.
+            is_word = isinstance(piece, str) and piece.startswith("▁")
+            if is_word and not string.startswith(" "):
+                string = f" {string}"
+        self._strings[token] = string
+        return string
 
     def frame(self) -> tuple[list[int], list[int]]:
         """Return the ids that the tokenizer puts before a text, and those after it.
@@ -359,36 +388,25 @@ class TextEncoder:
             # The template writes the special tokens itself.
             written = rendered(self.tokenizer, chats, self.name)
             return self._tokenized(written, limit, special=False)
+        kind = type(texts).__name__
+        reason, remedy = "", "Give a string or a list of ids, or a list of either."
         if getattr(texts, "is_meta", False):
-            raise TextError(
-                "Cannot read the texts",
-                "a meta tensor has no values",
-                "Give a tensor with values.",
-            )
+            reason, remedy = "a meta tensor has no values", "Give a tensor with values."
         # A tensor or an array of ids, or a column of a frame.
-        if hasattr(texts, "tolist"):
+        elif hasattr(texts, "tolist"):
             texts = texts.tolist()
         if isinstance(texts, bytes) or not isinstance(texts, Iterable):
-            remedy = "Give a string or a list of ids, or a list of either."
-            raise TextError(
-                "Cannot read the texts", f"got {type(texts).__name__}", remedy
-            )
-        if hasattr(texts, "facts"):
-            raise TextError(
-                "Cannot read the texts",
-                f"got a {type(texts).__name__}",
-                "Give the texts themselves.",
-            )
-        if hasattr(texts, "columns"):
+            reason = f"got {type(texts).__name__}"
+        elif hasattr(texts, "facts"):
+            reason, remedy = f"got a {kind}", "Give the texts themselves."
+        elif hasattr(texts, "columns"):
+            reason = f"got a {kind}, a table"
             remedy = (
                 "Give one column, as in frame['text'].tolist(), or read the file with"
                 " hs.read."
             )
-            raise TextError(
-                "Cannot read the texts",
-                f"got a {type(texts).__name__}, a table",
-                remedy,
-            )
+        if reason:
+            raise TextError("Cannot read the texts", reason, remedy)
         items = [_as_list(text) for text in as_list(texts)]
         if not items:
             raise TextError("No texts", "the list is empty", "Give at least one text.")
@@ -398,7 +416,17 @@ class TextEncoder:
             if limit is None:
                 self._check_beginnings(items)
             return self._tokenized(tuple(map(str, items)), limit)
-        _require_ids(items)
+        # The first text says what the others are taken for.
+        strings = isinstance(items[0], str)
+        wanted = "a string" if strings else "a list of integers"
+        for number, ids in enumerate(items):
+            is_ids = isinstance(ids, list) and set(map(type, ids)) <= {int}
+            if (strings and not isinstance(ids, str)) or not (strings or is_ids):
+                raise TextError(
+                    "Cannot read the texts",
+                    f"text {number} is {type(ids).__name__}, not {wanted}",
+                    "Give strings only, or lists of token ids only.",
+                )
         return Inputs(tuple(tuple(ids) for ids in items))
 
     def _following(self, token: str, before: str) -> list[int]:
@@ -472,11 +500,8 @@ class TextEncoder:
     def _check(self, inputs: Inputs, *, whole: bool = False) -> None:
         for number, length in enumerate(inputs.lengths):
             if not length:
-                raise TextError(
-                    f"Text {number}",
-                    "it has no tokens",
-                    "Leave it out, or give it at least one token.",
-                )
+                remedy = "Leave it out, or give it at least one token."
+                raise TextError(f"Text {number}", "it has no tokens", remedy)
             if length < self.shortest:
                 raise TextError(
                     f"Text {number}",
@@ -513,21 +538,6 @@ def _as_list(text: Any) -> Any:
     return as_list(text) if isinstance(text, tuple | range) else text
 
 
-def _require_ids(texts: Sequence[object]) -> None:
-    # The first text says what the others are taken for.
-    strings = isinstance(texts[0], str)
-    wanted = "a string" if strings else "a list of integers"
-    for number, ids in enumerate(texts):
-        if strings and isinstance(ids, str):
-            continue
-        if strings or not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
-            raise TextError(
-                "Cannot read the texts",
-                f"text {number} is {type(ids).__name__}, not {wanted}",
-                "Give strings only, or lists of token ids only.",
-            )
-
-
 def _check_readable(number: int, text: str) -> None:
     if not text.strip():
         reason = "it is empty" if not text else "it is only white space"
@@ -550,35 +560,174 @@ def _check_characters(problem: str, text: str) -> None:
         ) from None
 
 
-def _first(inputs: Inputs, window: int) -> Inputs:
-    ids = tuple(row[:window] for row in inputs.ids)
-    spans = inputs.spans and tuple(row[:window] for row in inputs.spans)
-    return Inputs(ids, inputs.texts, spans, inputs.targets)
-
-
 def _span(pair: tuple[int, int]) -> tuple[int, int]:
     start, end = pair
     return NO_SPAN if start == end else (int(start), int(end))
 
 
-def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the ids that a tokenizer puts before a text, and those after it."""
-    encoding = tokenizer("a").encodings[0]
-    mask = encoding.special_tokens_mask
-    first = mask.index(0)
-    last = len(mask) - mask[::-1].index(0)
-    return encoding.ids[:first], encoding.ids[last:]
+def text_before(inputs: Inputs, number: int, at: int) -> str | None:
+    """Return the text up to the end of a token; None where it is not known."""
+    if not inputs.texts:
+        return None
+    text = inputs.texts[number]
+    # A slow tokenizer does not say which characters a token stands for.
+    if inputs.spans is None:
+        return text if at == len(inputs.ids[number]) - 1 else None
+    ends = [end for _, end in inputs.spans[number][: at + 1]]
+    return text[: max(0, *ends)]
 
 
-def _without_end(tokenizer: Any, ids: Sequence[int]) -> Sequence[int]:
-    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+def token_after(
+    encoder: TextEncoder, answer: str | int, texts: Sequence[str | None]
+) -> int:
+    """Return the id of an answer that follows each of these texts.
+
+    It must be the same after all of them. None is an unknown text.
+
+    >>> token_after(TextEncoder(None, window=8, vocabulary=100), 7, [None])
+    7
+    """
+    known = dict.fromkeys(text for text in texts if text is not None)
+    ids: dict[str, int] = {}
+    for text in known or [""]:
+        ids[text] = encoder.single(answer, "answer", before=text)
+    if len(set(ids.values())) > 1:
+        each = [f"it is token {id_} after {text[-40:]!r}" for text, id_ in ids.items()]
+        raise TextError(
+            f"Cannot use the answer {str(answer)[:40]!r}",
+            " and ".join(each),
+            "Give the id of the token that you mean.",
+        )
+    return next(iter(ids.values()))
 
 
-def _string(tokenizer: Any, token: int) -> str:
-    """Decode one token."""
-    with without_panic(TextError, f"Cannot decode the token {token}", OTHER_TOKENIZER):
-        text = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
-    piece = tokenizer.convert_ids_to_tokens(token)
-    # Sentencepiece decoders drop the space of a text's first word.
-    is_word = isinstance(piece, str) and piece.startswith("▁")
-    return f" {text}" if is_word and not text.startswith(" ") else text
+def notes_on_spaces(tokenizer: Any, answers: Sequence[object]) -> Iterator[str]:
+    """Yield notes on answers that are also tokens with a leading space.
+
+    Within a sentence, the token with the space is likelier to come next.
+    """
+    for answer in answers:
+        if tokenizer is None or not isinstance(answer, str) or not answer[:1].isalpha():
+            continue
+        both = [answer, f" {answer}"]
+        ids, spaced = tokenizer(both, add_special_tokens=False, verbose=False).input_ids
+        if len(spaced) == 1 and spaced != ids:
+            yield f"{answer!r} has no leading space; {both[1]!r} is another token."
+
+
+def ids_of_encoding(encoding: Mapping[str, Any]) -> list[list[int]]:
+    """Return the ids of every encoded text, without padding.
+
+    What would change the states and cannot be passed on (segments, positions, a
+    decoder's ids) is refused.
+
+    >>> ids_of_encoding({"input_ids": [[5, 6, 0], [7, 8, 9]],
+    ...                  "attention_mask": [[1, 1, 0], [1, 1, 1]]})
+    [[5, 6], [7, 8, 9]]
+    """
+    problem = f"Cannot read the texts from a {type(encoding).__name__}"
+    if "input_ids" not in encoding:
+        names = ", ".join(map(str, encoding))[:80] or "nothing"
+        raise TextError(
+            problem,
+            f"it has no input_ids, only {names}",
+            "Give strings, lists of ids, or what the tokenizer returned.",
+        )
+    for name in set(encoding) - USED - IGNORED:
+        # Segments that are all zero change nothing.
+        if name == "token_type_ids" and not any(map(any, _rows(encoding[name]))):
+            continue
+        remedy = f"Leave {name} out."
+        if name.startswith(("decoder", "labels")):
+            remedy = "Give `targets=`."
+        raise TextError(
+            problem, f"{name} would be left out, and the states would be others", remedy
+        )
+    rows = _rows(encoding["input_ids"])
+    masks = [[1] * len(row) for row in rows]
+    if "attention_mask" in encoding:
+        masks = _rows(encoding["attention_mask"])
+    if [len(row) for row in rows] != [len(mask) for mask in masks]:
+        raise TextError(
+            problem,
+            "its attention_mask is not of the shape of its input_ids",
+            "Encode the texts again.",
+        )
+    texts = []
+    for row, mask in zip(rows, masks, strict=True):
+        real = np.flatnonzero(mask)
+        if len(real) and real[-1] - real[0] + 1 != len(real):
+            raise TextError(
+                problem,
+                "its attention_mask hides tokens in the middle of a text",
+                "Padding may stand before or after a text only.",
+            )
+        texts.append(row[real[0] : real[-1] + 1] if len(real) else [])
+    return texts
+
+
+def _rows(values: Any) -> list[list[int]]:
+    """Return a tensor, an array, nested lists or a list of tensors as rows."""
+    rows = [_as_list(row) for row in values]
+    return rows if rows and isinstance(rows[0], list) else [rows]
+
+
+def conversations(texts: Any) -> list[list[Message]] | None:
+    """Return one chat or several, each a list of messages; None for anything else.
+
+    A message has a role and a content.
+
+    >>> conversations([{"role": "user", "content": "Hello."}])
+    [[{'role': 'user', 'content': 'Hello.'}]]
+    """
+    if _is_chat(texts):
+        return [list(texts)]
+    if not isinstance(texts, list | tuple) or not texts:
+        return None
+    if all(_is_chat(chat) for chat in texts):
+        return [list(chat) for chat in texts]
+    return None
+
+
+def _is_chat(value: object) -> bool:
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    wanted = {"role", "content"}
+    return all(isinstance(part, Mapping) and wanted <= part.keys() for part in value)
+
+
+def rendered(
+    tokenizer: Any, chats: Sequence[list[Message]], name: str
+) -> tuple[str, ...]:
+    """Return chats as the tokenizer's own template writes them.
+
+    transformers renders the template in a sandbox. A chat that does not end with an
+    answer is opened for one, as transformers' own pipeline does.
+    """
+    problem = f"Cannot write these chat messages for {name}"
+    if not getattr(tokenizer, "chat_template", None):
+        reason = "its tokenizer has no chat template"
+        if tokenizer is None:
+            reason = "it was loaded without a tokenizer"
+        raise TextError(
+            problem,
+            reason,
+            "Give the text itself, as the model was trained to read it.",
+        )
+    texts = []
+    for chat in chats:
+        opened = chat[-1]["role"] != "assistant"
+        try:
+            text = tokenizer.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=opened
+            )
+        except Exception as error:
+            # A template refuses messages by an error of jinja's, and may raise
+            # anything.
+            cause = f"{type(error).__name__}: {error}"
+            reason = f"its chat template refuses them ({cause})"[:300]
+            raise TextError(
+                problem, reason, "Give messages that the template takes."
+            ) from error
+        texts.append(str(text))
+    return tuple(texts)

@@ -18,7 +18,7 @@ from hiddenscope.arguments import shown
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
-from hiddenscope.passes.encodings import conversations
+from hiddenscope.passes.text_encoder import conversations
 from hiddenscope.sites import Site, select
 from hiddenscope.states import Pair, Pooling, Readable, Source, Tokens
 from hiddenscope.states.arrays import Ints

@@ -52,7 +52,7 @@ SLOW_DTYPES = """
 import torch
 import hiddenscope as hs
 from hiddenscope import progress
-from hiddenscope.modules import slow_dtypes
+from hiddenscope.modules import operations
 from hiddenscope.testing import tiny_model
 
 progress.show(True)
@@ -60,7 +60,7 @@ for dtype in (torch.bfloat16, torch.float16):
     for family in ("gpt2", "llama"):
         hs.load((tiny_model(family).to(dtype), None)).capture([[5, 6, 7, 8] * 10])
     hs.drift(tiny_model("gpt2"), tiny_model("gpt2").to(dtype), [[5, 6, 7, 8] * 10])
-    print(slow_dtypes.slowdown(dtype) >= slow_dtypes.SLOW)
+    print(operations.slowdown(dtype) >= operations.SLOW)
 """
 
 

@@ -22,7 +22,7 @@ from hiddenscope.errors import (
     StatesError,
     UnknownModel,
 )
-from hiddenscope.modules.slow_dtypes import slowdown
+from hiddenscope.modules.operations import slowdown
 from hiddenscope.testing import build, tiny_model
 from tests.unit.analyses.planted import plain_llama
 

@@ -19,7 +19,7 @@ from hiddenscope.analyses.patch.cells import Effects, Plan
 from hiddenscope.analyses.patch.findings import _clear, _intervals
 from hiddenscope.cli.main import app
 from hiddenscope.errors import PassError, SiteError, StatesError, TextError
-from hiddenscope.passes.answers import token_after
+from hiddenscope.passes.text_encoder import token_after
 from hiddenscope.results import story_of, views_of
 from hiddenscope.results.dataset import to_dataset
 from hiddenscope.results.pictures import Grid, Lines

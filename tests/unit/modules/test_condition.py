@@ -19,7 +19,7 @@ import hiddenscope as hs
 from hiddenscope.errors import ModuleError, TooLarge
 from hiddenscope.model.batching import states_disagreement
 from hiddenscope.modules import hooks
-from hiddenscope.modules.train_mode import depends_on_mode
+from hiddenscope.modules.calls import depends_on_mode
 from hiddenscope.testing import tiny_model
 
 Hanging = Callable[[nn.Module], dict[str, Any]]

@@ -19,7 +19,7 @@ import hiddenscope as hs
 from hiddenscope.catalog import ANALYSIS, PUBLIC
 from hiddenscope.loading import open_source
 from hiddenscope.model.model import _first_pass as first_pass
-from hiddenscope.modules import hooks, installation, kernels
+from hiddenscope.modules import hooks, installation, operations
 from hiddenscope.testing import tiny_model
 from labs.fuzz.interrupts import AtLine, AtPoint
 from labs.fuzz.questions import QUESTIONS, asked_model
@@ -83,14 +83,14 @@ def test_an_interrupt_as_no_grad_ends_in_a_recording_leaves_gradients_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """torch asks the check of attention before it turns gradients on again."""
-    monkeypatch.setattr(kernels, "lost_inputs", lambda device, dtype: (0, 1))
+    monkeypatch.setattr(operations, "lost_inputs", lambda device, dtype: (0, 1))
     model = asked_model()
 
     def ask() -> None:
         QUESTIONS["recording"](model)
 
     ask()  # what is tried once is tried now
-    place = (kernels.__file__, "__torch_function__")
+    place = (operations.__file__, "__torch_function__")
     counting = AtCall()
     with tracing(counting):
         ask()
@@ -206,7 +206,7 @@ def test_what_an_interrupt_leaves_is_gone_before_the_next_pass(
     left.__enter__()
     assert hanging(model.module) != before
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(installation.Installation, "_remove", lambda self: None)
+        patch.setattr(installation.Installation, "__exit__", lambda self, *error: None)
         del left  # its own removal is interrupted at once
     assert hanging(model.module) != before
     model.capture(IDS)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import hiddenscope as hs
 from hiddenscope.errors import NotFinite
-from hiddenscope.modules import hooks, installation, kernels
+from hiddenscope.modules import hooks, installation, operations
 from hiddenscope.testing import tiny_model
 from tests.untouched import AtCall, tracing
 
@@ -22,13 +22,13 @@ TEXT = [7, 99, 23, 64, 31]
 @pytest.fixture
 def losing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take queries and keys as lost on this device, whatever its kernel does."""
-    monkeypatch.setattr(kernels, "lost_inputs", lambda device, dtype: (0, 1))
+    monkeypatch.setattr(operations, "lost_inputs", lambda device, dtype: (0, 1))
 
 
 @pytest.fixture
 def keeping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take nothing as lost on this device, whatever its kernel does."""
-    monkeypatch.setattr(kernels, "lost_inputs", lambda device, dtype: ())
+    monkeypatch.setattr(operations, "lost_inputs", lambda device, dtype: ())
 
 
 def modes() -> list[object]:
@@ -54,8 +54,41 @@ def spoilt(which: int) -> Tensor:
 @pytest.mark.usefixtures("losing")
 def test_a_pass_is_checked_where_a_kernel_loses_its_inputs() -> None:
     stack = modes_in_a_pass(tiny_model("llama"))
-    assert {type(mode) for mode in stack} == {kernels.AttentionCheck}
+    assert {type(mode) for mode in stack} == {operations.AttentionCheck}
     assert not modes()
+
+
+@pytest.mark.usefixtures("losing")
+def test_only_the_first_pass_of_these_weights_is_checked_if_states_show_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module: Any = tiny_model("llama")
+    model = hs.load((module, None))
+    checks: list[object] = []
+    checked = hooks._checked_attention
+    monkeypatch.setattr(
+        hooks, "_checked_attention", lambda *call: checks.append(call) or checked(*call)
+    )
+
+    def check_count(sites: str = "layer.*") -> int:
+        checks.clear()
+        model.capture([TEXT], sites)
+        return len(checks)
+
+    assert [check_count(), check_count("layer.1")] == [0, 0], "the load tried it"
+    assert check_count("layer.2.mlp") == 1, "what a branch adds shows no other token"
+    with hs.editing(model, {"layer.1": lambda states: states}):
+        assert check_count() == 1, "a change may hide what is not finite"
+    weight = module.model.layers[1].self_attn.q_proj.weight
+    torch.nn.init.constant_(weight, 3e38)
+    with pytest.raises(NotFinite):
+        check_count()
+    torch.nn.init.constant_(weight, 0.01)
+    assert [check_count("layer.1"), check_count("layer.0")] == [1, 0]
+    assert [check_count(), check_count()] == [1, 0], "deeper, and once"
+    module.to(torch.float16)
+    model = hs.load((module, None))
+    assert [check_count(), check_count()] == [1, 1], "float16 has no room"
 
 
 @pytest.mark.usefixtures("keeping")

@@ -19,8 +19,7 @@ from hiddenscope.loading import sources
 from hiddenscope.model import generation
 from hiddenscope.modules import trials
 from hiddenscope.passes import try_skipping
-from hiddenscope.passes.clean_run import run_clean
-from hiddenscope.passes.sweep import shortcuts_of
+from hiddenscope.passes.sweep import run_clean, shortcuts_of
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
 from labs.fuzz import folders

@@ -166,7 +166,8 @@ def test_analyses_that_take_each_site_by_itself_take_mixed_states(
             assert whole.tolist() == alone[name].sel(site=site).values.tolist()
 
 
-def test_a_module_that_changed_its_width_is_refused() -> None:
-    buffer = buffers.Buffer(1, 2, 4, torch.float32)
-    with pytest.raises(PassError, match="is 5 wide, and was 4 wide"):
-        buffer.write(0, torch.ones(1, 2, 5), [buffers.Place(0, 2)])
+def test_a_module_that_changed_its_width_is_refused(merging: hs.Model) -> None:
+    (site,) = merging.anatomy.select("final")
+    (buffer,) = buffers_for(merging, [site], merging.encode([[5, 6]])).values()
+    with pytest.raises(PassError, match="is 5 wide, and was 64 wide"):
+        buffer.write(site, torch.ones(1, 2, 5), slice(0, 2))

@@ -21,7 +21,7 @@ from hiddenscope.discovery import Stack, effects_along
 from hiddenscope.errors import PassError
 from hiddenscope.model import Model
 from hiddenscope.modules import autograd
-from hiddenscope.passes.rows import record_rows
+from hiddenscope.passes.record import record_rows
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Ints

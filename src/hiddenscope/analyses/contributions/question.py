@@ -7,7 +7,7 @@ from typing import TypeAlias
 from hiddenscope.errors import TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts
-from hiddenscope.passes.answers import notes_on_spaces, text_before
+from hiddenscope.passes.text_encoder import notes_on_spaces, text_before
 
 AnswerTokens: TypeAlias = str | int | Sequence[int]
 

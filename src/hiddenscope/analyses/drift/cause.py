@@ -23,8 +23,8 @@ from hiddenscope.model import Model
 from hiddenscope.modules import trials
 from hiddenscope.modules.adapters import below_adapters, has_adapters
 from hiddenscope.modules.module_copy import private_copy
-from hiddenscope.modules.offload import offloaded_tensor
 from hiddenscope.modules.quantised import quantised_weights
+from hiddenscope.modules.weights import offloaded_tensor
 from hiddenscope.passes import Inputs
 
 Explanation = Literal["quantisation", "adapter", "weights", "dtype"]

@@ -50,7 +50,7 @@ from hiddenscope.analyses.drift.sides import (
 from hiddenscope.arguments import checked
 from hiddenscope.errors import ModuleError, StatesError
 from hiddenscope.model import Model, load
-from hiddenscope.modules.slow_dtypes import tell_of_slow_products
+from hiddenscope.modules.operations import tell_of_slow_products
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Result
 from hiddenscope.sites import Site, SitePatterns

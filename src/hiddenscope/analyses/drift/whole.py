@@ -32,7 +32,7 @@ from hiddenscope.errors import PassError
 from hiddenscope.model import Model
 from hiddenscope.modules import hooks
 from hiddenscope.modules.module_copy import float64_copy, private_copy
-from hiddenscope.modules.slow_dtypes import slowdown
+from hiddenscope.modules.operations import slowdown
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 

@@ -7,7 +7,7 @@ from hiddenscope import texts
 from hiddenscope.errors import TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
-from hiddenscope.passes.answers import text_before, token_after
+from hiddenscope.passes.text_encoder import text_before, token_after
 from hiddenscope.states.arrays import Ints
 
 

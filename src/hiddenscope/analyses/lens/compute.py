@@ -24,7 +24,7 @@ from hiddenscope.analyses.lens.story import (
 from hiddenscope.errors import PassError, SiteError, TextError
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, record
-from hiddenscope.passes.answers import notes_on_spaces
+from hiddenscope.passes.text_encoder import notes_on_spaces
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import (

@@ -18,12 +18,14 @@ from hiddenscope.analyses.patch.contrast import EncodedContrast
 from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import record
-from hiddenscope.passes.clean_run import CleanRun, logits_tolerance, run_clean
 from hiddenscope.passes.sweep import (
+    CleanRun,
     Patch,
     Shortcuts,
     SweepResult,
     Variant,
+    logits_tolerance,
+    run_clean,
     run_unbatched,
     sweep,
 )

@@ -8,7 +8,7 @@ from hiddenscope.arguments import checked
 from hiddenscope.errors import TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, TokenColumns, in_columns
-from hiddenscope.passes.answers import notes_on_spaces, text_before, token_after
+from hiddenscope.passes.text_encoder import notes_on_spaces, text_before, token_after
 
 Prompt: TypeAlias = str | Sequence[int]
 Answer: TypeAlias = str | int

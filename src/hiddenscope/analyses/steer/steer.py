@@ -32,7 +32,7 @@ from hiddenscope.arguments import checked
 from hiddenscope.errors import NotFinite, PassError, StatesError, TextError
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, record
-from hiddenscope.passes.answers import notes_on_spaces
+from hiddenscope.passes.text_encoder import notes_on_spaces
 from hiddenscope.results import Result
 
 Answers: TypeAlias = str | int | Sequence[str | int]
