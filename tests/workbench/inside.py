@@ -16,8 +16,8 @@ from urllib.parse import unquote
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from hiddenscope.app import application, worker
+from hiddenscope.app.jobs import Listener
 from hiddenscope.app.models import Models
-from hiddenscope.app.process import Listener
 from hiddenscope.app.settings import Settings
 from hiddenscope.workers import Frame, Header, pack_frame, read_frame
 from tests.workbench.serving import Answer, Bench, settings_in
@@ -142,4 +142,4 @@ def inside(folder: Path, **options: Any) -> Iterator[BenchInside]:
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(lifespan),
     ):
-        yield BenchInside(settings, guard, portal)
+        yield BenchInside(settings, guard, None, portal)

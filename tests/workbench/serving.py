@@ -14,11 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 
 import hiddenscope as hs
 import hiddenscope.app as app
+from hiddenscope.app import application
+from hiddenscope.app.jobs import ModelWorker
 from hiddenscope.results.pictures import View
 from hiddenscope.views import unpack
 
@@ -49,14 +52,11 @@ class Bench:
 
     settings: app.Settings
     guard: Any
+    worker: Any
 
     @property
     def netloc(self) -> str:
         return f"127.0.0.1:{self.settings.port}"
-
-    @property
-    def worker(self) -> Any:
-        return self.guard.worker
 
     def raw(
         self,
@@ -164,14 +164,16 @@ def running(folder: Path, **options: Any) -> Iterator[Bench]:
     # So that nobody else can have the port.
     with socket.create_server(("127.0.0.1", 0)) as listener:
         settings = settings_in(folder, port=listener.getsockname()[1], **options)
-        server = app.server(settings)
+        worker = ModelWorker(settings)
+        with patch.object(application, "ModelWorker", return_value=worker):
+            server = app.server(settings)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         try:
             while not server.started:
                 assert thread.is_alive(), "the server did not start"
                 time.sleep(0.01)
-            yield Bench(settings, server.config.app)
+            yield Bench(settings, server.config.app, worker)
         finally:
             server.should_exit = True
             thread.join(SECONDS)
@@ -207,7 +209,7 @@ def served(folder: Path, *options: str, before: str = "") -> Iterator[Served]:
         told = json.loads(lines)
         port = int(told["address"].rstrip("/").rpartition(":")[2])
         settings = app.Settings(port=port, token=told["token"])
-        yield Served(process, told["address"], Bench(settings, None))
+        yield Served(process, told["address"], Bench(settings, None, None))
     finally:
         process.kill()
         process.communicate()

@@ -2,33 +2,68 @@
 
 import asyncio
 import contextlib
+import mimetypes
+import re
 import warnings
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 import hiddenscope as hs
 from hiddenscope.app.cache import ResultCache
-from hiddenscope.app.connections import Connections
-from hiddenscope.app.desk import Desk
-from hiddenscope.app.guard import Guard, problem_body
-from hiddenscope.app.jobs import Jobs
+from hiddenscope.app.guard import Guard, problem
+from hiddenscope.app.jobs import Jobs, ModelWorker
 from hiddenscope.app.library import Library
-from hiddenscope.app.pages import add_pages
-from hiddenscope.app.process import ModelWorker
-from hiddenscope.app.refusals import explain
-from hiddenscope.app.routes import api
+from hiddenscope.app.routes import Desk, api
+from hiddenscope.app.schemas import MODEL_NAME, SITES
 from hiddenscope.app.settings import Settings
+from hiddenscope.arguments import shown
 from hiddenscope.errors import Error
 
 if TYPE_CHECKING:
     import uvicorn
 
 SHIPPED = Path(__file__).parent / "example"
+# Requests at a time; beyond, uvicorn answers 503.
+MAX_REQUESTS = 256
+
+# Of a request that cannot be understood, this many problems are listed.
+MAX_PROBLEMS = 5
+TYPE = re.compile(r"\]$|^constrained-|^[0-9]+$")
+# What the page calls these fields.
+LABELS = {"a": "Text A", "b": "Text B", "name": "model"}
+PREDICATES = {
+    "string_too_short": "is empty",
+    "too_short": "is empty",
+    "string_too_long": "has more than {max_length:,} characters",
+    "too_long": "has more than {max_length:,} entries",
+    "greater_than_equal": "must be at least {ge:,.0f}, got {input}",
+    "less_than_equal": "must be at most {le:,.0f}, got {input}",
+    "finite_number": "must be a finite number, got {input}",
+    "string_pattern_mismatch": "cannot be {input}",
+    "literal_error": "must be {expected}, got {input}",
+    "string_type": "must be text, got {input}",
+    "int_type": "must be a whole number, got {input}",
+    "int_parsing": "must be a whole number, got {input}",
+    "float_type": "must be a number, got {input}",
+    "bool_type": "must be true or false, got {input}",
+    "missing": "is missing",
+    "extra_forbidden": "is not asked for here",
+    "value_error": "cannot be answered: {error}",
+    "union_tag_invalid": "names an analysis that there is not",
+}
+PATTERNS = {
+    MODEL_NAME: (
+        "cannot be {input}: no model has such a name. Choose one of the list, or give a"
+        " Hugging Face id such as org/name"
+    ),
+    SITES: "cannot be {input}: name sites such as layer.3, layer.* or final",
+}
 
 
 def create_app(settings: Settings) -> Guard:
@@ -62,14 +97,26 @@ def create_app(settings: Settings) -> Guard:
         redirect_slashes=False,
     )
     application.include_router(api(Desk(settings, jobs, cache, Library(settings))))
-    add_pages(application)
-    _add_error_handlers(application)
-    return Guard(application, settings, worker)
+    _add_pages(application)
+
+    # Every error becomes one sentence of bounded length.
+    @application.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return problem(422, explain(error.errors()))
+
+    @application.exception_handler(StarletteHTTPException)
+    async def refused(request: Request, error: StarletteHTTPException) -> Response:
+        return problem(error.status_code, str(error.detail), error.headers)
+
+    @application.exception_handler(Error)
+    async def impossible(request: Request, error: Error) -> Response:
+        return problem(422, str(error))
+
+    return Guard(application, settings)
 
 
 def server(settings: Settings) -> "uvicorn.Server":
     """Return a server for the application; it runs when its `run` is called."""
-    limit = _connection_limit(settings)
     with warnings.catch_warnings():
         # uvicorn imports a deprecated part of websockets, which is not used here.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -79,9 +126,7 @@ def server(settings: Settings) -> "uvicorn.Server":
             create_app(settings),
             host=settings.host,
             port=settings.port,
-            http=Connections(limit, settings.request_seconds),  # type: ignore[arg-type]
-            # asyncio accepts that many at a time before any of them is counted.
-            backlog=max(16, limit // 4),
+            http="h11",
             # Requests are not logged: the first one has the token in its link.
             access_log=False,
             log_level="warning",
@@ -89,43 +134,62 @@ def server(settings: Settings) -> "uvicorn.Server":
             proxy_headers=False,
             ws="none",
             timeout_graceful_shutdown=2,
+            limit_concurrency=MAX_REQUESTS,
             h11_max_incomplete_event_size=64 * 1024,
         )
     return uvicorn.Server(config)
 
 
-def _connection_limit(settings: Settings) -> int:
-    """Return how many connections may be open, leaving descriptors for files."""
-    try:
-        import resource
-    # Windows has no such limit.
-    except ModuleNotFoundError:
-        return settings.connections
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if descriptors == resource.RLIM_INFINITY:
-        return settings.connections
-    return max(1, min(settings.connections, descriptors // 4))
+def _add_pages(application: FastAPI) -> None:
+    """Serve the page and its scripts."""
+    # All files are read at the start and looked up by their whole path, so that no path
+    # of a request ever reaches the disk.
+    served: dict[str, bytes] = {}
+    for room in ("app", "views"):
+        for file in (files(f"hiddenscope.{room}") / "static").iterdir():
+            if file.is_file():
+                served[f"/{room}/static/{file.name}"] = file.read_bytes()
+
+    @application.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return Response(served["/app/static/index.html"], media_type="text/html")
+
+    @application.get("/favicon.ico", include_in_schema=False)
+    async def icon() -> Response:
+        return Response(b"", 204)
+
+    @application.get("/{room}/static/{name}", include_in_schema=False)
+    async def static(request: Request) -> Response:
+        path = request.url.path
+        if path not in served:
+            raise HTTPException(404, "There is no such file.")
+        media_type = mimetypes.guess_type(path)[0] or "text/plain"
+        # Older systems say application/javascript.
+        if media_type.endswith("javascript"):
+            media_type = "text/javascript"
+        return Response(served[path], media_type=media_type)
 
 
-def _add_error_handlers(application: FastAPI) -> None:
-    """Turn every error into one sentence of bounded length."""
+def explain(faults: Iterable[Mapping[str, Any]]) -> str:
+    """Return the problems that pydantic found with a request, a sentence for each.
 
-    @application.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _problem(422, explain(error.errors()))
-
-    @application.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
-        return _problem(error.status_code, str(error.detail), error.headers)
-
-    @application.exception_handler(Error)
-    async def impossible(request: Request, error: Error) -> Response:
-        return _problem(422, str(error))
-
-
-def _problem(
-    status: int, message: str, headers: Mapping[str, str] | None = None
-) -> Response:
-    # Half a surrogate pair, which JSON may hold, cannot be encoded.
-    safe = message.encode("utf-8", "backslashreplace").decode("utf-8")
-    return Response(problem_body(safe), status, headers, media_type="application/json")
+    >>> explain([{"type": "missing", "loc": ("body", "lens", "model"), "input": {}}])
+    '“model” is missing.'
+    """
+    by_place: dict[str, Mapping[str, Any]] = {}
+    # A value that may be of several types has a problem with each of them. A limit that
+    # it exceeds says more than a type that it has not.
+    for fault in sorted(faults, key=lambda fault: fault["type"].endswith("_type")):
+        # Types, such as list[constrained-str], say which of several was tried.
+        names = [str(part) for part in fault["loc"] if not TYPE.search(str(part))]
+        # The first part says where in the request, the second which analysis.
+        place = names[-1] if len(names) > 1 else ""
+        by_place.setdefault(LABELS.get(place, place)[:60], fault)
+    sentences = []
+    for place, fault in list(by_place.items())[:MAX_PROBLEMS]:
+        subject = f"“{place}”" if place else "The request"
+        details = {**fault.get("ctx", {}), "input": shown(fault.get("input"))}
+        words = PREDICATES.get(fault["type"], "cannot be understood")
+        words = PATTERNS.get(details.get("pattern", ""), words)
+        sentences.append(f"{subject} {words.format(**details)}.")
+    return " ".join(sentences)

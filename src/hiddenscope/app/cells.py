@@ -1,12 +1,19 @@
-"""Cells: questions about one state of one text, a cell of the grid.
+"""Cells: what only the page asks, of a grid and of one state in it.
 
-What it is called elsewhere, what is near to it, what a lens reads there, and what the
-model predicts or writes once the state is changed.
+The norm of every state of a text, and what a token reads in each layer. What a state is
+called elsewhere, what is near to it, what a lens reads there, and what the model
+predicts or writes once it is changed. Of stored states, the norms of one text, and the
+texts or the states that are nearest to a query.
 """
 
+import re
+from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import torch
+import xarray
+from numpy.typing import NDArray
 from torch import Tensor
 
 import hiddenscope as hs
@@ -18,17 +25,32 @@ from hiddenscope.analyses.steer.continuations import (
     continue_prompts,
 )
 from hiddenscope.analyses.steer.reads import masked_model
-from hiddenscope.app.models import Models
-from hiddenscope.app.refusals import in_page
+from hiddenscope.app.answers import AnswerBytes, pack_result
+from hiddenscope.app.models import Models, StoredStates
 from hiddenscope.app.stores import encodable
 from hiddenscope.errors import Error, SiteError, TextError, TooLarge
 from hiddenscope.passes import Change
+from hiddenscope.results import Result
+from hiddenscope.results.dataset import Coordinates, Variables, to_dataset
+from hiddenscope.results.sentences import model_name, quoted_token
 from hiddenscope.sites import Site, to_alias
-from hiddenscope.states import States
+from hiddenscope.states import Pair, States
 from hiddenscope.workers import Header
 
 NEAREST = 8
 PREDICTIONS = 10
+# Characters of a text in a list of search results.
+MAX_CHARACTERS = 300
+ONLY_LOADING = re.compile("Load it with task=.*")
+
+
+def in_page(error: Error) -> str:
+    """Return what an error says, with a remedy that the page has.
+
+    >>> in_page(Error("No logits", "it has no head", "Load it with task='causal-lm'."))
+    'No logits: it has no head. Choose a model that predicts tokens.'
+    """
+    return ONLY_LOADING.sub("Choose a model that predicts tokens.", str(error))
 
 
 def describe_state(models: Models, request: Header) -> Header:
@@ -241,3 +263,193 @@ def _required(change: Header, name: str) -> str:
             "Give one.",
         )
     return str(change[name])
+
+
+def reads_of(result: Result, token: int) -> Result:
+    """Return what a token reads in each layer, from a result of `hs.attention`.
+
+    A cell has the largest weight that any head puts on a token, and the mean over
+    heads; both also value-weighted.
+    """
+    data = result.data
+    queries = data["query_position"].to_numpy().tolist()
+    if token not in queries:
+        raise SiteError(
+            f"No attention of token {token}",
+            f"the result has the tokens {queries[0]} to {queries[-1]}",
+            "Choose one of these.",
+        )
+    row = data.isel(query=queries.index(token))
+    cells = ("site", "token")
+    variables: Variables = {}
+    kinds = {"pattern": ("weight", ""), "weighted": ("value-weighted weight", "L2")}
+    for name, (words, unit) in kinds.items():
+        weights = row[name].transpose("layer", "head", "key").to_numpy()
+        # Unlike nanmax, fmax gives no warning where a layer has no head at all.
+        variables[f"largest_{name}"] = (
+            cells,
+            np.fmax.reduce(weights, axis=1),
+            {"long_name": f"largest {words} of any head", "units": unit},
+        )
+        variables[f"mean_{name}"] = (
+            cells,
+            _mean_over_heads(weights),
+            {"long_name": f"mean {words} of all heads", "units": unit},
+        )
+    coords: Coordinates = {
+        "site": [_layer_of(site) for site in data["site"].to_numpy().tolist()],
+        "string": ("token", data["key_string"].to_numpy()),
+        "position": ("token", data["key_position"].to_numpy()),
+    }
+    return Result("reads", to_dataset(variables, coords), {}, result.source)
+
+
+def title_of_reads(result: Result, token: int) -> str:
+    """Return the title of the grid: which token reads, and in which model."""
+    data: xarray.Dataset = result.data
+    queries = data["query_position"].to_numpy().tolist()
+    string = str(data["query_string"].to_numpy()[queries.index(token)])
+    return (
+        f"What {quoted_token(string)}, token {token}, reads in each layer of"
+        f" {model_name(result)}"
+    )
+
+
+def _mean_over_heads(weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Average over the heads that a layer has."""
+    exists = ~np.isnan(weights)
+    counts = np.maximum(exists.sum(axis=1), 1)
+    sums = np.where(exists, weights, 0).sum(axis=1)
+    means: NDArray[np.float32] = (sums / counts).astype(np.float32)
+    means[~exists.any(axis=1)] = np.nan
+    return means
+
+
+def _layer_of(site: str) -> str:
+    """Return the layer that a block makes, which is a row of the page's grid.
+
+    >>> _layer_of("layer.3.attn"), _layer_of("decoder.layer.3.cross")
+    ('layer.3', 'decoder.layer.3')
+    """
+    return site.rpartition(".")[0]
+
+
+def show_stored_text(models: Models, request: Header) -> AnswerBytes:
+    """Return the norm of every stored state of one text."""
+    text = request["arguments"]["text"]
+    states = _states_of_text(models.stored_states(request["arguments"]), text)
+    titles = (
+        f"The norm of every state of text {text}, of {states.source.model}",
+        f"The norm along the layers of text {text}",
+    )
+    return pack_result(norms_of(states), titles)
+
+
+def find_texts(models: Models, request: Header) -> AnswerBytes:
+    """Return the stored texts that are nearest to a query."""
+    arguments = request["arguments"]
+    stored = models.stored_states(arguments)
+    query = models.get(request["model"]), arguments["query"]
+    result = hs.search(stored, query, arguments["k"], site=arguments.get("site"))
+    return _pack_search(result, stored, None)
+
+
+def find_states(models: Models, request: Header) -> AnswerBytes:
+    """Return the stored states of a site that are nearest to one of them."""
+    arguments = request["arguments"]
+    site, text, token = arguments["site"], arguments["text"], arguments["token"]
+    stored = models.stored_states(arguments)
+    states = _states_of_text(stored, text)
+    if token >= len(states.tokens):
+        raise SiteError(
+            f"No state at token {token}",
+            f"text {text} has {len(states.tokens)} tokens",
+            "Choose a cell of the grid.",
+        )
+    # One more than was asked for: the nearest state is the queried one itself.
+    result = hs.search(
+        hs.each_token(stored), states[site][token], arguments["k"] + 1, site=site
+    )
+    return _pack_search(result, stored, (text, token))
+
+
+def _states_of_text(stored: StoredStates, text: int) -> States:
+    """Return the states of one text, in memory."""
+    if isinstance(stored, Pair):
+        raise TextError(
+            "No grid of these states",
+            "they are of an encoder and a decoder",
+            "Read them in Python: hs.Pair.load(path).",
+        )
+    part = stored.of(text)
+    if not len(part.tokens):
+        raise TextError(
+            f"No grid of text {text}", "no token of it was kept", "Choose another text."
+        )
+    return part if isinstance(part, States) else part.to_states()
+
+
+def norms_of(states: States) -> Result:
+    """Return the norm of every state of one text, as a grid and along the layers."""
+    # Site by site: all of them in float64 at once would take too much memory.
+    by_site = [values.to(torch.float64).norm(dim=-1) for values in states.values]
+    norms = torch.stack(by_site).to(torch.float32).numpy()
+    look = {"long_name": "norm", "units": "L2", "scale": "log"}
+    variables = {
+        "norm": (("site", "token"), norms, look),
+        "norm_first": ("site", norms[:, 0], {**look, "long_name": "first token"}),
+        "norm_last": ("site", norms[:, -1], {**look, "long_name": "last token"}),
+    }
+    coordinates = {
+        "site": [str(site) for site in states.sites],
+        "string": ("token", list(states.tokens.strings)),
+        "id": ("token", states.tokens.ids),
+    }
+    data = xarray.Dataset(variables, coordinates)
+    if states.tokens.texts is not None:
+        data.attrs["texts"] = list(states.tokens.texts)
+    return Result("norms", data, {}, states.source)
+
+
+def _pack_search(
+    result: Result, stored: StoredStates, query_state: tuple[int, int] | None
+) -> AnswerBytes:
+    """Pack a search of texts, or of states, with its hits as rows for the page.
+
+    `query_state` is the text and the token of the state that was searched for. It is
+    left out of its own hits.
+    """
+    hits = result.data.isel(query=0)
+    scores = hits["score"].to_numpy().tolist()
+    if query_state is None:
+        texts = hits["number"].to_numpy().tolist()
+        tokens: list[int | None] = [None] * len(texts)
+    else:
+        texts = hits["text"].to_numpy().tolist()
+        tokens = _tokens_in_text(stored, hits["number"].to_numpy().tolist(), texts)
+    strings = [""] * len(texts)
+    if "string" in hits:
+        strings = hits["string"].to_numpy().tolist()
+    rows = []
+    for text, token, string, score in zip(texts, tokens, strings, scores, strict=True):
+        # A store may lack texts of its corpus, and counts those that it has.
+        number = int(stored.texts[text]) if isinstance(stored, hs.Store) else text
+        if (number, token) != query_state:
+            shown = encodable(string[:MAX_CHARACTERS])
+            rows.append(
+                {"text": number, "token": token, "string": shown, "score": score}
+            )
+    packed = pack_result(result)
+    return replace(packed, header={**packed.header, "nearest": rows})
+
+
+def _tokens_in_text(
+    stored: StoredStates, rows: list[int], texts: list[int]
+) -> list[int | None]:
+    """Return which token of its text each row is.
+
+    Positions would not do: those of a window begin above 0.
+    """
+    assert not isinstance(stored, Pair), "the states of a pair are not searched"
+    pairs = zip(rows, texts, strict=True)
+    return [row - stored.tokens.rows(text).start for row, text in pairs]

@@ -8,7 +8,7 @@ ticket  replaces the token in the link that a browser is started with; good for 
         visit
 Origin  must be this page, for everything that changes something and for streams; other
         sites and ports are refused
-size    a request that is too large is refused before it is read
+size    a body is cut off where it becomes too large
 
 Every answer carries a strict content security policy. There is no CORS.
 
@@ -26,24 +26,16 @@ import ipaddress
 import json
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hiddenscope.app.process import ModelWorker
 from hiddenscope.app.settings import Settings
 
-Scope: TypeAlias = MutableMapping[str, Any]
-AsgiMessage: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[AsgiMessage]]
-Send: TypeAlias = Callable[[AsgiMessage], Awaitable[None]]
-Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-RawHeaders: TypeAlias = Iterable[tuple[bytes, bytes]]
-
-# The key that marks the scope of a request that had the token.
-ADMITTED = "hiddenscope.admitted"
 CHANGES_NOTHING = {"GET", "HEAD"}
 # What Sec-Fetch-Site says of a request of the page itself, or of an address that was
 # typed.
@@ -53,15 +45,15 @@ POLICY = (
     " blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors"
     " 'none'; require-trusted-types-for 'script'"
 )
-HEADERS = (
-    (b"content-security-policy", POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"x-frame-options", b"DENY"),
-    (b"cache-control", b"no-store"),
-)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+    "cache-control": "no-store",
+}
 DOORSTEP = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>hiddenscope</title>\n'
     "<h1>This page is private</h1>\n"
@@ -78,31 +70,15 @@ _IPV6 = re.compile(r"\[([0-9a-fA-F:.]{2,45})\](?::([0-9]{1,5}))?")
 _NAME = re.compile(r"([A-Za-z0-9.-]{1,253})(?::([0-9]{1,5}))?")
 
 
-class Reply(NamedTuple):
-    """What the guard itself answers, in place of the application."""
-
-    status: int
-    body: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/json"),)
-
-
 class Guard:
     """The application, behind its guard."""
 
-    def __init__(
-        self,
-        application: Application,
-        settings: Settings,
-        worker: ModelWorker | None = None,
-    ) -> None:
+    def __init__(self, application: ASGIApp, settings: Settings) -> None:
         self.application = application
         self.settings = settings
-        self.worker = worker
         self._token_digest = _digest(settings.token)
         self._ticket_digest: bytes | None = _digest(settings.ticket)
-        self._machine_names: set[str] = set()
-        if settings.remote:
-            self._machine_names = {settings.host.lower(), socket.gethostname().lower()}
+        self._machine_names = {settings.host.lower(), socket.gethostname().lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, answer it at the door, or refuse it."""
@@ -112,29 +88,25 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        headers = _Headers(scope["headers"])
+        headers = _single_headers(scope)
         # The order matters: nothing is said about tokens to a request that was meant
         # for another machine or comes from another site.
-        reply = (
+        answer = (
             self._check_host(headers)
             or self._check_site(scope, headers)
             or self._welcome(scope, headers)
-            or self._check_token(scope, headers)
-            or self._check_size(scope, headers)
         )
-        if reply is not None:
-            await _send_reply(send, reply)
-            return
-        await self.application(
-            scope, self._limit_body(receive, scope), _add_headers(send)
-        )
+        if answer is None and not self._has_token(headers):
+            answer = problem(401, NO_TOKEN)
+        application = answer or self.application
+        await application(scope, self._limit_body(receive, scope), _add_headers(send))
 
-    def _check_host(self, headers: "_Headers") -> Reply | None:
+    def _check_host(self, headers: Mapping[str, str]) -> Response | None:
         """Refuse a request whose Host header names another machine."""
-        host = parse_host(headers.single("host") or "")
+        host = parse_host(headers.get("host", ""))
         if host is not None and (is_loopback(host[0]) or self._is_remote_name(host[0])):
             return None
-        return _refuse(
+        return problem(
             421,
             "The Host header names another machine. Open the page as http://127.0.0.1"
             " or localhost.",
@@ -150,37 +122,33 @@ class Guard:
             return False
         return name in self._machine_names or _parse_address(name) is not None
 
-    def _check_site(self, scope: Scope, headers: "_Headers") -> Reply | None:
+    def _check_site(self, scope: Scope, headers: Mapping[str, str]) -> Response | None:
         """Refuse what another site, or a page on another port, is behind."""
-        refusal = _refuse(
-            403,
-            "Another site may not ask this: the request does not come from the"
-            " workbench's page.",
-        )
-        origin = headers.single("origin")
-        if headers.count("origin") > 1:
-            return refusal
-        if origin is not None and not _is_same(origin, headers.single("host") or ""):
-            return refusal
+        origin = headers.get("origin")
         changes_nothing = scope["method"] in CHANGES_NOTHING
         # A link on another site may lead to the page itself.
         is_visit = scope["path"] == "/" and changes_nothing
-        site = headers.single("sec-fetch-site")
-        if site is not None and site not in TRUSTED_SITES and not is_visit:
-            return refusal
+        site = headers.get("sec-fetch-site", "none")
+        foreign = origin is not None and not _is_same(origin, headers["host"])
+        if foreign or (site not in TRUSTED_SITES and not is_visit):
+            return problem(
+                403,
+                "Another site may not ask this: the request does not come from the"
+                " workbench's page.",
+            )
         # A browser sends the cookie by itself, but it also sends an Origin with
         # everything that changes something. A bearer is sent by a program.
         if changes_nothing or origin is not None or self._has_bearer(headers):
             return None
         if not self._has_cookie(headers):
             return None
-        return _refuse(
+        return problem(
             403,
             "A request that changes something needs an Origin header, as browsers"
             " send it.",
         )
 
-    def _welcome(self, scope: Scope, headers: "_Headers") -> Reply | None:
+    def _welcome(self, scope: Scope, headers: Mapping[str, str]) -> Response | None:
         """Move the token of the first visit from the link into a cookie.
 
         Without a token in either, answer with a page that says what to do.
@@ -191,28 +159,17 @@ class Guard:
             scope["query_string"].decode("latin-1"), keep_blank_values=True
         )
         tokens = [value for name, value in query if name == "token"]
-        rest = [(name, value) for name, value in query if name != "token"]
         if not tokens and self._has_token(headers):
             return None
         if not tokens or not self._accepts(scope, tokens[-1]):
-            return Reply(
-                401,
-                DOORSTEP.encode(),
-                ((b"content-type", b"text/html; charset=utf-8"),),
-            )
+            return HTMLResponse(DOORSTEP, 401)
+        rest = [(name, value) for name, value in query if name != "token"]
         location = f"/?{urlencode(rest)}" if rest else "/"
         cookie = (
             f"{self.settings.cookie}={self.settings.token}; Path=/; HttpOnly;"
             " SameSite=Strict"
         )
-        return Reply(
-            303,
-            b"",
-            (
-                (b"location", location.encode("latin-1", "replace")),
-                (b"set-cookie", cookie.encode()),
-            ),
-        )
+        return Response(b"", 303, {"location": location, "set-cookie": cookie})
 
     def _accepts(self, scope: Scope, secret: str) -> bool:
         """Return whether a link has the token, or the ticket, which is then used up."""
@@ -227,74 +184,53 @@ class Guard:
         self._ticket_digest = None
         return True
 
-    def _check_token(self, scope: Scope, headers: "_Headers") -> Reply | None:
-        """Refuse a request without the token, and mark one that has it."""
-        if not self._has_token(headers):
-            return _refuse(401, NO_TOKEN)
-        scope[ADMITTED] = True
-        return None
-
-    def _has_token(self, headers: "_Headers") -> bool:
+    def _has_token(self, headers: Mapping[str, str]) -> bool:
         return self._has_bearer(headers) or self._has_cookie(headers)
 
-    def _has_cookie(self, headers: "_Headers") -> bool:
-        for cookie in (headers.single("cookie") or "").split(";"):
+    def _has_cookie(self, headers: Mapping[str, str]) -> bool:
+        for cookie in headers.get("cookie", "").split(";"):
             name, _, value = cookie.strip().partition("=")
             if name == self.settings.cookie and self._is_token(value):
                 return True
         return False
 
-    def _has_bearer(self, headers: "_Headers") -> bool:
-        scheme, _, bearer = (headers.single("authorization") or "").partition(" ")
+    def _has_bearer(self, headers: Mapping[str, str]) -> bool:
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and self._is_token(bearer.strip())
 
     def _is_token(self, secret: str) -> bool:
         return hmac.compare_digest(_digest(secret), self._token_digest)
 
-    def _max_bytes(self, scope: Scope) -> int:
-        if scope["path"] == "/api/datasets":
-            return self.settings.upload_bytes
-        return self.settings.request_bytes
-
-    def _check_size(self, scope: Scope, headers: "_Headers") -> Reply | None:
-        """Refuse a body that says that it is too long."""
-        length = headers.single("content-length")
-        max_bytes = self._max_bytes(scope)
-        # Cut before it is parsed: int() refuses a number of thousands of digits.
-        if length is None or (length.isdecimal() and int(length[:20]) <= max_bytes):
-            return None
-        return _refuse(413, _too_large(max_bytes))
-
     def _limit_body(self, receive: Receive, scope: Scope) -> Receive:
-        """Cut off a body that is too long and does not say how long it is."""
-        max_bytes = self._max_bytes(scope)
+        """Cut off a body that is too long."""
+        max_bytes = self.settings.request_bytes
+        if scope["path"] == "/api/datasets":
+            max_bytes = self.settings.upload_bytes
         received = 0
 
-        async def limited() -> AsgiMessage:
+        async def limited() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
             if received > max_bytes:
-                raise HTTPException(413, _too_large(max_bytes))
+                raise HTTPException(
+                    413,
+                    f"The request is too large: at most {max_bytes:,} bytes. Send less,"
+                    " or use Python on the files themselves.",
+                )
             return message
 
         return limited
 
 
-class _Headers:
-    """The headers of a request. One that comes twice counts as missing."""
-
-    def __init__(self, pairs: RawHeaders) -> None:
-        self._values: dict[str, list[str]] = {}
-        for name, value in pairs:
-            values = self._values.setdefault(name.decode("latin-1").lower(), [])
-            values.append(value.decode("latin-1"))
-
-    def count(self, name: str) -> int:
-        return len(self._values.get(name, ()))
-
-    def single(self, name: str) -> str | None:
-        return self._values[name][0] if self.count(name) == 1 else None
+def _single_headers(scope: Scope) -> dict[str, str]:
+    """Return the headers of a request. One that comes twice counts as malformed."""
+    headers = Headers(scope=scope)
+    single = {}
+    for name in set(headers.keys()):
+        values = headers.getlist(name)
+        single[name] = values[0] if len(values) == 1 else ""
+    return single
 
 
 def parse_host(header: str) -> tuple[str, int | None] | None:
@@ -315,9 +251,14 @@ def is_loopback(name: str) -> bool:
     return name == "localhost" or (address is not None and address.is_loopback)
 
 
-def problem_body(message: str) -> bytes:
-    """Return the body of an answer that refuses a request."""
-    return json.dumps({"detail": message}).encode()
+def problem(
+    status: int, message: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return an answer that says in a sentence why a request is refused."""
+    # Half a surrogate pair, which JSON may hold, cannot be encoded.
+    safe = message.encode("utf-8", "backslashreplace").decode("utf-8")
+    body = json.dumps({"detail": safe})
+    return Response(body, status, headers, media_type="application/json")
 
 
 def _parse_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -344,35 +285,14 @@ def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
-def _refuse(status: int, message: str) -> Reply:
-    return Reply(status, problem_body(message))
-
-
-def _too_large(max_bytes: int) -> str:
-    return (
-        f"The request is too large: at most {max_bytes:,} bytes. Send less, or use"
-        " Python on the files themselves."
-    )
-
-
-async def _send_reply(send: Send, reply: Reply) -> None:
-    length = (b"content-length", str(len(reply.body)).encode())
-    headers = [*reply.headers, *HEADERS, length]
-    await send(
-        {"type": "http.response.start", "status": reply.status, "headers": headers}
-    )
-    await send({"type": "http.response.body", "body": reply.body})
-
-
 def _add_headers(send: Send) -> Send:
     """Add our headers to those of the application, which come first."""
 
-    async def send_with_headers(message: AsgiMessage) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = list(message.get("headers", ()))
-            names = {name.lower() for name, _ in headers}
-            headers += [pair for pair in HEADERS if pair[0] not in names]
-            message = {**message, "headers": headers}
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
         await send(message)
 
     return send_with_headers

@@ -3,23 +3,32 @@
 A job is one question: an analysis with its arguments. (It has nothing to do with a job
 of `extract`, which writes the states of a corpus.) A job is queued, running, then done,
 failed or cancelled. A question that is asked again while its job is queued or running
-joins that job.
+joins that job. The worker is a process of its own, which is started on demand and again
+after it was lost.
 """
 
 import asyncio
+import contextlib
+import signal
+import subprocess
+import tempfile
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from secrets import token_urlsafe
 from typing import Literal, TypeAlias
 
 from hiddenscope.app.cache import ResultCache, StoredResult
-from hiddenscope.app.process import SECONDS_TO_STOP, ModelWorker, WorkerLost
 from hiddenscope.app.schemas import JobAnswer, Progress
-from hiddenscope.workers import Header
+from hiddenscope.app.settings import Settings
+from hiddenscope.workers import Frame, Header, WorkerProcess
 
 JobState: TypeAlias = Literal["queued", "running", "done", "failed", "cancelled"]
 
+Listener: TypeAlias = Callable[[Header, bytes], None]
+
+FINAL_MESSAGES = ("result", "error", "cancelled")
 FINAL_STATES = ("done", "failed", "cancelled")
 # Clients read how a job ended after it has. A finished job holds its request and no
 # result, so remembering many costs little.
@@ -28,6 +37,114 @@ MAX_REMEMBERED = 500
 HEARTBEAT_SECONDS = 10.0
 # How long a job outlives its page: reloading a page takes less.
 GRACE_SECONDS = 10.0
+# How long an interrupted worker may go on before it is killed.
+SECONDS_TO_STOP = 3.0
+
+
+class WorkerLost(Exception):
+    """The worker ended before it had answered."""
+
+
+class ModelWorker:
+    """The process that has torch and the models. It answers a question at a time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._process: WorkerProcess | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="hiddenscope-worker-")
+        # Pipes block, so they are used in a thread of their own. asyncio's shared
+        # threads may all be busy drawing figures.
+        self._pipes = ThreadPoolExecutor(1, "hiddenscope-worker")
+
+    @property
+    def pid(self) -> int | None:
+        """Return the process id while the worker runs, else None."""
+        if self._process is None or self._process.poll() is not None:
+            return None
+        return self._process.pid
+
+    async def ask(self, request: Header, listener: Listener) -> Frame:
+        """Send a question; pass messages to the listener, and return the answer."""
+        loop = asyncio.get_running_loop()
+        process = self._start_if_needed()
+        try:
+            await loop.run_in_executor(self._pipes, process.send, request)
+            while True:
+                frame = await loop.run_in_executor(self._pipes, process.receive)
+                if frame is None:
+                    raise EOFError("the pipe was closed")
+                if frame.header.get("leaving"):
+                    # The next question would otherwise go to a process that is ending.
+                    await self.kill()
+                if frame.header["type"] in FINAL_MESSAGES:
+                    return frame
+                listener(*frame)
+        except (EOFError, ConnectionError, ValueError) as error:
+            await self.kill()
+            raise WorkerLost(self._explain_loss(process, error)) from error
+
+    async def interrupt(self) -> None:
+        """Ask the worker to stop what it is doing."""
+        if self._process is not None:
+            self._process.interrupt()
+
+    async def kill(self) -> None:
+        """End the worker at once, with the processes that it started."""
+        process = self._process
+        if process is None:
+            return
+        process.kill()
+        await asyncio.to_thread(process.wait)
+        # Another call may have ended it meanwhile.
+        if self._process is process:
+            self._process = None
+            # In the thread that may still be reading from the pipe, so after that.
+            self._pipes.submit(process.close)
+
+    async def close(self) -> None:
+        """End the worker for good, when the server ends."""
+        await self.kill()
+        self._pipes.shutdown(wait=False)
+        with contextlib.suppress(OSError):
+            self._folder.cleanup()
+
+    def _start_if_needed(self) -> WorkerProcess:
+        if self._process is not None and self._process.poll() is not None:
+            # It died between two questions.
+            self._process.close()
+            self._process = None
+        if self._process is None:
+            stderr = None if self.settings.debug else subprocess.DEVNULL
+            self._process = WorkerProcess(
+                ["-m", "hiddenscope.app.worker"],
+                stderr=stderr,
+                # An empty folder: no name that a page sends can be the path of a file.
+                folder=self._folder.name,
+                environment={"HIDDENSCOPE_APP_DEVICE": self.settings.device or ""},
+                max_body=self.settings.result_bytes,
+            )
+        return self._process
+
+    def _explain_loss(self, process: WorkerProcess, error: Exception) -> str:
+        """Return a sentence for the page: why there is no answer, and what to do."""
+        if isinstance(error, ValueError):
+            return (
+                f"The result is too large: at most {self.settings.result_bytes:,}"
+                " bytes. Ask for fewer texts, tokens or sites."
+            )
+        code = process.poll()
+        # Linux sends SIGKILL to a process when memory runs out.
+        if code in (-signal.SIGKILL, -signal.SIGTERM):
+            return (
+                "The worker was killed, most likely because memory ran out. Ask for"
+                " less, or use a smaller model."
+            )
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name
+            return f"The worker crashed ({name}). The next question starts a new one."
+        return (
+            f"The worker ended (exit code {code}). The next question starts a new one."
+        )
 
 
 class QueueFull(Exception):
@@ -100,10 +217,13 @@ class Jobs:
         self, cache_key: str, client_request: Header, worker_request: Header
     ) -> JobRecord:
         """Queue a question, or join the job that asks the same."""
-        same = self._unfinished(cache_key)
-        if same is not None:
-            same.last_read = time.monotonic()
-            return same
+        unfinished = list(self._waiting)
+        if self._running is not None:
+            unfinished.append(self._running)
+        for job in unfinished:
+            if job.cache_key == cache_key and not job.is_over and not job.cancelling:
+                job.last_read = time.monotonic()
+                return job
         if len(self._waiting) >= self.max_queued:
             raise QueueFull
         job = JobRecord(cache_key, client_request, worker_request)
@@ -207,7 +327,15 @@ class Jobs:
         job.notify()
 
         def listen(header: Header, body: bytes) -> None:
-            self._on_message(job, header, body)
+            if header["type"] == "progress":
+                what, done, total = header["what"], header["done"], header["total"]
+                job.progress = Progress(what=what, done=done, total=total)
+            elif header["type"] == "partial":
+                # The body is the payload, followed by the data, which a page does not
+                # need.
+                job.latest_partial = body[: header["payload_bytes"]]
+                job.partial_count += 1
+            job.notify()
 
         try:
             header, body = await self.worker.ask(job.worker_request, listen)
@@ -233,27 +361,6 @@ class Jobs:
             result = StoredResult.split(header, body)
             note = await asyncio.to_thread(self.cache.put, job.cache_key, result)
             job.end("done", note=note)
-
-    def _on_message(self, job: JobRecord, header: Header, body: bytes) -> None:
-        if header["type"] == "progress":
-            job.progress = Progress(
-                what=header["what"], done=header["done"], total=header["total"]
-            )
-        elif header["type"] == "partial":
-            # The body is the payload, followed by the data, which a page does not need.
-            job.latest_partial = body[: header["payload_bytes"]]
-            job.partial_count += 1
-        job.notify()
-
-    def _unfinished(self, cache_key: str) -> JobRecord | None:
-        """Return the job that will give this result, unless it is being cancelled."""
-        candidates = list(self._waiting)
-        if self._running is not None:
-            candidates.append(self._running)
-        for job in candidates:
-            if job.cache_key == cache_key and not job.is_over and not job.cancelling:
-                return job
-        return None
 
     def _notify_waiting(self) -> None:
         """Tell everyone who follows a queued job that the queue has moved."""

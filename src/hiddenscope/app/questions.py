@@ -12,11 +12,19 @@ import xarray
 import hiddenscope as hs
 from hiddenscope.analyses.embed.compute import mean_cosine
 from hiddenscope.app.answers import AnswerBytes, pack_result
-from hiddenscope.app.cells import continue_text, describe_state, suggest_answers
+from hiddenscope.app.cells import (
+    continue_text,
+    describe_state,
+    find_states,
+    find_texts,
+    norms_of,
+    reads_of,
+    show_stored_text,
+    suggest_answers,
+    title_of_reads,
+)
 from hiddenscope.app.models import Models, StoredStates
-from hiddenscope.app.reads import reads_of, title_of_reads
 from hiddenscope.app.schemas import form_parameters
-from hiddenscope.app.stored import find_states, find_texts, norms_of, show_stored_text
 from hiddenscope.app.uploads import labelled_from
 from hiddenscope.catalog import ANALYSIS
 from hiddenscope.interface import Parameter

@@ -16,10 +16,7 @@ class Settings:
     `ticket` replaces the token for one visit: a browser is started with it, and every
     user of the machine can read the arguments of a process. `root` is the folder below
     which models and states may be opened; without it, none are. `remote` allows another
-    address than loopback. `request_seconds` is how long a client may take to send its
-    headers, between two pieces of its body, and to read what was sent. `connections` is
-    how many may be open; where the process may have few descriptors, at most a quarter
-    of those.
+    address than loopback.
 
     >>> Settings(token="secret").cookie
     'hiddenscope-8765'
@@ -37,8 +34,6 @@ class Settings:
     upload_bytes: int = 16 * MEGABYTE
     result_bytes: int = 256 * MEGABYTE
     cache_bytes: int = 1024 * MEGABYTE
-    request_seconds: float = 30.0
-    connections: int = 256
     queue_length: int = 16
     streams: int = 64
     debug: bool = False

@@ -1,22 +1,48 @@
-"""Uploads: labelled texts that a page has sent, parsed under limits, as plain JSON."""
+"""Uploads: labelled texts that a page has sent, parsed under limits, as plain JSON.
 
+Before a file is uploaded, the page shows its columns and first rows, so that a reader
+can say what each column is. Only the beginning is looked at then, and faults in it are
+passed over: `Uploads.add` reads the whole file, strictly.
+
+>>> table = preview_table("reviews.csv", b"review,sentiment\\nFine.,good\\n")
+>>> table.columns, table.certain, table.likely.text, table.likely.label
+(['review', 'sentiment'], False, 'review', 'sentiment')
+"""
+
+import csv
 import hashlib
 import io
 import json
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from hiddenscope import texts
 from hiddenscope.app.code import Named
-from hiddenscope.app.schemas import MOST_CHARACTERS, ColumnChoice
-from hiddenscope.app.tables import upload_format
+from hiddenscope.app.schemas import (
+    MOST_CHARACTERS,
+    ColumnChoice,
+    TableAnswer,
+    form_field,
+)
+from hiddenscope.app.stores import encodable
 from hiddenscope.errors import TextError
 from hiddenscope.files import replacing
+from hiddenscope.interface import Parameter
+from hiddenscope.texts import LABEL_NAMES, TEXT_NAMES
 from hiddenscope.workers import Header
 
+UPLOAD_FORMATS = (".txt", ".csv", ".tsv", ".jsonl")
+FIRST_ROWS = 5
+MAX_COLUMNS = 200
+MAX_CELL_CHARACTERS = 200
+# The beginning of a file that is looked at.
+PREVIEW_BYTES = 2**20
 MAX_ROWS = 20_000
 MAX_UPLOADS = 50
 UPLOAD_NAME = re.compile(r"upload:[0-9a-f]{16}")
@@ -165,3 +191,94 @@ def _parse(file: str, content: bytes, columns: ColumnChoice) -> list[texts.Row]:
                 )
         rows.append(row)
     return rows
+
+
+def upload_format(file: str) -> str:
+    """Return the suffix of an uploaded file; refuse a format that cannot be read."""
+    suffix = Path(file).suffix.lower()
+    if suffix in UPLOAD_FORMATS:
+        return suffix
+    raise TextError(
+        f"Cannot read {file[:80]!r}",
+        f"{suffix or 'no suffix'!r} is not a known format",
+        f"Upload one of {' '.join(UPLOAD_FORMATS)}; Python reads the others.",
+    )
+
+
+def preview_table(file: str, content: bytes) -> TableAnswer:
+    """Read the columns and the first rows of a table; a file of lines has none."""
+    suffix = upload_format(file)
+    # What is not UTF-8 is refused when the whole file is read.
+    beginning = content[:PREVIEW_BYTES].decode("utf-8-sig", "replace")
+    rows = list(islice(_first_rows(suffix, beginning), FIRST_ROWS))
+    columns = list(rows[0])[:MAX_COLUMNS] if rows else []
+    cells = []
+    for row in rows:
+        cells.append([row.get(name, "")[:MAX_CELL_CHARACTERS] for name in columns])
+    # The columns that `hs.read` would take; groups are never guessed.
+    roles: dict[str, str] = {}
+    for role, names in (("text", TEXT_NAMES), ("label", LABEL_NAMES)):
+        matches = [column for column in columns if column.lower() in names]
+        if len(matches) == 1:
+            roles[role] = matches[0]
+    certain = "text" in roles
+    if not certain:
+        _guess_by_length(columns, cells, roles)
+    parameters = []
+    for role, description in texts.COLUMNS.items():
+        parameter = Parameter(
+            role,
+            "choice",
+            description,
+            required=role == "text",
+            choices=tuple(columns),
+        )
+        parameters.append(form_field(parameter))
+    return TableAnswer(
+        file=Path(file).name,
+        columns=columns,
+        rows=cells,
+        likely=ColumnChoice(**roles),
+        certain=certain,
+        parameters=parameters,
+    )
+
+
+def _first_rows(suffix: str, beginning: str) -> Iterator[dict[str, str]]:
+    """Yield rows up to the first fault, which is reported when all is read."""
+    if suffix == ".jsonl":
+        for line in filter(str.strip, beginning.splitlines()):
+            try:
+                record = json.loads(line)
+                yield {encodable(name): _cell(value) for name, value in record.items()}
+            except (ValueError, AttributeError, RecursionError):
+                return
+    elif suffix != ".txt":
+        delimiter = "\t" if suffix == ".tsv" else ","
+        reader = csv.reader(io.StringIO(beginning), delimiter=delimiter)
+        with suppress(csv.Error):
+            header = next((cells for cells in reader if cells), [])
+            for cells in filter(None, reader):
+                yield dict(zip(header, cells, strict=False))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return encodable(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _guess_by_length(
+    columns: list[str], cells: list[list[str]], roles: dict[str, str]
+) -> None:
+    """Suggest the column with the longest cells as texts, a single other as labels."""
+    lengths: dict[str, int] = {}
+    for place, name in enumerate(columns):
+        if name != roles.get("label"):
+            lengths[name] = sum(len(row[place]) for row in cells)
+    if not lengths:
+        return
+    roles["text"] = max(lengths, key=lengths.__getitem__)
+    others = [name for name in columns if name != roles["text"]]
+    if len(others) == 1:
+        roles["label"] = others[0]

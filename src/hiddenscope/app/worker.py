@@ -17,9 +17,9 @@ from types import FrameType
 
 from hiddenscope import progress
 from hiddenscope.app.answers import AnswerBytes
+from hiddenscope.app.cells import in_page
 from hiddenscope.app.models import Models
 from hiddenscope.app.questions import answer
-from hiddenscope.app.refusals import in_page
 from hiddenscope.errors import Error, is_out_of_memory
 from hiddenscope.workers import Channel, Header, parent_channel
 

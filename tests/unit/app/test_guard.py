@@ -24,7 +24,7 @@ async def read_all(scope: Any, receive: Any, send: Any) -> None:
     more = True
     while more:
         more = (await receive())["more_body"]
-    own = [(b"Content-Security-Policy", b"sandbox")] if scope["path"] == "/file" else []
+    own = [(b"content-security-policy", b"sandbox")] if scope["path"] == "/file" else []
     await send({"type": "http.response.start", "status": 200, "headers": own})
     await send({"type": "http.response.body", "body": b"let in"})
 
@@ -176,11 +176,9 @@ def test_every_answer_has_a_strict_policy() -> None:
     for path in ("/", "/api/models", f"/?token={TOKEN}", "/file"):
         for headers in ((HOST, COOKIE), (HOST,), (COOKIE,)):
             told = door.ask(path, *headers).headers
-            policy = told.get("content-security-policy")
-            if policy is None:
-                # That of the application itself is kept.
-                assert told["Content-Security-Policy"] == "sandbox"
-            else:
+            policy = told["content-security-policy"]
+            # That of the application itself is kept.
+            if policy != "sandbox":
                 own = "default-src 'none'; script-src 'self'; style-src 'self';"
                 assert policy.startswith(own) and "frame-ancestors 'none'" in policy
                 assert "unsafe" not in policy
@@ -190,29 +188,14 @@ def test_every_answer_has_a_strict_policy() -> None:
             assert "access-control-allow-origin" not in told
 
 
-def test_a_request_that_is_too_large_is_refused_unread() -> None:
+def test_a_body_that_is_too_large_is_cut_off() -> None:
     door = Door()
     for path, most in (("/api/jobs", ROOM), ("/api/datasets", 2 * ROOM)):
-
-        def status(length: str, path: str = path) -> int:
-            headers = HOST, BEARER, ("Content-Length", length)
-            return door.status(path, *headers, method="POST")
-
-        assert status(str(most)) == 200
-        for length in (str(most + 1), "9" * 5_000, "-1", "x", "²"):
-            assert status(length) == 413, length
-    answer = door.ask("/api/jobs", HOST, BEARER, ("Content-Length", "101"))
-    assert "at most 100 bytes" in answer.json["detail"]
-
-
-def test_a_body_that_does_not_say_how_long_it_is_is_cut_off() -> None:
-    door = Door()
-    headers = HOST, BEARER
-    pieces = b"x" * 60, b"x" * (ROOM - 60)
-    assert door.status("/api/jobs", *headers, method="POST", pieces=pieces) == 200
-    with pytest.raises(HTTPException, match="too large") as refused:
-        door.ask("/api/jobs", *headers, method="POST", pieces=(*pieces, b"x"))
-    assert refused.value.status_code == 413
+        pieces = b"x" * 60, b"x" * (most - 60)
+        assert door.status(path, HOST, BEARER, method="POST", pieces=pieces) == 200
+        with pytest.raises(HTTPException, match=f"at most {most} bytes") as refused:
+            door.ask(path, HOST, BEARER, method="POST", pieces=(*pieces, b"x"))
+        assert refused.value.status_code == 413
 
 
 def test_what_is_no_request_is_closed() -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from hiddenscope.app import jobs
 from hiddenscope.app.cache import ResultCache, StoredResult
-from hiddenscope.app.jobs import JobRecord, Jobs, QueueFull
-from hiddenscope.app.process import WorkerLost
+from hiddenscope.app.jobs import JobRecord, Jobs, QueueFull, WorkerLost
 from hiddenscope.workers import Frame
 from tests.workbench.inside import apart
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hiddenscope.app.desk import Desk
 from hiddenscope.app.library import Library
+from hiddenscope.app.routes import Desk
 from hiddenscope.app.schemas import ModelChoice
 from hiddenscope.app.stores import STATES_FORMATS, store_identity
 from hiddenscope.errors import LoadError, TextError, UnknownModel

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hiddenscope.app.answers import pack_result
-from hiddenscope.app.reads import reads_of, title_of_reads
+from hiddenscope.app.cells import reads_of, title_of_reads
 from hiddenscope.errors import SiteError
 from hiddenscope.results import views_of
 from hiddenscope.results.pictures import Grid

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from hiddenscope.app.refusals import explain
+from hiddenscope.app.application import explain
 from hiddenscope.app.schemas import ASKED, REQUESTS, JobRequest, analyses, form_field
 from hiddenscope.catalog import ANALYSES
 from hiddenscope.interface import Parameter

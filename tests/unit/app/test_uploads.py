@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 import hiddenscope as hs
-from hiddenscope.app import tables, uploads
+from hiddenscope.app import uploads
 from hiddenscope.app.code import as_command
 from hiddenscope.app.schemas import ColumnChoice
-from hiddenscope.app.tables import preview_table
-from hiddenscope.app.uploads import Uploads
+from hiddenscope.app.uploads import Uploads, preview_table
 from hiddenscope.errors import TextError
 from tests.workbench.code import check_code, same
 from tests.workbench.serving import Bench
@@ -175,8 +174,8 @@ def test_a_table_of_any_kind_is_looked_at() -> None:
 def test_only_the_beginning_of_a_table_is_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tables, "MAX_COLUMNS", 2)
-    monkeypatch.setattr(tables, "MAX_CELL_CHARACTERS", 4)
+    monkeypatch.setattr(uploads, "MAX_COLUMNS", 2)
+    monkeypatch.setattr(uploads, "MAX_CELL_CHARACTERS", 4)
     table = preview_table("a.csv", b"label,words,more\na,a long text,b\n")
     assert table.columns == ["label", "words"] and table.rows == [["a", "a lo"]]
     # The label has its name, so what is left are the texts.

@@ -14,8 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from hiddenscope.app import worker
-from hiddenscope.app.application import _connection_limit
-from hiddenscope.app.process import ModelWorker
+from hiddenscope.app.jobs import ModelWorker
 from hiddenscope.app.settings import Settings
 from hiddenscope.app.worker import NO_MEMORY, _Interrupts, _Server, explain_error
 from hiddenscope.cli import main as cli
@@ -144,14 +143,3 @@ def test_a_server_listens_here_unless_it_is_told_otherwise() -> None:
     # Two servers that start at once have two ports.
     with _listener("127.0.0.1", 8800) as one, _listener("127.0.0.1", 8800) as other:
         assert one.getsockname() != other.getsockname()
-
-
-def test_connections_leave_descriptors_for_files(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    resource = pytest.importorskip("resource")
-    for descriptors, limit in ((128, 32), (2, 1), (10**6, 256), (-1, 256)):
-        monkeypatch.setattr(
-            resource, "getrlimit", lambda _, few=descriptors: (few, few)
-        )
-        assert _connection_limit(Settings()) == limit

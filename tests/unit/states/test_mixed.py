@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hiddenscope.app.stored import norms_of
+from hiddenscope.app.cells import norms_of
 from hiddenscope.app.stores import describe_states
 from hiddenscope.cli import main as cli
 from hiddenscope.errors import FileError, StatesError
