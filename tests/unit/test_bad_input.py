@@ -509,7 +509,7 @@ def test_what_is_no_site_is_refused_wherever_a_site_is_chosen(
     ):
         calls.append(lambda: states[site])  # states[3] is layer.3
     for call in calls:
-        with pytest.raises(Error, match=r"No (site|vectors)") as caught:
+        with pytest.raises(Error, match=r"No (site|vectors)|site must be") as caught:
             call()
         whole = isinstance(site, int | np.integer) and not isinstance(site, bool)
         assert not whole or f"Did you mean 'layer.{int(site)}'?" in str(caught.value)

@@ -544,7 +544,7 @@ def form_field(parameter: Parameter) -> QuestionAnswer:
     return QuestionAnswer(
         name=parameter.name,
         kind=parameter.kind,
-        required=parameter.required,
+        required=bool(parameter.required),
         default=default,
         choices=list(parameter.choices),
         empty_choice=parameter.empty_choice,

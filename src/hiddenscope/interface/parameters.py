@@ -215,7 +215,7 @@ def pooling(choices: tuple[str, ...], help: str, **changes: Any) -> Parameter:  
     return replace(described, **changes)
 
 
-TEXTS = texts()
+TEXTS = texts(required=None)
 SITES = sites(None)
 SEED = seed()
 POOL = pooling(NAMES, f"What stands for a text: {CHOICES}.")

@@ -25,9 +25,12 @@ import numpy as np
 import pytest
 import xarray
 
+from hiddenscope.analyses.embed.story import EmbedReport
 from hiddenscope.catalog import ANALYSES, ANALYSIS
+from hiddenscope.errors import StatesError
 from hiddenscope.results import report_of
 from hiddenscope.results.export import to_plain
+from hiddenscope.results.report import read_report
 from tests.places import ROOT
 from tests.registry import NUMBERED, RUNS, result_of
 
@@ -157,17 +160,14 @@ def test_facts_are_documented_and_typed_and_intervals_hold_estimates(
 
 
 def test_what_breaks_the_law_is_seen() -> None:
-    facts: dict[str, Any] = {"texts": 2, "width": "wide", "hight": 1}
-    assert [*mistyped(facts, facts_type("embed"), "embed")] == [
-        "embed has no mean_cosine",
-        "embed.width is 'wide', not <class 'int'>",
-        "embed has hight, which EmbedFacts has not",
-    ]
+    for wrong, said in ({"width": "wide"}, "width is 'wide'"), ({}, "no width"):
+        with pytest.raises(StatesError, match=said):
+            read_report(EmbedReport, {"texts": 2, **wrong})
     ends = {"norm_low": ("site", [0.5, 1.5]), "norm_high": ("site", [2.0, np.nan])}
     data = xarray.Dataset({"norm": ("site", [1.0, 2.0]), **ends})
     assert not [*excluding_variables(data)]
     data["norm_low"][1] = 2.5
     assert [*excluding_variables(data)] == ["norm"]
     law = [{"value": 1.0}, {"value": 1.0, "low": 2.0, "high": 3.0}]
-    facts = {"best": {"r2": 0.5, "interval": [0.6, 0.7]}, "law": law}
+    facts: dict[str, Any] = {"best": {"r2": 0.5, "interval": [0.6, 0.7]}, "law": law}
     assert [*excluding_facts(facts)] == ["facts.best.r2", "facts.law[1].value"]

@@ -324,7 +324,6 @@ def test_rows_that_are_tokens_are_not_pooled_and_old_spellings_name_the_new(
         (hs.search, (states, np.ones(64)), {"pool": "each"}, r"hs\.each_token"),
         (hs.probe, (states, labels), {"token": "mean"}, "token is called pool here"),
         (hs.project, (states, labels), {"token": "each"}, r"hs\.each_token"),
-        (hs.lens, (model,), {"text": TEXTS}, "text is called texts here"),
     ):
         with pytest.raises(ArgumentError, match=said):
             function(*given, **options)
