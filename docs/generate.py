@@ -41,16 +41,16 @@ and other invisible characters of tokens are escaped. `make docs` writes this pa
 | `@@name` | the text `@name` |
 | `--states states/`, `--states states.safetensors` | in place of a model and texts: a store, or a file of states |
 
-`--text COLUMN` names the column of the texts in a table. An argument that is, or looks like, the path of a file
+A command that takes texts takes any number of these. `--text COLUMN` names the column of the texts in a table. An argument that is, or looks like, the path of a file
 (`corpus.txt`) is an error. Datasets (`project`, `probe`, `graft`) and the source of `search` are files, and need no `@`.
 
 Arguments are checked before a model is loaded and before torch is imported. On a terminal a line on stderr says what is
 being done; `--progress` writes each step as a plain line elsewhere, and `--quiet` nothing. Ctrl-C stops a command within
 a second. A file that replaces another is written whole or not at all.
 
-## Figures
+## Results
 
-`--out figure.pdf` (`.png`, `.svg`) draws the main view of a result. `--view lines` chooses another, `--view all` takes
+An analysis prints its findings; `--out lens.html` keeps the pictures, `.csv` the numbers, `.nc` all of it. `--out figure.pdf` (`.png`, `.svg`) draws the main view of a result. `--view lines` chooses another, `--view all` takes
 every view, in a PDF each on its own page; `--measure` chooses a measure of a grid by its variable, and `--width column`
 or `page` makes it 3.3 or 6.9 inches wide, with letters of 8 points.
 
@@ -67,6 +67,9 @@ Every command takes these:
 Most commands take some of these, and name them at the end of their list:
 
 {}"""
+KEEPS = re.compile(
+    r"Prints the findings\.\s+--out [\w-]+\.html keeps[^.]*,\s+\.csv the\s+numbers\."
+)
 # An option that this many commands have in the same words is listed once.
 SHARED_BY = 5
 HEADER = "\n| page | question |\n|---|---|\n"
@@ -89,10 +92,12 @@ def commands() -> str:
         )
         helps[word] = _sections(command.get_help(context))
     counts: Counter[str] = Counter()
+    for above, options in helps.values():
+        counts.update([*options, *above.splitlines()])
+    shared = set()
     for _, options in helps.values():
-        counts.update(options)
-    always = {option for option, count in counts.items() if count == len(helps)}
-    shared = {option for option, count in counts.items() if count >= SHARED_BY}
+        shared |= {option for option in options if counts[option] >= SHARED_BY}
+    always = {option for option in shared if counts[option] == len(helps)}
     tables = [_table_of(always), _table_of(shared - always)]
     parts = [HEAD.format(*tables), _block(group.get_help(top))]
     for word, (above, options) in helps.items():
@@ -101,13 +106,25 @@ def commands() -> str:
         for option in options:
             if option in shared - always:
                 others.append(option.split()[0])
-        text = above.rstrip()
+        text = _without_repeats(above, counts)
         if own:
             text += "\n\nOptions:\n" + "\n".join(own)
         if others:
             text += f"\n\nShared: {' '.join(others)}"
         parts.append(f"## {word}\n\n{_block(text)}")
     return "\n".join(parts)
+
+
+def _without_repeats(text: str, counts: Counter[str]) -> str:
+    """Leave out of a command's help what HEAD says once of many commands."""
+    text = KEEPS.sub("", text)
+    lines = []
+    for line in text.splitlines():
+        # An argument in the same words as in other commands.
+        if not (line.startswith("  ") and counts[line] >= SHARED_BY):
+            lines.append(line.rstrip())
+    kept = re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
+    return kept.rstrip().removesuffix("Arguments:").rstrip()
 
 
 def _table_of(options: set[str]) -> str:
