@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import hiddenscope as hs
+from hiddenscope.analyses.probe.compute import as_best, is_above
 from hiddenscope.analyses.probe.design import (
     MANY_ROWS,
     PERMUTATIONS,
@@ -26,7 +27,6 @@ from hiddenscope.analyses.probe.design import (
     design_of,
     target_of,
 )
-from hiddenscope.analyses.probe.findings import as_best, is_above
 from hiddenscope.analyses.probe.labels import labelled_rows
 from hiddenscope.analyses.probe.significance import (
     NullDistribution,

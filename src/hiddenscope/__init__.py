@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.lens.fitted import Lens as Lens
     from hiddenscope.analyses.patch.contrast import Contrast as Contrast
     from hiddenscope.analyses.patch.patch import patch as patch
-    from hiddenscope.analyses.probe.probe import probe as probe
+    from hiddenscope.analyses.probe import probe as probe
     from hiddenscope.analyses.profile.profile import profile as profile
     from hiddenscope.analyses.project.pictures import Pictures as Pictures
     from hiddenscope.analyses.project.project import project as project

@@ -15,4 +15,7 @@ from hiddenscope.passes import Texts as Texts
 from hiddenscope.results import Result as Result
 from hiddenscope.sites import Site as Site
 from hiddenscope.sites import SitePatterns as SitePatterns
+from hiddenscope.states import Pair as Pair
 from hiddenscope.states import Pooling as Pooling
+from hiddenscope.states import Readable as Readable
+from hiddenscope.vectors import EachToken as EachToken

@@ -15,6 +15,7 @@ from hiddenscope.interface.parameters import POOL_BY_STACK as POOL_BY_STACK
 from hiddenscope.interface.parameters import SEED as SEED
 from hiddenscope.interface.parameters import SITE as SITE
 from hiddenscope.interface.parameters import SITES as SITES
+from hiddenscope.interface.parameters import STACK_POOL as STACK_POOL
 from hiddenscope.interface.parameters import TARGETS as TARGETS
 from hiddenscope.interface.parameters import TEXTS as TEXTS
 from hiddenscope.interface.parameters import TRUNCATE as TRUNCATE

@@ -219,3 +219,9 @@ TEXTS = texts(required=None)
 SITES = sites(None)
 SEED = seed()
 POOL = pooling(NAMES, f"What stands for a text: {CHOICES}.")
+STACK_POOL = pooling(
+    NAMES,
+    f"What stands for a text: {CHOICES}; if not given, {POOL_BY_STACK}.",
+    empty_choice=POOL_BY_STACK,
+    aside=False,
+)

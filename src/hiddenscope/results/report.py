@@ -24,6 +24,7 @@ from typing import get_type_hints as type_hints
 
 from hiddenscope.arguments import shown
 from hiddenscope.errors import StatesError
+from hiddenscope.texts.groups import NearDuplicates
 
 Facts: TypeAlias = Mapping[str, Any]
 """The plain form of a report: snake_case keys that its page documents, and values as
@@ -39,20 +40,11 @@ class Report:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NearDuplicates:
-    """Texts of different groups that nearly repeat one another."""
-
-    texts: int
-    of: int
-    example: list[str]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Grouped:
     """Which texts belong together, and what speaks against their independence."""
 
-    texts: int
-    groups: int | None = None
+    texts: int = 0
+    groups: int = 0
     groups_given: bool | None = None
     copies: int = 0
     near_duplicates: NearDuplicates | None = None

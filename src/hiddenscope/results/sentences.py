@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hiddenscope.results.findings import in_words
-from hiddenscope.results.report import Facts
+from hiddenscope.results.report import Grouped
 from hiddenscope.sites import Site, summarise
 from hiddenscope.states.pooling import POOLINGS, meaning_of
 
@@ -212,23 +212,22 @@ def standing(token: str | int) -> str:
     return f"token {token} of each text"
 
 
-def independence(facts: Facts, of: str = "") -> str:
+def independence(report: Grouped, of: str = "") -> str:
     """Say that texts or groups are taken as independent, and when near duplicates or a
     drift along their order make that implausible.
 
-    >>> print(independence({}))
+    >>> print(independence(Grouped()))
     The texts are taken as independent of one another, since no groups were given.
     """
-    groups_given = facts.get("groups_given")
-    if groups_given:
+    if report.groups_given:
         sentence = (
-            f"The {facts['groups']:,} groups of texts{of} are taken as independent of"
+            f"The {report.groups:,} groups of texts{of} are taken as independent of"
             " one another, and each is kept together."
         )
-    elif facts.get("groups", 0) < facts.get("texts", 0):
+    elif report.groups < report.texts:
         sentence = (
             f"Texts{of} that differ in case, white space and punctuation alone are kept"
-            f" together ({facts['groups']:,} groups); these are taken as independent of"
+            f" together ({report.groups:,} groups); these are taken as independent of"
             " one another, since no other groups were given."
         )
     else:
@@ -236,7 +235,7 @@ def independence(facts: Facts, of: str = "") -> str:
             f"The texts{of} are taken as independent of one another, since no groups"
             " were given."
         )
-    serial = facts.get("serial_inflation")
+    serial = report.serial_inflation
     if serial is not None:
         sentence += (
             " That is doubtful: labels and states both drift along the order of the"
@@ -246,13 +245,13 @@ def independence(facts: Facts, of: str = "") -> str:
             " texts that follow one another, such as those of one document or day, into"
             " one group."
         )
-    near = facts.get("near_duplicates")
-    if near is None or near["texts"] < MANY * near["of"]:
+    near = report.near_duplicates
+    if near is None or near.texts < MANY * near.of:
         return sentence
-    text, other = (quote(shortened(text, SHOWN)) for text in near["example"])
-    repeated = "a text of another group" if groups_given else "another"
+    text, other = (quote(shortened(text, SHOWN)) for text in near.example)
+    repeated = "a text of another group" if report.groups_given else "another"
     return (
-        f"{sentence} That is doubtful: {near['texts']:,} of {near['of']:,} texts"
+        f"{sentence} That is doubtful: {near.texts:,} of {near.of:,} texts"
         f" nearly repeat {repeated}, such as {text} and {other}. Put such texts into"
         " one group: otherwise p-values can come out too small, intervals too narrow,"
         " and accuracies below chance."

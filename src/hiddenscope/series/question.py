@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from hiddenscope.analyses.compare.compare import compare
 from hiddenscope.analyses.drift.drift import drift
 from hiddenscope.analyses.lens import lens
-from hiddenscope.analyses.probe.probe import probe
+from hiddenscope.analyses.probe import probe
 from hiddenscope.analyses.profile.profile import profile
 from hiddenscope.analyses.project.project import project
 from hiddenscope.arguments import shown

@@ -7,6 +7,7 @@ the data say so.
 
 import unicodedata
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
@@ -77,20 +78,14 @@ class Belonging(NamedTuple):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Report what is taken as independent, and what speaks against it."""
-        facts: dict[str, Any] = {
+        """Return the fields of a report that say what is taken as independent."""
+        return {
             "texts": len(set(self.texts)),
             "groups": len(set(self.groups)),
             "groups_given": self.grouped,
+            "copies": self.copies,
+            "near_duplicates": self.alike,
         }
-        if self.copies:
-            facts["copies"] = self.copies
-        if self.alike is not None:
-            facts["near_duplicates"] = {
-                **self.alike._asdict(),
-                "example": list(self.alike.example),
-            }
-        return facts
 
 
 def belonging(
@@ -168,12 +163,13 @@ def number_groups(*keys: Sequence[Hashable] | None) -> "NDArray[np.int64]":
     return np.array([numbers.setdefault(part, len(numbers)) for part in components])
 
 
-class NearDuplicates(NamedTuple):
+@dataclass(frozen=True)
+class NearDuplicates:
     """The number of texts that nearly repeat one of another group, and two of them."""
 
     texts: int
     of: int
-    example: tuple[str, str]
+    example: list[str]
 
 
 def near_duplicates(
@@ -217,7 +213,7 @@ def near_duplicates(
         return None
     closest = int(nearest.argmax())
     other = int(cosines[closest].argmax())
-    example = (sample[closest], sample[other])
+    example = [sample[closest], sample[other]]
     return NearDuplicates(int(alike.sum()), len(sample), example)
 
 

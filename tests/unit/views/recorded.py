@@ -150,7 +150,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"interval_holds": 0.9, "calibrated": False, "groups": 8, "copies": 1},
         {"calibrated": False, "all_equal_at": ["layer.0"], "left_out": 1234},
         {"fixed_penalty": 0.5, "not_converged_at": ["layer.1", "layer.2"]},
-        {"class_count": 9, "near_duplicates": NEAR, "control": {"kind": "ids"}},
+        {"class_count": 9, "near_duplicates": NEAR, "control": {"kind": "by_token_id"}},
         {"near_duplicates": NEAR, "groups_given": True},
         {"chance": 1.01, "mix": {"largest_weight": {"weight": 1.0}}},
     ],

@@ -48,6 +48,19 @@ class ProbeTarget:
     mean: float = 0.0
     deviation: float = 1.0
 
+    @property
+    def counts(self) -> list[int]:
+        """Return the number of rows of each class."""
+        counts: list[int] = torch.bincount(self.values).tolist()
+        return counts
+
+    @property
+    def chance(self) -> float:
+        """Return the score without states: the share of the largest class, or R² 0."""
+        if self.classes is None:
+            return 0.0
+        return max(self.counts) / sum(self.counts)
+
 
 @dataclass(frozen=True, eq=False)
 class Design:
@@ -179,9 +192,14 @@ def design_of(rows: Rows, target: ProbeTarget, seed: int) -> Design:
     else:
         drawn = bootstrap_classes(codes, BOOTSTRAP, seed, groups, folds)
         bootstrap = permutations.labellings[:0] if drawn is None else drawn
+    # None is drawn where only the true targets can come of it.
     controls: list[torch.Tensor] = []
     if permutations.smallest_p is not None or rows.token_ids is not None:
-        controls = _controls(rows, target, folds, seed)
+        count = max(1, min(MAX_CONTROLS, CONTROL_ROWS // len(folds)))
+        for number in range(count):
+            drawn = control(target.values, rows, folds, seed + 1 + number)
+            if drawn is not None:
+                controls.append(drawn)
     return Design(
         folds,
         groups,
@@ -190,16 +208,3 @@ def design_of(rows: Rows, target: ProbeTarget, seed: int) -> Design:
         bootstrap,
         *permutations[1:],
     )
-
-
-def _controls(
-    rows: Rows, target: ProbeTarget, folds: Ints, seed: int
-) -> list[torch.Tensor]:
-    """Draw several control targets; none where only the true targets come of it."""
-    count = max(1, min(MAX_CONTROLS, CONTROL_ROWS // len(folds)))
-    controls = []
-    for number in range(count):
-        drawn = control(target.values, rows, folds, seed + 1 + number)
-        if drawn is not None:
-            controls.append(drawn)
-    return controls

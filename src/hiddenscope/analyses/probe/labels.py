@@ -58,15 +58,13 @@ class Rows:
     name: str
     groups: list[str]
     texts: list[str]
-    left_out: int = 0
-    belonging: Belonging | None = None
+    left_out: int
+    belonging: Belonging
 
     @property
     def unit(self) -> str:
         """Return what is taken as independent of others, in words."""
-        if self.belonging is not None and self.belonging.grouped:
-            return "group of texts"
-        return "text"
+        return "group of texts" if self.belonging.grouped else "text"
 
     def select(self, rows: Sequence[int]) -> "Rows":
         """Return some of the rows."""
@@ -94,7 +92,10 @@ def labelled_rows(
     pool: Pooling | None,
     truncate: bool,
 ) -> Rows:
-    """Read vectors and labels from a model and a dataset, or from states and labels."""
+    """Read vectors and labels from a model and a dataset, or from states and labels.
+
+    A copy of a text with the same labels says nothing new, and is left out.
+    """
     if isinstance(source, Model):
         dataset = _token_dataset(data) if pool is None else _text_dataset(data)
         rows = vectors(source, dataset.texts, sites=sites, pool=pool, truncate=truncate)
@@ -104,44 +105,41 @@ def labelled_rows(
         if pool is not None or not isinstance(data, str):
             dataset = labels_of_states(source, data)
         rows = vectors(source, sites=sites, pool=pool)
-        dataset = replace(dataset, texts=_tokens(source, rows))
-    if rows.tokens is not None:
-        labelled = _label_tokens(rows, rows.tokens, dataset, task)
-    else:
-        labels = _checked_labels(dataset.labels, rows.values.shape[1], "text")
-        labelled = _unnamed(rows, labels, None, dataset.name)
-    return _with_groups(labelled, dataset)
-
-
-def _unnamed(
-    rows: Vectors, labels: list[Any], token_ids: Ints | None, name: str
-) -> Rows:
-    """Return rows whose texts and groups are not known yet."""
-    blank = [""] * len(labels)
-    return Rows(rows, labels, token_ids, name, groups=blank, texts=blank)
-
-
-def _with_groups(rows: Rows, dataset: Dataset) -> Rows:
-    """Name the text and the group of each row, and drop copies of a text.
-
-    A copy with the same labels says nothing new.
-    """
+        if isinstance(source, Pair):
+            is_decoder = rows.sites[0].stack == "decoder"
+            source = source.decoder if is_decoder else source.encoder
+        dataset = replace(dataset, texts=source.tokens)
     strings = strings_of(dataset.texts)
-    tokens = rows.vectors.tokens
-    text_of = list(range(len(strings))) if tokens is None else tokens.text.tolist()
-    labels: list[list[Any]] = [[] for _ in strings]
-    for text, label in zip(text_of, rows.labels, strict=True):
-        labels[text].append(label)
-    names = belonging(strings, labels, dataset.groups)
-    named = replace(
+    if rows.tokens is None:
+        labels = _checked_labels(dataset.labels, rows.values.shape[1], "text")
+        text_of = list(range(len(strings)))
+    else:
+        labels = _token_labels(rows.tokens, dataset.labels, task)
+        text_of = rows.tokens.text.tolist()
+    # Ready-made labels may leave some tokens out.
+    labelled = [row for row, label in enumerate(labels) if label is not None]
+    if not labelled:
+        raise StatesError(
+            f"Cannot probe {dataset.name}",
+            "no token has such a label",
+            "Give longer texts.",
+        )
+    by_text: list[list[Any]] = [[] for _ in strings]
+    for row in labelled:
+        by_text[text_of[row]].append(labels[row])
+    together = belonging(strings, by_text, dataset.groups)
+    whole = Rows(
         rows,
-        groups=[names.groups[text] for text in text_of],
-        texts=[names.texts[text] for text in text_of],
-        belonging=names,
+        labels,
+        None if rows.tokens is None else rows.tokens.ids,
+        dataset.name,
+        groups=[together.groups[text] for text in text_of],
+        texts=[together.texts[text] for text in text_of],
+        left_out=len(labels) - len(labelled),
+        belonging=together,
     )
-    if not names.copies:
-        return named
-    return named.select([row for row, text in enumerate(text_of) if names.first[text]])
+    first = [row for row in labelled if together.first[text_of[row]]]
+    return whole if len(first) == len(labels) else whole.select(first)
 
 
 def _text_dataset(data: object) -> Dataset:
@@ -185,17 +183,8 @@ def _token_dataset(data: object) -> Dataset:
     return Dataset(rows, labels, name)
 
 
-def _tokens(source: Readable | Pair, rows: Vectors) -> Tokens:
-    if not isinstance(source, Pair):
-        return source.tokens
-    if rows.sites[0].stack == "decoder":
-        return source.decoder.tokens
-    return source.encoder.tokens
-
-
-def _label_tokens(rows: Vectors, tokens: Tokens, dataset: Dataset, task: str) -> Rows:
+def _token_labels(tokens: Tokens, labels: Any, task: str) -> list[Any]:
     """Label each token, from a flat list, a list per text, or a ready-made label."""
-    labels = dataset.labels
     if isinstance(labels, str):
         if labels not in READY:
             raise StatesError(
@@ -203,22 +192,13 @@ def _label_tokens(rows: Vectors, tokens: Tokens, dataset: Dataset, task: str) ->
                 "there are three ready labels",
                 f"Use one of {', '.join(READY)}.",
             )
-        ready = READY[labels](tokens, task)
-        return _with_label(_unnamed(rows, ready, tokens.ids, dataset.name))
+        return READY[labels](tokens, task)
     values = _listed(labels)
-    if values and _is_sequence(values[0]):
-        values = _flatten(values, tokens)
-    values = _checked_labels(values, len(tokens), "token")
-    return _unnamed(rows, values, tokens.ids, dataset.name)
-
-
-def _is_sequence(label: object) -> bool:
-    return isinstance(label, Sequence | np.ndarray) and not isinstance(label, str)
-
-
-def _flatten(lists: list[Any], tokens: Tokens) -> list[Any]:
-    """Join one list of labels per text, which must be as long as the text."""
-    lengths = [len(labels) for labels in lists]
+    is_flat = not values or isinstance(values[0], str)
+    if is_flat or not isinstance(values[0], Sequence | np.ndarray):
+        return _checked_labels(values, len(tokens), "token")
+    # One list of labels per text, which must be as long as the text.
+    lengths = [len(of_text) for of_text in values]
     if lengths != tokens.lengths.tolist():
         reason = f"there are {len(lengths)} lists for {tokens.count} texts"
         pairs = zip(lengths, tokens.lengths, strict=False)
@@ -232,9 +212,9 @@ def _flatten(lists: list[Any], tokens: Tokens) -> list[Any]:
             "Give a list for each text, with one label for each token.",
         )
     flat: list[Any] = []
-    for labels in lists:
-        flat += list(labels)
-    return flat
+    for of_text in values:
+        flat += list(of_text)
+    return _checked_labels(flat, len(tokens), "token")
 
 
 def _listed(labels: Any) -> list[Any]:
@@ -261,20 +241,6 @@ def _checked_labels(labels: object, rows: int, unit: str) -> list[Any]:
                 problem, f"the label of {unit} {row} is missing", "Leave that one out."
             )
     return values
-
-
-def _with_label(rows: Rows) -> Rows:
-    """Select the rows that have a label: ready-made ones may leave some out."""
-    labelled = [row for row, label in enumerate(rows.labels) if label is not None]
-    if len(labelled) == len(rows.labels):
-        return rows
-    if not labelled:
-        raise StatesError(
-            f"Cannot probe {rows.name}",
-            "no token has such a label",
-            "Give longer texts.",
-        )
-    return replace(rows.select(labelled), left_out=len(rows.labels) - len(labelled))
 
 
 def position(tokens: Tokens, task: str) -> list[ReadyLabel]:
@@ -374,23 +340,22 @@ def control(
     often than by chance. The control does not depend on the order of the rows. Return
     None if only the true targets come of it.
     """
+    ordered = targets.sort().values
     for attempt in range(ATTEMPTS):
-        drawn = _draw_control(targets, rows, folds, seed + attempt * SEED_STEP)
+        attempt_seed = seed + attempt * SEED_STEP
+        if rows.token_ids is None:
+            permutations = permuted(
+                targets, 1, attempt_seed, rows.groups, folds, rows.texts
+            )
+            drawn = permutations.labellings[-1]
+        else:
+            token_types, type_of = np.unique(rows.token_ids, return_inverse=True)
+            places = []
+            for token_type in token_types:
+                # A hash below 2**64 becomes an index below the number of rows.
+                hashed = stable_hash(f"type {token_type}", attempt_seed)
+                places.append(hashed * len(ordered) >> 64)
+            drawn = ordered[torch.tensor(places)[torch.from_numpy(type_of.reshape(-1))]]
         if not same_labelling(targets, drawn):
             return drawn
     return None
-
-
-def _draw_control(
-    targets: torch.Tensor, rows: Rows, folds: Ints, seed: int
-) -> torch.Tensor:
-    if rows.token_ids is None:
-        drawn = permuted(targets, 1, seed, rows.groups, folds, rows.texts)
-        return drawn.labellings[-1]
-    ordered = targets.sort().values
-    token_types, type_of = np.unique(rows.token_ids, return_inverse=True)
-    places = []
-    for token_type in token_types:
-        # A hash below 2**64 becomes an index below the number of rows.
-        places.append(stable_hash(f"type {token_type}", seed) * len(ordered) >> 64)
-    return ordered[torch.tensor(places)[torch.from_numpy(type_of.reshape(-1))]]

@@ -117,13 +117,10 @@ def summarise_labellings(
     factors = variance_factors(
         centred[1:count], within[1:count], bootstrap, lower_bound
     )
-    return NullDistribution(scores - _largest_share(design.permuted), factors)
-
-
-def _largest_share(labellings: torch.Tensor) -> torch.Tensor:
-    """Return the share of the largest class under each labelling."""
+    labellings = design.permuted
     counts = [(labellings == code).sum(1) for code in range(int(labellings.max()) + 1)]
-    return torch.stack(counts).amax(0).double() / labellings.shape[1]
+    largest_share = torch.stack(counts).amax(0).double() / labellings.shape[1]
+    return NullDistribution(scores - largest_share, factors)
 
 
 def jackknife_of(

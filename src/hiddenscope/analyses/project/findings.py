@@ -20,6 +20,7 @@ from hiddenscope.results.dataset import (
     text_array,
     to_dataset,
 )
+from hiddenscope.results.report import Grouped, plain_fields
 from hiddenscope.sites import Site
 
 if TYPE_CHECKING:
@@ -221,7 +222,8 @@ def project_facts(part: Points, panels: Sequence[Panel], beside: Beside) -> Fact
     if beside.predicted is not None:
         facts["labels_predicted"] = beside.predicted
     if beside.order is not None:
-        facts |= {**part.belonging.facts, "smallest_p": beside.order.smallest_p}
+        facts |= plain_fields(Grouped(**part.belonging.facts))
+        facts["smallest_p"] = beside.order.smallest_p
         if beside.order.serial is not None:
             facts["serial_inflation"] = beside.order.serial
     pairs = zip(part.sites, panels, strict=True)

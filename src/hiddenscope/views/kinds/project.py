@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from hiddenscope.results import Result, Section
 from hiddenscope.results.drawing import labels
 from hiddenscope.results.pictures import Lines, Panels, Series, View, shown_first
+from hiddenscope.results.report import Grouped, read_report
 from hiddenscope.results.sentences import (
     as_prose,
     independence,
@@ -384,7 +385,7 @@ def _separation(of: str, separation: "SeparationFacts") -> str:
 
 def _limits(of: str, part: "ProjectPartFacts") -> Iterator[str]:
     """Yield what the test takes for granted, and how small its p-values can be."""
-    yield independence(part, of)
+    yield independence(read_report(Grouped, part), of)
     copies = part.get("copies")
     if copies:
         yield (
