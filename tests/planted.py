@@ -7,7 +7,7 @@ import torch
 import xarray
 
 import hiddenscope as hs
-from hiddenscope.analyses.graft.findings import graft_facts
+from hiddenscope.analyses.graft.compute import compare_windows
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
@@ -65,7 +65,7 @@ def random_graft(generator: np.random.Generator, right: Any = None) -> hs.Result
     """
     windows = [(Site(k),) for k in range(1, 13)]
     right = generator.random((12, 10)) < 0.6 if right is None else right
-    facts = graft_facts(
+    facts = compare_windows(
         windows,
         right,
         {"model": right[0], "donor": right[1]},
@@ -75,6 +75,8 @@ def random_graft(generator: np.random.Generator, right: Any = None) -> hs.Result
     base = {
         "donor": "other",
         "prompts": right.shape[1],
+        "copies": 0,
+        "groups": right.shape[1],
         "grafted": "blocks",
         "layers": 1,
         "notes": [],

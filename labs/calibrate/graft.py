@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hiddenscope.analyses.graft.findings import sign_flip_p
+from hiddenscope.analyses.graft.compute import sign_flip_p
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.measures.grouped import effective_count
 from hiddenscope.states.arrays import Floats, Ints

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.drift.drift import drift as drift
     from hiddenscope.analyses.embed import embed as embed
     from hiddenscope.analyses.embed.compute import Adjustment as Adjustment
-    from hiddenscope.analyses.graft.graft import graft as graft
+    from hiddenscope.analyses.graft import graft as graft
     from hiddenscope.analyses.lens import lens as lens
     from hiddenscope.analyses.lens.fitted import Lens as Lens
     from hiddenscope.analyses.patch.contrast import Contrast as Contrast

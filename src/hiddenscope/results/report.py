@@ -76,7 +76,7 @@ def plain_fields(report: Any) -> dict[str, Any]:
     for field in fields(report):
         value = getattr(report, field.name)
         if field.default is MISSING or value != field.default:
-            values[field.name] = value
+            values[_key(field.name)] = value
     return values
 
 
@@ -127,16 +127,22 @@ def _read_fields(kind: Any, value: Facts, name: str) -> Any:
     hints = _hints(kind)
     values = {}
     for field in fields(kind):
-        if field.name in value:
-            where = f"{name}.{field.name}"
-            values[field.name] = _read(hints[field.name], value[field.name], where)
+        key = _key(field.name)
+        where = f"{name}.{key}"
+        if key in value:
+            values[field.name] = _read(hints[field.name], value[key], where)
         elif field.default is MISSING:
             raise StatesError(
                 "Cannot read the facts",
-                f"there is no {f'{name}.{field.name}'.lstrip('.')}",
+                f"there is no {where.lstrip('.')}",
                 "Compute the result again.",
             )
     return kind(**values)
+
+
+def _key(name: str) -> str:
+    """Return the fact that a field holds; `from_` is `from`, a keyword of Python."""
+    return name.rstrip("_")
 
 
 def _read_union(kinds: tuple[Any, ...], value: Any, name: str) -> Any:

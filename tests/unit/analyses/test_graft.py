@@ -16,11 +16,12 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope import texts
-from hiddenscope.analyses.graft.findings import graft_facts, sign_flip_p
+from hiddenscope.analyses.graft.compute import compare_windows, sign_flip_p
 from hiddenscope.cli.main import app
 from hiddenscope.errors import ModuleError, PassError, SiteError, TextError
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.results import story_of, views_of
+from hiddenscope.results.export import to_plain
 from hiddenscope.results.pictures import Lines
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from tests.unit.analyses.refused import check_refused
@@ -238,7 +239,8 @@ def test_windows_are_grouped_by_the_third_of_the_depth_that_their_centre_is_in()
     # Of the windows in the last third, one answer in four is wrong.
     right[13:, 0] = False
     alone = {"model": right[0], "donor": right[0]}
-    facts = graft_facts(windows, right, alone, 30, np.arange(4))
+    parts = compare_windows(windows, right, alone, 30, np.arange(4))
+    facts: Any = to_plain(parts, "facts")
     assert (facts["middle"]["from"], facts["middle"]["to"]) == ("layer.4", "layer.27")
     assert (facts["late"]["from"], facts["late"]["to"]) == ("layer.14", "layer.30")
     assert facts["middle"]["accuracy"] == 1
