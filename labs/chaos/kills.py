@@ -23,7 +23,7 @@ from typing import Self
 import psutil
 
 import hiddenscope as hs
-from hiddenscope.extract import JobProgress, local
+from hiddenscope.extract import JobProgress, worker
 from hiddenscope.store import verify
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from labs.chaos import memory_folder
@@ -152,7 +152,7 @@ def workers(besides: Collection[int] = ()) -> list[int]:
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if (
-                local.__name__ in child.cmdline()
+                worker.__name__ in child.cmdline()
                 and child.status() != psutil.STATUS_ZOMBIE
             ):
                 found.append(child.pid)

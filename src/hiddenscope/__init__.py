@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from hiddenscope.extract import Corpus as Corpus
     from hiddenscope.extract import Engine as Engine
     from hiddenscope.extract import ExtractJob as ExtractJob
-    from hiddenscope.extract.extract import extract as extract
+    from hiddenscope.extract.job import extract as extract
     from hiddenscope.linear.probe import Probe as Probe
     from hiddenscope.loading.variants import Adapted as Adapted
     from hiddenscope.loading.variants import Quantised as Quantised

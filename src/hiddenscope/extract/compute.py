@@ -12,10 +12,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hiddenscope.errors import NotFinite
-from hiddenscope.extract.planning import ExtractSpec
 from hiddenscope.loading import parse_dtype
 from hiddenscope.model import Model
 from hiddenscope.passes import (
@@ -28,8 +26,8 @@ from hiddenscope.passes import (
 from hiddenscope.passes.buffers import Buffers
 from hiddenscope.sites import Site
 from hiddenscope.states.mixed import SiteValues, groups_of, of_groups
-from hiddenscope.states.pool import Pool, as_vectors, check_cls
-from hiddenscope.states.pooling import parse_pooling, requires_cls
+from hiddenscope.states.pool import Pool, as_vectors
+from hiddenscope.states.pooling import parse_pooling
 from hiddenscope.store import StorePlan, StoreSequence, Writer
 
 # Units that are written at once: one core hashes more slowly than a good disk writes.
@@ -42,20 +40,7 @@ class Done:
     """A unit that has been committed, by this worker or by another one before."""
 
     unit: str
-    tokens: int
-    bytes: int
     committed_here: bool
-
-
-def spec_of(plan: StorePlan) -> ExtractSpec:
-    """Return what a plan stores of every text."""
-    return ExtractSpec(
-        sites=tuple(map(Site.parse, plan.sites)),
-        pool=plan.pool,
-        dtype=parse_dtype(plan.dtype),
-        widths=tuple(plan.widths[site] for site in plan.sites),
-        every=plan.every,
-    )
 
 
 class Unit:
@@ -69,27 +54,30 @@ class Unit:
         self,
         model: Model,
         sequences: Sequence[StoreSequence],
-        spec: ExtractSpec,
+        plan: StorePlan,
         memory: HostMemory,
         batch_done: Callable[[int], None] = lambda tokens: None,
     ) -> None:
         self.sequences = sequences
-        self.spec = spec
+        self.plan = plan
+        self.sites = tuple(map(Site.parse, plan.sites))
+        self.dtype = parse_dtype(plan.dtype)
         self._memory = memory
         self._batch_done = batch_done
         self._buffers: Buffers | None = None
         self._pooled: SiteValues | None = None
-        inputs = _inputs(model, sequences)
+        ids = Inputs(tuple(sequence.ids for sequence in sequences))
+        inputs = model.encode(ids)
         with model.lock:
-            if spec.pool is None:
+            if plan.pool is None:
                 self._buffers = self._record(model, inputs)
             else:
-                self._pooled = self._pool(model, inputs, spec.pool)
+                self._pooled = self._pool(model, inputs, plan.pool)
 
     def _record(self, model: Model, inputs: Inputs) -> Buffers:
         """Run the passes, recording the states of every token."""
         buffers = buffers_for(
-            model, self.spec.sites, inputs, self.spec.dtype, memory=self._memory
+            model, self.sites, inputs, self.dtype, memory=self._memory
         )
         for indices in _batches(self.sequences):
             batch = inputs.some(indices)
@@ -103,35 +91,27 @@ class Unit:
         The states of one batch are in memory at a time.
         """
         pooling = parse_pooling(pool)
-        if requires_cls(pooling):
-            first_tokens = [sequence.ids[0] for sequence in self.sequences]
-            source = model.source(self.spec.sites[0].stack)
-            check_cls(source, first_tokens, self.sequences[0].text)
-        pooled = self._allocate(len(inputs))
+        # The pooled vectors, `[site, text, width]` by width.
+        groups = {}
+        widths = tuple(self.plan.widths[site] for site in self.plan.sites)
+        for width, count in Counter(widths).items():
+            shape = (count, len(inputs), width)
+            groups[width] = torch.empty(shape, dtype=self.dtype)
+        pooled = of_groups(self.sites, widths, groups)
         pool_batch = Pool(inputs.lengths, pooling)
         for indices in _batches(self.sequences):
             batch = inputs.some(indices)
-            buffers = buffers_for(model, self.spec.sites, batch, memory=self._memory)
+            buffers = buffers_for(model, self.sites, batch, memory=self._memory)
             numbers = range(len(batch))
             run_pass(model, batch.pad(model), numbers, buffers, checks=False)
             (stack_buffer,) = buffers.values()
-            groups = zip(
-                groups_of(pooled), groups_of(stack_buffer.finish()), strict=True
-            )
-            for target, states in groups:
+            computed = groups_of(stack_buffer.finish())
+            for target, states in zip(groups_of(pooled), computed, strict=True):
                 vectors = as_vectors(pool_batch(states, indices))
-                target[:, indices] = vectors.to(self.spec.dtype)
+                target[:, indices] = vectors.to(self.dtype)
             stack_buffer.release()
             self._batch_done(len(batch.flat))
         return pooled
-
-    def _allocate(self, rows: int) -> SiteValues:
-        """Return memory for the pooled vectors, `[site, text, width]` by width."""
-        widths = self.spec.widths
-        groups = {}
-        for width, count in Counter(widths).items():
-            groups[width] = torch.empty(count, rows, width, dtype=self.spec.dtype)
-        return of_groups(self.spec.sites, widths, groups)
 
     def values(self) -> Mapping[str, NDArray[Any]]:
         """Return the values of each site, bfloat16 as its bits.
@@ -149,24 +129,24 @@ class Unit:
             finite = stack_buffer.finite
         if not finite:
             raise self._not_finite(values)
-        rows = self._kept_rows()
-        by_site = {}
-        for site, site_values in zip(self.spec.sites, values, strict=True):
-            if rows is not None:
-                site_values = site_values[rows]
-            by_site[str(site)] = _as_numpy(site_values)
-        return by_site
-
-    def _kept_rows(self) -> Tensor | None:
-        """Return the rows of the tokens that are stored, or None where all are."""
-        if self.spec.every == 1:
-            return None
+        # The rows of the tokens that are stored, where not all are.
         rows: list[int] = []
         start = 0
         for sequence in self.sequences:
-            rows += [start + index for index in sequence.kept(self.spec.every)]
+            rows += [start + index for index in sequence.kept(self.plan.every)]
             start += len(sequence.ids)
-        return torch.tensor(rows)
+        by_site = {}
+        for site, site_values in zip(self.sites, values, strict=True):
+            if self.plan.every > 1:
+                site_values = site_values[torch.tensor(rows)]
+            site_values = site_values.contiguous()
+            # numpy has no bfloat16.
+            if site_values.dtype == torch.bfloat16:
+                bits = site_values.view(torch.int16).numpy()
+                by_site[str(site)] = bits.view(np.uint16)
+            else:
+                by_site[str(site)] = site_values.numpy()
+        return by_site
 
     def release(self) -> None:
         """Let another unit have the memory. What `values` returned is then invalid."""
@@ -176,36 +156,32 @@ class Unit:
 
     def _not_finite(self, values: SiteValues) -> NotFinite:
         """Return an error that names the first state that is not finite."""
-        problem = "States are not finite"
-        for site, site_values in zip(self.spec.sites, values, strict=True):
+        reason = "their sum is not"
+        for site, site_values in zip(self.sites, values, strict=True):
             bad_rows = (~site_values.isfinite().all(1)).nonzero()
             if len(bad_rows):
-                where = self._place(site, int(bad_rows[0]))
-                return NotFinite(
-                    problem,
-                    f"a NaN or an infinity at {where}",
-                    "Look at the block that computes it, load the model in a wider"
-                    " dtype, or give dtype='float32'.",
-                )
+                where = self._place(int(bad_rows[0]))
+                reason = f"a NaN or an infinity at {site}, {where}"
+                break
         return NotFinite(
-            problem, "their sum is not", "Load the model in a wider dtype."
+            "States are not finite",
+            reason,
+            "Look at the block that computes it, load the model in a wider dtype, or"
+            " give dtype='float32'.",
         )
 
-    def _place(self, site: Site, row: int) -> str:
+    def _place(self, row: int) -> str:
         """Return the text and the position of a row, in words."""
+        for sequence in self.sequences:
+            length = 1 if self._pooled is not None else len(sequence.ids)
+            if row < length:
+                break
+            row -= length
+        where = f"text {sequence.text:,}"
         if self._pooled is not None:
-            return f"{site}, text {self.sequences[row].text:,}"
-        ends = np.cumsum([len(sequence.ids) for sequence in self.sequences])
-        index = int(np.searchsorted(ends, row, side="right"))
-        sequence = self.sequences[index]
-        row_in_sequence = row - (int(ends[index]) - len(sequence.ids))
+            return where
         # A later window of a text starts further on.
-        position = sequence.start + row_in_sequence
-        return f"{site}, text {sequence.text:,}, position {position}"
-
-
-def _inputs(model: Model, sequences: Sequence[StoreSequence]) -> Inputs:
-    return model.encode(Inputs(tuple(sequence.ids for sequence in sequences)))
+        return f"{where}, position {sequence.start + row}"
 
 
 def _batches(sequences: Sequence[StoreSequence]) -> list[list[int]]:
@@ -216,14 +192,6 @@ def _batches(sequences: Sequence[StoreSequence]) -> list[list[int]]:
     return [batches[number] for number in sorted(batches)]
 
 
-def _as_numpy(values: Tensor) -> NDArray[Any]:
-    values = values.contiguous()
-    # numpy has no bfloat16.
-    if values.dtype == torch.bfloat16:
-        return values.view(torch.int16).numpy().view(np.uint16)
-    return values.numpy()
-
-
 class Pipeline:
     """Computes units in this thread and commits them in others.
 
@@ -231,9 +199,8 @@ class Pipeline:
 
     `report` is called with every unit that has been committed, and `batch_done` with
     the number of tokens of every batch that has been run, both by one thread at a time.
-    `failed` is called at once with the error of a unit that could not be committed: the
-    next `put` raises it too, but whoever waits for an answer before the next `put`
-    would wait for ever.
+    The error of a unit that could not be committed is raised by the next `put`, or by
+    `finish`.
     """
 
     def __init__(
@@ -241,15 +208,12 @@ class Pipeline:
         model: Model,
         writer: Writer,
         report: Callable[[Done], None],
-        failed: Callable[[BaseException], None] = lambda error: None,
         batch_done: Callable[[int], None] = lambda tokens: None,
     ) -> None:
         require_recordable(model.module)
         self.model = model
         self.writer = writer
         self.report = report
-        self.failed = failed
-        self.spec = spec_of(writer.plan)
         self._batch_done = batch_done
         self._error: BaseException | None = None
         self._reporting = threading.Lock()
@@ -262,12 +226,16 @@ class Pipeline:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        self.finish(raising=kind is None)
+
+    def finish(self, *, raising: bool = True) -> None:
+        """Wait until everything is committed."""
         for thread in self._writing:
             # An interrupt may have come before the last one was started.
             if thread.ident is not None:
                 thread.join()
-        if kind is None:
-            self._raise_error()
+        if raising and self._error is not None:
+            raise self._error
 
     def put(self, unit: str, upcoming: str | None = None) -> None:
         """Compute a unit and hand it over to be written; skip one that is committed.
@@ -275,7 +243,8 @@ class Pipeline:
         The sequences of the `upcoming` unit are read meanwhile: a GPU would wait for
         them.
         """
-        self._raise_error()
+        if self._error is not None:
+            raise self._error
         if self.writer.folder.record(unit).exists():
             self._report(unit, committed_here=False)
             return
@@ -286,7 +255,7 @@ class Pipeline:
             self._reading = threading.Thread(target=self._read, args=(upcoming,))
             self._reading.start()
         computed = Unit(
-            self.model, sequences, self.spec, self._memory, self._report_batch
+            self.model, sequences, self.writer.plan, self._memory, self._report_batch
         )
         self._hand_over(unit, computed)
 
@@ -297,8 +266,7 @@ class Pipeline:
 
     def _hand_over(self, unit: str, computed: Unit) -> None:
         """Start a thread that writes a unit, as soon as there may be one more."""
-        while not self._free.acquire(timeout=0.2):
-            self._raise_error()
+        self._free.acquire()
         # A thread for each unit: an interrupt at any instant leaves no thread behind
         # that waits for more, as those of a pool would.
         thread = threading.Thread(
@@ -315,28 +283,14 @@ class Pipeline:
                 self._report(unit, committed_here=committed_here)
         except BaseException as error:
             self._error = self._error or error
-            with self._reporting:
-                self.failed(error)
         finally:
             computed.release()
             self._free.release()
 
     def _report(self, unit: str, *, committed_here: bool) -> None:
-        digest = self.writer.plan.by_name[unit]
-        rows = self.writer.plan.rows_of(digest)
-        done = Done(
-            unit=unit,
-            tokens=digest.tokens,
-            bytes=rows * self.spec.row_bytes,
-            committed_here=committed_here,
-        )
         with self._reporting:
-            self.report(done)
+            self.report(Done(unit, committed_here))
 
     def _report_batch(self, tokens: int) -> None:
         with self._reporting:
             self._batch_done(tokens)
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error

@@ -1,13 +1,10 @@
 """Corpus: the texts of a job, read one after another and never all in memory."""
 
 import hashlib
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from dataclasses import dataclass
 from typing import Any, Self
 
 from hiddenscope.arguments import checked, integer
@@ -74,34 +71,6 @@ class Skips:
             self.named.append(reason)
 
 
-@dataclass
-class Identity:
-    """What tells one sequence of texts from another: their number, and a hash.
-
-    >>> first, second = Identity(), Identity()
-    >>> first.add("ab"), first.add("c"), second.add("a"), second.add("bc")
-    (None, None, None, None)
-    >>> first.digest == second.digest, first.count
-    (False, 2)
-    """
-
-    count: int = 0
-    _hash: "hashlib._Hash" = field(default_factory=hashlib.sha256, repr=False)
-
-    def add(self, text: str) -> None:
-        """Take one more text in."""
-        content = text.encode("utf-8")
-        # With the lengths, no two sequences of texts have the same bytes.
-        self._hash.update(len(content).to_bytes(8, "little"))
-        self._hash.update(content)
-        self.count += 1
-
-    @property
-    def digest(self) -> str:
-        """Return the hash in hex digits."""
-        return self._hash.hexdigest()
-
-
 class SeenTexts:
     """An index on disk of the texts that have been read, by the hash of each.
 
@@ -112,16 +81,10 @@ class SeenTexts:
     [(2, 0)]
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        # Where descriptors have run out, removing the folder fails too. The first error
-        # is the one that matters.
-        self._folder = TemporaryDirectory(
-            prefix="hiddenscope-", dir=folder, ignore_cleanup_errors=True
-        )
+    def __init__(self) -> None:
         self.new = 0
-        self._index = sqlite3.connect(
-            Path(self._folder.name, "texts.sqlite"), isolation_level=None
-        )
+        # Without a name it is a temporary file, which sqlite removes.
+        self._index = sqlite3.connect("", isolation_level=None)
         # Every job has its own index, so nothing of it needs to survive a crash.
         self._index.execute("PRAGMA journal_mode=OFF")
         self._index.execute("PRAGMA synchronous=OFF")
@@ -139,7 +102,6 @@ class SeenTexts:
 
     def __exit__(self, *exception: object) -> None:
         self._index.close()
-        self._folder.cleanup()
 
     def first(self, text: str, number: int) -> int:
         """Return the number of the first text that equals this one, or `number`."""

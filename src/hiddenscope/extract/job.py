@@ -1,4 +1,4 @@
-"""Job: an extraction of a corpus, planned and run.
+"""Job: an extraction of a corpus, planned and run, and the function that users call.
 
 It is not a job of the app (`hiddenscope.app.jobs`), which is a question in a queue.
 """
@@ -12,31 +12,26 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hiddenscope import progress
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Error, FileError, PassError, TooLarge, is_out_of_memory
-from hiddenscope.extract import local
-from hiddenscope.extract.compute import Done, Pipeline, spec_of
+from hiddenscope.extract.compute import Done, Pipeline
 from hiddenscope.extract.corpus import Corpus, SeenTexts
-from hiddenscope.extract.engine import Engine, EngineKind
+from hiddenscope.extract.engine import Engine, EngineKind, compute_units
 from hiddenscope.extract.planning import (
-    UNIT_BYTES,
-    ExtractSpec,
     Planner,
-    choose,
+    estimated_bytes,
     plan_without_corpus,
-    read_corpus,
 )
-from hiddenscope.extract.ray_engine import run_on_ray
-from hiddenscope.extract.recipe import recipe_of
-from hiddenscope.extract.status import JobCost, JobProgress, format_size
+from hiddenscope.extract.worker import recipe_of
 from hiddenscope.files import printable
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import hooks
@@ -44,6 +39,7 @@ from hiddenscope.passes import EVERYTHING
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states.pooling import Pooling, parse_pooling
 from hiddenscope.store import (
+    Store,
     StorePlan,
     Writer,
     create,
@@ -52,9 +48,182 @@ from hiddenscope.store import (
     recover_plan,
     resume_store,
 )
+from hiddenscope.store import open as open_store
 
 # What follows from the texts of a plan.
 FROM_TEXTS = ("units", "duplicates", "strings")
+# Damaged files and units that are named.
+MAX_NAMED = 5
+
+
+@checked
+def extract(
+    model: ModelLike,
+    corpus: Any,
+    to: str | os.PathLike[str],
+    *,
+    sites: SitePatterns = EVERYTHING,
+    pool: Pooling | None = None,
+    dtype: str | torch.dtype | None = None,
+    engine: EngineKind | Engine = "local",
+) -> Store:
+    """Store the states of every text of a corpus in the folder `to`.
+
+    `corpus` is whatever `hs.read` takes, a folder of such files, "-" for stdin, or an
+    `hs.Corpus` with windows for long texts. It is never whole in memory. `pool` keeps
+    one vector for each text ("mean", "max", "last", "first", "cls" or a position),
+    `dtype` another precision. `engine` may be an `hs.Engine` with workers. A job that
+    was stopped goes on when it is called again.
+
+    >>> import tempfile
+    >>> from hiddenscope.testing import tiny_model, tiny_tokenizer
+    >>> model = (tiny_model("gpt2"), tiny_tokenizer())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = extract(model, ["The rest.", "A cat sat."], folder, sites="layer.*")
+    ...     [str(site) for site in store.sites]
+    ['layer.0', 'layer.1', 'layer.2', 'layer.3']
+    """
+    job = ExtractJob.plan(
+        model, corpus, to, sites=sites, pool=pool, dtype=dtype, engine=engine
+    )
+    for line in job.cost.lines():
+        progress.note(line)
+    reported = 0
+    with progress.track("Extracting tokens", total=job.pending_tokens) as advance:
+
+        def report(now: JobProgress) -> None:
+            nonlocal reported
+            advance(now.tokens_computed - reported)
+            reported = now.tokens_computed
+
+        try:
+            job.run(report, every_batch=True)
+        except KeyboardInterrupt:
+            progress.note(f"Stopped: {job.how_to_resume()}")
+            raise
+    return open_store(to)
+
+
+@dataclass(frozen=True)
+class JobProgress:
+    """How far a job is, of the units that were pending when it began.
+
+    Speeds count what this job committed itself, so `seconds_left` is too long while
+    another job works on the same store. `tokens_done` are those of units that are kept;
+    `tokens_computed` also counts the batches of units that are still at work.
+    """
+
+    units: int
+    units_done: int
+    tokens: int
+    tokens_done: int
+    tokens_computed: int
+    bytes_written: int
+    seconds: float
+    tokens_per_second: float
+    seconds_left: float | None
+
+    def line(self) -> str:
+        """Return the progress as one line of text."""
+        parts = [
+            f"{self.tokens_computed:,} of {self.tokens:,} tokens",
+            f"{self.units_done:,} of {self.units:,} units kept",
+            f"{self.tokens_per_second:,.0f} tokens/s",
+        ]
+        if self.seconds_left is not None:
+            parts.append(f"{format_duration(self.seconds_left)} left")
+        return ", ".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the progress as a dict for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class JobCost:
+    """What a job will cost, as it was when the job was planned: `run` does not change
+    it.
+
+    `units_left` and `bytes_left` are what was not in the store yet. All `tokens` are
+    computed; the states of `tokens_kept` of them are written, or in a pooled store of
+    none. `damaged` are the files of the plan and the units that were damaged or lost
+    since the store was begun, and are written again.
+    """
+
+    texts: int
+    duplicates: int
+    skipped: int
+    sequences: int
+    tokens: int
+    tokens_kept: int
+    sites: int
+    units: int
+    units_left: int
+    bytes: int
+    bytes_left: int
+    bytes_free: int
+    damaged: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Return the cost as lines of text."""
+        notes = []
+        if self.duplicates:
+            notes.append(f"{self.duplicates:,} of them copies of others")
+        if self.skipped:
+            notes.append(f"{self.skipped:,} broken lines left out besides")
+        texts = f"{self.texts:,} texts"
+        if notes:
+            texts += f" ({', '.join(notes)})"
+        tokens = f"{self.tokens:,} tokens"
+        if 0 < self.tokens_kept < self.tokens:
+            tokens += f" ({self.tokens_kept:,} of them kept)"
+
+        plural = "" if self.units == 1 else "s"
+        units = f"{self.units:,} unit{plural}, {format_size(self.bytes)}"
+        if self.units_left != self.units:
+            units += f"; {self.units - self.units_left:,} are there already"
+
+        left = (
+            f"still to write: {format_size(self.bytes_left)}"
+            f" ({format_size(self.bytes_free)} free on this disk)"
+        )
+
+        lines = [f"{texts}, {tokens}, {self.sites} sites", units, left]
+        if self.damaged:
+            named = ", ".join(self.damaged[:MAX_NAMED])
+            if len(self.damaged) > MAX_NAMED:
+                named += f" and {len(self.damaged) - MAX_NAMED:,} more"
+            lines.append(f"damaged, and made again: {named}")
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the cost as a dict for JSON."""
+        return asdict(self)
+
+
+def format_duration(seconds: float) -> str:
+    """Return seconds as a person says them.
+
+    >>> format_duration(9), format_duration(200), format_duration(9000)
+    ('9 s', '3 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def format_size(count: float) -> str:
+    """Return a number of bytes as a person says it.
+
+    >>> format_size(150), format_size(1500), format_size(2.5e9)
+    ('150 bytes', '1.5 kB', '2.5 GB')
+    """
+    for power, prefix in ((4, "T"), (3, "G"), (2, "M"), (1, "k")):
+        if count >= 1000**power:
+            return f"{count / 1000**power:.1f} {prefix}B"
+    return f"{count:.0f} bytes"
 
 
 @checked
@@ -86,7 +255,6 @@ class ExtractJob:
         self.model = model
         self.writer = writer
         self.engine = engine
-        self.spec = spec_of(writer.plan)
         self.pending = writer.pending()
         # Two jobs may work on one store. They begin at different units.
         if not new and self.pending:
@@ -119,11 +287,16 @@ class ExtractJob:
         if not isinstance(corpus, Corpus):
             corpus = Corpus(corpus)
         loaded = as_model(model)
-        spec = choose(loaded, sites, pool, dtype, corpus.every)
         path = Path(to)
         with _explained(path):
             stored = recover_plan(path)
-            writer, damaged = _open_writer(loaded, corpus, path, spec, engine, stored)
+            environment = engine.unit_limits(stored)
+            environment["threads"] = engine.threads_per_worker(stored)
+            requested = plan_without_corpus(
+                loaded, sites, pool, dtype, corpus.every, environment
+            )
+            planner = Planner(loaded, corpus, requested)
+            writer, damaged = _open_writer(planner, path, stored)
             return cls(loaded, writer, engine, new=stored is None, damaged=damaged)
 
     @property
@@ -136,24 +309,21 @@ class ExtractJob:
     def _cost(self, damaged: tuple[str, ...]) -> JobCost:
         plan = self.writer.plan
         pending = set(self.pending)
-        total_bytes = bytes_left = 0
+        sizes = {}
         for unit in plan.units:
-            unit_bytes = self.spec.bytes(unit.sequences, unit.tokens)
-            total_bytes += unit_bytes
-            if unit.name in pending:
-                bytes_left += unit_bytes
+            sizes[unit.name] = estimated_bytes(plan, unit.sequences, unit.tokens)
         return JobCost(
             texts=plan.corpus["count"],
             duplicates=plan.corpus["duplicates"],
             skipped=plan.corpus["skipped"],
             sequences=sum(unit.sequences for unit in plan.units),
             tokens=sum(unit.tokens for unit in plan.units),
-            tokens_kept=plan.rows if self.spec.pool is None else 0,
+            tokens_kept=plan.rows if plan.pool is None else 0,
             sites=len(plan.sites),
             units=len(plan.units),
             units_left=len(pending),
-            bytes=total_bytes,
-            bytes_left=bytes_left,
+            bytes=sum(sizes.values()),
+            bytes_left=sum(sizes[name] for name in pending),
             bytes_free=free_on_disk(self.writer.path),
             damaged=damaged,
         )
@@ -191,24 +361,9 @@ class ExtractJob:
                     pipeline.put(unit, upcoming)
             return
         with recipe_of(self.model) as recipe:
-            if engine.kind == "local":
-                local.run_locally(
-                    recipe,
-                    writer,
-                    pending,
-                    workers,
-                    meter.unit_done,
-                    meter.batch_done,
-                )
-            else:
-                run_on_ray(
-                    recipe,
-                    writer,
-                    pending,
-                    engine.workers,
-                    engine.address,
-                    meter.unit_done,
-                )
+            compute_units(
+                engine, recipe, writer, pending, meter.unit_done, meter.batch_done
+            )
 
     def how_to_resume(self) -> str:
         """Return a sentence that says how a job that was stopped goes on."""
@@ -230,17 +385,17 @@ class _Meter:
         *,
         every_batch: bool,
     ) -> None:
+        self.plan = job.writer.plan
         self.report = report
         self.every_batch = every_batch
         self.begin = time.perf_counter()
         self.total_units = len(job.pending)
         self.total_tokens = job.pending_tokens
         self.units_done = 0
-        self.tokens_done = 0
         self.bytes_written = 0
         # Tokens of units that this job committed, of units that other jobs committed,
         # and of all batches that this job ran.
-        self.committed_tokens = 0
+        self.own_tokens = 0
         self.foreign_tokens = 0
         self.batch_tokens = 0
 
@@ -252,19 +407,19 @@ class _Meter:
 
     def unit_done(self, done: Done) -> None:
         """Count one more unit, and report."""
+        unit = self.plan.by_name[done.unit]
         self.units_done += 1
-        self.tokens_done += done.tokens
         if done.committed_here:
-            self.bytes_written += done.bytes
-            self.committed_tokens += done.tokens
+            self.bytes_written += self.plan.rows_of(unit) * self.plan.row_bytes
+            self.own_tokens += unit.tokens
         else:
-            self.foreign_tokens += done.tokens
+            self.foreign_tokens += unit.tokens
         self.report(self._progress())
 
     def _progress(self) -> JobProgress:
         seconds = time.perf_counter() - self.begin
         # A cluster reports no batches.
-        computed = max(self.committed_tokens, self.batch_tokens)
+        computed = max(self.own_tokens, self.batch_tokens)
         speed = computed / seconds
         # The batches of a unit that two workers computed are counted twice.
         tokens_computed = min(self.total_tokens, self.foreign_tokens + computed)
@@ -277,7 +432,7 @@ class _Meter:
             units=self.total_units,
             units_done=self.units_done,
             tokens=self.total_tokens,
-            tokens_done=self.tokens_done,
+            tokens_done=self.own_tokens + self.foreign_tokens,
             tokens_computed=tokens_computed,
             bytes_written=self.bytes_written,
             seconds=seconds,
@@ -325,17 +480,12 @@ def _has_too_many_files(error: BaseException | None) -> bool:
         # to open another one.
         from_sqlite = isinstance(error, sqlite3.OperationalError)
         if from_sqlite and "unable to open database file" in str(error):
-            return not _can_open_files()
+            with suppress(OSError):
+                os.close(os.open(os.devnull, os.O_RDONLY))
+                return False
+            return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _can_open_files() -> bool:
-    try:
-        os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError:
-        return False
-    return True
 
 
 def free_on_disk(path: Path) -> int:
@@ -358,102 +508,48 @@ def check_disk(path: Path, needed: int) -> None:
 
 
 def _open_writer(
-    model: Model,
-    corpus: Corpus,
-    path: Path,
-    spec: ExtractSpec,
-    engine: Engine,
-    stored: StorePlan | None,
+    planner: Planner, path: Path, stored: StorePlan | None
 ) -> tuple[Writer, list[str]]:
     """Open the store of a job; return its writer, and what was damaged.
 
     Files of the plan that are damaged are written again here. Damaged units become
     pending.
     """
-    damaged = []
-    if stored is None:
-        _check_writable(path)
-    else:
-        damaged += damaged_texts(path)
+    requested = planner.plan
+    damaged = [] if stored is None else damaged_texts(path)
     # The corpus may be a stream, which can be read only once: where it is read to write
     # the plan, `create` refuses another corpus.
     if stored is None or damaged:
-        _write_plan(model, corpus, path, spec, engine, stored)
+        with SeenTexts() as text_index:
+            # Called once the corpus has been read.
+            def plan() -> StorePlan:
+                size = estimated_bytes(requested, planner.sequences, planner.tokens)
+                if stored is None:
+                    check_disk(path, size)
+                duplicates = planner.texts - text_index.new
+                described = planner.described() | {"duplicates": duplicates}
+                return replace(requested, corpus=described)
+
+            create(
+                path,
+                plan,
+                planner.units(text_index, stored.units if stored else ()),
+                text_index.duplicates(),
+                planner.strings,
+                every=requested.every,
+            )
     else:
-        plan = _requested_plan(model, spec, engine, stored)
-        # How many texts are copies follows from the texts, and is not counted again.
-        duplicates = stored.corpus.get("duplicates")
-        described = read_corpus(model, corpus) | {"duplicates": duplicates}
-        # What follows from the texts is compared by the hash of the corpus.
+        for _ in planner.read("Reading the corpus"):
+            pass
+        described = planner.described()
+        # What follows from the texts is not computed again: the hash of the corpus is
+        # compared.
+        described["duplicates"] = stored.corpus.get("duplicates")
         texts = {name: getattr(stored, name) for name in FROM_TEXTS}
-        requested = replace(plan, corpus=described, **texts)
+        requested = replace(requested, corpus=described, **texts)
         stored.check_same(requested, printable(path))
     writer = resume_store(path)
     # Reading every shard of a large store takes hours, so it is done only where nothing
     # else is left to do.
     bad_units = discard_damaged(path, read_shards=not writer.pending())
     return writer, damaged + [f"unit {unit}" for unit in bad_units]
-
-
-def _write_plan(
-    model: Model,
-    corpus: Corpus,
-    path: Path,
-    spec: ExtractSpec,
-    engine: Engine,
-    stored: StorePlan | None,
-) -> None:
-    """Write the plan of a new store, or the damaged files of an existing plan."""
-    stored_units = () if stored is None else stored.units
-    limits = engine.unit_limits(stored)
-    planner = Planner(
-        model,
-        corpus,
-        spec,
-        limits.get("unit_bytes", UNIT_BYTES),
-        limits.get("unit_tokens"),
-    )
-    with SeenTexts() as text_index:
-        # Called once the corpus has been read.
-        def plan() -> StorePlan:
-            if stored is None:
-                check_disk(path, spec.bytes(planner.sequences, planner.tokens))
-            duplicates = planner.identity.count - text_index.new
-            described = planner.described() | {"duplicates": duplicates}
-            requested = _requested_plan(model, spec, engine, stored)
-            return replace(requested, corpus=described)
-
-        create(
-            path,
-            plan,
-            planner.units(text_index, stored_units),
-            text_index.duplicates(),
-            planner.strings,
-            every=spec.every,
-        )
-
-
-def _requested_plan(
-    model: Model, spec: ExtractSpec, engine: Engine, stored: StorePlan | None
-) -> StorePlan:
-    """Build the requested plan, without its corpus.
-
-    Unset options default to those of the existing store.
-    """
-    threads = engine.threads_per_worker(stored)
-    return plan_without_corpus(model, spec, threads, engine.unit_limits(stored))
-
-
-def _check_writable(path: Path) -> None:
-    """Refuse a folder that cannot be written, before the corpus is read."""
-    folder = path.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
-        return
-    fault = "read-only" if folder.is_dir() else "no folder"
-    raise FileError(
-        f"Cannot write a store to {str(path)[:200]!a}",
-        f"{str(folder)[:200]!a} is {fault}",
-        "Give a folder that can be written.",
-    )

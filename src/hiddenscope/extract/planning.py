@@ -11,15 +11,15 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from hiddenscope import progress
 from hiddenscope.errors import PassError, TextError
-from hiddenscope.extract.corpus import Corpus, Identity, SeenTexts, Skips
+from hiddenscope.extract.corpus import Corpus, SeenTexts, Skips
 from hiddenscope.loading import parse_dtype
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
@@ -49,57 +49,31 @@ SEQUENCE_BYTES = 256
 MAX_SKIPPED_ROWS = 100
 
 
-@dataclass(frozen=True)
-class ExtractSpec:
-    """What is stored of every text: sites with their widths, pooling, dtype, every n-th
-    token.
-    """
-
-    sites: tuple[Site, ...]
-    pool: str | None
-    dtype: torch.dtype
-    widths: tuple[int, ...]
-    every: int = 1
-
-    @property
-    def position(self) -> int | None:
-        """Return the position of the token that is pooled, None for another pooling."""
-        if self.pool is None:
-            return None
-        pooling = parse_pooling(self.pool)
-        return pooling if isinstance(pooling, int) else None
-
-    @property
-    def requires_cls(self) -> bool:
-        """Return whether every text must begin with the classification token."""
-        return self.pool is not None and requires_cls(parse_pooling(self.pool))
-
-    @property
-    def row_bytes(self) -> int:
-        """Return the bytes of one row, a token's or a pooled one, at all sites."""
-        return sum(self.widths) * self.dtype.itemsize
-
-    def bytes(self, sequences: int, tokens: int) -> int:
-        """Return the bytes that a store takes, rather too many than too few."""
-        if self.pool is not None:
-            rows = sequences
-        elif self.every == 1:
-            rows = tokens
-        else:
-            # Each sequence may keep one more than its share.
-            rows = -(-tokens // self.every) + sequences
-        beside = tokens * TOKEN_BYTES + sequences * SEQUENCE_BYTES
-        return rows * self.row_bytes + beside
+def estimated_bytes(plan: StorePlan, sequences: int, tokens: int) -> int:
+    """Return the bytes that a store takes, rather too many than too few."""
+    if plan.pool is not None:
+        rows = sequences
+    elif plan.every == 1:
+        rows = tokens
+    else:
+        # Each sequence may keep one more than its share.
+        rows = -(-tokens // plan.every) + sequences
+    beside = tokens * TOKEN_BYTES + sequences * SEQUENCE_BYTES
+    return rows * plan.row_bytes + beside
 
 
-def choose(
+def plan_without_corpus(
     model: Model,
     sites: SitePatterns,
     pool: Pooling | None,
     dtype: str | torch.dtype | None,
     every: int,
-) -> ExtractSpec:
-    """Check the options against the model, and return what is stored of every text."""
+    environment: Mapping[str, int],
+) -> StorePlan:
+    """Check the options against the model; return the plan without its corpus.
+
+    `environment` has the threads, and the limits of a unit that are known.
+    """
     if pool is not None and every > 1:
         raise PassError(
             f"Cannot use every={every} with pool={pool!r}",
@@ -113,91 +87,57 @@ def choose(
             "the list is empty",
             "Name at least one, such as 'layer.*'.",
         )
-    if model.encoder_decoder:
-        selected = _encoder_sites(model, selected, sites)
+    encoder_sites = tuple(site for site in selected if site.stack != "decoder")
+    if model.encoder_decoder and len(encoder_sites) < len(selected):
+        patterns = [sites] if isinstance(sites, str | Site) else sites
+        names_decoder = any("decoder" in str(pattern) for pattern in patterns)
+        if names_decoder or not encoder_sites:
+            raise PassError(
+                f"Cannot extract {selected[-1]} of {model.name}",
+                "the decoder reads targets, and a corpus has none",
+                "Name sites such as 'encoder.layer.*'.",
+            )
+        progress.note(
+            f"{model.name}: states of the encoder alone are kept, since a corpus has no"
+            " targets for the decoder"
+        )
+        selected = encoder_sites
     stored_dtype = model.dtype
     if dtype is not None:
         stored_dtype = parse_dtype(dtype)
     elif pool is not None:
         stored_dtype = torch.float32
-    name = _dtype_name(stored_dtype)
+    name = str(stored_dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise PassError(
             f"Cannot store {name}",
             f"a store holds {', '.join(DTYPES)}",
             "Give dtype='float32'.",
         )
-    return ExtractSpec(
-        sites=tuple(selected),
-        pool=None if pool is None else str(pool),
-        dtype=stored_dtype,
-        widths=tuple(model.anatomy.width(site) for site in selected),
-        every=every,
-    )
-
-
-def _encoder_sites(
-    model: Model, selected: tuple[Site, ...], patterns: SitePatterns
-) -> tuple[Site, ...]:
-    """Return the sites of the encoder; refuse those of the decoder if named."""
-    encoder_sites = tuple(site for site in selected if site.stack != "decoder")
-    if len(encoder_sites) == len(selected):
-        return selected
-    if isinstance(patterns, str | Site):
-        patterns = [patterns]
-    names_decoder = any("decoder" in str(pattern) for pattern in patterns)
-    if names_decoder or not encoder_sites:
-        raise PassError(
-            f"Cannot extract {selected[-1]} of {model.name}",
-            "the decoder reads targets, and a corpus has none",
-            "Name sites such as 'encoder.layer.*'.",
-        )
-    progress.note(
-        f"{model.name}: states of the encoder alone are kept, since a corpus has no"
-        " targets for the decoder"
-    )
-    return encoder_sites
-
-
-def plan_without_corpus(
-    model: Model, spec: ExtractSpec, threads: int, unit_limits: Mapping[str, int]
-) -> StorePlan:
-    """Return the plan of a store without its corpus."""
-    source = model.source(spec.sites[0].stack).to_json()
+    source = model.source(selected[0].stack).to_json()
     source["class"] = type(model.module).__name__
     # Which one of several GPUs does not matter.
     source["device"] = model.device.type
+    processor = torch.backends.cpu.get_cpu_capability()
+    if model.device.type == "cuda":
+        processor = torch.cuda.get_device_name(model.device)
     return StorePlan(
         model=source,
         tokenizer=tokenizer_identity(model.tokenizer),
-        sites=tuple(map(str, spec.sites)),
-        widths=dict(zip(map(str, spec.sites), spec.widths, strict=True)),
-        dtype=_dtype_name(spec.dtype),
-        pool=spec.pool,
-        every=spec.every,
-        environment=environment(model, threads, unit_limits),
+        sites=tuple(map(str, selected)),
+        widths={str(site): model.anatomy.width(site) for site in selected},
+        dtype=name,
+        pool=None if pool is None else str(pool),
+        every=every,
+        # What else decides the bits of a state: the machine, its instructions, its
+        # threads, and which texts share a batch.
+        environment={
+            **environment,
+            "machine": platform.machine(),
+            "processor": processor,
+            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        },
     )
-
-
-def environment(
-    model: Model, threads: int, unit_limits: Mapping[str, int]
-) -> dict[str, Any]:
-    """Return what else decides the bits of a state: the machine, its instructions, its
-    threads, and which texts share a batch.
-
-    `unit_limits` are those of `Engine.unit_limits`. They are empty for a store that
-    does not say how large its units are.
-    """
-    if model.device.type == "cuda":
-        processor = torch.cuda.get_device_name(model.device)
-    else:
-        processor = torch.backends.cpu.get_cpu_capability()
-    return dict(unit_limits) | {
-        "machine": platform.machine(),
-        "processor": processor,
-        "threads": threads,
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-    }
 
 
 def tokenizer_identity(tokenizer: Any) -> dict[str, Any]:
@@ -225,45 +165,62 @@ def tokenizer_identity(tokenizer: Any) -> dict[str, Any]:
 class Planner:
     """Reads a corpus once, as the sequences of one unit after another.
 
-    After `units` has ended, `described` tells about the whole corpus.
+    After `units` or `read` has ended, `described` tells about the whole corpus.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        corpus: Corpus,
-        spec: ExtractSpec,
-        unit_bytes: int = UNIT_BYTES,
-        unit_tokens: int | None = None,
-    ) -> None:
+    def __init__(self, model: Model, corpus: Corpus, plan: StorePlan) -> None:
         self.model = model
         self.corpus = corpus
-        self.spec = spec
-        self.window, self.stride = _windows(model, corpus)
-        self.identity = Identity()
+        self.plan = plan
+        # The longest sequence in tokens, and how far windows are apart.
+        self.window = model.text_encoder.window
+        self.stride = corpus.stride
+        if corpus.window is not None:
+            if self.window is not None and corpus.window > self.window:
+                raise TextError(
+                    f"window must be at most {self.window:,}, got {corpus.window:,}",
+                    f"{model.name} takes no more",
+                    "Give less.",
+                )
+            self.window = corpus.window
         self.skips = Skips()
         self.strings: dict[int, str] = {}
+        self.texts = 0
         self.sequences = 0
         self.tokens = 0
-        self._source = None
-        if spec.requires_cls:
-            self._source = model.source(spec.sites[0].stack)
-        self.unit_tokens = self._unit_tokens(unit_bytes, unit_tokens)
+        self._hash = hashlib.sha256()
+        self._sites = tuple(map(Site.parse, plan.sites))
+        self._source = model.source(self._sites[0].stack)
+        self._pooling = None if plan.pool is None else parse_pooling(plan.pool)
+        self.unit_tokens = self._unit_tokens()
 
-    def _unit_tokens(self, unit_bytes: int, unit_tokens: int | None) -> int:
+    def _unit_tokens(self) -> int:
         """Return the tokens at which a unit is closed."""
+        model = self.model
+        limits = self.plan.environment
+        unit_bytes = limits.get("unit_bytes", UNIT_BYTES)
         limit = MAX_UNIT_TOKENS
-        if not self.spec.pool:
-            limit = min(limit, unit_bytes // self.spec.row_bytes)
+        if self._pooling is None:
+            limit = min(limit, unit_bytes // self.plan.row_bytes)
         # A whole batch at least, unless the user asked for smaller units.
         batch_tokens = 1
         if unit_bytes >= UNIT_BYTES:
-            device = self.model.device.type
-            batch_tokens = BATCH_TOKENS.get(device, BATCH_TOKENS["cpu"])
+            batch_tokens = BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])
         limit = max(limit, batch_tokens)
-        if unit_tokens is None:
-            unit_tokens = _tokens_of_work(self.model, self.spec)
-        return limit if unit_tokens is None else min(limit, unit_tokens)
+        if "unit_tokens" in limits:
+            return min(limit, int(limits["unit_tokens"]))
+        if model.device.type == "cuda":
+            return limit
+        # This depends on the model and the sites alone, and not on how fast the machine
+        # is: a job has the same units wherever and however often it is planned.
+        weights = 0
+        blocks = model.anatomy.stack(self._sites[0]).blocks
+        for block in blocks[: self._sites[-1].layer]:
+            module = model.module.get_submodule(block.path)
+            weights += sum(weight.numel() for weight in module.parameters())
+        # Each weight is multiplied and added once for a token.
+        tokens = UNIT_WORK // max(1, 2 * weights)
+        return min(limit, max(MIN_UNIT_TOKENS, tokens))
 
     def units(
         self, text_index: SeenTexts, stored: Sequence[UnitDigest] = ()
@@ -295,18 +252,46 @@ class Planner:
             self.described()
 
     def described(self) -> dict[str, Any]:
-        """Return the corpus as a plan describes it, once it has been read."""
-        return _describe(self.identity, self.skips, self.window, self.stride)
+        """Return the corpus as a plan describes it; refuse an empty one."""
+        skips = self.skips
+        if not self.texts:
+            reason = "the corpus is empty"
+            if skips.count:
+                reason += (
+                    f"; {skips.count:,} broken lines were left out, the first:"
+                    f" {skips.named[0]}"
+                )
+            raise TextError("No texts", reason, "Give at least one.")
+        return {
+            "sha256": self._hash.hexdigest(),
+            "count": self.texts,
+            "window": self.window,
+            "stride": self.stride,
+            "skipped": skips.count,
+            "skipped_rows": skips.named[:MAX_SKIPPED_ROWS],
+        }
+
+    def read(self, what: str) -> Iterator[tuple[int, str]]:
+        """Yield the texts with their numbers, and take them into the description."""
+        with progress.track(what) as advance:
+            for text in self.corpus.read(self.skips):
+                content = text.encode("utf-8")
+                # With the lengths, no two corpora have the same bytes.
+                self._hash.update(len(content).to_bytes(8, "little"))
+                self._hash.update(content)
+                self.texts += 1
+                advance(1)
+                yield self.texts - 1, text
 
     def _check_pool(self, sequence: StoreSequence) -> None:
         """Refuse a text without the pooled token, before its unit is computed."""
-        if self.spec.requires_cls:
-            check_cls(self._source, [sequence.ids[0]], sequence.text)
-        position = self.spec.position
-        if position is None:
+        pooling = self._pooling
+        if pooling is None:
             return
+        if requires_cls(pooling):
+            check_cls(self._source, [sequence.ids[0]], sequence.text)
         tokens = len(sequence.ids)
-        if -tokens <= position < tokens:
+        if not isinstance(pooling, int) or -tokens <= pooling < tokens:
             return
         piece = "text"
         where = f"text {sequence.text:,}"
@@ -314,7 +299,7 @@ class Planner:
             piece = "window"
             where = f"the window of {where} from position {sequence.start:,} on"
         raise TextError(
-            f"No token at position {position} of every text",
+            f"No token at position {pooling} of every text",
             f"{where} has {tokens:,} tokens",
             f"Choose a position that every {piece} has; -1 is the last token.",
         )
@@ -322,32 +307,28 @@ class Planner:
     def _assign_batches(self, sequences: list[StoreSequence]) -> list[StoreSequence]:
         """Return the sequences of a unit, each with the number of its batch."""
         inputs = Inputs(tuple(sequence.ids for sequence in sequences))
-        batch_of: dict[int, int] = {}
+        batched = list(sequences)
         for number, (indices, _) in enumerate(inputs.batches(self.model)):
-            batch_of.update(dict.fromkeys(indices, number))
+            for index in indices:
+                batched[index] = replace(sequences[index], batch=number)
         string = self.model.text_encoder.string
         for token in set(inputs.flat.tolist()) - self.strings.keys():
             self.strings[token] = string(token)
         self.sequences += len(sequences)
         self.tokens += len(inputs.flat)
-        return [
-            replace(sequence, batch=batch_of[index])
-            for index, sequence in enumerate(sequences)
-        ]
+        return batched
 
     def _sequences(self, text_index: SeenTexts) -> Iterator[StoreSequence]:
         """Yield the sequences of the corpus, without their batches."""
         for chunk in self._chunks(text_index):
             number, text = chunk[0]
             # A long text has a chunk of its own, and is cut before it is tokenised.
-            if _is_long(text) and self.window is not None and self.stride is not None:
-                yield from self._cut(number, text, self.window, self.stride)
+            if len(text) > CHUNK_CHARACTERS and self.window and self.stride:
+                yield from self._cut(number, text)
                 continue
-            try:
+            with _numbered([number for number, _ in chunk]):
                 texts = [text for _, text in chunk]
                 encoded = self.model.text_encoder.encode_whole(texts)
-            except TextError as error:
-                raise self._with_number(error, chunk) from None
             for index, (number, text) in enumerate(chunk):
                 ids = encoded.ids[index]
                 # Slow tokenizers do not say where in the text a token is.
@@ -357,7 +338,7 @@ class Planner:
                 if self.window is None or len(ids) <= self.window:
                     yield StoreSequence(number, 0, ids, spans, 0, text)
                 elif self.stride is not None:
-                    yield from self._cut(number, text, self.window, self.stride)
+                    yield from self._cut(number, text)
                 else:
                     raise TextError(
                         f"Text {number:,} of the corpus",
@@ -367,127 +348,51 @@ class Planner:
                         " into windows then.",
                     )
 
-    def _cut(
-        self, number: int, text: str, window: int, stride: int
-    ) -> Iterator[StoreSequence]:
+    def _cut(self, number: int, text: str) -> Iterator[StoreSequence]:
         """Yield the windows of a long text."""
-        windows = self.model.text_encoder.windows(text, window, stride)
-        try:
+        window, stride = self.window, self.stride
+        assert window is not None
+        assert stride is not None
+        with _numbered([number]):
+            windows = self.model.text_encoder.windows(text, window, stride)
             for index, encoded in enumerate(windows):
                 assert encoded.spans is not None
                 ids, spans = encoded.ids[0], encoded.spans[0]
                 # The text is stored once, with its first window.
                 string = text if index == 0 else None
                 yield StoreSequence(number, index * stride, ids, spans, 0, string)
-        except TextError as error:
-            raise self._with_number(error, [(number, text)]) from None
 
     def _chunks(self, text_index: SeenTexts) -> Iterator[list[tuple[int, str]]]:
         """Yield new texts with their numbers, as many as are tokenised at a time."""
         chunk: list[tuple[int, str]] = []
         characters = 0
-        with progress.track("Planning") as advance:
-            for text in self.corpus.read(self.skips):
-                number = self.identity.count
-                self.identity.add(text)
-                advance(1)
-                if text_index.first(text, number) != number:
-                    continue
-                if chunk and _is_long(text):
-                    yield chunk
-                    chunk = []
-                    characters = 0
-                chunk.append((number, text))
-                characters += len(text)
-                if len(chunk) == CHUNK_TEXTS or characters > CHUNK_CHARACTERS:
-                    yield chunk
-                    chunk = []
-                    characters = 0
+        for number, text in self.read("Planning"):
+            if text_index.first(text, number) != number:
+                continue
+            is_long = len(text) > CHUNK_CHARACTERS
+            if chunk and is_long:
+                yield chunk
+                chunk = []
+                characters = 0
+            chunk.append((number, text))
+            characters += len(text)
+            if len(chunk) == CHUNK_TEXTS or characters > CHUNK_CHARACTERS:
+                yield chunk
+                chunk = []
+                characters = 0
         if chunk:
             yield chunk
 
-    def _with_number(
-        self, error: TextError, chunk: Sequence[tuple[int, str]]
-    ) -> TextError:
-        """Return an error that names a text by its number in the corpus."""
+
+@contextmanager
+def _numbered(numbers: Sequence[int]) -> Iterator[None]:
+    """Name a text that cannot be encoded by its number in the corpus."""
+    try:
+        yield
+    except TextError as error:
         problem = error.problem
         # The text encoder knows the number in the chunk, and says "Text 3".
         with suppress(ValueError, IndexError):
-            number, _ = chunk[int(problem.removeprefix("Text "))]
+            number = numbers[int(problem.removeprefix("Text "))]
             problem = f"Text {number:,} of the corpus"
-        return TextError(problem, error.reason, error.remedy)
-
-
-def _tokens_of_work(model: Model, spec: ExtractSpec) -> int | None:
-    """Return the tokens that take UNIT_WORK operations, or None on a GPU.
-
-    This depends on the model and the sites alone, and not on how fast the machine is:
-    a job has the same units wherever and however often it is planned.
-    """
-    if model.device.type == "cuda":
-        return None
-    stack = model.anatomy.stack(spec.sites[0])
-    deepest = spec.sites[-1].layer
-    weights = 0
-    for block in stack.blocks[:deepest]:
-        module = model.module.get_submodule(block.path)
-        weights += sum(weight.numel() for weight in module.parameters())
-    # Each weight is multiplied and added once for a token.
-    return max(MIN_UNIT_TOKENS, UNIT_WORK // max(1, 2 * weights))
-
-
-def _is_long(text: str) -> bool:
-    """Return whether a text has a chunk of its own."""
-    return len(text) > CHUNK_CHARACTERS
-
-
-def read_corpus(model: Model, corpus: Corpus) -> dict[str, Any]:
-    """Return the corpus as a plan describes it, without tokenising its texts."""
-    identity = Identity()
-    skips = Skips()
-    with progress.track("Reading the corpus") as advance:
-        for text in corpus.read(skips):
-            identity.add(text)
-            advance(1)
-    window, stride = _windows(model, corpus)
-    return _describe(identity, skips, window, stride)
-
-
-def _describe(
-    identity: Identity, skips: Skips, window: int | None, stride: int | None
-) -> dict[str, Any]:
-    """Return a corpus as a plan describes it; refuse an empty one."""
-    if not identity.count:
-        reason = "the corpus is empty"
-        if skips.count:
-            reason += (
-                f"; {skips.count:,} broken lines were left out, the first:"
-                f" {skips.named[0]}"
-            )
-        raise TextError("No texts", reason, "Give at least one.")
-    return {
-        "sha256": identity.digest,
-        "count": identity.count,
-        "window": window,
-        "stride": stride,
-        "skipped": skips.count,
-        "skipped_rows": skips.named[:MAX_SKIPPED_ROWS],
-    }
-
-
-def _windows(model: Model, corpus: Corpus) -> tuple[int | None, int | None]:
-    """Return the longest sequence in tokens, and how far windows are apart."""
-    limit = model.text_encoder.window
-    if corpus.window is None:
-        return limit, corpus.stride
-    if limit is not None and corpus.window > limit:
-        raise TextError(
-            f"window must be at most {limit:,}, got {corpus.window:,}",
-            f"{model.name} takes no more",
-            "Give less.",
-        )
-    return corpus.window, corpus.stride
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        raise TextError(problem, error.reason, error.remedy) from None

@@ -208,6 +208,11 @@ class StorePlan:
         """Return the number of rows of states in a unit."""
         return self.tokens_of(unit) if self.pool is None else unit.sequences
 
+    @property
+    def row_bytes(self) -> int:
+        """Return the bytes of one row, a token's or a pooled one, at all sites."""
+        return sum(self.widths.values()) * DTYPES[self.dtype].itemsize
+
     def tokens_of(self, unit: UnitDigest) -> int:
         """Return the number of tokens that the shard of a unit lists."""
         return unit.tokens if unit.kept is None else unit.kept

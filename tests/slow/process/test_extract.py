@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,9 +19,8 @@ from hiddenscope.extract import (
     ExtractJob,
     JobProgress,
     compute,
+    engine,
     extract,
-    local,
-    schedule,
 )
 from hiddenscope.store import resume_store
 from hiddenscope.testing import tiny_model, tiny_tokenizer
@@ -44,7 +42,7 @@ def gpt2() -> hs.Model:
 def test_workers_give_the_same_bytes_and_one_that_stands_still_or_dies_is_replaced(
     gpt2: hs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "PATIENCE", 0.5)
+    monkeypatch.setattr(engine, "PATIENCE", 0.5)
     alone = Engine(unit_bytes=UNIT_BYTES, threads=1)
     extract(gpt2, TEXTS, tmp_path / "alone", engine=alone)
     killed, bystanders = list[int](), list[subprocess.Popen[bytes]]()
@@ -67,89 +65,28 @@ def test_workers_give_the_same_bytes_and_one_that_stands_still_or_dies_is_replac
         bystander.wait()
 
 
-STAND_IN = """
-import json, sys
-from hiddenscope.workers import parent_channel
-channel, heard = parent_channel(), []
-while (frame := channel.receive()) is not None:
-    heard.append(json.dumps(frame.header) + "\\n")
-    with open(sys.argv[1], "w") as file:
-        file.writelines(heard)
-    if len(heard) == 1:
-        channel.send({"type": "ready"})
-"""
-
-
-def standing_in(heard: Path) -> WorkerProcess:
-    """A process that says that it is ready, writes down what it is sent, and ends when
-    its pipe is closed.
-    """
-    return WorkerProcess(["-c", STAND_IN, str(heard)])
-
-
 def test_a_worker_that_is_started_while_the_job_ends_is_ended_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = schedule.Schedule(["000000"], lambda done: None)
+    planned = engine.Schedule(["000000"], lambda done: None)
     started = list[WorkerProcess]()
 
     def start_late(log: Any) -> WorkerProcess:
         # Another worker has committed the last unit meanwhile.
-        planned.done(compute.Done("000000", 1, 1, True))
-        started.append(standing_in(tmp_path / "heard"))
+        planned.done(compute.Done("000000", True))
+        started.append(WorkerProcess(["-c", "import sys; sys.stdin.read()"]))
         return started[-1]
 
-    monkeypatch.setattr(local, "_start", start_late)
-    served = local._Supervisor(planned, {}, lambda tokens: None)
+    monkeypatch.setattr(engine, "start_process", start_late)
+    served = engine.Supervisor(
+        planned, lambda: engine.LocalWorker({}, lambda tokens: None)
+    )
     served.start()
     served.join(60)
     try:
         assert not served.is_alive() and started[0].poll() is not None
     finally:
         started[0].kill()
-
-
-def test_a_unit_that_was_meant_for_a_dead_worker_never_precedes_the_order_of_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planned = schedule.Schedule(["000000"], lambda done: None)
-    started = list[WorkerProcess]()
-    take, send = planned.take, WorkerProcess.send
-    second, sent = threading.Event(), threading.Event()
-    heard = tmp_path / "1"
-
-    def start(log: Any) -> WorkerProcess:
-        started.append(standing_in(tmp_path / str(len(started))))
-        return started[-1]
-
-    def take_late(holder: Any) -> str | None:
-        # It dies while a unit is taken for it; there is time for another to be started.
-        if len(started) == 1:
-            started[0].kill()
-            second.wait(1)
-        return take(holder)
-
-    def send_late(process: WorkerProcess, message: Any) -> None:
-        if "unit" not in message and len(started) == 2:
-            second.set()
-            sent.wait(1)  # time for whoever sends a unit without waiting for this
-        send(process, message)
-        if "unit" in message and len(started) == 2:
-            sent.set()
-
-    monkeypatch.setattr(planned, "take", take_late)
-    monkeypatch.setattr(local, "_start", start)
-    monkeypatch.setattr(WorkerProcess, "send", send_late)
-    served = local._Supervisor(planned, {"order": 1}, lambda tokens: None)
-    served.start()
-    assert sent.wait(60)
-    until = time.monotonic() + 60
-    while not heard.exists() or heard.read_text().count("\n") < 2:
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    planned.done(compute.Done("000000", 1, 1, True))
-    served.end()
-    assert heard.read_text().splitlines() == ['{"order": 1}', '{"unit": "000000"}']
 
 
 @pytest.mark.skipif(

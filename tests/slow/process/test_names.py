@@ -7,7 +7,7 @@ import pytest
 
 IMPORTS = (
     "from hiddenscope.extract.job import ExtractJob",
-    "from hiddenscope.extract.extract import extract",
+    "from hiddenscope.extract.job import extract",
     "import hiddenscope.extract",
 )
 

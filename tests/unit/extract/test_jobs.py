@@ -28,12 +28,11 @@ from hiddenscope.extract import (
     Engine,
     ExtractJob,
     JobProgress,
+    engine,
     extract,
     job,
-    local,
     planning,
-    recipe,
-    schedule,
+    worker,
 )
 from hiddenscope.extract.compute import Done, Pipeline
 from hiddenscope.passes import buffers, inputs
@@ -216,15 +215,8 @@ class Threaded:
             self.left = self.left and self.left - 1
             tell(header)
 
-        def fail(error: BaseException) -> None:
-            if not isinstance(error, BrokenPipeError):
-                tell({"type": "error", "error": local._error_to_json(error)})
-
         self.inner.send = tell_some
-        try:
-            local._compute_units(self.inner, fail)
-        except Exception as error:
-            fail(error)
+        worker.serve(self.inner)
         self.inner.close()
 
     def poll(self) -> int | None:
@@ -245,14 +237,13 @@ class Threaded:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Threaded]:
     """The workers of the jobs of a test: the first soon dies. They share a model."""
     workers, loaded = [], []
-    numbers, own = count(), recipe.ModelRecipe.model
+    numbers, own = count(), worker.ModelRecipe.model
     loading = threading.Lock()
 
     def start(log: Any) -> Threaded:
         # The first says that it is ready and has run a batch, and no more.
-        worker = Threaded(2 if next(numbers) == 0 else None)
-        workers.append(worker)
-        return worker
+        workers.append(Threaded(2 if next(numbers) == 0 else None))
+        return workers[-1]
 
     def load_once(*given: Any) -> hs.Model:
         with loading:
@@ -260,8 +251,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Threaded]:
                 loaded.append(own(*given))
             return loaded[0]
 
-    monkeypatch.setattr(local, "_start", start)
-    monkeypatch.setattr(recipe.ModelRecipe, "model", load_once)
+    monkeypatch.setattr(engine, "start_process", start)
+    monkeypatch.setattr(worker.ModelRecipe, "model", load_once)
     return workers
 
 
@@ -280,7 +271,7 @@ def test_workers_give_the_same_bytes_and_one_that_dies_is_replaced(
     seen = []
     begun.run(seen.append, every_batch=True)
     assert files_of(tmp_path / "store") == files_of(tmp_path / "alone")
-    assert len(started) == 3 and all(worker.poll() == 0 for worker in started)
+    assert len(started) == 3 and all(thread.poll() == 0 for thread in started)
     assert seen[-1].tokens_computed == seen[-1].tokens_done == begun.cost.tokens
     assert seen[-1].units_done == begun.cost.units > len(started)
 
@@ -292,12 +283,12 @@ def test_an_error_of_a_worker_is_the_jobs(
     with torch.no_grad():
         module.get_parameter("transformer.h.1.mlp.c_proj.bias").fill_(1e6)
     model = hs.load((module, tiny_tokenizer()))
-    engine = Engine(workers=2, threads=1, unit_tokens=100)
-    options: Any = {"sites": "layer.*", "dtype": "float16", "engine": engine}
+    two = Engine(workers=2, threads=1, unit_tokens=100)
+    options: Any = {"sites": "layer.*", "dtype": "float16", "engine": two}
     with pytest.raises(NotFinite, match=r"layer.2, text \d+, position"):
         extract(model, TEXTS[:6], tmp_path, **options)
-    described = local._error_to_json(ZeroDivisionError("by zero"))
-    other = local._error_from_json(described)
+    described = worker.error_to_json(ZeroDivisionError("by zero"))
+    other = worker.error_from_json(described)
     assert isinstance(other, PassError) and "ZeroDivisionError: by zero" in str(other)
 
 
@@ -305,23 +296,23 @@ def test_a_unit_is_handed_out_again_when_its_worker_dies_or_takes_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(schedule.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(engine.time, "monotonic", lambda: now[0])
     reported: list[Done] = []
-    planned = schedule.Schedule(["0", "1", "2"], reported.append)
+    planned = engine.Schedule(["0", "1", "2"], reported.append)
     assert [planned.take("a"), planned.take("a")] == ["0", "1"]
     planned.put_back("a", "it was killed")
-    assert [planned.take(worker) for worker in "bcc"] == ["0", "1", "2"]
+    assert [planned.take(name) for name in "bcc"] == ["0", "1", "2"]
     now[0] += 5
-    planned.done(Done("2", 1, 1, True))
+    planned.done(Done("2", True))
     # The patience is three times the longest unit.
     now[0] += 9.9
     assert planned.take("b") is None
     now[0] += 0.2
     assert planned.take("b") == "1" and planned.take("c") == "0"
-    planned.done(Done("0", 1, 1, True))
-    planned.done(Done("0", 1, 1, False))
+    planned.done(Done("0", True))
+    planned.done(Done("0", False))
     assert [done.unit for done in reported] == ["2", "0"] and not planned.finished
-    for _ in range(schedule.MAX_DEATHS + 1):
+    for _ in range(engine.MAX_DEATHS + 1):
         assert planned.error is None
         planned.put_back("b", "it was killed")
     assert isinstance(planned.error, PassError)
