@@ -11,6 +11,7 @@ was requested.
 
 import logging
 import os
+import shutil
 import sys
 import threading
 import time
@@ -137,7 +138,16 @@ def track(
     The body calls the function that it gets with how much was done.
     """
     if _sink is not None:
-        yield _advancing(_sink, what, total)
+        sink = _sink
+        done = 0.0
+
+        def tell(amount: float) -> None:
+            nonlocal done
+            done += amount
+            sink(what, done, total)
+
+        tell(0.0)
+        yield tell
         return
     if not _visible() or not _drawable():
         with status(what):
@@ -170,18 +180,6 @@ def track(
             bars.update(task, left=left)
 
         yield advance
-
-
-def _advancing(sink: Sink, what: str, total: float | None) -> Callable[[float], None]:
-    done = 0.0
-
-    def advance(amount: float) -> None:
-        nonlocal done
-        done += amount
-        sink(what, done, total)
-
-    sink(what, done, total)
-    return advance
 
 
 def _visible() -> bool:
@@ -259,20 +257,14 @@ class _Line:
             seconds = time.monotonic() - self._since
             picture = spinner[round(seconds / STEP) % len(spinner)]
             text = f"{picture} {self.message} {seconds:.1f} s"
-            sys.stderr.write(f"{ERASE}{text[: _columns() - 1]}")
+            columns = shutil.get_terminal_size().columns
+            sys.stderr.write(f"{ERASE}{text[: columns - 1]}")
             sys.stderr.flush()
 
     def _erase(self) -> None:
         if self.message and not self._aside and _drawable():
             sys.stderr.write(ERASE)
             sys.stderr.flush()
-
-
-def _columns() -> int:
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
 
 
 _line = _Line()

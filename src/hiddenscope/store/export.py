@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -24,7 +23,6 @@ from numpy.typing import NDArray
 from hiddenscope import progress
 from hiddenscope.errors import FileError, SiteError
 from hiddenscope.files import temporary_beside, to_disk
-from hiddenscope.states.arrays import Ints
 from hiddenscope.store.plan import DTYPES
 from hiddenscope.store.rows import Shards, SiteArray, TextIndex
 from hiddenscope.versions import installed_version
@@ -74,6 +72,10 @@ class StoredRows:
         self.dtype = DTYPES[plan.dtype]
         if atlas or plan.dtype == "bfloat16":
             self.dtype = np.dtype(np.float32)
+        # The first row of each sequence, and the first sequence of its text.
+        lengths = shards.planned.length[index.order]
+        self._begins = np.cumsum(lengths) - lengths
+        self._firsts = index.firsts
         # As if all were float32, because narrower ones may be widened.
         row_bytes = max(1, 4 * sum(self.widths.values()))
         self.block_rows = max(1, min(BLOCK_ROWS, BLOCK_BYTES // row_bytes))
@@ -95,17 +97,6 @@ class StoredRows:
     def _native(self, tensor: str, start: int, end: int) -> NDArray[Any]:
         parts = self.shards.read(tensor, self.index, start, end)
         return np.concatenate(list(parts))
-
-    @cached_property
-    def _begins(self) -> Ints:
-        """Return the first row of each sequence."""
-        lengths = self.shards.planned.length[self.index.order]
-        begins: Ints = np.cumsum(lengths) - lengths
-        return begins
-
-    @cached_property
-    def _firsts(self) -> Ints:
-        return self.index.firsts
 
     def _facts(
         self, start: int, end: int, text_of: Callable[[int], str]

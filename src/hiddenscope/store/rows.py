@@ -253,7 +253,7 @@ class Shards:
     @cached_property
     def planned(self) -> PlannedSequences:
         """Return the sequences of all committed units."""
-        columns: list[list[Ints]] = [[np.empty(0, np.int64)] for _ in range(5)]
+        columns = [np.empty((5, 0), np.int64)]
         for number in range(len(self.units)):
             # Many at once, so that the disk can work on them side by side.
             if number % FEW == 0:
@@ -265,10 +265,8 @@ class Shards:
                 lengths = np.ones_like(lengths)
             units = np.full(len(texts), number)
             firsts = np.cumsum(lengths) - lengths
-            parts = (texts, starts, units, firsts, lengths)
-            for column, part in zip(columns, parts, strict=True):
-                column.append(part)
-        planned = PlannedSequences(*map(np.concatenate, columns))
+            columns.append(np.stack([texts, starts, units, firsts, lengths]))
+        planned = PlannedSequences(*np.concatenate(columns, axis=1))
         in_order = in_corpus_order(planned.text, planned.start)
         if not in_order or np.isin(planned.text, list(self._copies)).any():
             raise self.folder.damaged(

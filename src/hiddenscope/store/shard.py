@@ -19,7 +19,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
@@ -38,7 +38,9 @@ TABLE = "blocks.crc32c"
 FORMAT = "hiddenscope.store/1"
 # The first tensor begins at a multiple of this.
 ALIGNED = 64
-NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+# The dtypes of safetensors, in numpy and of states.
+KINDS = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "U8": np.dtype("u1")}
+STATES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 # Bytes that have a checksum of their own.
 BLOCK = 16 * 1024
 # Bytes that are written at a time.
@@ -51,7 +53,6 @@ MOST_ROWS = 2048
 THREADS = 2
 
 _INT32 = 2**31
-_Tensor: TypeAlias = tuple[str, np.dtype[Any], tuple[int, ...], str]
 _Bytes: TypeAlias = NDArray[np.uint8]
 
 
@@ -81,53 +82,44 @@ class ShardLayout:
 def layout_of(plan: StorePlan, digest: str, unit: UnitDigest) -> ShardLayout:
     """Compute the layout of a unit's shard; `digest` is that of the plan."""
     tokens = plan.tokens_of(unit)
-    rows = plan.rows_of(unit)
-    tensors: list[_Tensor] = [
-        ("text", np.dtype("<i8"), (unit.sequences,), "I64"),
-        ("start", np.dtype("<i8"), (unit.sequences,), "I64"),
-        ("offsets", np.dtype("<i8"), (unit.sequences + 1,), "I64"),
-        ("strings.offsets", np.dtype("<i8"), (unit.sequences + 1,), "I64"),
-        ("ids", np.dtype("<i4"), (tokens,), "I32"),
-        ("spans", np.dtype("<i4"), (tokens, 2), "I32"),
-    ]
+    kinds = KINDS | {STATES[plan.dtype]: DTYPES[plan.dtype]}
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {
+        "text": ("I64", (unit.sequences,)),
+        "start": ("I64", (unit.sequences,)),
+        "offsets": ("I64", (unit.sequences + 1,)),
+        "strings.offsets": ("I64", (unit.sequences + 1,)),
+        "ids": ("I32", (tokens,)),
+        "spans": ("I32", (tokens, 2)),
+    }
     for site in plan.sites:
-        shape = (rows, plan.widths[site])
-        tensors.append((site, DTYPES[plan.dtype], shape, NAMES[plan.dtype]))
-    tensors.append(("strings", np.dtype("u1"), (unit.text_bytes,), "U8"))
+        shapes[site] = STATES[plan.dtype], (plan.rows_of(unit), plan.widths[site])
+    shapes["strings"] = "U8", (unit.text_bytes,)
     metadata = {"format": FORMAT, "plan": digest, "unit": unit.name}
     blocks = 0
     # The length of the table depends on that of the header, which names it. From below,
     # this ends at the smallest that fits.
     while True:
-        table = (TABLE, np.dtype("u1"), (blocks, 4), "U8")
-        layout = _place([*tensors, table], metadata)
-        needed = -(-layout.covered // BLOCK)
+        shapes[TABLE] = "U8", (blocks, 4)
+        entries: dict[str, Any] = {"__metadata__": metadata}
+        places = {}
+        end = 0
+        for name, (kind, shape) in shapes.items():
+            row_bytes = math.prod(shape[1:]) * kinds[kind].itemsize
+            places[name] = TensorPlace(end, kinds[kind], shape, row_bytes)
+            offsets = [end, end + shape[0] * row_bytes]
+            entries[name] = {"dtype": kind, "shape": shape, "data_offsets": offsets}
+            end = offsets[1]
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        text += b" " * (-(8 + len(text)) % ALIGNED)
+        header = len(text).to_bytes(8, "little") + text
+        covered = len(header) + places[TABLE].start
+        needed = -(-covered // BLOCK)
         if needed == blocks:
-            return layout
+            break
         blocks = needed
-
-
-def _place(tensors: Sequence[_Tensor], metadata: Mapping[str, str]) -> ShardLayout:
-    """Put tensors one after another, behind the header that describes them."""
-    entries: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
-    for name, dtype, shape, kind in tensors:
-        start = end
-        end += math.prod(shape) * dtype.itemsize
-        entries[name] = {
-            "dtype": kind,
-            "shape": list(shape),
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNED)
-    header = len(text).to_bytes(8, "little") + text
-    places = {}
-    for name, dtype, shape, _ in tensors:
-        start = len(header) + entries[name]["data_offsets"][0]
-        row_bytes = math.prod(shape[1:]) * dtype.itemsize
-        places[name] = TensorPlace(start, dtype, shape, row_bytes)
-    return ShardLayout(header, places, places[TABLE].start, len(header) + end)
+    for name, place in places.items():
+        places[name] = replace(place, start=len(header) + place.start)
+    return ShardLayout(header, places, covered, len(header) + end)
 
 
 def sequence_tensors(

@@ -248,7 +248,7 @@ def _remove_records(
     return sizes
 
 
-def _check_shard(
+def _verify_shard(
     folder: StoreFolder, plan: StorePlan, commit: Commit, whole: bool
 ) -> None:
     """Check the length, header and table of checksums of a shard.
@@ -325,7 +325,7 @@ class _DamageReport:
                     if commit is not None:
                         commits[unit.name] = commit
                         self.attempt(
-                            unit.name, _check_shard, folder, plan, commit, read_shards
+                            unit.name, _verify_shard, folder, plan, commit, read_shards
                         )
                 advance(1)
         return commits

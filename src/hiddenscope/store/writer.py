@@ -319,58 +319,6 @@ def _write_lines(path: Path, values: Iterable[Any]) -> str:
     return digest.hexdigest()
 
 
-class _Order:
-    """A check that sequences come in the order of the corpus, without gaps."""
-
-    def __init__(self) -> None:
-        # The text and first position of the last sequence.
-        self.last = (-1, 0)
-        self.missing: set[int] = set()
-
-    def check(self, sequence: StoreSequence) -> None:
-        problem = f"Cannot plan a store: text {sequence.text}"
-        if not sequence.ids or len(sequence.spans) != len(sequence.ids):
-            raise StoreError(
-                problem,
-                f"it has {len(sequence.ids)} tokens and {len(sequence.spans)} spans",
-                "Give at least one token, and one span for each.",
-            )
-        if (sequence.text, sequence.start) <= self.last or sequence.start < 0:
-            text, start = self.last
-            raise StoreError(
-                problem,
-                f"its sequence at {sequence.start} comes after text {text} at {start}",
-                "Give sequences in the order of the corpus.",
-            )
-        self.missing.update(range(self.last[0] + 1, sequence.text))
-        self.last = sequence.text, sequence.start
-
-    def check_copies(self, copies: Sequence[tuple[int, int]]) -> None:
-        problem = "Cannot plan a store: its duplicates"
-        texts = {text for text, _ in copies}
-        last = max([self.last[0], *texts])
-        self.missing.update(range(self.last[0] + 1, last + 1))
-        if texts != self.missing or len(texts) != len(copies):
-            wrong = min(texts ^ self.missing, default=None)
-            reason = "one is twice"
-            if wrong is not None:
-                reason = (
-                    f"text {wrong} has sequences and is a duplicate, or has neither"
-                )
-            raise StoreError(
-                problem,
-                reason,
-                "Give sequences, or an earlier text that it is a copy of.",
-            )
-        for text, original in copies:
-            if original in texts or not 0 <= original < text:
-                raise StoreError(
-                    problem,
-                    f"text {text} is said to be text {original}",
-                    "Name an earlier text with sequences.",
-                )
-
-
 @contextmanager
 def _explained(folder: StoreFolder) -> Iterator[None]:
     """Turn an error of the system, such as a full disk, into one of ours."""
