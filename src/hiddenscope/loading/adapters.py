@@ -25,7 +25,6 @@ from hiddenscope.errors import (
     first_line,
 )
 from hiddenscope.loading.checkpoint import AdaptedBase, Loaded, quiet_transformers
-from hiddenscope.loading.folder import WEIGHTS as BASE_WEIGHTS
 from hiddenscope.loading.folder import (
     check_files,
     read_json,
@@ -38,7 +37,6 @@ from hiddenscope.loading.limits import (
     check_counts,
     walk,
 )
-from hiddenscope.loading.outline import local_folder
 from hiddenscope.loading.size_limit import SizeLimit
 from hiddenscope.loading.variants import Adapted, Quantised, require_package
 from hiddenscope.loading.zoo import DEFAULT
@@ -129,31 +127,20 @@ def is_adapter(path: Path) -> bool:
 
 def check_adapter(path: Path) -> AdapterFolder:
     """Check everything that can be checked before PEFT reads the folder."""
-    if not path.is_dir():
-        raise UnknownModel(f"No folder {path}", "it does not exist", "Check the path.")
+    written = "Give the folder that PEFT's save_pretrained wrote."
     if not is_adapter(path):
-        raise UnknownModel(
-            f"No adapter in {path}",
-            f"it has no {CONFIG}",
-            "Give the folder that PEFT's save_pretrained wrote.",
-        )
+        reason = f"it has no {CONFIG}" if path.is_dir() else "it does not exist"
+        raise UnknownModel(f"No adapter in {path}", reason, written)
     check_files(path)
     config = read_json(path / CONFIG)
     kind = config.get("peft_type")
-    if not isinstance(kind, str):
-        raise Damaged(
-            f"Cannot load the adapter {path}",
-            f"its {CONFIG} has no peft_type",
-            "Save it again with PEFT.",
-        )
     problem = f"Cannot load the adapter {path}"
+    if not isinstance(kind, str):
+        reason = f"its {CONFIG} has no peft_type"
+        raise Damaged(problem, reason, "Save it again with PEFT.")
     if not (path / WEIGHTS).exists():
         refuse_pickles(problem, os.listdir(path))
-        raise Damaged(
-            problem,
-            f"it has no {WEIGHTS}",
-            "Give the folder that PEFT's save_pretrained wrote.",
-        )
+        raise Damaged(problem, f"it has no {WEIGHTS}", written)
     tensors = stored_tensors(path / WEIGHTS)
     shapes = [shape for _, shape in tensors.values()]
     held = WeightTotals.of(shapes, (path / WEIGHTS).stat().st_size)
@@ -240,9 +227,7 @@ def load_adapted(
         innermost = innermost.base
     if innermost is None:
         innermost = DEFAULT
-    if isinstance(innermost, str | os.PathLike):
-        _check_shapes(folders, os.fspath(innermost))
-    else:
+    if not isinstance(innermost, str | os.PathLike):
         _check_live(variant, folders)
     loaded = open_base(base_source)
     module = loaded.module
@@ -331,29 +316,6 @@ def _named_base(folders: list[AdapterFolder]) -> str:
     else:
         return base
     raise LoadError(f"Cannot load the adapter {folders[0].path}", reason, remedy)
-
-
-def _check_shapes(folders: list[AdapterFolder], base: str) -> None:
-    """Refuse an adapter whose matrices do not fit the weight file of its base.
-
-    A name that the file does not have decides nothing: transformers renames weights
-    while it loads them.
-    """
-    path = local_folder(base)
-    if path is None or not (path / BASE_WEIGHTS).is_file():
-        return
-    in_base = stored_tensors(path / BASE_WEIGHTS)
-    for folder in folders:
-        for key, (_, shape) in folder.tensors.items():
-            layer, separator, _ = key.partition(".lora_A.")
-            layer = layer.removeprefix("base_model.model.")
-            _, base_shape = in_base.get(f"{layer}.weight", ("", []))
-            if separator and base_shape and shape[-1] not in base_shape:
-                reason = (
-                    f"its {layer} reads {shape[-1]} numbers, and that of the base is"
-                    f" {' by '.join(map(str, base_shape))}"
-                )
-                raise _another_base(folder, base, reason)
 
 
 def _check_live(variant: Adapted, folders: list[AdapterFolder]) -> None:

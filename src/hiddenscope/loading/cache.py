@@ -64,17 +64,14 @@ def verify_folder(folder: Path, *, again: bool = False) -> None:
     """
     if not is_cached(folder) or not is_complete(folder):
         return
-    hashes = _manifest(folder).get("sha256")
-    if hashes is None:
-        # A version that stored no checksums wrote this folder.
-        with suppress(OSError):
-            _write_manifest(folder)
-        return
+    hashes = _manifest(folder)["sha256"]
     files = identity(_files(folder))
-    if not again and _last_verified(folder) == files:
-        return
-    for name in _names(folder):
-        if _sha256(folder / name) != hashes.get(name):
+    with suppress(OSError, ValueError):
+        if not again and _record(folder).read_text("utf-8") == files:
+            return
+    for file in _files(folder):
+        name = str(file.relative_to(folder))
+        if _sha256(file) != hashes.get(name):
             reason = f"the bytes of {name} are not those that were put there"
             raise _damaged(folder, reason)
     _note_verified(folder, files)
@@ -114,8 +111,27 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         make_parent(folder)
         with working_folder(folder.parent, folder.name) as part:
             build(part)
-            _write_manifest(part)
-            _move(part, folder)
+            files = _files(part)
+            for file in files:
+                with file.open("rb") as opened:
+                    os.fsync(opened.fileno())
+            names = {str(file.relative_to(part)): file for file in files}
+            content = {
+                "files": {name: _size(file) for name, file in names.items()},
+                "sha256": {name: _sha256(file) for name, file in names.items()},
+            }
+            # Not with `replacing`: it would wait for the lock that the builder of this
+            # folder holds.
+            (part / MANIFEST).write_text(json.dumps(content, indent=1), "utf-8")
+            try:
+                part.rename(folder)
+            except OSError:
+                # A folder cannot be renamed onto another. Another process finished
+                # first, and its folder serves as well.
+                if not is_complete(folder):
+                    raise
+            else:
+                _note_verified(folder, identity(_files(folder)))
     except OSError as error:
         if isinstance(error, (FileError, ConnectionError)) or error.errno is None:
             raise
@@ -158,10 +174,6 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in files if path.name != MANIFEST)
 
 
-def _names(folder: Path) -> list[str]:
-    return [str(file.relative_to(folder)) for file in _files(folder)]
-
-
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
@@ -179,7 +191,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(
             (folder / MANIFEST).read_text(encoding="utf-8")
         )
-        lists = [manifest["files"], manifest.get("sha256", {})]
+        lists = [manifest["files"], manifest["sha256"]]
         if not all(isinstance(entries, dict) for entries in lists):
             raise TypeError
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
@@ -189,31 +201,11 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _write_manifest(part: Path) -> None:
-    for file in _files(part):
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-    sizes = {name: _size(part / name) for name in _names(part)}
-    hashes = {name: _sha256(part / name) for name in sizes}
-    # Not with `replacing`: it would wait for the lock that the builder of this folder
-    # holds.
-    (part / MANIFEST).write_text(
-        json.dumps({"files": sizes, "sha256": hashes}, indent=1), encoding="utf-8"
-    )
-
-
 def _record(folder: Path) -> Path:
     """Return the file that remembers which files of a folder were last compared."""
     # It lies outside the folder, because writing there would change the folder's times.
     name = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:32]
     return cache_folder() / "verified" / f"{name}.txt"
-
-
-def _last_verified(folder: Path) -> str:
-    try:
-        return _record(folder).read_text("utf-8")
-    except (OSError, ValueError):
-        return ""
 
 
 def _note_verified(folder: Path, files: str) -> None:
@@ -225,18 +217,6 @@ def _note_verified(folder: Path, files: str) -> None:
         record.parent.mkdir(parents=True, exist_ok=True)
         with replacing(record) as fresh:
             fresh.write_text(files, "utf-8")
-
-
-def _move(part: Path, folder: Path) -> None:
-    try:
-        part.rename(folder)
-    except OSError:
-        # A folder cannot be renamed onto another. Another process finished first, and
-        # its folder serves as well.
-        if not is_complete(folder):
-            raise
-    else:
-        _note_verified(folder, identity(_files(folder)))
 
 
 def _damaged(folder: Path, reason: str) -> Damaged:

@@ -228,8 +228,8 @@ def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
     if not folder.has_tokenizer:
         return None
     limits.check_tokenizer_file(folder.path / "tokenizer.json")
+    problem = f"Cannot load the tokenizer of {folder.path}"
     try:
-        problem = f"Cannot load the tokenizer of {folder.path}"
         with (
             quiet_transformers(),
             without_panic(Damaged, problem, "Use a tokenizer that you trust."),
@@ -244,19 +244,11 @@ def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
             if place.startswith("tokenizer_config.json"):
                 remedy = "Load it yourself and pass the live (module, tokenizer)."
                 raise _remote_code(folder, remedy) from error
-        raise LoadError(
-            f"Cannot load the tokenizer of {folder.path}",
-            first_line(error),
-            _remedy(error),
-        ) from error
+        raise LoadError(problem, first_line(error), _remedy(error)) from error
     longest: object = tokenizer.model_max_length
     if not isinstance(longest, int | float) or isinstance(longest, bool):
         reason = f"its model_max_length is {str(longest)[:80]!r} and not a number"
-        raise Damaged(
-            f"Cannot load the tokenizer of {folder.path}",
-            reason,
-            "Correct tokenizer_config.json.",
-        )
+        raise Damaged(problem, reason, "Correct tokenizer_config.json.")
     return tokenizer
 
 
@@ -315,24 +307,18 @@ def choose_dtype(stored: torch.dtype, device: torch.device) -> tuple[torch.dtype
     if device.type != "cpu" or stored in (torch.float32, torch.float64):
         return stored, f"Computing in {name}, the dtype of the checkpoint."
     if stored != torch.bfloat16:
-        return (
-            torch.float32,
-            f"Computing in float32: the checkpoint is {name}, and this is a CPU.",
-        )
+        note = f"Computing in float32: the checkpoint is {name}, and this is a CPU."
+        return torch.float32, note
     ratio = bfloat16_cost()
     measured = (
         f"a bfloat16 linear layer takes {ratio:.2g} times as long as a float32 one on"
         " this CPU"
     )
-    if ratio <= 1:
-        return (
-            torch.bfloat16,
-            f"Computing in bfloat16, the dtype of the checkpoint: {measured}.",
-        )
-    return (
-        torch.float32,
-        f"Computing in float32, though the checkpoint is bfloat16: {measured}.",
-    )
+    if ratio > 1:
+        note = f"Computing in float32, though the checkpoint is bfloat16: {measured}."
+        return torch.float32, note
+    note = f"Computing in bfloat16, the dtype of the checkpoint: {measured}."
+    return torch.bfloat16, note
 
 
 @cache

@@ -10,10 +10,9 @@ from __future__ import annotations
 import mmap
 import shutil
 import struct
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -82,28 +81,25 @@ class _Reader:
         self.items = 0
 
     def header(self) -> GGUFHeader:
-        if self.content[:4] != b"GGUF":
-            raise _damaged(self.path, "it does not begin with 'GGUF'")
+        self.expect(self.content[:4] == b"GGUF", "it does not begin with 'GGUF'")
         self.at = 4
         version, tensors, keys = self.scalar("I"), self.scalar("Q"), self.scalar("Q")
-        if version not in (2, 3):
-            raise _damaged(
-                self.path,
-                f"it is of GGUF version {version}; only versions 2 and 3,"
-                " little-endian, can be read",
-            )
-        self.expect(keys, _SMALLEST_KEY, "keys")
-        self.expect(tensors, _SMALLEST_TENSOR, "tensors")
+        self.expect(
+            version in (2, 3),
+            f"it is of GGUF version {version}; only versions 2 and 3, little-endian,"
+            " can be read",
+        )
+        self.fits(keys, _SMALLEST_KEY, "keys")
+        self.fits(tensors, _SMALLEST_TENSOR, "tensors")
         metadata: dict[str, Any] = {}
         for _ in range(keys):
             key = self.string(_LONGEST_NAME)
-            if key in metadata:
-                raise _damaged(self.path, f"the key {key[:80]!r} is there twice")
+            self.expect(key not in metadata, f"the key {key[:80]!r} is there twice")
             metadata[key] = self.value(self.scalar("I"))
         tensor_table = [self.tensor() for _ in range(tensors)]
         self.check_data(tensor_table, metadata.get("general.alignment", 32))
-        if len({name for name, *_ in tensor_table}) != len(tensor_table):
-            raise _damaged(self.path, "two tensors have the same name")
+        names = {name for name, *_ in tensor_table}
+        self.expect(len(names) == tensors, "two tensors have the same name")
         longest = max((max(shape) for _, shape, _, _ in tensor_table), default=0)
         held = limits.WeightTotals(tensors, self.size, longest)
         entries = ((key.rpartition(".")[2], value) for key, value in metadata.items())
@@ -113,16 +109,17 @@ class _Reader:
 
     def scalar(self, code: str) -> Any:
         width = struct.calcsize(f"<{code}")
-        self.expect(1, width, "values")
+        self.fits(1, width, "values")
         (value,) = struct.unpack_from(f"<{code}", self.content, self.at)
         self.at += width
         return value
 
     def string(self, longest: int | None = None) -> str:
         length = self.scalar("Q")
-        self.expect(length, 1, "characters")
-        if longest is not None and length > longest:
-            raise _damaged(self.path, f"it has a name of {length:,} characters")
+        self.fits(length, 1, "characters")
+        if longest is not None:
+            reason = f"it has a name of {length:,} characters"
+            self.expect(length <= longest, reason)
         begin, self.at = self.at, self.at + length
         return self.content[begin : self.at].decode("utf-8", errors="replace")
 
@@ -132,21 +129,20 @@ class _Reader:
             return self.string()
         if kind in _SCALARS:
             return self.scalar(_SCALARS[kind])
-        if kind != _ARRAY or depth > 3:
-            raise _damaged(self.path, f"it has a value of the unknown type {kind}")
+        is_array = kind == _ARRAY and depth <= 3
+        self.expect(is_array, f"it has a value of the unknown type {kind}")
         inner, count = self.scalar("I"), self.scalar("Q")
         # A string or an array begins with a length of 8 bytes.
         width = 8
         if inner in _SCALARS:
             width = struct.calcsize(f"<{_SCALARS[inner]}")
-        self.expect(count, width, "items in an array")
+        self.fits(count, width, "items in an array")
         self.items += count
-        if self.items > _MOST_ITEMS:
-            raise _damaged(
-                self.path,
-                f"its arrays have more than {_MOST_ITEMS:,} items, the last of them"
-                f" {count:,}",
-            )
+        self.expect(
+            self.items <= _MOST_ITEMS,
+            f"its arrays have more than {_MOST_ITEMS:,} items, the last of them"
+            f" {count:,}",
+        )
         if inner in _SCALARS:
             self.at += count * width
         elif inner == _STRING:
@@ -159,14 +155,14 @@ class _Reader:
     def skip_strings(self, count: int) -> None:
         length_of = struct.Struct("<Q").unpack_from
         for _ in range(count):
-            self.expect(1, 8, "strings")
+            self.fits(1, 8, "strings")
             self.at += 8 + length_of(self.content, self.at)[0]
-        self.expect(0, 1, "strings")
+        self.fits(0, 1, "strings")
 
     def tensor(self) -> tuple[str, list[int], int, int]:
         name, axes = self.string(_LONGEST_NAME), self.scalar("I")
-        if not 0 < axes <= _MOST_AXES:
-            raise _damaged(self.path, f"the tensor {name[:80]!r} has {axes:,} axes")
+        reason = f"the tensor {name[:80]!r} has {axes:,} axes"
+        self.expect(0 < axes <= _MOST_AXES, reason)
         shape = [self.scalar("Q") for _ in range(axes)]
         return name, shape, self.scalar("I"), self.scalar("Q")
 
@@ -175,50 +171,31 @@ class _Reader:
     ) -> None:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        if not isinstance(alignment, int) or not 0 < alignment <= 2**20:
-            raise _damaged(self.path, f"its alignment is {alignment!r}")
+        is_number = isinstance(alignment, int) and 0 < alignment <= 2**20
+        self.expect(is_number, f"its alignment is {alignment!r}")
         begin = -(-self.at // alignment) * alignment
         end = 0
         for name, shape, kind, offset in sorted(table, key=lambda entry: entry[3]):
-            if kind not in GGMLQuantizationType.__members__.values():
-                raise _damaged(
-                    self.path, f"the tensor {name[:80]!r} is of the unknown type {kind}"
-                )
+            tensor = f"the tensor {name[:80]!r}"
+            is_known = kind in GGMLQuantizationType.__members__.values()
+            self.expect(is_known, f"{tensor} is of the unknown type {kind}")
             per_block, width = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
             # Many tensors in one place would be far more than the file, once unpacked.
-            if offset < end:
-                raise _damaged(
-                    self.path, f"the tensor {name[:80]!r} begins inside another"
-                )
+            self.expect(offset >= end, f"{tensor} begins inside another")
             end = offset + prod(shape) // per_block * width
-            if begin + end > self.size:
-                raise _damaged(
-                    self.path,
-                    f"the tensor {name[:80]!r} reaches past the end of the file",
-                )
+            is_inside = begin + end <= self.size
+            self.expect(is_inside, f"{tensor} reaches past the end of the file")
 
-    def expect(self, count: int, width: int, what: str) -> None:
+    def expect(self, holds: bool, reason: str) -> None:
+        if not holds:
+            raise _damaged(self.path, reason)
+
+    def fits(self, count: int, width: int, what: str) -> None:
         if self.at + count * width > self.size:
             raise _damaged(
                 self.path,
                 f"it claims {count:,} {what} at byte {self.at:,} of {self.size:,}",
             )
-
-
-@contextmanager
-def _isolated(path: Path, beside: Path) -> Iterator[Path]:
-    """Link a file into an otherwise empty folder.
-
-    transformers would read a tokenizer that lies beside the file.
-    """
-    with working_folder(beside, "gguf") as folder:
-        link = folder / path.name
-        try:
-            link.symlink_to(path.resolve())
-        except OSError:
-            # Some file systems allow no links.
-            shutil.copyfile(path, link)
-        yield link
 
 
 def convert(source: Path, folder: Path) -> None:
@@ -231,7 +208,15 @@ def convert(source: Path, folder: Path) -> None:
         f"Converting {source.name} to safetensors: this is done once and takes a while."
     )
     bar = progress.track(f"Converting {source.name}", total=3)
-    with bar as advance, quiet_transformers(), _isolated(source, folder.parent) as path:
+    # transformers would read a tokenizer that lies beside the file.
+    lonely = working_folder(folder.parent, "gguf")
+    with bar as advance, quiet_transformers(), lonely as beside:
+        path = beside / source.name
+        try:
+            path.symlink_to(source.resolve())
+        except OSError:
+            # Some file systems allow no links.
+            shutil.copyfile(source, path)
         try:
             with without_panic(
                 Damaged,
@@ -286,8 +271,9 @@ def read_module(path: Path, header: GGUFHeader) -> Any:
     for key, value in header.metadata.items():
         if not key.startswith(("tokenizer.", "general.")):
             numbers[key] = value
+    # No option disables the progress bar of this.
     bounded = limits.building(header.held, numbers, path.name)
-    with redirect_stderr(_WithoutBar(sys.stderr)), bounded:
+    with redirect_stderr(StringIO()), bounded:
         module, info = loader.from_pretrained(
             str(path.parent), dtype=torch.float32, output_loading_info=True, **options
         )
@@ -297,7 +283,14 @@ def read_module(path: Path, header: GGUFHeader) -> Any:
             path,
             f"it has no weights for {len(missing)} parameters, such as {missing[0]}",
         )
-    return _unquantised(module)
+    # A quantiser would refuse to save plain float32 weights.
+    for name in ("hf_quantizer", "quantization_method"):
+        if hasattr(module, name):
+            delattr(module, name)
+    if hasattr(module.config, "quantization_config"):
+        del module.config.quantization_config
+    module.is_quantized = False
+    return module
 
 
 def read_tokenizer(path: Path, header: GGUFHeader) -> Any:
@@ -337,37 +330,11 @@ def read_tokenizer(path: Path, header: GGUFHeader) -> Any:
     return tokenizer
 
 
-class _WithoutBar:
-    """A stderr without the progress bar of transformers that no option disables."""
-
-    def __init__(self, stderr: Any) -> None:
-        self._stderr = stderr
-
-    def write(self, text: str) -> int:
-        if "GGUF tensors" in text or not text.strip():
-            return len(text)
-        return int(self._stderr.write(text))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stderr, name)
-
-
 def _adds(tokenizer: Any, which: str) -> bool:
     ids = tokenizer("a")["input_ids"]
     token = getattr(tokenizer, f"{which}_token_id")
     place = 0 if which == "bos" else -1
     return token is not None and ids[place] == token
-
-
-def _unquantised(module: Any) -> Any:
-    """Remove the quantiser, which would refuse to save plain float32 weights."""
-    for name in ("hf_quantizer", "quantization_method"):
-        if hasattr(module, name):
-            delattr(module, name)
-    if hasattr(module.config, "quantization_config"):
-        del module.config.quantization_config
-    module.is_quantized = False
-    return module
 
 
 def _damaged(path: Path, reason: str) -> Damaged:

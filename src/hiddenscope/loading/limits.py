@@ -234,7 +234,13 @@ def check_tokenizer_file(path: Path) -> None:
         growth[name] = prod(map(_growth, steps[name]))
     templates = [_template_counts(step) for step in steps["post_processor"]]
     copies, special = zip((1.0, 0), *templates, strict=True)
-    paddings = map(_padding, steps["padding"])
+    padding = 0
+    for step in steps["padding"]:
+        strategy = step.get("strategy")
+        fixed = strategy.get("Fixed") if isinstance(strategy, dict) else None
+        for length in (step.get("pad_to_multiple_of"), fixed):
+            if isinstance(length, int):
+                padding = max(padding, length)
     # A decoder runs on the way back, after the other steps.
     together = growth["normalizer"] * growth["pre_tokenizer"]
     counts: list[tuple[str, float, int, str]] = [
@@ -247,7 +253,7 @@ def check_tokenizer_file(path: Path) -> None:
         ("post_processor", sum(special), MOST_SPECIAL, "adds {} special tokens"),
         (
             "padding",
-            max(paddings, default=0),
+            padding,
             LONGEST_PADDING,
             "pads every text to {} tokens",
         ),
@@ -339,11 +345,3 @@ def _template_counts(step: dict[str, Any]) -> tuple[float, int]:
                             special += len(ids) - 1
     # A template for two texts names both of them, so each is copied half as often.
     return max(1, copies["single"], copies["pair"] / 2), special
-
-
-def _padding(step: dict[str, Any]) -> int:
-    lengths = [step.get("pad_to_multiple_of")]
-    strategy = step.get("strategy")
-    if isinstance(strategy, dict):
-        lengths.append(strategy.get("Fixed"))
-    return max([length for length in lengths if isinstance(length, int)], default=0)

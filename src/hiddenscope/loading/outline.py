@@ -75,7 +75,8 @@ def outline(source: str | None) -> Outline:
         check_files(folder)
         config = read_json(folder / "config.json")
         dtype, parameters, _ = weight_totals(weight_files(folder, config))
-    except (Error, OSError):
+        depth = _depth(config)
+    except (Error, OSError, TypeError):
         # Loading the model will report what is wrong with it.
         return bare
     headless = False
@@ -83,7 +84,7 @@ def outline(source: str | None) -> Outline:
         case [str(name)]:
             headless = HEADLESS.fullmatch(name) is not None
     heads = max(_counts(config, HEADS), default=None)
-    return Outline(short, _depth(config), parameters or None, dtype, headless, heads)
+    return Outline(short, depth, parameters or None, dtype, headless, heads)
 
 
 def check_sites(model: Outline, patterns: str) -> None:

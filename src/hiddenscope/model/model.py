@@ -320,20 +320,21 @@ class Model:
         """Return whether texts may share padded batches, tried on the module."""
         if self._batching is not None:
             return self._batching
-        return self.trials.once("batching", self._try_batching, form=Batching)
+
+        def attempt() -> Batching:
+            with self.lock:
+                # The trial makes passes, and they ask for this.
+                self._batching = Batching(False, math.inf, "it has not been tried yet")
+                try:
+                    return try_batching(self)
+                finally:
+                    self._batching = None
+
+        return self.trials.once("batching", attempt, form=Batching)
 
     @batching.setter
     def batching(self, batching: Batching | None) -> None:
         self._batching = batching
-
-    def _try_batching(self) -> Batching:
-        with self.lock:
-            # The trial makes passes, and they ask for this.
-            self._batching = Batching(False, math.inf, "it has not been tried yet")
-            try:
-                return try_batching(self)
-            finally:
-                self._batching = None
 
     def __repr__(self) -> str:
         stacks = " and ".join(f"{stack.depth} layers" for stack in self._anatomy.stacks)

@@ -71,7 +71,13 @@ def tiny_model(
         reason = f"it is there for {', '.join(classes)}"
         raise UnknownModel(f"No tiny {family} for {task!r}", reason, "Ask for these.")
     model_class = classes[task or next(iter(classes))]
-    config = _with_layers(row["config"], layers)
+    config = dict(row["config"])
+    for name, value in row["config"].items():
+        if _DEPTH.fullmatch(name):
+            config[name] = layers
+        elif isinstance(value, list) and name.endswith("layer_types"):
+            # It has an entry for each layer.
+            config[name] = [value[i % len(value)] for i in range(layers)]
     return build({**row, "model_class": model_class, "config": config}, seed=seed)
 
 
@@ -118,7 +124,15 @@ def build(
             f"a tiny {names[1]} has at most {most:,} weights, and this has {weights:,}:"
             " check its config"
         )
-    _draw(module, torch.Generator().manual_seed(seed))
+    # Matrices that preserve the size of states, and vectors near their values.
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in filter(Tensor.is_floating_point, module.parameters()):
+            noise = torch.randn(weight.shape, generator=generator)
+            if weight.ndim >= 2:
+                weight.copy_(noise * 0.7 / weight.shape[-1] ** 0.5)
+            else:
+                weight.add_(0.1 * noise)
     return module
 
 
@@ -233,33 +247,6 @@ def _table() -> dict[str, Any]:
     text = Path(__file__).with_name("configs.json").read_text("utf-8")
     table: dict[str, Any] = json.loads(text)
     return table
-
-
-def _with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Return a configuration with another number of layers.
-
-    Lists with one entry per layer are repeated.
-    """
-    changed = dict(config)
-    for name, value in config.items():
-        if _DEPTH.fullmatch(name):
-            changed[name] = layers
-        elif isinstance(value, list) and name.endswith("layer_types"):
-            changed[name] = [value[i % len(value)] for i in range(layers)]
-    return changed
-
-
-def _draw(module: nn.Module, generator: torch.Generator) -> None:
-    """Draw matrices that preserve the size of states, and vectors near their values."""
-    with torch.no_grad():
-        for weight in module.parameters():
-            if not weight.is_floating_point():
-                continue
-            noise = torch.randn(weight.shape, generator=generator)
-            if weight.ndim >= 2:
-                weight.copy_(noise * 0.7 / weight.shape[-1] ** 0.5)
-            else:
-                weight.add_(0.1 * noise)
 
 
 def _block_path(module: nn.Module, block: int) -> str:

@@ -391,8 +391,7 @@ class TestBadInput:
     def test_an_adapter_of_another_base(self, lora: Path, tmp_path: Path) -> None:
         wide = tmp_path / "wide"
         tiny_llama(hidden_size=32).save_pretrained(wide)
-        # Known from the two files, before the base is loaded.
-        with pytest.raises(Damaged, match="reads 16 numbers, and that of the base"):
+        with pytest.raises(Damaged, match="size mismatch for .*lora_A"):
             load(hs.Adapted(wide, lora))
         for changes, reason in (
             ({"hidden_size": 32}, "Cannot put the adapter lora on"),
