@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiddenscope.errors import FileError, SiteError, StatesError, Unsafe
+from hiddenscope.errors import Error, FileError, SiteError, StatesError, Unsafe
 from hiddenscope.files import believable, read_tensors, write_tensors
 from hiddenscope.sites import Site
 from hiddenscope.states.mixed import MixedValues, SiteValues
@@ -180,10 +180,9 @@ class ForeignTensors:
     notes: tuple[str, ...] = ()
     header: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def problem(self) -> str:
-        """Return how an error begins."""
-        return f"Cannot read states from {self.name}"
+    def error(self, reason: str, remedy: str, kind: type[Error] = StatesError) -> Error:
+        """Return the error for tensors that cannot be read as states."""
+        return kind(f"Cannot read states from {self.name}", reason, remedy)
 
 
 def open_foreign(data: Any) -> ForeignTensors:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiddenscope.errors import SiteError, StatesError
+from hiddenscope.errors import SiteError
 from hiddenscope.sites import Site, summarise
 from hiddenscope.states.files import UNNAMED, ForeignTensors, StackParts, open_foreign
 from hiddenscope.states.foreign_names import (
@@ -86,8 +86,7 @@ def read_foreign(
     rows = _foreign_rows(tokens, foreign)
     residual_name = residual if isinstance(residual, str) else RESIDUAL_NAME
     if isinstance(residual, str) and residual not in foreign.tensors:
-        raise StatesError(
-            foreign.problem,
+        raise foreign.error(
             f"it has no tensor {residual!r}, but {listed(list(foreign.tensors))}",
             "Name the tensor of the residual as the file does.",
         )
@@ -101,8 +100,7 @@ def read_foreign(
         tokens_first = _has_tokens_first(foreign, array, len(rows.tokens))
         by_site = _layers(foreign, array, tokens_first, sites, source)
     elif RESIDUAL_NAME in foreign.tensors or residual is not None:
-        raise StatesError(
-            foreign.problem,
+        raise foreign.error(
             "a residual stands beside tensors with names of their own",
             "Add the residual to each of them, and leave `residual` out.",
         )
@@ -111,16 +109,15 @@ def read_foreign(
     ordered = sorted(by_site)
     for site in ordered:
         if source.depth is not None and (site.layer or 0) > source.depth:
-            raise SiteError(
-                foreign.problem,
+            raise foreign.error(
                 f"it holds {site}, and the model has {source.depth} blocks",
                 "Give states of this model, or its true depth.",
+                SiteError,
             )
     values = [_rows(foreign, site, by_site[site], rows) for site in ordered]
     dtypes = sorted({str(value.dtype) for value in values})
     if len(dtypes) > 1:
-        raise StatesError(
-            foreign.problem,
+        raise foreign.error(
             f"its tensors are of {len(dtypes)} dtypes ({listed(dtypes)})",
             "Give them in one dtype.",
         )
@@ -147,14 +144,14 @@ def _foreign_rows(tokens: Any, foreign: ForeignTensors) -> ForeignRows:
     if tokens is None:
         if held is None:
             reason = "nothing says which tokens they are of"
-            raise StatesError(foreign.problem, reason, _GIVE_TOKENS)
+            raise foreign.error(reason, _GIVE_TOKENS)
         return held
     if isinstance(tokens, Tokens):
         rows = ForeignRows(tokens, None)
     elif isinstance(tokens, Mapping):
         if "input_ids" not in tokens:
             reason = "the tokens have no 'input_ids'"
-            raise StatesError(foreign.problem, reason, _GIVE_TOKENS)
+            raise foreign.error(reason, _GIVE_TOKENS)
         rows = _from_ids(tokens["input_ids"], tokens.get(MASK_NAME), foreign)
     # What `model.encode` returned.
     elif hasattr(tokens, "ids") and hasattr(tokens, "lengths"):
@@ -165,8 +162,7 @@ def _foreign_rows(tokens: Any, foreign: ForeignTensors) -> ForeignRows:
     if held is None:
         return rows
     if held.tokens.ids.tolist() != rows.tokens.ids.tolist():
-        raise StatesError(
-            foreign.problem,
+        raise foreign.error(
             "it holds other token ids than those given, as of another tokenizer or"
             " other texts",
             "Give the texts that it was made of, or leave tokens out.",
@@ -181,9 +177,7 @@ def _from_ids(ids: Any, mask: Any, foreign: ForeignTensors) -> ForeignRows:
         first = ids[0]
     if isinstance(first, str):
         reason = "the tokens are texts, which only a tokenizer turns into ids"
-        raise StatesError(
-            foreign.problem, reason, "Give tokens=model.encode(texts), or the ids."
-        )
+        raise foreign.error(reason, "Give tokens=model.encode(texts), or the ids.")
     try:
         rows = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         if not rows or not isinstance(rows[0], list | tuple | np.ndarray | Tensor):
@@ -191,7 +185,7 @@ def _from_ids(ids: Any, mask: Any, foreign: ForeignTensors) -> ForeignRows:
         texts = [[operator.index(token) for token in row] for row in rows]
     except (TypeError, ValueError) as error:
         reason = f"the tokens are a {type(ids).__name__} and not ids"
-        raise StatesError(foreign.problem, reason, _GIVE_TOKENS) from error
+        raise foreign.error(reason, _GIVE_TOKENS) from error
     is_real = None
     if mask is not None:
         is_real = _real_tokens(mask, [len(text) for text in texts], foreign)
@@ -201,7 +195,7 @@ def _from_ids(ids: Any, mask: Any, foreign: ForeignTensors) -> ForeignRows:
     lowest = min(chain.from_iterable(texts), default=0)
     if lowest < 0:
         reason = f"{lowest} is not the id of a token"
-        raise StatesError(foreign.problem, reason, _GIVE_TOKENS)
+        raise foreign.error(reason, _GIVE_TOKENS)
     return ForeignRows(_tokens(texts, None), is_real)
 
 
@@ -210,14 +204,12 @@ def _real_tokens(mask: Any, lengths: list[int], foreign: ForeignTensors) -> Tens
     values = torch.as_tensor(np.atleast_2d(np.asarray(mask)))
     # A mask that is added to attention scores is 0 for real tokens.
     if not bool(((values == 0) | (values == 1)).all()):
-        raise StatesError(
-            foreign.problem,
+        raise foreign.error(
             "the attention mask has other numbers than 1 for a token and 0 for padding",
             "Give the tokenizer's mask, and not one that is added to attention scores.",
         )
     if values.ndim != 2 or [values.shape[1]] * values.shape[0] != lengths:
-        raise StatesError(
-            foreign.problem,
+        raise foreign.error(
             f"the attention mask is {list(values.shape)}, and there are"
             f" {len(lengths)} texts of {max(lengths, default=0)} ids",
             "Give the mask that belongs to these ids.",
@@ -247,8 +239,7 @@ def _summed(
     if residual is None and apart is None:
         return array
     if residual is None:
-        raise StatesError(
-            foreign.problem,
+        raise foreign.error(
             "it keeps the residual apart from what the MLPs return, and the hidden"
             " state is their sum",
             f"Give residual={residual_name!r} to add it.",
@@ -257,8 +248,7 @@ def _summed(
         apart = torch.as_tensor(residual)
     assert apart is not None
     if apart.shape != array.shape:
-        raise StatesError(
-            foreign.problem,
+        raise foreign.error(
             f"the residual is {list(apart.shape)} and the rest {list(array.shape)}",
             "Give the residual of the same tokens and layers.",
         )
@@ -282,8 +272,7 @@ def _has_tokens_first(foreign: ForeignTensors, array: Tensor, count: int) -> boo
     if ID_NAMES[0] in foreign.tensors:
         return True
     if first == count:
-        raise StatesError(
-            foreign.problem,
+        raise foreign.error(
             f"its {VLLM_NAME!r} are {list(array.shape)}, and nothing says whether"
             " tokens or layers come first",
             "Give the array by itself, as [layer, token, width].",
@@ -301,18 +290,17 @@ def _layers(
     """Return the tensor of each layer of an array that holds all of them."""
     shape = "[token, layer, width]" if tokens_first else "[layer, token, width]"
     if array.ndim not in (3, 4):
-        raise StatesError(
-            foreign.problem,
+        raise foreign.error(
             f"the array is {list(array.shape)}",
             f"Give one of the shape {shape}, or [layer, text, token, width].",
         )
     layers = array.movedim(1, 0) if tokens_first else array
     if sites is None:
         reason = f"it holds {len(layers)} layers and does not say which"
-        raise StatesError(foreign.problem, reason, _GIVE_SITES)
+        raise foreign.error(reason, _GIVE_SITES)
     if isinstance(sites, Mapping):
         reason = "its layers have no names to map from"
-        raise SiteError(foreign.problem, reason, _GIVE_SITES)
+        raise foreign.error(reason, _GIVE_SITES, SiteError)
     named = sites_in_order(sites, source)
     if len(layers) != len(named):
         reason = (
@@ -322,7 +310,7 @@ def _layers(
         remedy = "Name every layer that it holds, and no other."
         if array.ndim == 3 and layers.shape[1] == len(named):
             remedy = f"If its axes are in another order, give it as {shape}."
-        raise StatesError(foreign.problem, reason, remedy)
+        raise foreign.error(reason, remedy)
     return dict(zip(named, layers, strict=True))
 
 
@@ -334,7 +322,7 @@ def _by_name(
         unknown = [str(name) for name in sites if name not in tensors]
         if unknown:
             reason = f"it has no tensor {listed(unknown)}"
-            raise SiteError(foreign.problem, reason, f"It has {listed(list(tensors))}.")
+            raise foreign.error(reason, f"It has {listed(list(tensors))}.", SiteError)
         named = NamedSites({name: site_of(sites[name], source) for name in sites}, [])
     else:
         named = sites_of_names(list(tensors), source)
@@ -343,14 +331,13 @@ def _by_name(
         selected = set(sites_in_order(sites, source))
     missing = selected - set(named.sites.values())
     if missing:
-        raise SiteError(
-            foreign.problem,
+        raise foreign.error(
             f"it has no {summarise(missing)}",
             f"It has {summarise(named.sites.values())}.",
+            SiteError,
         )
     if not named.sites:
-        raise StatesError(
-            foreign.problem,
+        raise foreign.error(
             f"none of its tensors is a site ({listed(list(tensors))})",
             "Say what they are: sites={'name': 'layer.3'}.",
         )
@@ -361,8 +348,7 @@ def _by_name(
         known = by_site.setdefault(site, tensors[name])
         # A block's output is the next block's input, which has a name too.
         if known is not tensors[name] and not torch.equal(known, tensors[name]):
-            raise StatesError(
-                foreign.problem,
+            raise foreign.error(
                 f"two of its tensors are {site} and differ, one of them {name!r}",
                 "Choose one: sites={'name': 'layer.3'}.",
             )
@@ -399,8 +385,7 @@ def _check_sums(foreign: ForeignTensors, by_site: Mapping[Site, Tensor]) -> None
         expected = output.double()
         error = (middle.double() + added.double() - expected).norm()
         if error > _SUM_TOLERANCE * expected.norm():
-            raise StatesError(
-                foreign.problem,
+            raise foreign.error(
                 f"block {site.layer - 1} does not add what its MLP returns to its"
                 " middle, so it norms its output and its hooks are other states",
                 "Give source=hs.Source(name, depth=..., final=False), or sites= for the"
@@ -416,8 +401,7 @@ def _rows(
     if site.is_inner and values.ndim == 4:
         values = values.flatten(2)
     if not values.dtype.is_floating_point:
-        raise StatesError(
-            foreign.problem,
+        raise foreign.error(
             f"the values at {site} are {values.dtype}",
             "Give them in a floating-point dtype.",
         )
@@ -449,7 +433,7 @@ def _rows(
             "Give tokens={'input_ids': ..., 'attention_mask': ...}, which says where"
             " the padding is."
         )
-    raise StatesError(foreign.problem, reason, remedy)
+    raise foreign.error(reason, remedy)
 
 
 def _are_centred(values: Sequence[Tensor], sites: Sequence[Site]) -> bool:

@@ -285,26 +285,17 @@ def _ints(values: ArrayLike, name: str, *shape: int) -> Ints:
 
 def row_indices(rows: ArrayLike | slice, length: int) -> Ints:
     """Return the rows that a mask, a slice or indices select, in order, each once."""
-    if isinstance(rows, slice):
-        return np.sort(np.arange(length)[rows])
     problem = f"Cannot select from {length} tokens"
+    remedy = "Give a boolean mask with one value per token, a slice or indices."
     try:
-        indices = np.atleast_1d(np.asarray(rows))
-    # A list whose lists differ in length, or a meta tensor.
-    except (TypeError, ValueError, RuntimeError) as error:
-        reason = f"the rows are not an array ({str(error)[:100]})"
-        raise StatesError(
-            problem, reason, "Give a mask, a slice or indices."
-        ) from error
-    if indices.dtype.kind == "b" and indices.shape == (length,):
-        return np.flatnonzero(indices)
-    if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
-        raise StatesError(
-            problem,
-            f"{indices.dtype} {list(indices.shape)} is neither a mask nor indices",
-            "Give a boolean mask with one value per token, a slice or indices.",
-        )
-    if indices.size and not -length <= indices.min() <= indices.max() < length:
-        reason = f"the indices run from {indices.min()} to {indices.max()}"
-        raise StatesError(problem, reason, f"Give indices from 0 to {length - 1}.")
-    return np.unique(indices.astype(np.int64) % max(1, length))
+        selector = rows if isinstance(rows, slice) else np.atleast_1d(np.asarray(rows))
+        # numpy takes an empty list for floats.
+        if isinstance(selector, np.ndarray) and not selector.size:
+            selector = np.empty(0, dtype=np.int64)
+        indices = np.arange(length)[selector]
+    # Floats, words, flags or indices of other tokens, or a meta tensor.
+    except (IndexError, TypeError, ValueError, RuntimeError) as error:
+        raise StatesError(problem, str(error)[:150], remedy) from error
+    if indices.ndim > 1:
+        raise StatesError(problem, f"the rows are {list(indices.shape)}", remedy)
+    return np.unique(indices)

@@ -20,7 +20,6 @@ from hiddenscope.errors import NotFinite, StatesError, TextError, TooLarge
 from hiddenscope.model import Model
 from hiddenscope.passes import (
     Inputs,
-    StackBuffer,
     Texts,
     buffers_for,
     check_targets,
@@ -146,7 +145,16 @@ def _vectors_of(
                 run_pass(model, some.some(batch).pad(model), batch, buffers)
             (states,) = buffers.values()
             pooled = texts_pool(one_tensor(states.finish()), numbers)
-            _check_finite(states, [number + first for number in numbers])
+            if not states.finite:
+                ends = np.cumsum(states.inputs.lengths)
+                starts = ends - states.inputs.lengths
+                for site, rows in zip(sites, states.finish(), strict=True):
+                    row = _infinite_row(rows)
+                    if row is not None:
+                        text = int(np.searchsorted(ends, row, side="right"))
+                        number, position = numbers[text] + first, row - starts[text]
+                        where = f"{site}, text {number}, position {position}"
+                        raise _not_finite(rows[row], where)
             block = as_vectors(pooled)
             if values is None:
                 values = block.new_empty(len(sites), len(inputs), block.shape[2])
@@ -178,22 +186,6 @@ def _batch_groups(
     yield group
 
 
-def _check_finite(states: StackBuffer, numbers: list[int]) -> None:
-    """Refuse a NaN or an infinity among the states of texts with these numbers."""
-    if states.finite:
-        return
-    lengths = states.inputs.lengths
-    for site, values in zip(states.sites, states.finish(), strict=True):
-        infinite = ~values.isfinite().all(1)
-        if bool(infinite.any()):
-            row = int(infinite.nonzero()[0])
-            ends = np.cumsum(lengths)
-            text = int(np.searchsorted(ends, row, side="right"))
-            position = row - int(ends[text]) + lengths[text]
-            where = f"{site}, text {numbers[text]}, position {position}"
-            raise not_finite(values[row], where)
-
-
 def read_all(source: Readable, sites: tuple[Site, ...], pool: Pooling | None) -> Tensor:
     """Return the vectors of states, `[site, row, width]`."""
     tokens = source.tokens
@@ -223,15 +215,14 @@ def read_vectors(
         blocks = _pool_of(source, pool).stream(source.blocks(site), site)
     done = 0
     for block in blocks:
-        infinite = ~block.isfinite().all(1)
-        if bool(infinite.any()):
-            row = int(infinite.nonzero()[0])
+        row = _infinite_row(block)
+        if row is not None:
             where = f"text {done + row}"
             if pool is None:
                 token = done + row
                 position = tokens.positions[token]
                 where = f"text {tokens.text[token]}, position {position}"
-            raise not_finite(block[row], f"{site}, {where}")
+            raise _not_finite(block[row], f"{site}, {where}")
         done += len(block)
         yield block
 
@@ -259,7 +250,13 @@ def allocate(sites: int, rows: int, like: Tensor) -> Tensor:
     return torch.empty(sites, rows, width, dtype=like.dtype)
 
 
-def not_finite(row: Tensor, where: str) -> NotFinite:
+def _infinite_row(rows: Tensor) -> int | None:
+    """Return the first row with a NaN or an infinity in it; None if there is none."""
+    infinite = ~rows.isfinite().all(1)
+    return int(infinite.nonzero()[0]) if bool(infinite.any()) else None
+
+
+def _not_finite(row: Tensor, where: str) -> NotFinite:
     """Return the error that names a vector with a NaN or an infinity in it."""
     what = "a NaN" if bool(row.isnan().any()) else "an infinity"
     return NotFinite(
