@@ -23,14 +23,12 @@ from hiddenscope.app.cells import (
     suggest_answers,
     title_of_reads,
 )
+from hiddenscope.app.code import protect_from_file_lookup
 from hiddenscope.app.models import Models, StoredStates
 from hiddenscope.app.schemas import form_parameters
 from hiddenscope.app.uploads import labelled_from
 from hiddenscope.catalog import ANALYSIS
-from hiddenscope.interface import Parameter
-from hiddenscope.interface.code import protect_from_file_lookup
-from hiddenscope.interface.descriptions import describe
-from hiddenscope.interface.values import build_value
+from hiddenscope.interface import Parameter, build_value, describe
 from hiddenscope.results import Result
 from hiddenscope.workers import Header
 

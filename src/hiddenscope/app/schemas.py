@@ -21,8 +21,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from hiddenscope.catalog import ANALYSES, Analysis
-from hiddenscope.interface import Kind, Parameter
-from hiddenscope.interface.descriptions import describe
+from hiddenscope.interface import Kind, Parameter, describe
 from hiddenscope.states.pooling import NAMES as POOLING_NAMES
 
 MOST_CHARACTERS = 20_000

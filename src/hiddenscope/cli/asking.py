@@ -14,14 +14,11 @@ from typing import Any
 import hiddenscope as hs
 from hiddenscope.catalog import ANALYSIS
 from hiddenscope.cli.arguments import dataset
-from hiddenscope.cli.command import Arguments, Function, command
+from hiddenscope.cli.command import COLUMNS, Arguments, Function, command, options_of
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.states import read_saved
 from hiddenscope.cli.terminal import echo, table, visible
-from hiddenscope.interface import Parameter
-from hiddenscope.interface.descriptions import describe
-from hiddenscope.interface.typer_parameters import COLUMNS, options_of
-from hiddenscope.interface.values import build_value
+from hiddenscope.interface import Parameter, build_value, describe
 from hiddenscope.results import tables_of
 
 

@@ -14,13 +14,12 @@ from hiddenscope import errors, progress
 from hiddenscope.catalog import ANALYSIS
 from hiddenscope.cli import interrupt
 from hiddenscope.cli.arguments import check_place, checked_source
-from hiddenscope.cli.command import Arguments, command
+from hiddenscope.cli.command import TEXT_COLUMN, Arguments, command
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import visible
 from hiddenscope.files import replacing
 from hiddenscope.interface import Parameter
 from hiddenscope.interface.parameters import pooling, sites
-from hiddenscope.interface.typer_parameters import TEXT_COLUMN
 from hiddenscope.states.pooling import CHOICES, NAMES
 
 # The fields of `Corpus`.

@@ -13,13 +13,19 @@ import hiddenscope as hs
 from hiddenscope import errors, progress
 from hiddenscope.cli.arguments import check_place
 from hiddenscope.cli.terminal import echo, in_bytes, visible
-from hiddenscope.interface.typer_parameters import MODEL_HELP, zoo_names
 from hiddenscope.loading.outline import outline
 from hiddenscope.loading.variants import SCHEMES, Adapted, ModelVariant, Quantised
+from hiddenscope.loading.zoo import ZOO
 
+MODEL_HELP = "A zoo name, a Hugging Face id, a folder or a .gguf file."
 FIGURES = (".png", ".svg", ".pdf")
 RESULTS = (".html", *FIGURES, ".json", ".csv", ".nc")
 VIEW = re.compile(r"all|(?:grid|panels|lines)(?:-[0-9]+)?")
+
+
+def zoo_names() -> list[str]:
+    """Return the names of the zoo, for a shell to complete."""
+    return list(ZOO)
 
 
 @dataclass(frozen=True)

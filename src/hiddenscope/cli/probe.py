@@ -5,10 +5,9 @@ from typing import Any
 import hiddenscope as hs
 from hiddenscope.cli.arguments import check_group, dataset
 from hiddenscope.cli.asking import argument_values, asks, show_result, source_of
-from hiddenscope.cli.command import Arguments
+from hiddenscope.cli.command import EACH_TOKEN, Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.errors import TextError
-from hiddenscope.interface.typer_parameters import EACH_TOKEN
 
 # Labels that every token has, whatever the text.
 READY = ("position", "word-start", "previous-token")

@@ -6,16 +6,11 @@ import hiddenscope as hs
 from hiddenscope import progress
 from hiddenscope.cli.arguments import check_group, dataset
 from hiddenscope.cli.asking import argument_values, asks, show_result
-from hiddenscope.cli.command import Arguments
-from hiddenscope.cli.options import Shared
+from hiddenscope.cli.command import COLUMNS, EACH_TOKEN, Arguments
+from hiddenscope.cli.options import MODEL_HELP, Shared
 from hiddenscope.cli.states import read_states
 from hiddenscope.errors import TextError
 from hiddenscope.interface import Parameter
-from hiddenscope.interface.typer_parameters import (
-    COLUMNS,
-    EACH_TOKEN,
-    MODEL_HELP,
-)
 
 OPTIONS = (
     EACH_TOKEN,

@@ -7,12 +7,11 @@ import hiddenscope as hs
 from hiddenscope import errors
 from hiddenscope.cli.arguments import VECTORS, dataset, texts_in
 from hiddenscope.cli.asking import argument_values, asks, show_result
-from hiddenscope.cli.command import Arguments
+from hiddenscope.cli.command import STATES, TEXT_COLUMN, Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.states import read_saved
 from hiddenscope.interface import Parameter
 from hiddenscope.interface.parameters import TEXTS_HELP, TRUNCATE
-from hiddenscope.interface.typer_parameters import STATES, TEXT_COLUMN
 from hiddenscope.loading.outline import outline
 from hiddenscope.loading.zoo import ZOO
 

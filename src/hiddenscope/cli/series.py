@@ -9,11 +9,10 @@ from hiddenscope.catalog import ANALYSIS
 from hiddenscope.cli import interrupt
 from hiddenscope.cli.arguments import dataset
 from hiddenscope.cli.asking import show_result
-from hiddenscope.cli.command import Arguments, command
-from hiddenscope.cli.options import Shared
+from hiddenscope.cli.command import COLUMNS, Arguments, command
+from hiddenscope.cli.options import MODEL_HELP, Shared
 from hiddenscope.errors import ArgumentError, LoadError, TextError
 from hiddenscope.interface import Parameter
-from hiddenscope.interface.typer_parameters import COLUMNS, MODEL_HELP
 from hiddenscope.series.parameters import OPTIONS, check_options
 
 PARAMETERS = (

@@ -2,11 +2,10 @@
 
 from hiddenscope.cli.arguments import dataset, texts_in
 from hiddenscope.cli.asking import ask, asks, show_result
-from hiddenscope.cli.command import Arguments
+from hiddenscope.cli.command import COLUMNS, Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.errors import TextError
 from hiddenscope.interface import Parameter
-from hiddenscope.interface.typer_parameters import COLUMNS
 from hiddenscope.texts import Labelled
 
 # On all 40 shipped sentences the perplexity of every setting takes most of the time.

@@ -3,13 +3,14 @@ commands, requests, forms and code are made of that. Nothing here imports torch.
 
 declaration  reads a signature
 parameters   what is known of one parameter, and those that many analyses share
-arguments    the texts, numbers and values that were typed or sent
-code         a question as Python and as a command
 """
 
 from hiddenscope.interface.declaration import analysis as analysis
 from hiddenscope.interface.declaration import ask as ask
+from hiddenscope.interface.declaration import build_value as build_value
 from hiddenscope.interface.declaration import declared as declared
+from hiddenscope.interface.declaration import describe as describe
+from hiddenscope.interface.declaration import flattened as flattened
 from hiddenscope.interface.parameters import POOL as POOL
 from hiddenscope.interface.parameters import POOL_BY_STACK as POOL_BY_STACK
 from hiddenscope.interface.parameters import SEED as SEED

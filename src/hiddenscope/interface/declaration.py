@@ -18,8 +18,11 @@ hiddenscope.errors.StatesError: times must be an integer >= 1: got 0. Give a num
 """  # noqa: E501
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from operator import attrgetter
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -34,6 +37,7 @@ from typing import (
 )
 
 from hiddenscope.arguments import explaining, integer
+from hiddenscope.catalog import ANALYSIS, PUBLIC
 from hiddenscope.interface.parameters import Description, Kind, Parameter
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -41,11 +45,21 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 PLAIN: dict[Any, Kind] = {int: "integer", bool: "flag"}
 
 
-def ask(help: str = "", **details: Any) -> Parameter:  # noqa: A002
+class _Typed(Parameter):
+    """A parameter whose kind follows from its type."""
+
+
+def ask(
+    help: str = "",  # noqa: A002
+    kind: Kind | None = None,
+    **details: Any,
+) -> Parameter:
     """Say what every place that asks for a parameter should know of it; `details` are
-    fields of `Parameter`.
+    fields of `Parameter`. Without a kind, the type says it.
     """
-    return Parameter(help=help, **details)
+    if kind is None:
+        return _Typed(help=help, **details)
+    return Parameter(help=help, kind=kind, **details)
 
 
 def analysis(**details: Any) -> Callable[[Function], Function]:
@@ -97,7 +111,7 @@ def declared(function: Callable[..., Any]) -> Iterator[Parameter]:
         yield replace(
             asked,
             name=parameter.name,
-            kind=asked.kind or _kind(type_, choices),
+            kind=_kind(type_, choices) if isinstance(asked, _Typed) else asked.kind,
             default=asked.default if asked.default is not None else default,
             required=is_required if asked.required is None else asked.required,
             positional=parameter.kind is not parameter.KEYWORD_ONLY,
@@ -141,3 +155,43 @@ def _bare(annotation: Any) -> Any:
     if isinstance(annotation, ForwardRef):
         return annotation.__forward_arg__
     return annotation
+
+
+@cache
+def describe(word: str) -> Description:
+    """Return what can be asked of an analysis; this imports no torch.
+
+    >>> [parameter.name for parameter in describe("lens").parameters][:3]
+    ['texts', 'k', 'target']
+    """
+    analysis = ANALYSIS[word]
+    if analysis.module.endswith(f"{word}.{word}"):
+        module = import_module(f"hiddenscope.analyses.{word}.parameters")
+        return cast(Description, module.DESCRIPTION)
+    function = getattr(import_module(f"hiddenscope.{analysis.module}"), word)
+    return cast(Description, function.description)
+
+
+def flattened(parameters: Iterable[Parameter]) -> Iterator[Parameter]:
+    """Yield the parameters, with their fields in place of those that have fields."""
+    for parameter in parameters:
+        yield from parameter.fields or (parameter,)
+
+
+def build_value(
+    parameter: Parameter, model: object, values: Mapping[str, Any]
+) -> object:
+    """Call the constructor of a parameter with the fields that have a value."""
+    fields = {}
+    for field in parameter.fields:
+        value = values.get(field.name)
+        if value is None:
+            continue
+        if field.repeated and isinstance(value, str):
+            value = [value]
+        fields[field.name] = value
+    public_name = parameter.constructor.partition(".")[0]
+    module = import_module(f"hiddenscope.{PUBLIC[public_name]}")
+    constructor = attrgetter(parameter.constructor)(module)
+    first = (model,) if parameter.takes_model else ()
+    return constructor(*first, **fields)

@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeAlias
 from hiddenscope.states.pooling import CHOICES, NAMES
 
 Kind: TypeAlias = Literal[
-    "",
     "text",
     "texts",
     "model",
@@ -52,7 +51,7 @@ class Parameter:
     """
 
     name: str = ""
-    kind: Kind = ""
+    kind: Kind = "word"
     help: str = ""
     default: Default = None
     required: bool | None = None

@@ -18,7 +18,13 @@ import hiddenscope as hs
 from hiddenscope import texts
 from hiddenscope.analyses.graft.compute import compare_windows, sign_flip_p
 from hiddenscope.cli.main import app
-from hiddenscope.errors import ModuleError, PassError, SiteError, TextError
+from hiddenscope.errors import (
+    ModuleError,
+    PassError,
+    SiteError,
+    StatesError,
+    TextError,
+)
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.results import story_of, views_of
 from hiddenscope.results.export import to_plain
@@ -139,7 +145,7 @@ def test_what_a_donor_cannot_give(tiny: Tiny, donor: hs.Model) -> None:
         (tiny("gpt2"), {}, ModuleError, "differ in shape"),
         (model, {}, ModuleError, "they are the same module"),
         (donor, {"layers": 4}, TextError, "must be an integer from 1 to 3: got 4"),
-        (donor, {"layers": True}, TextError, "got True"),
+        (donor, {"layers": True}, StatesError, "got True"),
         (donor, {"sites": "*.cross"}, SiteError, "cross"),
         (donor, {"data": ["a"]}, TextError, "they have no labels"),
         (donor, {"data": []}, TextError, "the list is empty"),

@@ -9,8 +9,8 @@ import pytest
 
 import hiddenscope as hs
 from hiddenscope.catalog import ANALYSES
-from hiddenscope.interface.descriptions import describe, flattened
-from hiddenscope.interface.typer_parameters import options_of
+from hiddenscope.cli.command import options_of
+from hiddenscope.interface import describe, flattened
 
 WORDS = [analysis.word for analysis in ANALYSES if analysis.package == "analyses."]
 

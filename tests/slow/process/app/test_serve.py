@@ -49,7 +49,7 @@ def test_the_arguments_of_the_browser_hold_no_token(
 
 SERVER = "import hiddenscope.app as app; app.create_app(app.Settings(token='x'))"
 DESCRIPTIONS = (
-    "from hiddenscope.interface.descriptions import describe;"
+    "from hiddenscope.interface import describe;"
     " from hiddenscope.catalog import ANALYSES;"
     " [describe(one.word) for one in ANALYSES if one.package == 'analyses.']"
 )
