@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -475,14 +475,6 @@ def _has_too_many_files(error: BaseException | None) -> bool:
     """Return whether an error comes from too many open files."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            return True
-        # sqlite has one error for everything that keeps it from opening a file, so try
-        # to open another one.
-        from_sqlite = isinstance(error, sqlite3.OperationalError)
-        if from_sqlite and "unable to open database file" in str(error):
-            with suppress(OSError):
-                os.close(os.open(os.devnull, os.O_RDONLY))
-                return False
             return True
         error = error.__cause__ or error.__context__
     return False

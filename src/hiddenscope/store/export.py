@@ -258,12 +258,9 @@ def write_zarr(path: Path, rows: StoredRows, provenance: str, advance: Advance) 
     group = zarr.create_group(path, zarr_format=3, overwrite=True)
     group.attrs["hiddenscope"] = json.loads(provenance)
     for name, kind in rows.facts.items():
+        dtype = "int64" if kind is int else "str"
         group.create_array(
-            name,
-            shape=(count,),
-            chunks=(chunk,),
-            dtype="int64" if kind is int else "str",
-            dimension_names=("row",),
+            name, shape=(count,), chunks=(chunk,), dtype=dtype, dimension_names=("row",)
         )
     for name, width in rows.widths.items():
         group.create_array(

@@ -9,7 +9,6 @@ the plan alone, and on like hardware its bytes are the same.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -88,30 +87,25 @@ class StoreSequence:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "StoreSequence":
         """Read what `to_json` returned; raise ValueError for anything else."""
-        text, start, batch = data["text"], data["start"], data["batch"]
-        ids = tuple(data["ids"])
-        spans = tuple(map(tuple, data["spans"]))
+        numbers = np.array([data["text"], data["start"], data["batch"]])
+        ids = np.array(data["ids"])
+        spans = np.array(data["spans"])
         string = data.get("string")
-        numbers = (text, start, batch)
-        of_tokens = [*ids, *chain.from_iterable(spans)]
-        # Not isinstance: True and False are integers too.
-        types = set(map(type, (*numbers, *of_tokens)))
+        # What does not fit in 64 bits has another dtype, and so has an empty list.
         if (
-            types != {int}
-            or set(map(len, spans)) != {2}
-            or len(ids) != len(spans)
+            {numbers.dtype, ids.dtype, spans.dtype} != {np.dtype(np.int64)}
+            or not 0 <= numbers.min() <= numbers.max() < LARGEST
+            or ids.ndim != 1
+            or spans.shape != (len(ids), 2)
             or not isinstance(string, str | None)
         ):
             raise ValueError(
                 "a sequence needs a text, a start, a batch, and ids with a span for"
                 " each"
             )
-        if (
-            not 0 <= min(numbers) <= max(numbers) < LARGEST
-            or not -LARGEST < min(of_tokens) <= max(of_tokens) < LARGEST
-        ):
-            raise ValueError(f"text {text} has a number that is too large, or negative")
-        return cls(text, start, ids, spans, batch, string)
+        text, start, batch = numbers.tolist()
+        pairs = tuple(map(tuple, spans.tolist()))
+        return cls(text, start, tuple(ids.tolist()), pairs, batch, string)
 
 
 @dataclass(frozen=True)
