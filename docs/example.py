@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hiddenscope.app import SHIPPED, Settings
 from hiddenscope.app.cache import ResultCache, StoredResult, key_of
+from hiddenscope.app.cells import Models
 from hiddenscope.app.library import Library
-from hiddenscope.app.models import Models
 from hiddenscope.app.questions import answer
 from hiddenscope.app.schemas import REQUESTS, ModelChoice
 

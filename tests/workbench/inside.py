@@ -16,8 +16,8 @@ from urllib.parse import unquote
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from hiddenscope.app import application, worker
+from hiddenscope.app.cells import Models
 from hiddenscope.app.jobs import Listener
-from hiddenscope.app.models import Models
 from hiddenscope.app.settings import Settings
 from hiddenscope.workers import Frame, Header, pack_frame, read_frame
 from tests.workbench.serving import Answer, Bench, settings_in

@@ -8,13 +8,11 @@ routes       the API: a request becomes a question for the worker
 jobs         the queue, one model job at a time, and the worker as the server sees it
 worker       the worker process itself, which has torch
 questions    what the worker answers
-cells        those that only the page asks, of a grid and of stored states
+cells        those that only the page asks, and the models that are kept for the next
 answers      a result as it travels to the page
-models       what the worker keeps between two questions
 cache        results once computed, on disk
-library      the models, datasets and states to choose from
+library      the models, datasets and stored states to choose from
 uploads      labelled texts that a page has sent, and their columns before that
-stores       what stored states hold, and their texts
 code         a question as Python, and as a command
 
 The server imports no torch.

@@ -1,4 +1,5 @@
-"""Cells: what only the page asks, of a grid and of one state in it.
+"""Cells: what the worker keeps between two questions, and answers to what only the page
+asks, of a grid and of one state in it.
 
 The norm of every state of a text, and what a token reads in each layer. What a state is
 called elsewhere, what is near to it, what a lens reads there, and what the model
@@ -6,14 +7,17 @@ predicts or writes once it is changed. Of stored states, the norms of one text, 
 texts or the states that are nearest to a query.
 """
 
+import json
 import re
+from collections import OrderedDict
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
 import xarray
-from numpy.typing import NDArray
 from torch import Tensor
 
 import hiddenscope as hs
@@ -26,22 +30,89 @@ from hiddenscope.analyses.steer.continuations import (
 )
 from hiddenscope.analyses.steer.reads import masked_model
 from hiddenscope.app.answers import AnswerBytes, pack_result
-from hiddenscope.app.models import Models, StoredStates
-from hiddenscope.app.stores import encodable
+from hiddenscope.app.uploads import encodable
 from hiddenscope.errors import Error, SiteError, TextError, TooLarge
 from hiddenscope.passes import Change
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import Coordinates, Variables, to_dataset
 from hiddenscope.results.sentences import model_name, quoted_token
 from hiddenscope.sites import Site, to_alias
-from hiddenscope.states import Pair, States
+from hiddenscope.states import Pair, States, load_states
 from hiddenscope.workers import Header
 
+MAX_MODELS = 2
+MAX_CAPTURES = 16
+MAX_CAPTURED_BYTES = 256 * 2**20
 NEAREST = 8
 PREDICTIONS = 10
 # Characters of a text in a list of search results.
 MAX_CHARACTERS = 300
 ONLY_LOADING = re.compile("Load it with task=.*")
+
+StoredStates: TypeAlias = hs.Store | States | Pair
+
+
+class Models:
+    """Loaded models, states of the last texts, and the stored states that are open.
+
+    A page asks many questions about one text. Only a new text is computed.
+    """
+
+    def __init__(self, device: str | None = None) -> None:
+        self.device = device
+        self._loaded: OrderedDict[str, hs.Model] = OrderedDict()
+        self._captured: OrderedDict[tuple[int, str], States] = OrderedDict()
+        self._opened: tuple[str, StoredStates] | None = None
+
+    def get(self, choice: Header) -> hs.Model:
+        """Return the model of a choice, loading it from its path if needed."""
+        path, dtype = choice["path"], choice.get("dtype")
+        key = json.dumps([path, dtype, choice.get("identity")])
+        if key not in self._loaded:
+            while len(self._loaded) >= MAX_MODELS:
+                self._loaded.popitem(last=False)
+                # Captured states are found by the id of their model, which Python may
+                # give to the next one.
+                self._captured.clear()
+            with progress.status(f"Loading {Path(path).name}"):
+                self._loaded[key] = hs.load(path, dtype=dtype, device=self.device)
+        self._loaded.move_to_end(key)
+        return self._loaded[key]
+
+    def stored_states(self, choice: Header) -> StoredStates:
+        """Return the states in a store or a file; the last ones stay open."""
+        key = json.dumps([choice["path"], choice["identity"]])
+        if self._opened is None or self._opened[0] != key:
+            self._opened = None
+            path = Path(choice["path"])
+            states = hs.open(path) if path.is_dir() else load_states(path)
+            self._opened = key, states
+        return self._opened[1]
+
+    def states(self, model: hs.Model, text: str) -> States:
+        """Return the states of one text, at every layer and final."""
+        key = id(model), text
+        if key not in self._captured:
+            captured = model.capture(text)
+            if not isinstance(captured, States):
+                raise TextError(
+                    "No grid of one text",
+                    f"{model.name} has an encoder and a decoder",
+                    "Ask an analysis in its place: lens, profile, compare.",
+                )
+            self._captured[key] = captured
+            self._drop_captured()
+        self._captured.move_to_end(key)
+        return self._captured[key]
+
+    def _drop_captured(self) -> None:
+        """Drop the states that were not used for longest, down to the limits."""
+        total = sum(states.values.nbytes for states in self._captured.values())
+        while len(self._captured) > 1:
+            if len(self._captured) <= MAX_CAPTURES and total <= MAX_CAPTURED_BYTES:
+                return
+            _, dropped = self._captured.popitem(last=False)
+            total -= dropped.values.nbytes
 
 
 def in_page(error: Error) -> str:
@@ -230,7 +301,14 @@ def _build_change(
         return hs.Scale(0.0, tokens=token), {}
     if change["kind"] == "replace":
         donor_states = models.states(model, _required(change, "text"))
-        donor_token = _donor_token(donor_states, token, change)
+        # By default the same token of text B.
+        donor_token = int(change.get("token", token))
+        if donor_token >= len(donor_states.tokens):
+            raise TextError(
+                f"No state to put at token {token}",
+                f"text B has {len(donor_states.tokens)} tokens",
+                "Choose an earlier cell, or a longer text B.",
+            )
         string = donor_states.tokens.strings[donor_token]
         replacement = hs.Replace(donor_states[site][donor_token], tokens=token)
         return replacement, {"token": donor_token, "string": string}
@@ -243,18 +321,6 @@ def _build_change(
     return addition, {"toward": toward, "away": away, "strength": strength}
 
 
-def _donor_token(donor_states: States, token: int, change: Header) -> int:
-    """Return the token of text B whose state is put in, by default the same one."""
-    donor_token = int(change.get("token", token))
-    if donor_token >= len(donor_states.tokens):
-        raise TextError(
-            f"No state to put at token {token}",
-            f"text B has {len(donor_states.tokens)} tokens",
-            "Choose an earlier cell, or a longer text B.",
-        )
-    return donor_token
-
-
 def _required(change: Header, name: str) -> str:
     if not change.get(name):
         raise TextError(
@@ -265,8 +331,9 @@ def _required(change: Header, name: str) -> str:
     return str(change[name])
 
 
-def reads_of(result: Result, token: int) -> Result:
-    """Return what a token reads in each layer, from a result of `hs.attention`.
+def reads_of(result: Result, token: int) -> tuple[Result, str]:
+    """Return what a token reads in each layer, from a result of `hs.attention`, and a
+    title for it.
 
     A cell has the largest weight that any head puts on a token, and the mean over
     heads; both also value-weighted.
@@ -285,53 +352,32 @@ def reads_of(result: Result, token: int) -> Result:
     kinds = {"pattern": ("weight", ""), "weighted": ("value-weighted weight", "L2")}
     for name, (words, unit) in kinds.items():
         weights = row[name].transpose("layer", "head", "key").to_numpy()
-        # Unlike nanmax, fmax gives no warning where a layer has no head at all.
+        # Unlike nanmax and nanmean, these give no warning where a layer has no head.
+        largest = np.fmax.reduce(weights, axis=1)
+        exists = ~np.isnan(weights)
+        counts = np.maximum(exists.sum(axis=1), 1)
+        sums = np.where(exists, weights, 0).sum(axis=1)
+        means = (sums / counts).astype(np.float32)
+        means[~exists.any(axis=1)] = np.nan
         variables[f"largest_{name}"] = (
             cells,
-            np.fmax.reduce(weights, axis=1),
+            largest,
             {"long_name": f"largest {words} of any head", "units": unit},
         )
         variables[f"mean_{name}"] = (
             cells,
-            _mean_over_heads(weights),
+            means,
             {"long_name": f"mean {words} of all heads", "units": unit},
         )
     coords: Coordinates = {
-        "site": [_layer_of(site) for site in data["site"].to_numpy().tolist()],
+        # A row of the page's grid is the layer that a block makes.
+        "site": [site.rpartition(".")[0] for site in data["site"].to_numpy().tolist()],
         "string": ("token", data["key_string"].to_numpy()),
         "position": ("token", data["key_position"].to_numpy()),
     }
-    return Result("reads", to_dataset(variables, coords), {}, result.source)
-
-
-def title_of_reads(result: Result, token: int) -> str:
-    """Return the title of the grid: which token reads, and in which model."""
-    data: xarray.Dataset = result.data
-    queries = data["query_position"].to_numpy().tolist()
-    string = str(data["query_string"].to_numpy()[queries.index(token)])
-    return (
-        f"What {quoted_token(string)}, token {token}, reads in each layer of"
-        f" {model_name(result)}"
-    )
-
-
-def _mean_over_heads(weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Average over the heads that a layer has."""
-    exists = ~np.isnan(weights)
-    counts = np.maximum(exists.sum(axis=1), 1)
-    sums = np.where(exists, weights, 0).sum(axis=1)
-    means: NDArray[np.float32] = (sums / counts).astype(np.float32)
-    means[~exists.any(axis=1)] = np.nan
-    return means
-
-
-def _layer_of(site: str) -> str:
-    """Return the layer that a block makes, which is a row of the page's grid.
-
-    >>> _layer_of("layer.3.attn"), _layer_of("decoder.layer.3.cross")
-    ('layer.3', 'decoder.layer.3')
-    """
-    return site.rpartition(".")[0]
+    string = quoted_token(str(row["query_string"].item()))
+    title = f"What {string}, token {token}, reads in each layer of {model_name(result)}"
+    return Result("reads", to_dataset(variables, coords), {}, result.source), title
 
 
 def show_stored_text(models: Models, request: Header) -> AnswerBytes:
@@ -425,8 +471,11 @@ def _pack_search(
         texts = hits["number"].to_numpy().tolist()
         tokens: list[int | None] = [None] * len(texts)
     else:
+        assert not isinstance(stored, Pair), "the states of a pair are not searched"
         texts = hits["text"].to_numpy().tolist()
-        tokens = _tokens_in_text(stored, hits["number"].to_numpy().tolist(), texts)
+        # Positions would not do: those of a window begin above 0.
+        pairs = zip(hits["number"].to_numpy().tolist(), texts, strict=True)
+        tokens = [row - stored.tokens.rows(text).start for row, text in pairs]
     strings = [""] * len(texts)
     if "string" in hits:
         strings = hits["string"].to_numpy().tolist()
@@ -441,15 +490,3 @@ def _pack_search(
             )
     packed = pack_result(result)
     return replace(packed, header={**packed.header, "nearest": rows})
-
-
-def _tokens_in_text(
-    stored: StoredStates, rows: list[int], texts: list[int]
-) -> list[int | None]:
-    """Return which token of its text each row is.
-
-    Positions would not do: those of a window begin above 0.
-    """
-    assert not isinstance(stored, Pair), "the states of a pair are not searched"
-    pairs = zip(rows, texts, strict=True)
-    return [row - stored.tokens.rows(text).start for row, text in pairs]

@@ -23,8 +23,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
+from hiddenscope.app.library import holds_pair
 from hiddenscope.app.schemas import form_parameters
-from hiddenscope.app.stores import holds_pair
 from hiddenscope.catalog import ANALYSIS
 from hiddenscope.interface import Kind, Parameter
 from hiddenscope.texts import names_a_file

@@ -2,17 +2,25 @@
 
 Everything has an opaque name, and no name is a path. Folders and files are looked for
 below the root that the server was started with, and nowhere else: a link that leads out
-of it is not followed.
+of it is not followed. Nothing here imports torch: a page of texts is answered while a
+model works.
 """
 
 import hashlib
+import json
 import os
 import re
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, TypeAlias
 
+import numpy as np
+
+import hiddenscope as hs
 from hiddenscope import texts
 from hiddenscope.app.schemas import (
     MODEL_NAME,
@@ -21,12 +29,13 @@ from hiddenscope.app.schemas import (
     ModelAnswer,
     ModelChoice,
     StoreAnswer,
+    StoreText,
+    StoreTextsAnswer,
 )
 from hiddenscope.app.settings import Settings
-from hiddenscope.app.stores import describe_states, is_states
-from hiddenscope.app.uploads import UPLOAD_NAME, Upload, Uploads
-from hiddenscope.errors import LoadError, TextError, UnknownModel
-from hiddenscope.files import identity
+from hiddenscope.app.uploads import UPLOAD_NAME, Upload, Uploads, encodable
+from hiddenscope.errors import Error, FileError, LoadError, TextError, UnknownModel
+from hiddenscope.files import believable, identity
 from hiddenscope.loading import zoo
 from hiddenscope.loading.folder import read_json
 from hiddenscope.loading.outline import outline
@@ -39,7 +48,27 @@ MAX_DEPTH = 4
 MAX_LABELS = 50
 SAMPLE_TEXTS = 5
 
+# What lists show of a text, and of stored states.
+MAX_CHARACTERS = 300
+MAX_SITES = 500
+
 ADAPTER_CONFIG = "adapter_config.json"
+# Of sites of one width, and of sites whose widths differ.
+STATES_FORMATS = ("hiddenscope.states/1", "hiddenscope.states/2")
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# What parsing may raise of a file that is not what its name says.
+DAMAGED = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    StopIteration,
+)
+
+# What a file says of each of its stacks, by the prefix of their tensors.
+Stacks: TypeAlias = dict[str, dict[str, Any]]
 
 
 class Library:
@@ -272,15 +301,10 @@ def _base_folder(path: Path) -> Path | None:
 
 
 def _hub_cache() -> Path:
-    """Return where huggingface_hub keeps models, without importing it."""
-    cache = os.environ.get("HF_HUB_CACHE")
-    if cache:
-        return Path(cache)
-    home = os.environ.get("HF_HOME")
-    if home:
-        return Path(home, "hub")
-    user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(user_cache, "huggingface", "hub")
+    """Return where huggingface_hub keeps models."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
 
 
 def _hub_models() -> list[str]:
@@ -303,3 +327,150 @@ def _hub_commit(name: str) -> str:
         return (folder / "refs" / "main").read_text("ascii").strip()[:64]
     except (OSError, ValueError):
         return ""
+
+
+def is_states(path: Path) -> bool:
+    """Return whether there is a store or a file of states at this path."""
+    try:
+        if path.is_dir():
+            return (path / "plan.json").is_file() and (path / "commits").is_dir()
+        if path.suffix != ".safetensors" or not path.is_file():
+            return False
+        return _read_stacks(path) is not None
+    except OSError:
+        return False
+
+
+def holds_pair(path: Path) -> bool:
+    """Return whether a file holds the states of an encoder and a decoder."""
+    return "encoder." in (_read_stacks(path) or {})
+
+
+def store_identity(path: Path) -> str:
+    """Return what changes with the states, also when more units are committed."""
+    if not path.is_dir():
+        return identity([path])
+    commits = sorted((path / "commits").iterdir())
+    return identity([path / "plan.json", *commits])
+
+
+def describe_states(name: str, label: str, path: Path) -> StoreAnswer | None:
+    """Return what a store or a file of states holds, or None where it is damaged."""
+    try:
+        if path.is_dir():
+            with hs.open(path) as store:
+                return StoreAnswer(
+                    name=name,
+                    label=label,
+                    bytes=sum(
+                        file.stat().st_size for file in (path / "data").iterdir()
+                    ),
+                    sites=[str(site) for site in store.sites][:MAX_SITES],
+                    tokens=len(store),
+                    texts=len(store.texts),
+                    model=encodable(str(store.source.model)[:200]),
+                    dtype=store.dtype,
+                    width=max(store.plan.widths.values()),
+                    complete=store.complete,
+                )
+        stacks = _read_stacks(path) or {}
+        first = next(iter(stacks.values()))
+        sites: list[str] = []
+        for stack in stacks.values():
+            sites += map(str, stack["sites"])
+        return StoreAnswer(
+            name=name,
+            label=label,
+            bytes=path.stat().st_size,
+            sites=sites[:MAX_SITES],
+            tokens=sum(int(stack["shape"][1]) for stack in stacks.values()),
+            texts=int(first["count"]),
+            model=encodable(str(first["source"].get("model", ""))[:200]),
+            dtype=DTYPES.get(first["dtype"], str(first["dtype"])[:20]),
+            width=int(first["shape"][2]),
+            complete=True,
+        )
+    except (Error, *DAMAGED):
+        return None
+
+
+def read_texts(path: Path, first: int, count: int) -> StoreTextsAnswer:
+    """Return a page of texts in their order, with the number of tokens of each."""
+    page: list[StoreText] = []
+
+    def add(number: int, text: str, tokens: int) -> None:
+        is_cut = len(text) > MAX_CHARACTERS
+        shown = encodable(text[:MAX_CHARACTERS])
+        page.append(StoreText(number=number, text=shown, cut=is_cut, tokens=tokens))
+
+    if path.is_dir():
+        with hs.open(path) as store:
+            total = len(store.texts)
+            for number in store.texts[first : first + count].tolist():
+                tokens = store.of(number).tokens
+                # Strings of tokens, where the texts were not kept.
+                pieces = tokens.texts or tokens.strings[: MAX_CHARACTERS + 1]
+                add(number, "".join(pieces), len(tokens))
+    else:
+        lengths, file_texts = _read_file_texts(path, store_identity(path))
+        total = len(lengths)
+        for number in range(first, min(first + count, total)):
+            add(number, file_texts[number] if file_texts else "", lengths[number])
+    return StoreTextsAnswer(total=total, first=first, texts=page)
+
+
+def _read_stacks(path: Path) -> Stacks | None:
+    """Return what a file of states says of each stack, or None for another file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") not in STATES_FORMATS:
+                return None
+            stacks: Stacks = json.loads(metadata["states"])
+            for prefix, stack in stacks.items():
+                name = f"{prefix}values"
+                # The widest stands for all, as in the description of a store.
+                if "widths" in stack:
+                    name += f".{max(stack['widths'])}"
+                values = file.get_slice(name)
+                stack |= {"shape": values.get_shape(), "dtype": values.get_dtype()}
+                if not 0 <= stack["count"] <= believable(path.stat().st_size):
+                    return None
+        return stacks
+    except (SafetensorError, *DAMAGED):
+        return None
+
+
+@lru_cache(maxsize=4)
+def _read_file_texts(
+    path: Path, file_identity: str
+) -> tuple[list[int], tuple[str, ...] | None]:
+    """Return how many tokens each text of a file has, and the texts if they are stored.
+
+    `file_identity` makes the cache forget a file that has changed.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        prefix, stack = next(iter((_read_stacks(path) or {}).items()))
+        with safe_open(path, framework="np") as file:
+            text_of_token = file.get_tensor(f"{prefix}text")
+            counts = np.bincount(text_of_token, minlength=int(stack["count"]))
+            lengths = counts.tolist()
+            # `file` is not a mapping, and has no `in`.
+            if f"{prefix}texts" not in file.keys():  # noqa: SIM118
+                return lengths, None
+            joined = file.get_tensor(f"{prefix}texts").tobytes()
+            ends = [0, *file.get_tensor(f"{prefix}texts.ends").tolist()]
+        texts = tuple(joined[a:b].decode("utf-8", "replace") for a, b in pairwise(ends))
+        if len(texts) != len(lengths):
+            raise ValueError(f"{len(texts)} texts, and tokens of {len(lengths)}")
+        return lengths, texts
+    except (SafetensorError, *DAMAGED) as error:
+        raise FileError(
+            f"Cannot read states from {path.name}",
+            f"it is damaged, or not such a file ({str(error)[:200]})",
+            "Save the states again.",
+        ) from error

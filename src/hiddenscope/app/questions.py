@@ -13,6 +13,8 @@ import hiddenscope as hs
 from hiddenscope.analyses.embed.compute import mean_cosine
 from hiddenscope.app.answers import AnswerBytes, pack_result
 from hiddenscope.app.cells import (
+    Models,
+    StoredStates,
     continue_text,
     describe_state,
     find_states,
@@ -21,10 +23,8 @@ from hiddenscope.app.cells import (
     reads_of,
     show_stored_text,
     suggest_answers,
-    title_of_reads,
 )
 from hiddenscope.app.code import protect_from_file_lookup
-from hiddenscope.app.models import Models, StoredStates
 from hiddenscope.app.schemas import form_parameters
 from hiddenscope.app.uploads import labelled_from
 from hiddenscope.catalog import ANALYSIS
@@ -137,7 +137,8 @@ def _show_reads(models: Models, request: Header) -> AnswerBytes:
     last = len(states.tokens) - 1
     token = min(arguments.get("token", last), last)
     result = hs.attention(model, arguments["text"], queries=[token], draws=0)
-    return pack_result(reads_of(result, token), (title_of_reads(result, token),))
+    reads, title = reads_of(result, token)
+    return pack_result(reads, (title,))
 
 
 # Analyses whose function returns something else, which is made a result here.

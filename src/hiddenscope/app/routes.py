@@ -20,7 +20,7 @@ from fastapi.responses import StreamingResponse
 from hiddenscope.app.cache import KEY, ResultCache, StoredResult, key_of
 from hiddenscope.app.code import Named, as_command, as_python
 from hiddenscope.app.jobs import JobRecord, Jobs, QueueFull
-from hiddenscope.app.library import Library
+from hiddenscope.app.library import Library, read_texts, store_identity
 from hiddenscope.app.schemas import (
     ASKED,
     STORE_NAME,
@@ -40,7 +40,6 @@ from hiddenscope.app.schemas import (
     form_parameters,
 )
 from hiddenscope.app.settings import Settings
-from hiddenscope.app.stores import read_texts, store_identity
 from hiddenscope.app.uploads import preview_table
 from hiddenscope.errors import Error
 from hiddenscope.results import Result
@@ -204,7 +203,13 @@ class Desk:
             elif name.startswith("upload:"):
                 upload = self.library.dataset(name)
                 if upload is not None:
-                    names[name] = upload.named
+                    file = upload.data.name
+                    # A name that begins like an option, or like stdin, is written as
+                    # a path.
+                    if not file[:1].isalnum():
+                        file = f"./{file}"
+                    columns = upload.columns.model_dump(exclude_none=True)
+                    names[name] = Named(file, columns)
         store = client_request.get("store") or client_request["arguments"].get("store")
         if store:
             names[store] = Named(str(self.library.store_path(store)))
@@ -397,32 +402,23 @@ def _add_results(router: APIRouter, desk: Desk) -> None:
         """Return the title, findings and views of a result, and the code behind it."""
         header = desk.result(id).header
         client_request = header["request"]
+        word = client_request["analysis"]
         try:
             names = desk.names_in_code(client_request)
         # The model or the data may be gone, which must not hide the result.
         except Error:
             names = {}
-        model = None
-        if "model" in client_request:
-            model = ModelChoice(**client_request["model"])
         command = as_command(client_request, names)
+        # Answers about one state have no views.
+        content = {"title": word, "findings": [], "views": [], "sections": [], **header}
         return ResultAnswer(
+            **content,
             id=id,
-            analysis=client_request["analysis"],
-            model=model,
-            title=header.get("title", client_request["analysis"]),
-            findings=header.get("findings", []),
-            views=header.get("views", []),
-            sections=header.get("sections", []),
+            analysis=word,
+            model=client_request.get("model"),
             python=as_python(client_request, names),
             command=command.text,
             command_reason=command.reason,
-            state=header.get("state"),
-            continuation=header.get("continuation"),
-            answers=header.get("answers"),
-            columns=header.get("columns", []),
-            other_columns=header.get("other_columns", []),
-            nearest=header.get("nearest", []),
         )
 
     @router.get(

@@ -23,14 +23,12 @@ from itertools import islice
 from pathlib import Path
 
 from hiddenscope import texts
-from hiddenscope.app.code import Named
 from hiddenscope.app.schemas import (
     MOST_CHARACTERS,
     ColumnChoice,
     TableAnswer,
     form_field,
 )
-from hiddenscope.app.stores import encodable
 from hiddenscope.errors import TextError
 from hiddenscope.files import replacing
 from hiddenscope.interface import Parameter
@@ -73,15 +71,6 @@ class Upload:
         """Read what `to_json` returned."""
         parts = json.loads(content)
         return cls(labelled_from(parts), ColumnChoice(**parts["columns"]))
-
-    @property
-    def named(self) -> Named:
-        """Return the file as code names it."""
-        file = self.data.name
-        # A name that begins like an option, or like stdin, is written as a path.
-        if not file[:1].isalnum():
-            file = f"./{file}"
-        return Named(file, self.columns.model_dump(exclude_none=True))
 
 
 def labelled_from(argument: Header) -> texts.Labelled:
@@ -260,6 +249,17 @@ def _first_rows(suffix: str, beginning: str) -> Iterator[dict[str, str]]:
             header = next((cells for cells in reader if cells), [])
             for cells in filter(None, reader):
                 yield dict(zip(header, cells, strict=False))
+
+
+def encodable(text: str) -> str:
+    """Return a text that UTF-8 can encode.
+
+    Half a surrogate pair, which JSON or a tokenizer may leave, is replaced.
+
+    >>> encodable("half a pair: " + chr(0xD83D))
+    'half a pair: ?'
+    """
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _cell(value: object) -> str:

@@ -17,8 +17,7 @@ from types import FrameType
 
 from hiddenscope import progress
 from hiddenscope.app.answers import AnswerBytes
-from hiddenscope.app.cells import in_page
-from hiddenscope.app.models import Models
+from hiddenscope.app.cells import Models, in_page
 from hiddenscope.app.questions import answer
 from hiddenscope.errors import Error, is_out_of_memory
 from hiddenscope.workers import Channel, Header, parent_channel

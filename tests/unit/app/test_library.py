@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
-from hiddenscope.app.library import Library
+from hiddenscope.app.library import STATES_FORMATS, Library, store_identity
 from hiddenscope.app.routes import Desk
 from hiddenscope.app.schemas import ModelChoice
-from hiddenscope.app.stores import STATES_FORMATS, store_identity
 from hiddenscope.errors import LoadError, TextError, UnknownModel
 from tests.workbench.serving import Bench, settings_in
 
@@ -97,7 +97,7 @@ def test_a_model_is_told_from_others_by_its_files_its_dtype_and_its_version(
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("abc\n")
     (tmp_path / "hub" / "models--no--weights").mkdir()
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     path = model(tmp_path / "root" / "one")
     first, second = (
         Library(settings_in(tmp_path, root=tmp_path / "root")) for _ in range(2)

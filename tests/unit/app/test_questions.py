@@ -8,9 +8,9 @@ import pytest
 import xarray
 
 import hiddenscope as hs
-from hiddenscope.app import models as module
+from hiddenscope.app import cells as module
 from hiddenscope.app.answers import AnswerBytes
-from hiddenscope.app.models import Models
+from hiddenscope.app.cells import Models
 from hiddenscope.app.questions import PREPARATIONS
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from tests.workbench.asking import TEXT

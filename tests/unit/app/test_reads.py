@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hiddenscope.app.answers import pack_result
-from hiddenscope.app.cells import reads_of, title_of_reads
+from hiddenscope.app.cells import reads_of
 from hiddenscope.errors import SiteError
 from hiddenscope.results import views_of
 from hiddenscope.results.pictures import Grid
@@ -14,7 +14,7 @@ from tests.pages.inside import EVIL, SENTENCE, attention
 
 def test_a_cell_is_the_largest_and_the_mean_weight_over_heads() -> None:
     result = attention(6, 4, missing=[(2, 1)])
-    reads = reads_of(result, 5).data
+    reads = reads_of(result, 5)[0].data
     row = result.data.isel(query=5)
     for name in ("pattern", "weighted"):
         weights = row[name].to_numpy()
@@ -29,16 +29,17 @@ def test_a_cell_is_the_largest_and_the_mean_weight_over_heads() -> None:
 
 def test_one_row_is_enough_and_another_token_is_refused() -> None:
     some = attention(3, 2, queries=[4])
-    assert reads_of(some, 4).data["largest_pattern"].shape == (3, len(SENTENCE))
+    assert reads_of(some, 4)[0].data["largest_pattern"].shape == (3, len(SENTENCE))
     with pytest.raises(SiteError, match="No attention of token 3"):
         reads_of(some, 3)
     # A layer without a head has no mean.
-    bare = reads_of(attention(2, 2, missing=[(0, 0), (0, 1)]), 3).data
+    bare = reads_of(attention(2, 2, missing=[(0, 0), (0, 1)]), 3)[0].data
     assert np.isnan(bare["mean_pattern"].to_numpy()).any(1).tolist() == [True, False]
 
 
 def test_the_grid_says_which_weight_it_paints_and_hostile_tokens_stay_text() -> None:
-    grid = views_of(reads_of(attention(), 3))[0]
+    reads, title = reads_of(attention(), 3)
+    grid = views_of(reads)[0]
     assert isinstance(grid, Grid)
     assert [measure.name for measure in grid.measures] == [
         "largest weight of any head",
@@ -46,9 +47,9 @@ def test_the_grid_says_which_weight_it_paints_and_hostile_tokens_stay_text() -> 
         "largest value-weighted weight of any head",
         "mean value-weighted weight of all heads",
     ]
-    assert title_of_reads(attention(), 3).startswith("What “France”, token 3, reads")
-    result = attention(2, 2, EVIL)
-    packed = pack_result(reads_of(result, 0), (title_of_reads(result, 0),))
+    assert title.startswith("What “France”, token 3, reads")
+    reads, title = reads_of(attention(2, 2, EVIL), 0)
+    packed = pack_result(reads, (title,))
     (grid,) = unpack(packed.payload.decode("ascii"))
     assert isinstance(grid, Grid) and grid.tokens == EVIL
     assert packed.header["columns"] == list(range(len(EVIL)))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hiddenscope as hs
-from hiddenscope.app.stores import read_texts
+from hiddenscope.app.library import read_texts
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from tests.workbench.code import check_code, run_python, same
 from tests.workbench.serving import Bench

@@ -10,7 +10,7 @@ import pytest
 
 import hiddenscope as hs
 from hiddenscope.app import uploads
-from hiddenscope.app.code import as_command
+from hiddenscope.app.code import Named, as_command
 from hiddenscope.app.schemas import ColumnChoice
 from hiddenscope.app.uploads import Uploads, preview_table
 from hiddenscope.errors import TextError
@@ -109,7 +109,7 @@ def test_the_columns_and_groups_of_an_upload_reach_the_analysis_and_its_code(
     check_code(answer, result, tmp_path)
     assert "--group author" in answer["command"]
     asked = {"analysis": "graft", "model": {"name": "a"}, "arguments": {"data": "x"}}
-    grafted = as_command(asked, {"x": uploads.Named("a.csv", {"text": "sentence"})})
+    grafted = as_command(asked, {"x": Named("a.csv", {"text": "sentence"})})
     assert grafted.text is not None and "--text sentence" in grafted.text
 
 

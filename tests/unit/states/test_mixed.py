@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from hiddenscope.app.cells import norms_of
-from hiddenscope.app.stores import describe_states
+from hiddenscope.app.library import describe_states
 from hiddenscope.cli import main as cli
 from hiddenscope.errors import FileError, StatesError
 from hiddenscope.sites import Site
