@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.patch.patch import patch as patch
     from hiddenscope.analyses.probe import probe as probe
     from hiddenscope.analyses.profile.profile import profile as profile
+    from hiddenscope.analyses.project import project as project
     from hiddenscope.analyses.project.pictures import Pictures as Pictures
-    from hiddenscope.analyses.project.project import project as project
     from hiddenscope.analyses.search import search as search
     from hiddenscope.analyses.steer.direction import Direction as Direction
     from hiddenscope.analyses.steer.steer import steer as steer

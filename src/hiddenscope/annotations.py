@@ -6,6 +6,8 @@ torch; `arguments` looks them up here when a call has failed.
 
 from hiddenscope.analyses.embed.compute import Adjustment as Adjustment
 from hiddenscope.analyses.lens.fitted import Lens as Lens
+from hiddenscope.analyses.project.pictures import Method as Method
+from hiddenscope.analyses.project.pictures import Pictures as Pictures
 from hiddenscope.analyses.search.compute import Query as Query
 from hiddenscope.analyses.search.compute import Searchable as Searchable
 from hiddenscope.model import Model as Model

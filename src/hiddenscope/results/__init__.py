@@ -8,7 +8,6 @@ drawing    from labelled arrays to pictures
 sentences  the phrases that all stories share
 """
 
-from hiddenscope.results.facts import GroupFacts as GroupFacts
 from hiddenscope.results.findings import in_words as in_words
 from hiddenscope.results.report import Facts as Facts
 from hiddenscope.results.report import Report as Report

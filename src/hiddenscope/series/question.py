@@ -11,7 +11,7 @@ from hiddenscope.analyses.drift.drift import drift
 from hiddenscope.analyses.lens import lens
 from hiddenscope.analyses.probe import probe
 from hiddenscope.analyses.profile.profile import profile
-from hiddenscope.analyses.project.project import project
+from hiddenscope.analyses.project import project
 from hiddenscope.arguments import shown
 from hiddenscope.errors import ArgumentError, StatesError, TextError
 from hiddenscope.model import Model

@@ -63,7 +63,6 @@ POOLINGS = {
 NAMES = tuple(POOLINGS)
 CHOICES = f"{', '.join(NAMES)} or a position"
 """What a caller may give, for help texts and errors."""
-EACH_TOKEN_REMEDY = "Give hs.each_token(source) in place of the source, and no pooling."
 
 
 def parse_pooling(pool: object, error: type[Error] | None = None) -> Pooling:
@@ -78,7 +77,7 @@ def parse_pooling(pool: object, error: type[Error] | None = None) -> Pooling:
         raise refusal(
             'Cannot pool by "each"',
             "it does not pool: every token is a row of its own",
-            EACH_TOKEN_REMEDY,
+            "Give hs.each_token(source) in place of the source, and no pooling.",
         )
     if isinstance(pool, str) and pool.removeprefix("-").isdecimal():
         return int(pool)

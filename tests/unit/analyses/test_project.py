@@ -219,17 +219,20 @@ def test_a_picture_owns_up_to_what_is_not_there() -> None:
     apart, found = Distances(rows), scores(rows, codes)
     lying = noise(60, 2, seed=1).numpy()
     lying[:, 0] += codes.numpy() * 20
-    classes_look_apart = panel_of(apart, [lying], codes, found, 15).doubt
+    classes_look_apart = panel_of("layer.1", apart, [lying], codes, found, 15).doubt
     assert classes_look_apart is not None
     assert classes_look_apart.groups is None
     assert classes_look_apart.p is not None and classes_look_apart.p > 0.05
-    groups_can_be_seen = panel_of(apart, [lying], None, {}, 15).doubt
+    groups_can_be_seen = panel_of("layer.1", apart, [lying], None, {}, 15).doubt
     assert groups_can_be_seen is not None
     assert groups_can_be_seen.groups == 2
-    assert panel_of(apart, [rows[:, :2].numpy()], codes, found, 15).doubt is None
+    assert (
+        panel_of("layer.1", apart, [rows[:, :2].numpy()], codes, found, 15).doubt
+        is None
+    )
     real, codes = points(60, 20, 2, apart=30.0)
     shown, found = real[:, :2].contiguous().numpy(), scores(real, codes)
-    assert panel_of(Distances(real), [shown], codes, found, 15).doubt is None
+    assert panel_of("layer.1", Distances(real), [shown], codes, found, 15).doubt is None
 
 
 @pytest.fixture
@@ -371,7 +374,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": 5}, "No method '5'"),
     ({"seed": -1}, "seed must be an integer >= 0: got -1"),
     ({"pool": "second"}, "No pooling 'second'"),
-    ({"token": "last"}, "token is called pool here"),
     ({"source": 5}, "Give a model, a list of models, or states"),
     ({"source": []}, "Give a model, a list of models, or states"),
     ({"sites": "layer.9"}, "layer.9"),

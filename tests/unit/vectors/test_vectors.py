@@ -310,7 +310,7 @@ def test_what_stands_for_a_text_is_chosen_by_the_model_and_said(
     assert direction.facts["pool"] == expected
 
 
-def test_rows_that_are_tokens_are_not_pooled_and_old_spellings_name_the_new(
+def test_rows_that_are_tokens_are_not_pooled(
     tiny: Tiny,
 ) -> None:
     model = tiny("llama")
@@ -322,8 +322,8 @@ def test_rows_that_are_tokens_are_not_pooled_and_old_spellings_name_the_new(
         (hs.project, (each,), {"pool": "mean"}, own),
         (hs.probe, (each, "position"), {"pool": "mean"}, own),
         (hs.search, (states, np.ones(64)), {"pool": "each"}, r"hs\.each_token"),
-        (hs.probe, (states, labels), {"token": "mean"}, "token is called pool here"),
-        (hs.project, (states, labels), {"token": "each"}, r"hs\.each_token"),
+        (hs.probe, (states, labels), {"pool": "each"}, r"hs\.each_token"),
+        (hs.project, (states, labels), {"pool": "each"}, r"hs\.each_token"),
     ):
         with pytest.raises(ArgumentError, match=said):
             function(*given, **options)

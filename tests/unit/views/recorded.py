@@ -174,7 +174,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"parts": {0: {"class_count": 1, "labels_predicted": 3,
                        "all_equal_at": ["layer.0"]}}},
         {"parts": {0: {"picture": {"doubts": DOUBTS}}}},
-        {"parts": {0: {"near_duplicates": NEAR | {"texts": 2}, "dataset": None}}},
+        {"parts": {0: {"near_duplicates": NEAR | {"texts": 2}, "dataset": ""}}},
     ],
     "series-0": [
         {"headlines": [], "notes": ["A note."]},

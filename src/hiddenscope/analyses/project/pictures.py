@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hiddenscope.analyses.project.story import Doubt
 from hiddenscope.analyses.project.workers import Job, UmapPool
 from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import StatesError
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 Method: TypeAlias = Literal["umap", "pca", "pacmap", "tsne"]
 Picture: TypeAlias = NDArray[np.float32]
 
-METHODS = ("umap", "pca", "pacmap", "tsne")
 FEWEST = {"umap": 4, "pca": 2, "pacmap": 8, "tsne": 4}
 # Of UMAP's initial picture, as umap-learn scales its own.
 RADIUS = 10.0
@@ -57,10 +57,11 @@ class Pictures:
     preview: "Callable[[Result], None] | None" = None
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            problem = f"No method {str(self.method)[:40]!r}"
+        if self.method not in FEWEST:
             raise StatesError(
-                problem, "there are four methods", f"Use one of {', '.join(METHODS)}."
+                f"No method {str(self.method)[:40]!r}",
+                "there are four methods",
+                f"Use one of {', '.join(FEWEST)}.",
             )
         # At least two, because a point is its own first neighbour.
         integer(self.neighbours, "neighbours", 2)
@@ -112,7 +113,15 @@ def draw(
         return [[start] for start in starts]
     if how.method == "umap":
         assert pool is not None
-        pictures = pool.compute(_umap_jobs(points, starts, how, seeds), advance)
+        jobs = []
+        for site, start in zip(points, starts, strict=True):
+            indices, distances = site.nearest(how.neighbours)
+            widest = float(np.abs(start).max())
+            if widest > 0:
+                start = start / widest * np.float32(RADIUS)
+            for seed in seeds:
+                jobs.append(Job(start, indices.numpy(), _floats(distances), seed))
+        pictures = pool.compute(jobs, advance)
         count = len(seeds)
         return [pictures[k : k + count] for k in range(0, len(pictures), count)]
     draw_site = _tsne if how.method == "tsne" else _pacmap
@@ -123,24 +132,6 @@ def draw(
             drawn[-1].append(draw_site(site, start, how.neighbours, seed))
             advance(1)
     return drawn
-
-
-def _umap_jobs(
-    points: Sequence[Distances],
-    starts: Sequence[Picture],
-    how: Pictures,
-    seeds: Sequence[int],
-) -> list[Job]:
-    """Return the jobs of every set of points, one for each seed."""
-    jobs = []
-    for site, start in zip(points, starts, strict=True):
-        indices, distances = site.nearest(how.neighbours)
-        widest = float(np.abs(start).max())
-        if widest > 0:
-            start = start / widest * np.float32(RADIUS)
-        for seed in seeds:
-            jobs.append(Job(start, indices.numpy(), _floats(distances), seed))
-    return jobs
 
 
 def _tsne(points: Distances, start: Picture, neighbours: int, seed: int) -> Picture:
@@ -215,21 +206,6 @@ def disparity(picture: Picture, other: Picture) -> float:
     return float(np.sqrt(max(0.0, 1.0 - min(1.0, shared) ** 2)))
 
 
-@dataclass(frozen=True)
-class Doubt:
-    """What a picture shows and the full space does not hold.
-
-    `shown` and `full_space` are silhouettes in the picture and in the full space.
-    `groups` is the number of visible groups, or None where the doubt is about the
-    classes, with their `p`.
-    """
-
-    shown: float
-    full_space: float
-    p: float | None = None
-    groups: int | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class Panel:
     """One site: its picture (None if all states are equal), and numbers about it."""
@@ -244,6 +220,7 @@ class Panel:
 
 
 def panel_of(
+    site: str,
     points: Distances,
     drawn: Sequence[Picture],
     codes: Tensor | None,
@@ -260,7 +237,7 @@ def panel_of(
         spread = float(np.mean([disparity(picture, other) for other in others]))
     if scores and codes is not None and len(np.unique(picture, axis=0)) > 1:
         shown = _silhouette(picture, codes.numpy())
-    doubt = _doubt(points, picture, shown, scores)
+    doubt = _doubt(site, points, picture, shown, scores)
     return Panel(points.distinct, picture, scores, trust, spread, shown, doubt)
 
 
@@ -277,20 +254,32 @@ def _silhouette(rows: NDArray[np.floating[Any]], codes: Ints) -> float:
 
 
 def _doubt(
-    points: Distances, picture: Picture, shown: float, scores: Mapping[str, Score]
+    site: str,
+    points: Distances,
+    picture: Picture,
+    shown: float,
+    scores: Mapping[str, Score],
 ) -> Doubt | None:
     """Return what the picture shows although the full space does not hold it."""
     if scores:
         score = scores["silhouette"]
         if shown >= APART and score.p > SIGNIFICANCE:
-            return Doubt(shown, score.value, p=score.p)
+            return Doubt(
+                site=site, shown=shown, full_space=score.value, p=score.p, groups=None
+            )
     groups = _visible_groups(picture)
     if groups is None:
         return None
     full_space = _silhouette(points.rows.numpy()[groups.rows], groups.codes)
     if full_space >= LOOSE:
         return None
-    return Doubt(groups.silhouette, full_space, groups=int(groups.codes.max()) + 1)
+    return Doubt(
+        site=site,
+        shown=groups.silhouette,
+        full_space=full_space,
+        p=None,
+        groups=int(groups.codes.max()) + 1,
+    )
 
 
 class _Groups(NamedTuple):

@@ -36,7 +36,7 @@ class Classes:
     @classmethod
     def of(cls, labels: Sequence[Any]) -> "Classes":
         """Read one label for each point."""
-        strings = [_as_string(label) for label in labels]
+        strings = list(map(_as_string, labels))
         indices: dict[str, int] = {}
         codes = [indices.setdefault(string, len(indices)) for string in strings]
         if len(indices) == len(strings) > 1:
@@ -155,7 +155,15 @@ def points_of_states(
 ) -> Points:
     """Return the points of states, with one label for each text or for each token."""
     dataset = labels_of_states(source, labels)
-    values = None if dataset.labels is None else _listed(dataset.labels)
+    values = dataset.labels
+    if values is not None:
+        if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
+            raise StatesError(
+                "States need a list of labels",
+                f"{type(values).__name__} was given",
+                "Give a list with one label for each text or token.",
+            )
+        values = as_list(values)
     if isinstance(source, Pair):
         part = source.decoder if "decoder" in str(sites) else source.encoder
         tokens = part.tokens
@@ -169,23 +177,19 @@ def points_of_states(
     return _points(rows, (model, ""), replace(dataset, texts=tokens, labels=values))
 
 
-def _listed(labels: Any) -> list[Any]:
-    if isinstance(labels, str | bytes | Mapping) or not hasattr(labels, "__len__"):
-        reason = f"{type(labels).__name__} was given"
-        raise StatesError(
-            "States need a list of labels",
-            reason,
-            "Give a list with one label for each text or token.",
-        )
-    return as_list(labels)
-
-
 def _points(rows: Vectors, names: tuple[str, str], dataset: Dataset) -> Points:
     """Label the vectors of a model and a dataset with these names."""
     labels: Sequence[Any] = [""] * rows.values.shape[1]
     if dataset.labels is not None:
         labels = _point_labels(rows, dataset.labels)
-    _check_finite(rows)
+    for site, values in zip(rows.sites, rows.values, strict=True):
+        if not bool(values.isfinite().all()):
+            row = int((~values.isfinite()).any(1).nonzero()[0])
+            raise StatesError(
+                f"No points at {site}",
+                f"row {row} has a NaN or an infinity",
+                "Leave that one out.",
+            )
     classes = None
     if dataset.labels is not None:
         classes = Classes.of(labels)
@@ -229,17 +233,6 @@ def _point_labels(rows: Vectors, labels: Sequence[Any]) -> Sequence[Any]:
     return labels
 
 
-def _check_finite(rows: Vectors) -> None:
-    for site, values in zip(rows.sites, rows.values, strict=True):
-        if not bool(values.isfinite().all()):
-            row = int((~values.isfinite()).any(1).nonzero()[0])
-            raise StatesError(
-                f"No points at {site}",
-                f"row {row} has a NaN or an infinity",
-                "Leave that one out.",
-            )
-
-
 def count_label_predictions(
     model: Model, dataset: Dataset, points: Points
 ) -> int | None:
@@ -261,8 +254,13 @@ def count_label_predictions(
     try:
         (last,) = anatomy.select("layer.-1")
         unembedding = Unembedding(model, last)
-        rows = _last_states(model, points, dataset, last)
-        for batch in torch.split(rows, AT_ONCE):
+        if last in points.sites:
+            rows = points.values[points.sites.index(last)]
+        else:
+            (rows,) = vectors(
+                model, dataset.texts, sites=last, pool="last", truncate=True
+            ).values
+        for batch in torch.split(rows.to(model.device, model.dtype), AT_ONCE):
             logits = unembedding.logits(unembedding.head_inputs(batch))
             predicted += logits.argmax(-1).tolist()
     except PassError:
@@ -270,17 +268,6 @@ def count_label_predictions(
         return None
     pairs = zip(predicted, labels, strict=True)
     return sum(token == token_of[label] for token, label in pairs)
-
-
-def _last_states(model: Model, points: Points, dataset: Dataset, last: Site) -> Tensor:
-    """Return the last layer at the last token of each text, in the model's dtype."""
-    if last in points.sites:
-        values = points.values[points.sites.index(last)]
-    else:
-        values = vectors(
-            model, dataset.texts, sites=last, pool="last", truncate=True
-        ).values[0]
-    return values.to(model.device, model.dtype)
 
 
 def _single_token(model: Model, label: object) -> int | None:

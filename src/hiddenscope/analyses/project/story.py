@@ -1,0 +1,531 @@
+"""The story of a projection: how texts lie in every layer, and what to trust."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from hiddenscope.results import Aside, Explanation, Report, Result, Section
+from hiddenscope.results.drawing import labels
+from hiddenscope.results.pictures import Lines, Panels, Series, shown_first
+from hiddenscope.results.report import Extremes, Grouped
+from hiddenscope.results.sentences import (
+    independence,
+    model_name,
+    plural,
+    quote,
+    shortened,
+    site_list,
+    standing,
+)
+from hiddenscope.sites import Site
+
+if TYPE_CHECKING:
+    import xarray
+
+# An example is cut here, in characters.
+EXAMPLE = 80
+MOST_EXAMPLES = 3
+MOST_DOUBTS = 3
+# This many classes are named beside the picture, and no more.
+MOST_CLASSES = 4
+# A title names this many datasets.
+MOST_DATASETS = 3
+APART = "apart"
+# The largest p-value that shows something.
+LEVEL = 0.05
+# A finding says so if no p-value can be smaller than this.
+NOTED = 0.01
+METHODS = {"umap": "UMAP", "pca": "PCA", "pacmap": "PaCMAP", "tsne": "t-SNE"}
+ALONG = {
+    "silhouette": ("How far apart the classes are", "silhouette"),
+    "neighbour": (
+        "How often the nearest point is of the same class",
+        "share of points",
+    ),
+    "within": (
+        "How tight the classes are",
+        "distance within classes over that of all pairs",
+    ),
+}
+
+Row: TypeAlias = tuple[str, str]
+"""A model and a dataset; empty where there is only one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointClass:
+    """How many points have a label."""
+
+    label: str
+    points: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeparationP:
+    """The p-value of each score; None where labels cannot be permuted."""
+
+    silhouette: float | None
+    neighbour: float | None
+    fisher: float | None
+    within: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeparationScores:
+    """How far apart the classes are at a site."""
+
+    site: str
+    silhouette: float
+    neighbour: float
+    fisher: float
+    within: float
+    p: SeparationP
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestSeparation(SeparationScores):
+    """The site with the largest silhouette."""
+
+    p_corrected: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Separation:
+    """Where the classes are apart."""
+
+    best: BestSeparation
+    first: SeparationScores
+    last: SeparationScores
+    apart_at: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """What a picture shows and the full space does not hold.
+
+    `shown` and `full_space` are silhouettes in the picture and in the full space.
+    `groups` is the number of visible groups, or None where the doubt is about the
+    classes, with their `p`.
+    """
+
+    site: str
+    shown: float
+    full_space: float
+    p: float | None
+    groups: int | None
+
+    def __str__(self) -> str:
+        if self.groups is None:
+            return (
+                f"the classes look apart (silhouette {self.shown:.2f}), but not in the"
+                f" full space ({self.full_space:.2f}, p {self.p:.2g})"
+            )
+        return (
+            f"the picture shows {self.groups} groups (silhouette {self.shown:.2f}) that"
+            f" are hardly apart in the full space ({self.full_space:.2f})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureTrust:
+    """How far the pictures can be trusted."""
+
+    trustworthiness: Extremes | None = None
+    seed_difference: Extremes | None = None
+    doubts: list[Doubt] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlottedPart:
+    """One dataset in one model, and its classes."""
+
+    model: str
+    dataset: str
+    points: int
+    classes: list[PointClass] | None = None
+    class_count: int = 0
+    alone_in_class: list[str] | None = None
+    labels_predicted: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectPart(Grouped, PlottedPart):
+    """One dataset in one model, and whether its classes are apart."""
+
+    # None where labels cannot be permuted, 0 where there are not two classes to test.
+    smallest_p: float | None = 0.0
+    all_equal_at: list[str] | None = None
+    separation: Separation | None = None
+    picture: PictureTrust | None = None
+
+    @property
+    def doubts(self) -> list[Doubt]:
+        """Return what the pictures show and the full space does not hold."""
+        return (self.picture and self.picture.doubts) or []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tighter:
+    """How tight the classes of a dataset are, and where they are the tighter ones."""
+
+    dataset: str
+    tighter_at: list[str]
+    median_within: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tightness:
+    """How tight the classes of two datasets are in one model."""
+
+    model: str
+    sites: list[str]
+    datasets: list[Tighter]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectReport(Report):
+    """Where the classes of texts are apart, and which pictures not to trust."""
+
+    method: Literal["umap", "pca", "pacmap", "tsne"]
+    token: str | int
+    seed: int
+    neighbours: int
+    seeds: list[int]
+    parts: list[ProjectPart]
+    tightness: list[Tightness] | None = None
+
+    @property
+    def named_parts(self) -> Iterator[tuple[str, ProjectPart]]:
+        """Yield each part with the name that tells it from the others."""
+        several_models = len({part.model for part in self.parts}) > 1
+        several_datasets = len({part.dataset for part in self.parts}) > 1
+        for part in self.parts:
+            names = []
+            if several_models:
+                names.append(part.model)
+            if several_datasets:
+                names.append(part.dataset)
+            yield ", ".join(names), part
+
+
+def story(report: ProjectReport, result: Result) -> Iterator[Section]:
+    """Yield the panels with where classes are apart, then the scores along the layers
+    with all other findings.
+    """
+    data, sites = result.data, labels(result.data, "site")
+    rows = list(product(_names(data, "model"), _names(data, "dataset")))
+    along = []
+    for measure, (title, y_name) in ALONG.items():
+        if measure in data:
+            title = f"{title}, along the layers of {model_name(result)}"
+            series = tuple(_along(data, rows, measure))
+            along.append(Lines(title, sites, series, y_name=y_name))
+    verdicts = set()
+    for name, part in report.named_parts:
+        if part.separation:
+            verdicts.add(_verdict(_of(name), part.separation))
+    first: list[str] = []
+    later: list[str] = []
+    for sentence in _findings(report, result):
+        if along and verdicts and sentence not in verdicts:
+            first.append(Aside(sentence))
+            later.append(Explanation(sentence))
+        else:
+            first.append(sentence)
+    title = "How do the texts lie in every layer?"
+    if verdicts:
+        title = "At which layers are the classes apart?"
+    panels = _panels(report, result, rows)
+    yield Section(title, tuple(first), (panels,), _reading(report, result))
+    if along:
+        yield Section(
+            "The scores along the layers",
+            tuple(later),
+            tuple(along),
+            "The lines are the same scores along the layers. At any one layer, one in"
+            " twenty shuffled labels reaches the dashed line.",
+            folded=True,
+        )
+
+
+def _panels(report: ProjectReport, result: Result, rows: Sequence[Row]) -> Panels:
+    """Return one panel for each site of each dataset in each model."""
+    data = result.data
+    sites: list[str] = []
+    names, points, captions, messages, marks, depths = [], [], [], [], [], []
+    # The findings name the best site of each row, and the first with classes apart.
+    best, first_apart = [], []
+    for row, part in zip(rows, report.parts, strict=True):
+        of_row = _row(data, row)
+        # A model may have other sites than the next.
+        of_row = of_row.isel(site=np.isfinite(of_row["distinct"].to_numpy()))
+        layers = [Site.parse(site).layer for site in labels(of_row, "site")]
+        source = result.source.get("models", {}).get(row[0], result.source)
+        # Where the source does not say how deep the model is, its deepest site counts.
+        depth = source.get("depth")
+        known_depth = depth if isinstance(depth, int) else 0
+        deepest = max(1, known_depth, *filter(None, layers))
+        apart_at = part.separation.apart_at if part.separation else []
+        for place, layer in enumerate(layers):
+            here = of_row.isel(site=place)
+            site = str(here["site"].item())
+            xy = np.stack([here["x"].to_numpy(), here["y"].to_numpy()], axis=-1)
+            if row[1]:
+                xy[data["of"].to_numpy() != row[1]] = np.nan
+            is_drawn = bool(np.isfinite(xy).any())
+            if part.separation and site == part.separation.best.site:
+                best.append(len(sites))
+            if site in apart_at[:1]:
+                first_apart.append(len(sites))
+            sites.append(site)
+            names.append(", ".join(filter(None, row)))
+            points.append(xy)
+            captions.append(_caption(here) if is_drawn else "")
+            messages.append("" if is_drawn else "All states are equal here")
+            marks.append(APART if site in apart_at else "")
+            depths.append(1.0 if layer is None else layer / deepest)
+    dims = [dim for dim in ("model", "dataset") if dim in data.dims]
+    return Panels(
+        _title(report, result),
+        tuple(sites),
+        np.stack(points).astype(np.float32),
+        labels=_classes(data),
+        texts=_texts(data),
+        captions=tuple(captions),
+        messages=tuple(messages),
+        rows=tuple(names) if len(rows) > 1 else (),
+        rows_name=", ".join(dims) or "row",
+        note=_note(report, result),
+        marks=tuple(marks),
+        depths=tuple(depths),
+        first=shown_first(depths, names, best + first_apart),
+    )
+
+
+def _names(data: "xarray.Dataset", dim: str) -> Sequence[str]:
+    return labels(data, dim) if dim in data.dims else ("",)
+
+
+def _row(data: "xarray.Dataset", row: Row) -> "xarray.Dataset":
+    named = zip(("model", "dataset"), row, strict=True)
+    return data.sel({dim: name for dim, name in named if dim in data.dims})
+
+
+def _caption(here: "xarray.Dataset") -> str:
+    def number(name: str) -> float:
+        return float(here[name]) if name in here else np.nan
+
+    scores = []
+    for name in ("silhouette", "neighbour"):
+        value, p = number(name), number(f"{name}_p")
+        if np.isfinite(value):
+            p_value = f" (p {p:.2g})" if np.isfinite(p) else ""
+            scores.append(f"{name} {value:.2f}{p_value}")
+    trust = number("trust")
+    if np.isfinite(trust):
+        scores.append(f"trust {trust:.2f}")
+    return "\n".join(scores)
+
+
+def _classes(data: "xarray.Dataset") -> tuple[str, ...]:
+    names = data["label"].to_numpy().tolist()
+    return tuple(names) if any(names) else ()
+
+
+def _texts(data: "xarray.Dataset") -> tuple[str, ...]:
+    """Return the text of each point, or its token with the text around it."""
+    texts = data.attrs.get("texts", [])
+    if "token" not in data.dims:
+        return tuple(texts) if len(texts) == data.sizes["text"] else ()
+    strings = data["string"].to_numpy().tolist()
+    numbers = data["text"].to_numpy().tolist()
+    points = []
+    for string, number in zip(strings, numbers, strict=True):
+        in_text = f" — {texts[number]}" if number < len(texts) else ""
+        points.append(f"{string}{in_text}")
+    return tuple(points)
+
+
+def _title(report: ProjectReport, result: Result) -> str:
+    """Name the texts, the models and the method."""
+    names = list(dict.fromkeys(part.dataset for part in report.parts if part.dataset))
+    texts = " and ".join(names) or "Texts"
+    if len(names) > MOST_DATASETS:
+        texts = f"{len(names)} datasets"
+    return (
+        f"{texts} in {model_name(result)}: {METHODS[report.method]} of"
+        f" {standing(report.token)}, layer by layer"
+    )
+
+
+def _note(report: ProjectReport, result: Result) -> str:
+    sentences = ["Trust is the trustworthiness of the picture."]
+    if _classes(result.data):
+        sentences = [
+            "Scores are those of the full space, and p-values are for one site alone."
+            " Neighbour is the share of points whose nearest point of another text or"
+            " group is of their class; trust is the trustworthiness of the picture."
+        ]
+    separations = [part.separation for part in report.parts if part.separation]
+    if any(separation.apart_at for separation in separations):
+        sentences.append(
+            f"Panels marked “{APART}” have classes apart by the silhouette (p at most"
+            " 0.05, corrected for all sites)."
+        )
+    if "model" in result.data.dims:
+        sentences.append(
+            "A percentage is the depth of a site in its model; panels of one column are"
+            " about as deep."
+        )
+    for name, part in report.named_parts:
+        where = f"{name}, " if name else ""
+        for doubt in part.doubts[:MOST_DOUBTS]:
+            sentences.append(f"{where}{doubt.site}: {doubt}.")
+        more = len(part.doubts) - MOST_DOUBTS
+        if more > 0:
+            sentences.append(f"The same holds at {more} more sites.")
+    return " ".join(sentences)
+
+
+def _along(
+    data: "xarray.Dataset", rows: Sequence[Row], measure: str
+) -> Iterator[Series]:
+    """Yield a measure along the sites, and what one in twenty shuffles reaches."""
+    for row in rows:
+        here, name = _row(data, row), ", ".join(filter(None, row))
+        yield Series(name or "classes", here[measure].to_numpy())
+        if f"{measure}_high" in here:
+            shuffled = f"{name}, shuffled labels" if name else "shuffled labels"
+            high = here[f"{measure}_high"].to_numpy()
+            yield Series(f"{shuffled}, one in twenty", high, style="dash")
+
+
+def _of(name: str) -> str:
+    return f" of {quote(name)}" if name else ""
+
+
+def _findings(report: ProjectReport, result: Result) -> Iterator[str]:
+    """Yield where the classes are apart, and which pictures not to trust."""
+    for name, part in report.named_parts:
+        yield from _findings_of(part, _of(name))
+    for comparison in report.tightness or []:
+        medians, counts = [], []
+        for side in comparison.datasets:
+            name = quote(side.dataset)
+            medians.append(f"{side.median_within:.2f} for {name}")
+            counts.append(f"for {name} at {len(side.tighter_at)} sites")
+        yield (
+            f"In {comparison.model}, the mean distance within classes, divided by that"
+            f" of all pairs, is {' and '.join(medians)} (median over"
+            f" {len(comparison.sites)} sites). It is smaller {' and '.join(counts)}."
+            " The difference was not tested."
+        )
+    if not _classes(result.data):
+        points = sum(part.points for part in report.parts)
+        yield (
+            f"The picture shows {points:,} points without labels, so nothing is said"
+            " about classes."
+        )
+
+
+def _findings_of(part: ProjectPart, of: str) -> Iterator[str]:
+    if part.class_count == 1:
+        yield f"The points{of} are all of one class."
+    if part.labels_predicted:
+        yield (
+            f"For {part.labels_predicted} of {part.points} texts{of} the model predicts"
+            " the label as the next token."
+        )
+    if part.all_equal_at:
+        yield f"All states{of} are equal at {site_list(part.all_equal_at)}."
+    if part.separation:
+        yield _verdict(of, part.separation)
+        yield independence(part, of)
+        if part.copies:
+            yield (
+                f"{part.copies:,} {plural(part.copies, 'text')}{of} came again with the"
+                " same label; each counts once."
+            )
+        smallest = part.smallest_p
+        if smallest is not None and smallest > NOTED:
+            cannot = ", so nothing can be shown" if smallest > LEVEL else ""
+            yield (
+                f"The labels{of} can be permuted in few ways: the smallest p-value that"
+                f" is possible is {smallest:.2g}{cannot}."
+            )
+    if part.doubts:
+        sites = site_list([doubt.site for doubt in part.doubts])
+        yield f"Do not trust the pictures{of} at {sites}: {part.doubts[0]}."
+
+
+def _verdict(of: str, separation: Separation) -> str:
+    """Say where classes are apart by the silhouette, and whether neighbours agree."""
+    best, apart_at = separation.best, separation.apart_at
+    if best.p_corrected is None:
+        return (
+            f"The largest silhouette of the classes{of} is {best.silhouette:.2f}, at"
+            f" {best.site}. There is no p-value: the labels can be permuted in no other"
+            " way that keeps the sizes of the classes and the order of the texts."
+        )
+    verdict = f"No site is shown to set the classes{of} apart"
+    if apart_at:
+        verdict = (
+            f"The classes{of} are apart at {site_list(apart_at)} by the silhouette (p"
+            " at most 0.05, corrected for all sites)"
+        )
+    p = np.nan if best.p.neighbour is None else best.p.neighbour
+    differs = ""
+    if apart_at and p > LEVEL:
+        differs = ", so nearest neighbours alone do not show it"
+    return (
+        f"{verdict}. The largest silhouette is {best.silhouette:.2f}, at {best.site};"
+        f" there the nearest neighbour of {best.neighbour:.0%} of the points has the"
+        f" same class (p = {p:.2g} at that site){differs}."
+    )
+
+
+def _reading(report: ProjectReport, result: Result) -> str:
+    point = standing(report.token)
+    point = point.replace("each text", "one text").replace("every token", "one token")
+    colours = ""
+    scores = (
+        "beneath each panel stands how far its neighbours are those of the full space"
+    )
+    classes = _classes(result.data)
+    if classes:
+        names = [quote(name) for name in dict.fromkeys(classes) if name]
+        are_few = 0 < len(names) <= MOST_CLASSES
+        in_brackets = f" ({', '.join(names)})" if are_few else ""
+        colours = f", coloured by its class{in_brackets}"
+        scores = (
+            "the scores beneath each panel are those of the full space, with p-values"
+            " from shuffled labels"
+        )
+    return (
+        f"Every panel is one layer, drawn by {METHODS[report.method]}. Every point is"
+        f" the hidden state of {point}{colours}. {_examples(result.data)}A picture in"
+        f" two dimensions can show groups that are not there, so {scores}."
+    )
+
+
+def _examples(data: "xarray.Dataset") -> str:
+    """Quote a text of each dataset, so that a reader knows what the points are."""
+    texts: list[str] = data.attrs.get("texts", [])
+    if "text" not in data.dims or len(texts) != data.sizes["text"]:
+        return ""
+    datasets = [""] * len(texts)
+    if "of" in data:
+        datasets = data["of"].to_numpy().tolist()
+    first_texts: dict[str, str] = {}
+    for dataset, text in zip(datasets, texts, strict=True):
+        first_texts.setdefault(dataset, text)
+    if len(first_texts) > MOST_EXAMPLES:
+        return ""
+    examples = []
+    for dataset, text in sorted(first_texts.items()):
+        name = f"{quote(dataset)}, " if dataset else ""
+        examples.append(f"{name}{quote(shortened(text, EXAMPLE))}")
+    return f"A text, for example: {'; '.join(examples)}. "
