@@ -23,7 +23,7 @@ from hiddenscope.catalog import PUBLIC
 # The same names for type checkers; tests/test_public.py prints what is missing here.
 if TYPE_CHECKING:
     from hiddenscope.analyses.anatomy import anatomy as anatomy
-    from hiddenscope.analyses.attention.attention import attention as attention
+    from hiddenscope.analyses.attention import attention as attention
     from hiddenscope.analyses.cluster import cluster as cluster
     from hiddenscope.analyses.compare.compare import compare as compare
     from hiddenscope.analyses.contributions.contributions import (

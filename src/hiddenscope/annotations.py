@@ -4,6 +4,8 @@ A declaration imports them for type checkers alone, so that it can be read witho
 torch; `arguments` looks them up here when a call has failed.
 """
 
+from hiddenscope.analyses.attention.selection import Layers as Layers
+from hiddenscope.analyses.attention.selection import NumberChoice as NumberChoice
 from hiddenscope.analyses.embed.compute import Adjustment as Adjustment
 from hiddenscope.analyses.lens.fitted import Lens as Lens
 from hiddenscope.analyses.project.pictures import Method as Method

@@ -27,6 +27,10 @@ ColourScale: TypeAlias = Literal["linear", "log"]
 Style: TypeAlias = Literal["line", "dash", "bar"]
 TokenLabel: TypeAlias = str | None
 
+# Attention weights are packed as steps of their square root: the more weights there
+# are, the fewer steps, so that a page stays within some 15 MB.
+MOST_FINE_WEIGHTS, MOST_BYTE_WEIGHTS = 1_000_000, 16_000_000
+FINE_STEPS, BYTE_STEPS, COARSE_STEPS = 65_535, 255, 63
 # Panels of a row that are shown at first.
 FIRST = 5
 HEAD_NUMBERS = ("here", "score", "null", "p")
@@ -616,3 +620,12 @@ def _nearest(
         if holder < 0 or distance(place, panel) < distance(place, holder):
             selected[place] = panel
     return tuple(selected)
+
+
+def steps_of(weights: PackedFloats) -> int:
+    """Return into how many steps the square root of a weight is divided."""
+    if weights.size <= MOST_FINE_WEIGHTS:
+        return FINE_STEPS
+    if weights.size <= MOST_BYTE_WEIGHTS:
+        return BYTE_STEPS
+    return COARSE_STEPS

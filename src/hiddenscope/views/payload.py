@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from hiddenscope.errors import StatesError
 from hiddenscope.results.pictures import (
+    FINE_STEPS,
     Grid,
     HeadScore,
     Lines,
@@ -35,6 +36,7 @@ from hiddenscope.results.pictures import (
     Series,
     View,
     Words,
+    steps_of,
 )
 
 MAGIC = b"HSV1"
@@ -53,10 +55,6 @@ DTYPES = {
 # Of the 23 bits of a float32's fraction: one part in 32,000 is enough for a map that is
 # only looked at.
 INFLUENCE_BITS = 14
-# Attention weights are packed as steps of their square root: the more weights there
-# are, the fewer steps, so that a page stays within some 15 MB.
-MOST_FINE_WEIGHTS, MOST_BYTE_WEIGHTS = 1_000_000, 16_000_000
-FINE_STEPS, BYTE_STEPS, COARSE_STEPS = 65_535, 255, 63
 
 
 def pack(views: Sequence[View]) -> str:
@@ -170,15 +168,6 @@ def rounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
     near = ((values.view(np.uint32) + half) & mask).view(np.float32)
     # Rounding up the largest numbers would make them infinite.
     return np.where(np.isfinite(values) & np.isfinite(near), near, values)
-
-
-def steps_of(weights: PackedFloats) -> int:
-    """Return into how many steps the square root of a weight is divided."""
-    if weights.size <= MOST_FINE_WEIGHTS:
-        return FINE_STEPS
-    if weights.size <= MOST_BYTE_WEIGHTS:
-        return BYTE_STEPS
-    return COARSE_STEPS
 
 
 def quantised(weights: PackedFloats) -> NDArray[np.uint8] | NDArray[np.uint16]:

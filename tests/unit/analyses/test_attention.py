@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hiddenscope as hs
-from hiddenscope.analyses.attention import weights as weights_module
+from hiddenscope.analyses.attention import compute as weights_module
 from hiddenscope.analyses.attention.random_tokens import draw_texts
 from hiddenscope.errors import PassError, SiteError, TextError, TooLarge
 from hiddenscope.passes import attention_weights

@@ -7,19 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hiddenscope.analyses.attention import story as attention_kind
 from hiddenscope.errors import StatesError
 from hiddenscope.results import Look, findings_of, views_of
-from hiddenscope.results.pictures import Grid, Lines, Patterns
-from hiddenscope.views import pack, unpack
-from hiddenscope.views.kinds import attention as attention_kind
-from hiddenscope.views.painter import figure_of
-from hiddenscope.views.payload import (
+from hiddenscope.results.pictures import (
     BYTE_STEPS,
     COARSE_STEPS,
     FINE_STEPS,
-    quantised,
+    Grid,
+    Lines,
+    Patterns,
     steps_of,
 )
+from hiddenscope.views import pack, unpack
+from hiddenscope.views.painter import figure_of
+from hiddenscope.views.payload import quantised
 from tests.pages.inside import SENTENCE, attention, contributions, heads_of
 from tests.unit.views.recorded import recorded
 

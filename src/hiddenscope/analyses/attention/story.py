@@ -1,21 +1,26 @@
-"""Attention: what every head reads, and the heads that do what the tests look for."""
+"""The story of attention: what every head reads, and which do what was tested."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hiddenscope.results import Listing, Result, Section, Table, table_of
-from hiddenscope.results.drawing import of_type
-from hiddenscope.results.pictures import Grid, HeadScore, Measure, Patterns, View
+from hiddenscope.results import Listing, Report, Result, Section, table_of
+from hiddenscope.results.pictures import (
+    FINE_STEPS,
+    Grid,
+    HeadScore,
+    Measure,
+    Patterns,
+    steps_of,
+)
 from hiddenscope.results.sentences import (
-    as_prose,
     counted,
     in_series,
     model_name,
     plural,
 )
-from hiddenscope.views.payload import FINE_STEPS, steps_of
 
 if TYPE_CHECKING:
     import xarray
@@ -61,14 +66,42 @@ READING = (
 )
 
 
-class HeadFinding(TypedDict):
-    """One head that a test found."""
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """A head that gives a related token more weight than chance does.
+
+    `p_half` is the p-value of its giving that token more than half of its weight.
+    """
 
     site: str
     score: float
     null: float
     p: float
     p_half: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionReport(Report):
+    """What the heads read."""
+
+    layers: int
+    heads: int
+    tokens: int
+    causal: bool
+    kernel: str
+    rows_sum_to: float
+    error: float
+    draws: int
+    notes: list[str]
+    previous_heads: list[Head] | None = None
+    first_heads: list[Head] | None = None
+    same_heads: list[Head] | None = None
+    induction_heads: list[Head] | None = None
+
+    def heads_of(self, relation: str) -> list[Head] | None:
+        """Return the heads that a test head, the strongest first; None without it."""
+        heads: list[Head] | None = getattr(self, f"{relation}_heads")
+        return heads
 
 
 class _Window(NamedTuple):
@@ -79,15 +112,28 @@ class _Window(NamedTuple):
     note: str
 
 
-def views(result: Result) -> Iterator[View]:
-    """Yield the patterns of all heads, then how far each head does what was tested."""
-    yield _heads(result)
+def story(report: AttentionReport, result: Result) -> Iterator[Section]:
+    """Yield the patterns with what was found, then the scores of all heads."""
+    listings = tuple(_listings(report))
+    yield Section(
+        "What does each head read?",
+        tuple(_findings(report, result)),
+        (_heads(report, result),),
+        READING,
+        tables=(*listings, *map(table_of, listings)),
+    )
     scores = _score_grid(result)
     if scores is not None:
-        yield scores
+        yield Section(
+            "Which heads do what",
+            views=(scores,),
+            reading="Every cell is one head: the mean weight that it puts on the token"
+            " that the title names. Choose another measure above.",
+            folded=True,
+        )
 
 
-def _heads(result: Result) -> Patterns:
+def _heads(report: AttentionReport, result: Result) -> Patterns:
     window = _window(result.data)
     data = result.data.isel(query=window.queries, key=window.keys)
     dims = ("layer", "head", "query", "key")
@@ -112,7 +158,7 @@ def _heads(result: Result) -> Patterns:
         scores=tuple(_scores(data)),
         note=" ".join(notes),
     )
-    object.__setattr__(heads, "large", _large(result, heads))
+    object.__setattr__(heads, "large", _large(report, heads))
     return heads
 
 
@@ -182,24 +228,18 @@ def _scores(data: "xarray.Dataset") -> Iterator[HeadScore]:
         yield HeadScore(SHORT[name], here, **tested)
 
 
-def _large(result: Result, heads: Patterns) -> tuple[int, int]:
-    """Choose the head that is large at first: the strongest of those that were found,
+def _large(report: AttentionReport, heads: Patterns) -> tuple[int, int]:
+    """Choose the head that is large at first: the strongest of those that were head,
     or else the first one there is.
     """
     places = {}
     for row, head in np.argwhere(heads.exists):
         places[heads.name_of(int(row), int(head))] = (int(row), int(head))
     for relation in FIRST_SHOWN:
-        for finding in _significant(result, relation):
-            if finding["site"] in places:
-                return places[finding["site"]]
+        for head in report.heads_of(relation) or ():
+            if head.site in places:
+                return places[head.site]
     return next(iter(places.values()), (0, 0))
-
-
-def _significant(result: Result, relation: str) -> list[HeadFinding]:
-    """Return the heads that a test found, the strongest first."""
-    heads = result.facts.get(f"{relation}_heads") or []
-    return cast("list[HeadFinding]", heads)
 
 
 def _score_grid(result: Result) -> Grid | None:
@@ -233,13 +273,14 @@ def _score_grid(result: Result) -> Grid | None:
     )
 
 
-def findings(result: Result) -> Iterator[str]:
+def _findings(report: AttentionReport, result: Result) -> Iterator[str]:
     """Yield the heads that the tests found, how they were tested, and notes."""
     tested = "score" in result.data
     if tested:
         for relation in RELATIONS:
-            if f"{relation}_heads" in result.facts:
-                yield from _relation_findings(result, relation)
+            heads = report.heads_of(relation)
+            if heads is not None:
+                yield from _relation_findings(relation, heads, report.heads)
         yield (
             "The numbers in brackets are mean weights on random tokens, so they do not"
             " depend on the text. Every p is corrected for all heads and tests."
@@ -250,39 +291,38 @@ def findings(result: Result) -> Iterator[str]:
             f"The patterns of {counted(data.sizes['layer'], 'layer')} over"
             f" {counted(data.sizes['key'], 'token')}; heads were not tested."
         )
-    smallest_sum = float(result.facts.get("rows_sum_to", 1))
-    if smallest_sum < WHOLE:
+    if report.rows_sum_to < WHOLE:
         yield (
-            f"The weights of a token sum to as little as {smallest_sum:.2f}: the rest"
-            " goes to an attention sink that is no token."
+            f"The weights of a token sum to as little as {report.rows_sum_to:.2f}: the"
+            " rest goes to an attention sink that is no token."
         )
-    yield from cast("list[str]", result.facts.get("notes") or [])
+    yield from report.notes
 
 
-def _relation_findings(result: Result, relation: str) -> Iterator[str]:
+def _relation_findings(
+    relation: str, significant: list[Head], count: int
+) -> Iterator[str]:
     """Say how many heads do one thing beyond chance, and which do it in earnest."""
-    significant = _significant(result, relation)
     what = RELATIONS[relation]
     if not significant:
         yield f"No head is shown to read {what} {BEYOND[relation]}."
         return
-    count = _heads_that_exist(result.data)
     verb = "reads" if len(significant) == 1 else "read"
     of_all = f"{len(significant):,} of {count:,} attention {plural(count, 'head')}"
     claim = f"{of_all} {verb} {what} {BEYOND[relation]} (p at most {LEVEL})"
     if relation == "induction":
         names = []
-        for finding in significant[:MOST_NAMES]:
-            numbers = f"{finding['score']:.2f} against {finding['null']:.2f}"
-            names.append(f"{finding['site']} ({numbers})")
+        for head in significant[:MOST_NAMES]:
+            numbers = f"{head.score:.2f} against {head.null:.2f}"
+            names.append(f"{head.site} ({numbers})")
         yield f"{claim}: {_named(names, len(significant))}."
         return
-    yield f"{claim}, which is {_range_of([head['null'] for head in significant])}."
+    yield f"{claim}, which is {_range_of([head.null for head in significant])}."
     # To be above chance is little. These do hardly anything else.
     names = []
-    for finding in significant:
-        if finding["p_half"] < LEVEL:
-            names.append(f"{finding['site']} ({finding['score']:.2f})")
+    for head in significant:
+        if head.p_half < LEVEL:
+            names.append(f"{head.site} ({head.score:.2f})")
     if names:
         verb = "gives" if len(names) == 1 else "give"
         yield (
@@ -306,46 +346,14 @@ def _named(names: list[str], count: int) -> str:
     return in_series(names)
 
 
-def _heads_that_exist(data: "xarray.Dataset") -> int:
-    norms = data["write_norm"].transpose("layer", "head", "key").to_numpy()
-    return int((~np.isnan(norms).all(axis=2)).sum())
-
-
-def tables(result: Result) -> Iterator[Table]:
-    """Yield the heads that the tests found, the strongest of each relation."""
-    yield from map(table_of, _listings(result))
-
-
-def sections(result: Result) -> Iterator[Section]:
-    """Yield the patterns with what was found, then the scores of all heads."""
-    shown, sentences = tuple(views(result)), list(findings(result))
-    yield Section(
-        "What does each head read?",
-        as_prose(sentences),
-        of_type(shown, Patterns),
-        READING,
-        tables=tuple(_listings(result)),
-    )
-    scores = of_type(shown, Grid)
-    if scores:
-        yield Section(
-            "Which heads do what",
-            "",
-            scores,
-            "Every cell is one head: the mean weight that it puts on the token that the"
-            " title names. Choose another measure above.",
-            folded=True,
-        )
-
-
-def _listings(result: Result) -> Iterator[Listing]:
+def _listings(report: AttentionReport) -> Iterator[Listing]:
     rows: list[tuple[str | float, ...]] = []
     notes = ["The score is a mean weight on random tokens."]
     for relation in RELATIONS:
-        heads = _significant(result, relation)
-        for finding in heads[:MOST_LISTED]:
-            numbers = (finding["score"], finding["null"], finding["p"])
-            rows.append((finding["site"], SHORT[relation], *numbers))
+        heads = report.heads_of(relation) or []
+        for head in heads[:MOST_LISTED]:
+            numbers = (head.score, head.null, head.p)
+            rows.append((head.site, SHORT[relation], *numbers))
         more = len(heads) - MOST_LISTED
         if more > 0:
             notes.append(f"{SHORT[relation].capitalize()}: {more:,} more.")

@@ -1,0 +1,296 @@
+"""The attention weights of one text as labelled arrays, and what each head reads."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hiddenscope.analyses.attention.random_tokens import check_draws, draw_texts
+from hiddenscope.analyses.attention.relations import (
+    RelationTests,
+    measure_relations,
+    significance,
+    weights_on_places,
+)
+from hiddenscope.analyses.attention.selection import (
+    Layers,
+    NumberChoice,
+    Selection,
+    select_attentions,
+    select_positions,
+)
+from hiddenscope.analyses.attention.story import LEVEL, AttentionReport, Head
+from hiddenscope.errors import TextError, TooLarge
+from hiddenscope.model import Model, ModelLike, as_model
+from hiddenscope.passes import Inputs, Texts
+from hiddenscope.passes.attention_weights import (
+    WeightRows,
+    WeightsReport,
+    run_weights,
+)
+from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
+from hiddenscope.passes.record import check_targets
+from hiddenscope.results import Result
+from hiddenscope.results.dataset import (
+    Attributes,
+    Coordinates,
+    Variables,
+    site_names,
+    text_array,
+    to_dataset,
+)
+from hiddenscope.states import Tokens
+
+if TYPE_CHECKING:
+    import xarray
+
+# A sum of weights differs from 1 by no more than this through rounding, in bfloat16.
+ROUNDING = 0.02
+CELLS = ("layer", "head", "query", "key")
+ATTRIBUTES: Mapping[str, Attributes] = {
+    "pattern": {"long_name": "attention weight"},
+    "weighted": {"long_name": "value-weighted attention", "units": "L2"},
+    "write_norm": {"long_name": "norm of what a token writes", "units": "L2"},
+    "previous": {"long_name": "mean weight on the previous token"},
+    "first": {"long_name": "mean weight on the first token"},
+    "same": {"long_name": "mean weight on the same token"},
+    "score": {"long_name": "mean weight on random tokens"},
+    "null": {"long_name": "mean weight by chance"},
+    "p": {"long_name": "corrected p of a score above chance"},
+    "p_half": {"long_name": "corrected p of a score above a half"},
+}
+
+
+def read_heads(
+    model: ModelLike,
+    text: Texts | Inputs,
+    layers: Layers | None,
+    heads: NumberChoice | None,
+    queries: NumberChoice | None,
+    *,
+    draws: int,
+    seed: int,
+) -> Result:
+    """Return the weights of the heads that are asked for, and the tests of each."""
+    model = as_model(model)
+    check_draws(draws)
+    selection = select_attentions(model, layers, heads)
+    inputs = model.encode(text)
+    if len(inputs) > 1:
+        raise TextError(
+            f"Cannot show the attention of {len(inputs)} texts",
+            "every text has tokens of its own",
+            "Give one text at a time.",
+        )
+    check_targets(model, inputs, selection.sites, logits=False)
+    query_inputs = inputs.of(selection.stack)
+    key_inputs = inputs.of(selection.key_stack)
+    positions = select_positions(queries, query_inputs.lengths[0])
+    weights = read_weights(
+        model, inputs, selection, positions, keys=key_inputs.lengths[0]
+    )
+    notes = list(selection.notes)
+    tests = None
+    if draws:
+        tests = _tested(model, selection, draws, seed, notes)
+    # A tokenizer serves one thread at a time.
+    with model.lock:
+        query_tokens = model.text_encoder.tokens(query_inputs)
+        key_tokens = model.text_encoder.tokens(key_inputs)
+    data = attention_dataset(
+        selection, weights, positions, query_tokens, key_tokens, tests
+    )
+    if any(part.projection.norm for part in selection.attentions):
+        notes.append(
+            "A norm comes after attention and multiplies all that a token gets by one"
+            " number. Value-weighted attention leaves this number out, so compare it"
+            " within a row."
+        )
+    fused = {part.layout.is_fused for part in selection.attentions}
+    kernels = {(True,): "sdpa", (False,): "eager", (False, True): "sdpa and eager"}
+    smallest_sum = weights.report.smallest_sum
+    report = AttentionReport(
+        layers=len(selection.sites),
+        heads=sum(len(part.heads) for part in selection.attentions),
+        tokens=query_inputs.lengths[0],
+        causal=_is_causal(model, selection),
+        kernel=kernels[tuple(sorted(fused))],
+        rows_sum_to=1.0 if smallest_sum > 1 - ROUNDING else smallest_sum,
+        error=weights.report.error,
+        draws=0 if tests is None else draws,
+        notes=notes,
+        **({} if tests is None else found_heads(selection, tests)),
+    )
+    source = model.source(selection.stack, checked=True)
+    return Result("attention", data, report, source)
+
+
+def _is_causal(model: Model, selection: Selection) -> bool:
+    """Tell whether a token reads only itself and tokens before it."""
+    if selection.is_cross:
+        return False
+    return model.anatomy.stack_named(selection.stack).causal
+
+
+def _tested(
+    model: Model, selection: Selection, draws: int, seed: int, notes: list[str]
+) -> RelationTests | None:
+    """Test the heads on random tokens; where that is not done, a note says why."""
+    if selection.is_cross:
+        notes.append(
+            "Heads of cross-attention were not tested: the tokens that they read are of"
+            " another text."
+        )
+        return None
+    causal = _is_causal(model, selection)
+    texts = draw_texts(model, selection.stack, draws, seed, causal=causal)
+    if texts is None:
+        notes.append(
+            "Heads were not tested: the window or the vocabulary of this model is too"
+            " small for texts of random tokens."
+        )
+        return None
+    if not causal:
+        notes.append(
+            "Induction was not tested: it is about what followed an earlier token, and"
+            " this model reads the whole text."
+        )
+    scores = measure_relations(model, texts, selection.attentions, selection.heads)
+    return significance(scores, seed)
+
+
+@dataclass(frozen=True)
+class TextWeights:
+    """The weights of one text.
+
+    `pattern` is [layer, head, query, key], `write_norm` [layer, head, key]; both are
+    NaN where a layer has no such head.
+    """
+
+    pattern: NDArray[np.float32]
+    write_norm: NDArray[np.float32]
+    report: WeightsReport
+
+
+def read_weights(
+    model: Model,
+    inputs: Inputs,
+    selection: Selection,
+    positions: Sequence[int],
+    keys: int,
+) -> TextWeights:
+    """Run one text and return the weights at some positions."""
+    sites, heads = selection.sites, selection.heads
+    layers = dict(zip(sites, range(len(sites)), strict=True))
+    columns = dict(zip(heads, range(len(heads)), strict=True))
+    columns_of = {}
+    for part in selection.attentions:
+        columns_of[part.site] = [columns[head] for head in part.heads]
+    rows_of = dict(zip(positions, range(len(positions)), strict=True))
+    shape = (len(layers), len(columns), len(positions), keys)
+    _check_memory(shape)
+    # Blocks may differ in their number of heads, and then some cells stay empty.
+    pattern = np.full(shape, np.nan, dtype=np.float32)
+    write_norm = np.full((*shape[:2], keys), np.nan, dtype=np.float32)
+
+    def receive(rows: WeightRows) -> None:
+        # Rows come in the order in which they are asked for.
+        start = rows_of[rows.positions[0]]
+        end = start + len(rows.positions)
+        of_sites = rows.values[:, 0].float().cpu().numpy()
+        for site, values in zip(rows.sites, of_sites, strict=True):
+            pattern[layers[site]][columns_of[site], start:end] = values
+
+    report = run_weights(
+        model,
+        inputs,
+        selection.attentions,
+        receive,
+        positions=positions,
+        writes=True,
+    )
+    for site, norms in report.write_norms.items():
+        values = norms.float().cpu().numpy()
+        write_norm[layers[site], columns_of[site]] = values
+    return TextWeights(pattern, write_norm, report)
+
+
+def _check_memory(shape: tuple[int, int, int, int]) -> None:
+    """Refuse weights that memory does not hold."""
+    layers, heads, queries, keys = shape
+    # The weights and the value-weighted ones, in float32.
+    size = 2 * 4 * layers * heads * queries * keys
+    free = free_memory()
+    if size > SHARE_OF_FREE_MEMORY * free:
+        raise TooLarge(
+            f"The weights of {layers} layers, {heads} heads and {queries:,} by"
+            f" {keys:,} tokens do not fit in memory",
+            f"they take {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
+            "Choose some tokens that read, such as queries=-1, or some layers, such as"
+            " layers=1.",
+        )
+
+
+def attention_dataset(
+    selection: Selection,
+    weights: TextWeights,
+    positions: Sequence[int],
+    queries: Tokens,
+    keys: Tokens,
+    tests: RelationTests | None,
+) -> "xarray.Dataset":
+    """Return the weights of a text, and the tests on random tokens."""
+    pattern = weights.pattern
+    variables: Variables = {}
+    _put(variables, "pattern", CELLS, pattern)
+    weighted = pattern * weights.write_norm[:, :, None, :]
+    _put(variables, "weighted", CELLS, weighted)
+    _put(variables, "write_norm", ("layer", "head", "key"), weights.write_norm)
+    if not selection.is_cross:
+        for name, means in weights_on_places(pattern, positions).items():
+            _put(variables, name, ("layer", "head"), means)
+    coords: Coordinates = {
+        "layer": np.array([site.layer for site in selection.sites]),
+        "head": np.array(selection.heads),
+        "site": ("layer", text_array(site_names(selection.sites))),
+        "query_string": ("query", text_array(queries.strings)[list(positions)]),
+        "query_position": ("query", np.array(positions)),
+        "key_string": ("key", text_array(keys.strings)),
+        "key_position": ("key", np.array(keys.positions)),
+    }
+    if tests is not None:
+        coords["relation"] = list(tests.relations)
+        for name in ("score", "null", "p", "p_half"):
+            dims = ("relation", "layer", "head")
+            _put(variables, name, dims, getattr(tests, name))
+    return to_dataset(variables, coords)
+
+
+def _put(
+    variables: Variables, name: str, dims: tuple[str, ...], values: np.ndarray
+) -> None:
+    variables[name] = dims, values, ATTRIBUTES[name]
+
+
+def found_heads(selection: Selection, tests: RelationTests) -> dict[str, Any]:
+    """Return the heads above chance for each relation, the strongest first."""
+    by_relation = {}
+    for number, relation in enumerate(tests.relations):
+        heads = []
+        for layer, column in np.argwhere(tests.p[number] < LEVEL):
+            place = number, layer, column
+            heads.append(
+                Head(
+                    site=f"{selection.sites[layer]}.head.{selection.heads[column]}",
+                    score=float(tests.score[place]),
+                    null=float(tests.null[place]),
+                    p=float(tests.p[place]),
+                    p_half=float(tests.p_half[place]),
+                )
+            )
+        # The p-values of strong heads are all the smallest that there is.
+        heads.sort(key=lambda head: -head.score)
+        by_relation[f"{relation}_heads"] = heads
+    return by_relation
