@@ -314,23 +314,16 @@ def variance_factors(
     factor = lower_bound
     if expected > 0:
         factor = max(lower_bound, deviation**2 / expected)
-    between = 1.0 if bootstrap is None else _between_factor(bootstrap, factor)
-    return VarianceFactors(factor, between, deviation)
-
-
-def _between_factor(bootstrap: BootstrapSample, within_factor: float) -> float:
-    """Measure by how much drawn class sizes add more error than `between` says.
-
-    Folds are stratified, so a probe that leans to the class that happens to be larger
-    in the sample is right more often in cross-validation than on fresh rows. The error
-    is therefore taken about the accuracy on fresh rows, which includes that bias.
-    """
-    between = float(bootstrap.between.mean())
-    if between <= 0:
-        return 1.0
+    between = 0.0 if bootstrap is None else float(bootstrap.between.mean())
+    if bootstrap is None or between <= 0:
+        return VarianceFactors(factor, 1.0, deviation)
+    # By how much drawn class sizes add more error than `between` says. Folds are
+    # stratified, so a probe that leans to the class that happens to be larger in the
+    # sample is right more often in cross-validation than on fresh rows. The error is
+    # therefore taken about the accuracy on fresh rows, which includes that bias.
     error = float((bootstrap.score - bootstrap.fresh.mean()).square().mean())
-    explained = within_factor * float(bootstrap.within.mean())
-    return max(1.0, (error - explained) / between)
+    explained = factor * float(bootstrap.within.mean())
+    return VarianceFactors(factor, max(1.0, (error - explained) / between), deviation)
 
 
 def accuracy_interval(

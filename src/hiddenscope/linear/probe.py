@@ -63,7 +63,16 @@ class Probe:
     ) -> None:
         check_task(task)
         self.task: Task = task
-        self.penalty = _checked_penalty(penalty)
+        try:
+            self.penalty = float(penalty)
+        except (TypeError, ValueError):
+            self.penalty = np.nan
+        if not 0 < self.penalty < np.inf:
+            raise StatesError(
+                f"penalty must be a finite number > 0, got {str(penalty)[:40]}",
+                "without a penalty the weights of a fit may grow without bound",
+                "Give a number such as 1.0.",
+            )
         self.site = site
         self.source: Mapping[str, Any] = {}
 
@@ -268,7 +277,10 @@ class Probe:
             # Older files do not say it.
             probe.source = dict(settings.get("source", {}))
             if probe.task == "classify":
-                probe.classes_ = _class_array(settings["classes"])
+                # Names are objects, as those of a result are.
+                names = settings["classes"]
+                are_strings = all(isinstance(name, str) for name in names)
+                probe.classes_ = np.array(names, dtype=object if are_strings else None)
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(
                 problem, f"it is damaged or of another kind ({error})", "Save it again."
@@ -326,20 +338,6 @@ def _all_finite(values: Floats) -> bool:
     return np.issubdtype(values.dtype, np.floating) and bool(np.isfinite(values).all())
 
 
-def _checked_penalty(penalty: float) -> float:
-    try:
-        value = float(penalty)
-    except (TypeError, ValueError):
-        value = np.nan
-    if not 0 < value < np.inf:
-        raise StatesError(
-            f"penalty must be a finite number > 0, got {str(penalty)[:40]}",
-            "without a penalty the weights of a fit may grow without bound",
-            "Give a number such as 1.0.",
-        )
-    return value
-
-
 def _labels(labels: ArrayLike, dtype: DTypeLike | None = None) -> Labels:
     try:
         return np.asarray(labels, dtype)
@@ -384,10 +382,3 @@ def _rows(states: ArrayLike | torch.Tensor) -> Floats:
             "Leave it out.",
         )
     return rows
-
-
-def _class_array(classes: list[Any]) -> Labels:
-    """Return class names as objects if they are strings, else as numbers."""
-    if all(isinstance(name, str) for name in classes):
-        return np.array(classes, dtype=object)
-    return np.array(classes)

@@ -19,7 +19,7 @@ from torch import Tensor
 AT_ONCE = 1 << 22
 # Up to this many distances are kept once they have been computed: 128 MiB of float64.
 KEPT = 1 << 24
-# With so few distances, float64 costs nothing worth saving.
+# With this few distances, float64 costs nothing worth saving.
 SMALL = 1 << 18
 # Squared distances below this share of the squared norms lose too many digits in
 # float32.
@@ -46,7 +46,13 @@ class Distances:
         wide = host.double()
         self.rows = wide - wide.mean(0)
         self.squared_norms = self.rows.square().sum(1)
-        self.codes = _codes_of_equal_rows(host)
+        # Equal rows have the same number. Adding zero turns negative zeros, whose bytes
+        # differ, into positive ones.
+        content = (host + 0.0).contiguous().view(torch.uint8).numpy()
+        numbers: dict[bytes, int] = {}
+        self.codes = torch.tensor(
+            [numbers.setdefault(row.tobytes(), len(numbers)) for row in content]
+        )
         self.all_differ = self.distinct == len(wide)
         self.dtype = torch.float64
         if SMALL < len(wide) ** 2 <= KEPT:
@@ -158,13 +164,3 @@ def trustworthiness(distances: Distances, picture: Tensor, neighbours: int) -> f
         penalty += float((torch.stack(ranks) - neighbours).clamp_min(0).sum())
     worst = count * neighbours * (2.0 * count - 3.0 * neighbours - 1.0)
     return 1.0 - penalty * 2.0 / worst
-
-
-def _codes_of_equal_rows(rows: Tensor) -> Tensor:
-    """Number rows so that equal ones have the same number."""
-    numbers: dict[bytes, int] = {}
-    # Adding zero turns negative zeros, whose bytes differ, into positive ones.
-    content = (rows + 0.0).contiguous().view(torch.uint8).numpy()
-    return torch.tensor(
-        [numbers.setdefault(row.tobytes(), len(numbers)) for row in content]
-    )

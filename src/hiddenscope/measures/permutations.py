@@ -405,7 +405,10 @@ def serial_inflation(labels: Tensor, states: Tensor, groups: Ints) -> float | No
     labels_drift = _inflation(centred, near) > 1
     if not labels_drift:
         return None
-    shifted = _shifted(centred)
+    # The products of labels, summed over all circular shifts.
+    spectrum = np.abs(np.fft.fft(centred, axis=0)) ** 2
+    by_lag = np.fft.ifft(spectrum.sum(1)).real
+    shifted = by_lag[np.subtract.outer(order, order)]
     design = np.hstack([design**power for power in range(powers + 1)])
     fitted = design @ np.linalg.pinv(design)
     largest = MATTERS
@@ -418,14 +421,6 @@ def serial_inflation(labels: Tensor, states: Tensor, groups: Ints) -> float | No
         scaled = residuals[:, varied] / deviation[varied]
         largest = max(largest, _inflation(scaled, shifted))
     return largest if largest > MATTERS else None
-
-
-def _shifted(labels: Floats) -> Floats:
-    """Return the products `[row, row]` of labels, summed over all circular shifts."""
-    spectrum = np.abs(np.fft.fft(labels, axis=0)) ** 2
-    by_lag = np.fft.ifft(spectrum.sum(1)).real
-    order = np.arange(len(labels))
-    return by_lag[np.subtract.outer(order, order)]
 
 
 def _inflation(rows: Floats, shifted: Floats) -> float:

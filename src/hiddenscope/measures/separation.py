@@ -54,9 +54,15 @@ def separation(
     would be called once for each.
     """
     classes = int(labels.max()) + 1
-    group_of = _group_codes(groups, labels.shape[1])
+    count = labels.shape[1]
+    group_of = torch.arange(count)
+    if groups is not None:
+        codes = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
+        # Rows are groups of their own if all share one.
+        if int(codes.max()) > 0:
+            group_of = torch.from_numpy(codes)
     exact = _scores(distances, labels[:1], classes, torch.float64, group_of)
-    batch_size = max(1, MEMBERS // (labels.shape[1] * classes))
+    batch_size = max(1, MEMBERS // (count * classes))
     parts = []
     for batch in torch.split(labels, batch_size):
         parts.append(_scores(distances, batch, classes, torch.float32, group_of))
@@ -73,7 +79,10 @@ def separation(
         elif name == "neighbour":
             # Where groups of several sizes exchange labels, the sizes of the classes
             # change, and with them how many neighbours are of one class by chance.
-            better = values - _same_by_chance(labels, classes)
+            sizes = [(labels == code).sum(1) for code in range(classes)]
+            counts = torch.stack(sizes).double()
+            pairs = (counts * (counts - 1)).sum(0)
+            better = values - pairs / (count * (count - 1))
         p = median = high = float("nan")
         if len(labels) > 1:
             if not bool(better[0].isnan()):
@@ -83,22 +92,6 @@ def separation(
             high = float(torch.quantile(values[1:], quantile))
         scores[name] = Score(float(exact[row, 0]), p, median, high, better)
     return scores
-
-
-def _group_codes(groups: ArrayLike | None, count: int) -> Tensor:
-    """Number the group of each row; rows are groups of their own if all share one."""
-    if groups is not None:
-        codes = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
-        if int(codes.max()) > 0:
-            return torch.from_numpy(codes)
-    return torch.arange(count)
-
-
-def _same_by_chance(labels: Tensor, classes: int) -> Tensor:
-    """Return the share of pairs of rows that are of one class, for each labelling."""
-    counts = torch.stack([(labels == code).sum(1) for code in range(classes)]).double()
-    count = labels.shape[1]
-    return (counts * (counts - 1)).sum(0) / (count * (count - 1))
 
 
 def corrected(scores: Sequence[Score]) -> list[float]:

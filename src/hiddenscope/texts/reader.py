@@ -131,7 +131,21 @@ def rows(
         if not format_of(name):
             name = "the open file"
         return _rows_of_stream(source, name, format_of(name), columns, skipped)
-    name, read_object = _object_reader(source)
+    name = "the list"
+    read_object: Callable[[Any, Columns, Origin], Iterator[RawRow]] = _of_items
+    # pandas, and polars.
+    iterates = hasattr(source, "itertuples") or hasattr(source, "iter_rows")
+    is_two = isinstance(source, tuple) and len(source) == 2
+    if isinstance(source, Labelled):
+        name, read_object = source.name, _of_labelled
+    elif iterates and hasattr(source, "columns"):
+        name, read_object = "the frame", _of_frame
+    # A Hugging Face dataset; several splits of it are a mapping.
+    elif hasattr(source, "column_names") and not isinstance(source, Mapping):
+        name, read_object = "the dataset", _of_dataset
+    # Two strings are a list of two texts.
+    elif is_two and not any(isinstance(part, str) for part in source):
+        name, read_object = "(texts, labels)", _of_pair
     origin = Origin(name, skipped=skipped)
     return check_rows(read_object(source, columns, origin), origin)
 
@@ -312,27 +326,6 @@ def _listed_groups(group: Any, count: int, name: str) -> list[Any]:
         reason = f"there are {count:,} texts and {len(group):,} groups"
         raise TextError(problem, reason, "Give one value for each text.")
     return [plain_value(value) for value in group]
-
-
-_ObjectReader = Callable[[Any, Columns, Origin], Iterator[RawRow]]
-
-
-def _object_reader(source: Any) -> tuple[str, _ObjectReader]:
-    """Return the name of an object in errors, and what yields its rows."""
-    if isinstance(source, Labelled):
-        return source.name, _of_labelled
-    # pandas, and polars.
-    iterates = hasattr(source, "itertuples") or hasattr(source, "iter_rows")
-    if iterates and hasattr(source, "columns"):
-        return "the frame", _of_frame
-    # A Hugging Face dataset; several splits of it are a mapping.
-    if hasattr(source, "column_names") and not isinstance(source, Mapping):
-        return "the dataset", _of_dataset
-    # Two strings are a list of two texts.
-    is_two = isinstance(source, tuple) and len(source) == 2
-    if is_two and not any(isinstance(part, str) for part in source):
-        return "(texts, labels)", _of_pair
-    return "the list", _of_items
 
 
 def _of_labelled(

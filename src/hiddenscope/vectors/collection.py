@@ -243,8 +243,23 @@ def _of_states(
 def _of_array(
     source: Any, texts: Any, site: str | Site | None, pool: Pooling | None
 ) -> Collection:
-    _check_array(source)
-    values = source.detach().cpu() if isinstance(source, Tensor) else source
+    is_floating = False
+    values = source
+    if isinstance(source, Tensor):
+        is_floating = source.is_floating_point() and not source.is_meta
+    elif isinstance(source, np.ndarray):
+        is_floating = source.dtype.kind == "f"
+    if not is_floating or source.ndim != 2 or 0 in source.shape:
+        description = type(source).__name__
+        if hasattr(source, "dtype"):
+            description = f"{source.dtype} {list(source.shape)}"
+        raise StatesError(
+            "Cannot read vectors",
+            f"got {description}",
+            "Give a model with texts=, states, or an array [text, width] of floats.",
+        )
+    if isinstance(source, Tensor):
+        values = source.detach().cpu()
     strings = None
     if texts is not None:
         several = [texts] if isinstance(texts, str) else texts
@@ -270,25 +285,6 @@ def _of_array(
         return _as_tensor(values[numbers])
 
     return Collection(len(values), read, pick, strings, None, named, pool, {})
-
-
-def _check_array(source: Any) -> None:
-    """Refuse what is not an array `[row, width]` of floats, with rows and values."""
-    is_floating = False
-    if isinstance(source, Tensor):
-        is_floating = source.is_floating_point() and not source.is_meta
-    elif isinstance(source, np.ndarray):
-        is_floating = source.dtype.kind == "f"
-    if is_floating and source.ndim == 2 and 0 not in source.shape:
-        return
-    description = type(source).__name__
-    if hasattr(source, "dtype"):
-        description = f"{source.dtype} {list(source.shape)}"
-    raise StatesError(
-        "Cannot read vectors",
-        f"got {description}",
-        "Give a model with texts=, states, or an array [text, width] of floats.",
-    )
 
 
 def _one_site(source: Model | Readable, site: str | Site | None) -> Site:

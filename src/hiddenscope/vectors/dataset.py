@@ -75,18 +75,17 @@ def _is_table(data: Any) -> bool:
 def strings_of(texts: Any) -> Sequence[Any]:
     """Return each text in a form that can be compared: its string, or its ids."""
     if isinstance(texts, Tokens):
-        return texts.texts or [_ids_of(texts, text) for text in range(texts.count)]
+        if texts.texts:
+            return texts.texts
+        ids = [texts.ids[texts.rows(text)].tolist() for text in range(texts.count)]
+        for text, row in enumerate(ids):
+            # Pooled states have no ids: a number of its own keeps a text apart.
+            if max(row, default=0) < 0:
+                ids[text] = [-1 - text]
+        return ids
     if isinstance(texts, Inputs):
         return texts.texts or texts.ids
     return list(texts)
-
-
-def _ids_of(tokens: Tokens, text: int) -> list[int]:
-    ids: list[int] = tokens.ids[tokens.rows(text)].tolist()
-    if max(ids, default=0) >= 0:
-        return ids
-    # Pooled states have no ids: a number of its own keeps the text apart from others.
-    return [-1 - text]
 
 
 def labels_of_states(states: Readable | Pair, data: Any) -> Dataset:

@@ -140,8 +140,8 @@ def _vectors_of(
             numbers = list(chain.from_iterable(batches))
             some = inputs.some(numbers)
             buffers = buffers_for(model, sites, some)
-            ends = accumulate(map(len, batches), initial=0)
-            for batch in starmap(range, pairwise(ends)):
+            borders = accumulate(map(len, batches), initial=0)
+            for batch in starmap(range, pairwise(borders)):
                 run_pass(model, some.some(batch).pad(model), batch, buffers)
             (states,) = buffers.values()
             pooled = texts_pool(one_tensor(states.finish()), numbers)
@@ -289,7 +289,10 @@ def _pool_of(source: Readable, pool: Pooling) -> Pool:
         pool = _of_pooled_rows(pool, stored_as)
     starts = np.cumsum(lengths) - lengths
     row = _row_in_text(pool, getattr(source, "every", 1), lengths)
-    if isinstance(pool, int) and _windows_overlap(tokens):
+    # Where windows of one text overlap, a position may be there twice.
+    same_text = np.diff(tokens.text) == 0
+    overlap = bool((same_text & (np.diff(tokens.positions) <= 0)).any())
+    if isinstance(pool, int) and overlap:
         return Pool(lengths, pool, rows=_rows_at(tokens, pool, starts))
     if requires_cls(pool):
         check_cls(getattr(source, "source", None), tokens.ids[starts], 0)
@@ -328,13 +331,6 @@ def _of_pooled_rows(pool: Pooling, stored_as: Pooling) -> Pooling:
     if position is None:
         return pool
     return "last" if position < 0 else "first"
-
-
-def _windows_overlap(tokens: Tokens) -> bool:
-    """Tell whether windows of one text overlap: a position may then be there twice."""
-    same_text = np.diff(tokens.text) == 0
-    not_after = np.diff(tokens.positions) <= 0
-    return bool((same_text & not_after).any())
 
 
 def _rows_at(tokens: Tokens, position: int, starts: Ints) -> Ints:
