@@ -79,7 +79,8 @@ class TargetRank:
     first_in_top_k_at: str | None
     k: int
     most_probable_at: str | None
-    highest_probability: float
+    # Older results have the place alone.
+    highest_probability: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,8 @@ class LensReport(Report):
     texts: int
     tokens: int
     causal: bool
-    parts: bool
+    # Results that were saved before parts could be read say nothing of them.
+    parts: bool | None = None
     settled_known_from: str | None
     half_settled_from: str | None
     last_token: LastToken | None = None
@@ -294,11 +296,11 @@ def _target(target: TargetRank, name: str) -> Iterator[str]:
             f"At {target.site}, {name} has rank {target.rank:,} and probability"
             f" {target.probability:.2g}."
         )
-    best = target.most_probable_at
-    if best and Site.parse(best).part:
+    best, highest = target.most_probable_at, target.highest_probability
+    if best and highest is not None and Site.parse(best).part:
         yield (
             f"Among these sites, {best} gives {name} the highest"
-            f" probability, {target.highest_probability:.2g}."
+            f" probability, {highest:.2g}."
         )
     if target.first_best_at:
         yield f"{name} is the top token for the first time at {target.first_best_at}."
