@@ -1,4 +1,11 @@
-"""Process: start an isolated Python subprocess, talk to it, and end it.
+"""Workers: isolated subprocesses, and how they talk to the process that starts them.
+
+A message on a pipe is a frame: a JSON header and raw bytes, each preceded by its
+length. Nothing is pickled: reading a frame never runs code that its sender chose.
+
+>>> import io
+>>> read_frame(io.BytesIO(pack_frame({"type": "result"}, b"bytes")))
+Frame(header={'type': 'result'}, body=b'bytes')
 
 `concurrent.futures.ProcessPoolExecutor` does not do here. Spawned processes import the
 caller's main module: a plain script without `if __name__ == "__main__"` would run again
@@ -6,18 +13,95 @@ in each of them. Forked processes are not safe once torch or numba have started 
 Both unpickle what they are sent. A worker here is a plain `python -P` with two pipes.
 """
 
+import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, NamedTuple, TypeAlias
 
-from hiddenscope.workers.frames import Channel, Frame, Header
+Header: TypeAlias = dict[str, Any]
 
-PACKAGE_PARENT = Path(__file__).parents[2]
+LENGTHS = struct.Struct("<IQ")
+MAX_HEADER_BYTES = 64 * 2**20
+PACKAGE_PARENT = Path(__file__).parents[1]
+
+
+class Frame(NamedTuple):
+    """One message."""
+
+    header: Header
+    body: bytes
+
+
+def pack_frame(header: Header, body: bytes = b"") -> bytes:
+    """Return a message as the bytes of one frame."""
+    text = json.dumps(header, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+    return LENGTHS.pack(len(text), len(body)) + text + body
+
+
+def read_frame(stream: IO[bytes], max_body: int | None = None) -> Frame | None:
+    """Read the next frame, or return None where the stream ends before it is whole.
+
+    Raise a ValueError where the frame announces more than `max_body` bytes, before any
+    memory is allocated for them.
+    """
+    lengths = stream.read(LENGTHS.size)
+    if len(lengths) < LENGTHS.size:
+        return None
+    header_bytes, body_bytes = LENGTHS.unpack(lengths)
+    body_too_large = max_body is not None and body_bytes > max_body
+    if header_bytes > MAX_HEADER_BYTES or body_too_large:
+        raise ValueError(
+            f"a frame of {header_bytes:,} and {body_bytes:,} bytes is too large"
+        )
+    text = stream.read(header_bytes)
+    body = stream.read(body_bytes)
+    if len(text) < header_bytes or len(body) < body_bytes:
+        return None
+    return Frame(json.loads(text), body)
+
+
+class Channel:
+    """Two pipes, one to read frames from and one to write frames to.
+
+    Several threads may send. Only one may receive.
+    """
+
+    def __init__(
+        self, incoming: IO[bytes], outgoing: IO[bytes], max_body: int | None = None
+    ) -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._max_body = max_body
+        self._sending = threading.Lock()
+
+    def send(self, header: Header, body: bytes = b"") -> None:
+        """Write one frame; raise a BrokenPipeError where the other side has ended."""
+        frame = pack_frame(header, body)
+        with self._sending:
+            self._outgoing.write(frame)
+            self._outgoing.flush()
+
+    def receive(self) -> Frame | None:
+        """Wait for the next frame; return None once the other side has ended."""
+        return read_frame(self._incoming, self._max_body)
+
+    def close_outgoing(self) -> None:
+        """Tell the other side that nothing more will be sent."""
+        # Closing flushes, which fails where the other side has ended.
+        with suppress(OSError):
+            self._outgoing.close()
+
+    def close(self) -> None:
+        """Close both pipes. No thread may be receiving."""
+        self.close_outgoing()
+        self._incoming.close()
 
 
 class WorkerProcess:
@@ -43,6 +127,9 @@ class WorkerProcess:
         max_body: int | None = None,
     ) -> None:
         self._has_session = new_session and hasattr(os, "killpg")
+        # The worker imports this copy of the package.
+        paths = [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]
+        python_path = os.pathsep.join(filter(None, paths))
         self._process = subprocess.Popen(
             # -P keeps the working folder, and that of a script, off the import path:
             # a file there could otherwise stand in for a module of a library.
@@ -51,7 +138,7 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             stderr=stderr,
             cwd=folder,
-            env=_environment() | dict(environment or {}),
+            env=os.environ | {"PYTHONPATH": python_path} | dict(environment or {}),
             start_new_session=new_session,
         )
         assert self._process.stdin is not None
@@ -115,12 +202,3 @@ def parent_channel() -> Channel:
     # Whatever a library prints must not come between two frames.
     os.dup2(2, 1)
     return Channel(sys.stdin.buffer, outgoing)
-
-
-def _environment() -> dict[str, str]:
-    """Return an environment in which the worker imports this copy of the package."""
-    paths = [str(PACKAGE_PARENT)]
-    inherited = os.environ.get("PYTHONPATH")
-    if inherited:
-        paths.append(inherited)
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
