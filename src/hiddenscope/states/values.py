@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError
 from hiddenscope.sites import Site, SitePatterns, named_layer, summarise
+from hiddenscope.states.arrays import Ints
 from hiddenscope.states.files import StackParts, open_foreign, read_file, write
 from hiddenscope.states.foreign import read_foreign
 from hiddenscope.states.mixed import (
@@ -67,7 +68,7 @@ class States:
     sites, tokens and source.
 
     Sites whose widths differ make no tensor: `values` is then a `MixedValues`, and
-    `states[site]` is the tensor `[token, width]` of a site, as ever.
+    `states[site]` is the tensor `[token, width]` of a site, as always.
 
     >>> tokens = Tokens(("hi",), [0], [0], [7], ("hi",))
     >>> values = torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]])
@@ -531,18 +532,23 @@ def join(parts: Sequence[States]) -> States:
             "Cannot join states", reason, "Join states that were captured alike."
         )
     all_tokens = [part.tokens for part in parts]
-    counts = [tokens.count for tokens in all_tokens]
-    # The number that the first text of each part gets.
-    starts = np.cumsum([0, *counts])
-    numbered = zip(all_tokens, starts, strict=False)
-    arrays = {"text": np.concatenate([part.text + start for part, start in numbered])}
-    for name in ("positions", "ids", "spans"):
-        arrays[name] = np.concatenate([getattr(part, name) for part in all_tokens])
-    texts = None
-    if first.tokens.texts is not None:
-        texts = tuple(chain.from_iterable(part.texts or () for part in all_tokens))
-    strings = tuple(chain.from_iterable(part.strings for part in all_tokens))
-    joined = Tokens(texts, strings=strings, count=int(starts[-1]), **arrays)
+    lengths = [len(tokens) for tokens in all_tokens]
+    # The number that the first text of each part gets, and the number of all.
+    *starts, count = accumulate((tokens.count for tokens in all_tokens), initial=0)
+    texts = chain.from_iterable(tokens.texts or () for tokens in all_tokens)
+
+    def gather(name: str) -> Ints:
+        return np.concatenate([getattr(tokens, name) for tokens in all_tokens])
+
+    joined = Tokens(
+        None if first.tokens.texts is None else tuple(texts),
+        gather("text") + np.repeat(starts, lengths),
+        gather("positions"),
+        gather("ids"),
+        tuple(chain.from_iterable(tokens.strings for tokens in all_tokens)),
+        gather("spans"),
+        count,
+    )
     values = join_tokens([part.values for part in parts])
     return States(first.sites, values, joined, first.source)
 

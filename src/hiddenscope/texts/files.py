@@ -55,7 +55,7 @@ def format_of(name: str) -> str:
 def names_a_file(text: str) -> bool:
     """Tell whether a string ends as the name of a file of texts does.
 
-    Whoever has such a text, not a path, gives it in a list.
+    A text that ends so, and is no path, is given in a list.
     """
     return text.lower().endswith((*FORMATS, *COMPRESSIONS))
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# The cosine of n-gram vectors from which on two texts nearly repeat one another.
+# From this cosine of n-gram vectors, two texts nearly repeat one another.
 ALIKE = 0.6
 # Texts of which each is compared with each.
 MOST_COMPARED = 2_000
@@ -31,7 +31,7 @@ def copy_key(text: Any) -> str:
     Copies are equal up to case, white space and punctuation; lists of ids are copies if
     they are equal. A text and its copies must never be on both sides of a split, or
     what is learnt by heart counts as understood. Such texts with different labels, as
-    in a minimal pair, are a group and not copies: whoever has labels looks at both.
+    in a minimal pair, are a group and not copies, so labels must be looked at too.
 
     >>> copy_key("The cat sat.") == copy_key(" the  cat sat")
     True
