@@ -162,7 +162,7 @@ def heads_task(folder: str, layers: int, heads: int, shared: int) -> Task:
         "times": heads,
     }
     name = "heads, shared prefix" if shared else "heads"
-    prompts = f"prompts of {PATCH_TOKENS} tokens that differ from the first on"
+    prompts = f"prompts of {PATCH_TOKENS} tokens that differ from the first token"
     if shared:
         prompts = f"prompts of {PATCH_TOKENS} tokens, the first {shared} in common"
     what = f"smollm2, float32, {layers} layers x {heads} heads, {prompts}"

@@ -96,7 +96,7 @@ PERMUTED = Question(
 PERMUTED_ERROR = Question(
     "drift",
     "largest error of another order, in noise envelopes",
-    "1.00: from there on it would be drift",
+    "1.00: beyond that it would be drift",
     "largest",
 )
 UNUSED = Question(

@@ -1,4 +1,4 @@
-"""The lens: is the output read from the site on where it is written, and not before?
+"""The lens: is the output read where it is written and above, and not below?
 
 In a trained model nothing forbids that a state below votes for the answer, such as the
 embedding of a token: there, when the answer is settled is not enforced.
@@ -18,7 +18,7 @@ INPUTS = 20
 
 READ = Question(
     "lens",
-    "the top token is the output from its writing site on, at every answer",
+    "the top token is the output at and above its writing site, at every answer",
     "0.00: by chance 1 over the number of tokens, to the power of the answers",
 )
 ALREADY = Question(
@@ -36,7 +36,7 @@ BELOW = Question(
 )
 SETTLED = Question(
     "lens",
-    "the last answer is settled from the layer on that holds the output",
+    "the last answer is settled at the layer that holds the output",
     "the row of a layer drawn at random; not enforced in trained models",
 )
 SETTLED_GUESSED = Question(
@@ -47,7 +47,7 @@ SETTLED_GUESSED = Question(
 )
 FROM_THEN_ON = Question(
     "lens",
-    "largest KL from the model's own prediction, from the writing site on",
+    "largest KL from the model's own prediction, at and above the writing site",
     "1.39 to 3.14 nats: that of a uniform prediction",
     "largest",
 )

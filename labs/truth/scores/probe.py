@@ -48,7 +48,7 @@ NEAR = 0.01
 
 READ = Question(
     "probe",
-    "accuracy (R² of a number) from the site on where a variable is written",
+    "accuracy (R² of a number) at and above the site where a variable is written",
     "the row of one site below; that of guessing, where nothing is known",
     "mean",
 )
@@ -67,7 +67,7 @@ GUESSED = Question(
 )
 CALLED = Question(
     "probe",
-    "a variable is called above chance at every site from its writing on",
+    "a variable is called above chance at its writing site and every one above",
     "the row of one site below: what is read need not be written",
 )
 CALLED_BELOW = Question(
