@@ -116,7 +116,14 @@ class ResultCache:
             if key in self._memory:
                 self._memory.move_to_end(key)
                 return self._memory[key]
-        result = self._read(key)
+        path = self._path(key)
+        result = StoredResult.read(path)
+        if result is not None:
+            # The oldest entry is the one that was not used for longest.
+            with suppress(OSError):
+                os.utime(path)
+        elif self.shipped is not None:
+            result = StoredResult.read(self.shipped / path.name)
         if result is not None:
             self._remember(key, result)
         return result
@@ -131,7 +138,13 @@ class ResultCache:
             # damages counts as missing.
             with replacing(path, durable=False) as fresh:
                 fresh.write_bytes(result.to_bytes())
-            self._drop_oldest(keep=path)
+            entries = [(file, file.stat()) for file in self.folder.glob(f"*{SUFFIX}")]
+            entries.sort(key=lambda entry: entry[1].st_mtime_ns)
+            total = sum(stat.st_size for _, stat in entries)
+            for file, stat in entries:
+                if total > self.max_bytes and file != path:
+                    file.unlink(missing_ok=True)
+                    total -= stat.st_size
         except (OSError, Error) as error:
             reason = (
                 getattr(error, "reason", None)
@@ -147,17 +160,6 @@ class ResultCache:
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{SUFFIX}"
 
-    def _read(self, key: str) -> StoredResult | None:
-        path = self._path(key)
-        result = StoredResult.read(path)
-        if result is not None:
-            # The oldest entry is the one that was not used for longest.
-            with suppress(OSError):
-                os.utime(path)
-        elif self.shipped is not None:
-            result = StoredResult.read(self.shipped / path.name)
-        return result
-
     def _remember(self, key: str, result: StoredResult) -> None:
         with self._lock:
             self._memory[key] = result
@@ -166,14 +168,3 @@ class ResultCache:
             while len(self._memory) > 1 and total > MEMORY_BYTES:
                 _, dropped = self._memory.popitem(last=False)
                 total -= dropped.size
-
-    def _drop_oldest(self, keep: Path) -> None:
-        entries = [(path, path.stat()) for path in self.folder.glob(f"*{SUFFIX}")]
-        entries.sort(key=lambda entry: entry[1].st_mtime_ns)
-        total = sum(stat.st_size for _, stat in entries)
-        for path, stat in entries:
-            if total <= self.max_bytes:
-                return
-            if path != keep:
-                path.unlink(missing_ok=True)
-                total -= stat.st_size

@@ -101,18 +101,15 @@ class Models:
                     "Ask an analysis in its place: lens, profile, compare.",
                 )
             self._captured[key] = captured
-            self._drop_captured()
+            # Drop the states that were not used for longest, down to the limits.
+            total = sum(states.values.nbytes for states in self._captured.values())
+            while len(self._captured) > 1:
+                if len(self._captured) <= MAX_CAPTURES and total <= MAX_CAPTURED_BYTES:
+                    break
+                _, dropped = self._captured.popitem(last=False)
+                total -= dropped.values.nbytes
         self._captured.move_to_end(key)
         return self._captured[key]
-
-    def _drop_captured(self) -> None:
-        """Drop the states that were not used for longest, down to the limits."""
-        total = sum(states.values.nbytes for states in self._captured.values())
-        while len(self._captured) > 1:
-            if len(self._captured) <= MAX_CAPTURES and total <= MAX_CAPTURED_BYTES:
-                return
-            _, dropped = self._captured.popitem(last=False)
-            total -= dropped.values.nbytes
 
 
 def in_page(error: Error) -> str:

@@ -66,7 +66,21 @@ class ModelWorker:
     async def ask(self, request: Header, listener: Listener) -> Frame:
         """Send a question; pass messages to the listener, and return the answer."""
         loop = asyncio.get_running_loop()
-        process = self._start_if_needed()
+        if self._process is not None and self._process.poll() is not None:
+            # It died between two questions.
+            self._process.close()
+            self._process = None
+        if self._process is None:
+            stderr = None if self.settings.debug else subprocess.DEVNULL
+            self._process = WorkerProcess(
+                ["-m", "hiddenscope.app.worker"],
+                stderr=stderr,
+                # An empty folder: no name that a page sends can be the path of a file.
+                folder=self._folder.name,
+                environment={"HIDDENSCOPE_APP_DEVICE": self.settings.device or ""},
+                max_body=self.settings.result_bytes,
+            )
+        process = self._process
         try:
             await loop.run_in_executor(self._pipes, process.send, request)
             while True:
@@ -107,23 +121,6 @@ class ModelWorker:
         self._pipes.shutdown(wait=False)
         with contextlib.suppress(OSError):
             self._folder.cleanup()
-
-    def _start_if_needed(self) -> WorkerProcess:
-        if self._process is not None and self._process.poll() is not None:
-            # It died between two questions.
-            self._process.close()
-            self._process = None
-        if self._process is None:
-            stderr = None if self.settings.debug else subprocess.DEVNULL
-            self._process = WorkerProcess(
-                ["-m", "hiddenscope.app.worker"],
-                stderr=stderr,
-                # An empty folder: no name that a page sends can be the path of a file.
-                folder=self._folder.name,
-                environment={"HIDDENSCOPE_APP_DEVICE": self.settings.device or ""},
-                max_body=self.settings.result_bytes,
-            )
-        return self._process
 
     def _explain_loss(self, process: WorkerProcess, error: Exception) -> str:
         """Return a sentence for the page: why there is no answer, and what to do."""

@@ -13,6 +13,7 @@ import re
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -128,7 +129,11 @@ class Library:
             for path in self._with_bases(self._path(name, _is_model, "folder")):
                 version += identity(sorted(path.iterdir()) if path.is_dir() else [path])
         else:
-            version = _hub_commit(name) or self._unknown_version
+            version = self._unknown_version
+            folder = _hub_cache() / f"models--{name.replace('/', '--')}"
+            # Where it is in the hub's local cache, it has a commit.
+            with suppress(OSError, ValueError):
+                version = (folder / "refs" / "main").read_text("ascii").strip()[:64]
         return f"{name} {choice.dtype} {version}"
 
     def _with_bases(self, path: Path) -> list[Path]:
@@ -207,26 +212,24 @@ class Library:
             folder, depth = folders.popleft()
             for path in _entries(folder):
                 entry_count += 1
-                if not path.name.isprintable() or not self._is_below_root(path):
+                try:
+                    is_link, is_folder = path.is_symlink(), path.is_dir()
+                    target = path.resolve() if is_link else path
+                # A link to itself, or one that may not be read.
+                except (OSError, RuntimeError):
+                    continue
+                if not target.is_relative_to(self.root) or not path.name.isprintable():
                     continue
                 if matches(path):
                     match_count += 1
-                    yield self._name(path, kind), path
-                elif depth < MAX_DEPTH and _is_searched(path):
+                    digest = hashlib.sha256(self._label(path).encode()).hexdigest()
+                    yield f"{kind}:{digest[:16]}", path
+                    continue
+                # The target of a link is below the root too, and searched under its
+                # own name.
+                is_searched = is_folder and not is_link and path.name[0] != "."
+                if is_searched and depth < MAX_DEPTH:
                     folders.append((path, depth + 1))
-
-    def _is_below_root(self, path: Path) -> bool:
-        """Return whether an entry of a folder is not a link that leads out."""
-        assert self.root is not None, "nothing is below a missing root"
-        try:
-            return not path.is_symlink() or path.resolve().is_relative_to(self.root)
-        # A link to itself, or one that may not be read.
-        except (OSError, RuntimeError):
-            return False
-
-    def _name(self, path: Path, kind: str) -> str:
-        digest = hashlib.sha256(self._label(path).encode()).hexdigest()
-        return f"{kind}:{digest[:16]}"
 
     def _label(self, path: Path) -> str:
         assert self.root is not None, "nothing is below a missing root"
@@ -266,15 +269,6 @@ def _entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())[:MAX_MATCHES]
     except OSError:
         return []
-
-
-def _is_searched(path: Path) -> bool:
-    """Return whether a path is a folder to look into."""
-    try:
-        # The target of a link is below the root too, and searched under its own name.
-        return path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
-    except OSError:
-        return False
 
 
 def _is_model(path: Path) -> bool:
@@ -318,15 +312,6 @@ def _hub_models() -> list[str]:
         if is_model and any(path.glob("snapshots/*/*.safetensors")):
             names.append(name)
     return names
-
-
-def _hub_commit(name: str) -> str:
-    """Return the commit of a model in the hub's local cache, or nothing."""
-    folder = _hub_cache() / f"models--{name.replace('/', '--')}"
-    try:
-        return (folder / "refs" / "main").read_text("ascii").strip()[:64]
-    except (OSError, ValueError):
-        return ""
 
 
 def is_states(path: Path) -> bool:

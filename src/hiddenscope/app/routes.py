@@ -250,7 +250,6 @@ def api(desk: Desk) -> APIRouter:
     """Return the routes under /api."""
     router = APIRouter(prefix="/api", responses=PROBLEMS)
     _add_lists(router, desk)
-    _add_stores(router, desk)
     _add_jobs(router, desk)
     _add_results(router, desk)
     return router
@@ -291,8 +290,6 @@ def _add_lists(router: APIRouter, desk: Desk) -> None:
         content = await request.body()
         return await asyncio.to_thread(preview_table, file, content)
 
-
-def _add_stores(router: APIRouter, desk: Desk) -> None:
     @router.get("/stores")
     def list_stores() -> list[StoreAnswer]:
         """List the states that are stored below the root, in files and in stores."""

@@ -239,7 +239,11 @@ def _first_rows(suffix: str, beginning: str) -> Iterator[dict[str, str]]:
         for line in filter(str.strip, beginning.splitlines()):
             try:
                 record = json.loads(line)
-                yield {encodable(name): _cell(value) for name, value in record.items()}
+                row = {}
+                for name, value in record.items():
+                    cell = value if isinstance(value, str) else json.dumps(value)
+                    row[encodable(name)] = "" if value is None else encodable(cell)
+                yield row
             except (ValueError, AttributeError, RecursionError):
                 return
     elif suffix != ".txt":
@@ -260,12 +264,6 @@ def encodable(text: str) -> str:
     'half a pair: ?'
     """
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return encodable(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _guess_by_length(

@@ -146,7 +146,10 @@ def _answer_question(request: Header, models: Models, server: _Server) -> None:
     except Exception as error:
         traceback.print_exc()
         # Libraries turn an interrupt in the middle of an import into their own error.
-        if _was_interrupted(error):
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, KeyboardInterrupt):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:
             _cancel(server, leaving=True)
         else:
             server.send_error(error, explain_error(error))
@@ -166,15 +169,6 @@ def explain_error(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         return NO_DISK.format(os.strerror(error.errno))
     return f"Unexpectedly, {type(error).__name__}: {str(error)[:500]}"
-
-
-def _was_interrupted(error: BaseException | None) -> bool:
-    """Return whether a KeyboardInterrupt is among the causes of an error."""
-    while error is not None:
-        if isinstance(error, KeyboardInterrupt):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 if __name__ == "__main__":
