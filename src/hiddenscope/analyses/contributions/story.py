@@ -1,16 +1,15 @@
-"""Contributions: what each head, MLP, embedding and bias adds to the answer's logit."""
+"""The story of contributions: what each part adds to the logit of an answer."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.results import Listing, Result, Section, Table, table_of
-from hiddenscope.results.drawing import of_type
-from hiddenscope.results.pictures import Grid, Lines, Measure, Series, View
+from hiddenscope.results import Explanation, Listing, Report, Result, Section, table_of
+from hiddenscope.results.pictures import Grid, Lines, Measure, Series
 from hiddenscope.results.sentences import (
-    as_prose,
     model_name,
     quoted_token,
     quoted_tokens,
@@ -19,8 +18,6 @@ from hiddenscope.results.sentences import (
 
 if TYPE_CHECKING:
     import xarray
-
-    from hiddenscope.analyses.contributions.facts import StrongPartFacts
 
 # Lists are shown for so many tokens of an answer.
 MOST_LISTED = 4
@@ -50,27 +47,90 @@ READING = (
 )
 
 
-def views(result: Result) -> Iterator[View]:
-    """Yield layer by head with a bar for each MLP, then the sums of each kind."""
-    yield _grid(result)
-    yield _sums(result)
+@dataclass(frozen=True, kw_only=True)
+class StrongPart:
+    """One of the parts that add or take most, and its share of the logit."""
+
+    site: str
+    contribution: float
+    share: float
+    step: int
 
 
-def _grid(result: Result) -> Grid:
+@dataclass(frozen=True, kw_only=True)
+class ContributionsReport(Report):
+    """What writes an answer.
+
+    `logit`, `total`, `error` and `probability` have one number for each token of the
+    answer.
+    """
+
+    answer: str
+    tokens: int
+    steps: list[str]
+    logit: list[float]
+    total: list[float]
+    error: list[float]
+    allowed_error: list[float]
+    probability: list[float]
+    strongest: list[StrongPart]
+    norm_subtracts_mean: bool
+    softcap: float | None
+    scale: float | None
+    dtype: str
+    notes: list[str]
+    other: str | None = None
+
+    def strongest_at(self, step: int) -> list[StrongPart]:
+        """Return the strongest parts of one token of the answer."""
+        return [part for part in self.strongest if part.step == step]
+
+    @property
+    def logit_name(self) -> str:
+        """Name the logit, or the difference of two, that the parts add up to."""
+        names = [
+            shortened(answer, LONGEST_ANSWER)
+            for answer in (self.answer, self.other)
+            if answer
+        ]
+        return f"the logit of {' over '.join(quoted_tokens(names))}"
+
+
+def story(report: ContributionsReport, result: Result) -> Iterator[Section]:
+    """Yield the grid with what it shows, then the sums by kind."""
+    kinds = _kinds(result.data)
+    listings = tuple(_listings(report, result))
+    yield Section(
+        "Which parts write the answer?",
+        tuple(_findings(report, result, kinds)),
+        (_grid(report, result),),
+        READING,
+        tables=(*listings, *map(table_of, listings)),
+    )
+    yield Section(
+        "Embedding, heads, MLPs and biases",
+        (Explanation(kinds),),
+        (_sums(report, result),),
+        "Each bar is the sum of all parts of one kind. The bars add up to the logit.",
+        folded=True,
+    )
+
+
+def _grid(report: ContributionsReport, result: Result) -> Grid:
     data = result.data
     steps = range(data.sizes["step"])
     columns = [f"head.{head}" for head in data["head"].to_numpy().tolist()]
     bars = _bars(data)
-    title = f"What each part of {model_name(result)} adds to {_logit(result)}"
+    title = f"What each part of {model_name(result)} adds to {report.logit_name}"
     measures = []
     for step in steps:
-        of_step = _step_name(result, step)
+        of_step = _step_name(result.data, step)
         measure = Measure(
             f"contribution to {of_step}",
             _rows_of_step(data.isel(step=step), bars),
             "logits",
             meaning="diverging",
-            title=f"{title}{_step_ending(result, step)}",
+            title=f"{title}{_step_ending(result.data, step)}",
         )
         measures.append(measure)
     return Grid(
@@ -141,7 +201,7 @@ def _has_numbers(data: "xarray.Dataset", name: str) -> bool:
     return name in data and bool(np.nan_to_num(data[name].to_numpy()).any())
 
 
-def _sums(result: Result) -> Lines:
+def _sums(report: ContributionsReport, result: Result) -> Lines:
     """Draw the sum of each kind of part as bars, one bar for each answer token."""
     data = result.data
     names = []
@@ -151,9 +211,9 @@ def _sums(result: Result) -> Lines:
     sums = np.array([_sum_by_step(data, name) for name in names])
     series = []
     for step in range(data.sizes["step"]):
-        series.append(Series(_step_name(result, step), sums[:, step], style="bar"))
+        series.append(Series(_step_name(result.data, step), sums[:, step], style="bar"))
     return Lines(
-        f"What all parts of a kind add to {_logit(result)}, in {model_name(result)}",
+        f"What all parts of a kind add to {report.logit_name}, in {model_name(result)}",
         tuple(SUMS[name] for name in names),
         tuple(series),
         x_name="part",
@@ -168,79 +228,61 @@ def _sum_by_step(data: "xarray.Dataset", name: str) -> NDArray[np.float64]:
     return cast("NDArray[np.float64]", variable.sum(others).to_numpy())
 
 
-def _strings(result: Result) -> list[str]:
-    return [str(text) for text in result.data["step_string"].to_numpy().tolist()]
-
-
-def _step_name(result: Result, step: int) -> str:
+def _step_name(data: "xarray.Dataset", step: int) -> str:
     """Name one token of the answer, with its number where there are several."""
-    strings = _strings(result)
+    strings = [str(text) for text in data["step_string"].to_numpy().tolist()]
     number = f" (token {step + 1} of the answer)" if len(strings) > 1 else ""
-    return f"{_quoted(strings[step])}{number}"
+    return f"{quoted_token(shortened(strings[step], LONGEST_ANSWER))}{number}"
 
 
-def _step_ending(result: Result, step: int) -> str:
-    if len(_strings(result)) == 1:
+def _step_ending(data: "xarray.Dataset", step: int) -> str:
+    if data.sizes["step"] == 1:
         return ""
-    return f": {_step_name(result, step)}"
+    return f": {_step_name(data, step)}"
 
 
-def _logit(result: Result) -> str:
-    """Name the logit, or the difference of two, that the parts add up to."""
-    answers = [result.facts["answer"], result.facts.get("other")]
-    names = [shortened(str(answer), LONGEST_ANSWER) for answer in answers if answer]
-    return f"the logit of {' over '.join(quoted_tokens(names))}"
-
-
-def _quoted(text: str) -> str:
-    return quoted_token(shortened(text, LONGEST_ANSWER))
-
-
-def findings(result: Result) -> Iterator[str]:
+def _findings(report: ContributionsReport, result: Result, kinds: str) -> Iterator[str]:
     """Yield the strongest part, what each kind adds up to, whether the sum holds, and
     notes.
     """
-    strongest = _strongest(result, 0)
+    strongest = report.strongest_at(0)
     if strongest:
-        yield _lead(result, strongest[0])
-    yield _kinds_finding(result)
-    yield _sum_finding(result)
-    softcap = result.facts.get("softcap")
-    if softcap:
+        yield _lead(report, result, strongest[0])
+    yield kinds
+    error = float(np.abs(result.data["error"].to_numpy()).max())
+    yield (
+        "The parts sum to the model's own logit with an error of at most"
+        f" {error:.1g}, which is checked on every call."
+    )
+    if report.softcap:
         yield (
-            f"The model caps its logits softly at {softcap}: the parts add up to the"
-            " logit before the cap."
+            f"The model caps its logits softly at {report.softcap}: the parts add up to"
+            " the logit before the cap."
         )
     yield (
         "These are direct effects in one text; other texts were not tested, and a part"
         " that adds much need not be needed."
     )
-    yield from cast("list[str]", result.facts.get("notes") or [])
+    yield from report.notes
 
 
-def _strongest(result: Result, step: int) -> "list[StrongPartFacts]":
-    """Return the strongest parts of one step, as the analysis lists them."""
-    parts = cast("list[StrongPartFacts]", result.facts.get("strongest") or [])
-    return [part for part in parts if part["step"] == step]
-
-
-def _lead(result: Result, part: "StrongPartFacts") -> str:
-    amount = abs(part["contribution"])
+def _lead(report: ContributionsReport, result: Result, part: StrongPart) -> str:
+    amount = abs(part.contribution)
     verb = "adds most to"
-    if part["contribution"] < 0:
+    if part.contribution < 0:
         verb = "takes most from"
     logit = float(result.data["logit"].to_numpy()[0])
-    target = _logit(result)
-    if len(_strings(result)) > 1:
+    target = report.logit_name
+    if result.data.sizes["step"] > 1:
         target = f"the first token of {target.removeprefix('the logit of ')}"
     return (
-        f"{part['site']} {verb} {target}: {amount:.2f}, where the sum of all parts"
+        f"{part.site} {verb} {target}: {amount:.2f}, where the sum of all parts"
         f" is {_signed(logit).removeprefix('+')}."
     )
 
 
-def _kinds_finding(result: Result) -> str:
-    data = result.data
+def _kinds(data: "xarray.Dataset") -> str:
+    """Say what the parts of each kind add up to."""
     sums = []
     for name, words in SUMS.items():
         if name in ALWAYS or _has_numbers(data, name):
@@ -256,43 +298,11 @@ def _signed(amount: float) -> str:
     return f"{amount:+.2f}".replace("-", "−")
 
 
-def _sum_finding(result: Result) -> str:
-    error = float(np.abs(result.data["error"].to_numpy()).max())
-    return (
-        "The parts sum to the model's own logit with an error of at most"
-        f" {error:.1g}, which is checked on every call."
-    )
-
-
-def tables(result: Result) -> Iterator[Table]:
-    """Yield the strongest parts and neurons of each answer token."""
-    yield from map(table_of, _listings(result))
-
-
-def sections(result: Result) -> Iterator[Section]:
-    """Yield the grid with what it shows, then the sums by kind."""
-    shown, sentences = tuple(views(result)), list(findings(result))
-    yield Section(
-        "Which parts write the answer?",
-        as_prose(sentences),
-        of_type(shown, Grid),
-        READING,
-        tables=tuple(_listings(result)),
-    )
-    yield Section(
-        "Embedding, heads, MLPs and biases",
-        _kinds_finding(result),
-        of_type(shown, Lines),
-        "Each bar is the sum of all parts of one kind. The bars add up to the logit.",
-        folded=True,
-    )
-
-
-def _listings(result: Result) -> Iterator[Listing]:
+def _listings(report: ContributionsReport, result: Result) -> Iterator[Listing]:
     steps = min(MOST_LISTED, result.data.sizes["step"])
     for step in range(steps):
-        parts = _strongest(result, step)
-        ending = _step_ending(result, step)
+        parts = report.strongest_at(step)
+        ending = _step_ending(result.data, step)
         if parts:
             yield _part_listing(parts, ending)
         neurons = _neuron_rows(result, step)
@@ -305,10 +315,10 @@ def _listings(result: Result) -> Iterator[Listing]:
             )
 
 
-def _part_listing(parts: "list[StrongPartFacts]", ending: str) -> Listing:
+def _part_listing(parts: list[StrongPart], ending: str) -> Listing:
     rows = []
     for part in parts:
-        rows.append((part["site"], part["contribution"], 100 * part["share"]))
+        rows.append((part.site, part.contribution, 100 * part.share))
     return Listing(
         f"Strongest parts{ending}",
         ("part", "contribution", "percent of the sum"),

@@ -1,4 +1,4 @@
-"""Findings: the parts as labelled arrays, and the facts they show."""
+"""The parts of a logit as labelled arrays, and the strongest of them."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.analyses.contributions.facts import (
-    ContributionsFacts,
-    StrongPartFacts,
+from hiddenscope.analyses.contributions.parts import Parts, check_stack, split_logits
+from hiddenscope.analyses.contributions.question import (
+    AnswerTokens,
+    Question,
+    encode_question,
 )
-from hiddenscope.analyses.contributions.parts import Parts
-from hiddenscope.analyses.contributions.question import Question
-from hiddenscope.model import Model
-from hiddenscope.passes.unembed import Recipe
+from hiddenscope.analyses.contributions.story import ContributionsReport, StrongPart
+from hiddenscope.errors import PassError
+from hiddenscope.model import Model, ModelLike, as_model
+from hiddenscope.passes import Inputs, Texts, load_with_head
+from hiddenscope.passes.unembed import Recipe, Unembedding
+from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
     Attributes,
     Coordinates,
@@ -46,6 +50,40 @@ LONG_NAMES = {
     "error": "sum of all parts minus the logit",
     "probability": "probability of the answer's token",
 }
+
+
+def list_parts(
+    model: ModelLike,
+    text: Texts | Inputs,
+    answer: AnswerTokens,
+    other: AnswerTokens | None,
+    *,
+    neurons: int,
+    targets: Texts | None,
+) -> Result:
+    """Return what each part adds to the logit of every token of the answer."""
+    model = as_model(model)
+    if not model.anatomy.makes_logits:
+        raise PassError(
+            f"Cannot split the logits of {model.name} into parts",
+            "it has no head, and makes no logits",
+            load_with_head(model),
+        )
+    stack = check_stack(model)
+    question = encode_question(model, text, answer, other, targets)
+    last = Site(stack.depth, "", stack.name if model.encoder_decoder else None)
+    unembedding = Unembedding(model, last)
+    if unembedding.recipe.method == "whole":
+        raise PassError(
+            f"Cannot split the logits of {model.name} into parts",
+            unembedding.recipe.reason,
+            "Use hs.lens or hs.patch.",
+        )
+    parts = split_logits(model, question, unembedding, neurons=neurons)
+    with model.lock:
+        data = contributions_dataset(model, question, parts)
+        report = _report(model, question, unembedding.recipe, parts)
+    return Result("contributions", data, report, model.source(last.stack))
 
 
 class _Named(NamedTuple):
@@ -116,40 +154,39 @@ def _padded(parts: Parts, values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.pad(values, ((0, 0), (0, 0), (0, missing)), constant_values=np.nan)
 
 
-def contributions_facts(
+def _report(
     model: Model, question: Question, recipe: Recipe, parts: Parts
-) -> ContributionsFacts:
+) -> ContributionsReport:
     """Return the logit, its sum and error, and the parts that add most."""
-    steps = model.text_encoder.strings(question.answers)
-    softcap = recipe.constant if recipe.transform == "softcap" else None
-    scale = recipe.constant if recipe.transform == "scale" else None
-    facts: ContributionsFacts = {
-        "answer": "".join(steps),
-        "tokens": len(question.text.ids[0]),
-        "steps": steps,
-        "logit": parts.logit.tolist(),
-        "total": parts.total.tolist(),
-        "error": parts.error.tolist(),
-        "allowed_error": parts.allowed.tolist(),
-        "probability": parts.probability.tolist(),
-        "strongest": strongest_parts(model, parts),
-        "norm_subtracts_mean": parts.centred,
-        "softcap": softcap,
-        "scale": scale,
-        "dtype": parts.dtype,
-        "notes": [*question.notes, *parts.notes],
-    }
+    strings = model.text_encoder.strings
+    steps = strings(question.answers)
+    other = None
     if question.others is not None:
-        others = model.text_encoder.strings(question.others)
-        facts["other"] = "".join(others)
-    return facts
+        other = "".join(strings(question.others))
+    return ContributionsReport(
+        answer="".join(steps),
+        tokens=len(question.text.ids[0]),
+        steps=steps,
+        logit=parts.logit.tolist(),
+        total=parts.total.tolist(),
+        error=parts.error.tolist(),
+        allowed_error=parts.allowed.tolist(),
+        probability=parts.probability.tolist(),
+        strongest=strongest_parts(model, parts),
+        norm_subtracts_mean=parts.centred,
+        softcap=recipe.constant if recipe.transform == "softcap" else None,
+        scale=recipe.constant if recipe.transform == "scale" else None,
+        dtype=parts.dtype,
+        notes=[*question.notes, *parts.notes],
+        other=other,
+    )
 
 
-def strongest_parts(model: Model, parts: Parts) -> list[StrongPartFacts]:
+def strongest_parts(model: Model, parts: Parts) -> list[StrongPart]:
     """Return the parts that add or take most, for each token of the answer."""
     name = model.anatomy.stacks[-1].name if model.encoder_decoder else None
     named = list(_named_parts(parts, name))
-    strongest: list[StrongPartFacts] = []
+    strongest = []
     for step, total in enumerate(parts.total):
         values = np.array([part.values[step] for part in named])
         known = np.nan_to_num(values)
@@ -158,12 +195,12 @@ def strongest_parts(model: Model, parts: Parts) -> list[StrongPartFacts]:
             if contribution == 0:
                 break
             strongest.append(
-                {
-                    "site": named[index].site,
-                    "contribution": contribution,
-                    "share": contribution / float(total),
-                    "step": step,
-                }
+                StrongPart(
+                    site=named[index].site,
+                    contribution=contribution,
+                    share=contribution / float(total),
+                    step=step,
+                )
             )
     return strongest
 
