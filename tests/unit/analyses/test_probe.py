@@ -856,7 +856,7 @@ def test_few_texts_are_said_to_be_too_few_for_the_intervals() -> None:
 
 def test_intervals_of_several_classes_are_not_called_95_percent() -> None:
     """Of noise with four classes they held the truth in 88% of simulations
-    (docs/probe.md).
+    (docs/methods.md).
     """
     given = states(noise(2, 30, 6))
     several, two = (hs.probe(given, [k % count for k in range(30)]) for count in (3, 2))

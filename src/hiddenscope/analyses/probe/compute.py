@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 LISTED = 20
 # The largest p-value of a site that is called above chance.
 SIGNIFICANCE = 0.05
-# How often intervals of four classes held the truth on noise (docs/probe.md).
+# How often intervals of four classes held the truth on noise (docs/methods.md).
 COVERAGE_OF_SEVERAL = 0.88
 
 
@@ -90,7 +90,7 @@ class Mix:
 
     `weights` are those of the probe of all rows, `fold_weights` `[site, fold]` those of
     each fold. Neither the weights nor an R² have an interval: none of those tried held
-    the truth often enough (docs/probe.md, docs/log.md).
+    the truth often enough (docs/methods.md, docs/log.md).
     """
 
     score: float
@@ -259,7 +259,7 @@ def _probe_mix(
     if target.classes is not None:
         # The mix is not fitted again under permuted targets: the mean of all sites
         # stands for it. On noise the weights often single out a site, yet intervals
-        # with this variance held the truth (docs/probe.md).
+        # with this variance held the truth (docs/methods.md).
         mean = scaled.mean(0)
         null = null_distribution(mean, mean[:, 0], target, design)
         test = permutation_test(null.scores[None])
