@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.anatomy import anatomy as anatomy
     from hiddenscope.analyses.attention import attention as attention
     from hiddenscope.analyses.cluster import cluster as cluster
-    from hiddenscope.analyses.compare.compare import compare as compare
+    from hiddenscope.analyses.compare import compare as compare
     from hiddenscope.analyses.contributions import contributions as contributions
     from hiddenscope.analyses.drift.drift import drift as drift
     from hiddenscope.analyses.embed import embed as embed

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from hiddenscope.analyses.compare.compare import compare
+from hiddenscope.analyses.compare import compare
 from hiddenscope.analyses.drift.drift import drift
 from hiddenscope.analyses.lens import lens
 from hiddenscope.analyses.probe import probe

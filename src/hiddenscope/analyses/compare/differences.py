@@ -1,19 +1,31 @@
-"""Differences: what is measured in every column of tokens."""
+"""Differences: what is measured in every column of tokens, and the linear CKA of every
+pair of sites over a sample of the paired states.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from hiddenscope.analyses.compare.sides import UNKNOWN, ComparedStates, align_tokens
-from hiddenscope.errors import SiteError, StatesError
+from hiddenscope.analyses.compare.sides import (
+    UNKNOWN,
+    ComparedStates,
+    align_tokens,
+    stacks_of,
+)
+from hiddenscope.analyses.compare.story import AlikeSites, Similarity
+from hiddenscope.errors import SiteError, StatesError, TextError
+from hiddenscope.measures import FEWEST, WORTH_READING, linear_cka
 from hiddenscope.passes import TokenColumns
-from hiddenscope.results.dataset import Attributes
+from hiddenscope.results.dataset import Attributes, site_names
 from hiddenscope.sites import Site, SitePatterns, summarise
 from hiddenscope.states import Pair, Source, States, Tokens
+
+if TYPE_CHECKING:
+    import xarray
 
 MEASURES: Mapping[str, Attributes] = {
     "l2": {"long_name": "difference", "units": "L2", "scale": "log"},
@@ -31,6 +43,14 @@ MEASURES: Mapping[str, Attributes] = {
         "scale": "log",
     },
 }
+
+
+CKA = {
+    "cka": "linear CKA",
+    "cka_chance": "linear CKA if tokens were paired at random, on average",
+}
+MOST_SAMPLED = 1000
+HIGH_BY_CHANCE = 0.3
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,13 +140,6 @@ def largest_relative(first: ComparedStates, second: ComparedStates) -> float:
     return largest
 
 
-def stacks_of(side: ComparedStates) -> list[States]:
-    """Return the states of each stack."""
-    if isinstance(side, Pair):
-        return [side.encoder, side.decoder]
-    return [side]
-
-
 def measured(
     a: States, b: States, sites: tuple[Site, ...], columns: TokenColumns
 ) -> dict[str, NDArray[np.float32]]:
@@ -136,15 +149,16 @@ def measured(
     """
     shape = len(sites), len(columns)
     cells = {name: np.full(shape, np.nan, dtype=np.float32) for name in MEASURES}
-    places, left, right = [], [], []
+    places = []
+    pairs = []
     for place, (i, j) in enumerate(columns):
         if i is not None and j is not None:
             places.append(place)
-            left.append(i)
-            right.append(j)
+            pairs.append((i, j))
+    left, right = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T
     for row, site in enumerate(sites):
-        x = _rows(a[site], left)
-        y = _rows(b[site], right)
+        x = a[site].detach().cpu()[left].double()
+        y = b[site].detach().cpu()[right].double()
         difference = y - x
         l2 = difference.norm(dim=-1)
         x_square, y_square = (x * x).sum(-1), (y * y).sum(-1)
@@ -164,5 +178,80 @@ def measured(
     return cells
 
 
-def _rows(states: Tensor, rows: list[int]) -> Tensor:
-    return states.detach().cpu()[torch.tensor(rows, dtype=torch.long)].double()
+class CKASample:
+    """At most a thousand of the paired states, each as likely as any other.
+
+    Every pair draws a number, and those with the lowest stay; so it does not matter how
+    texts are cut.
+    """
+
+    def __init__(self) -> None:
+        self.pairs = 0
+        self._generator = torch.Generator().manual_seed(0)
+        self._draws = torch.zeros(0)
+        self._states: list[list[torch.Tensor]] = [[], []]
+
+    def add(self, comparison: Comparison, sides: tuple[States, States]) -> None:
+        """Add the paired tokens of one text."""
+        paired = torch.from_numpy(comparison.paired)
+        count = paired.shape[1]
+        self.pairs += count
+        draws = torch.rand(count, generator=self._generator)
+        self._draws = torch.cat([self._draws, draws])
+        for parts, side, rows in zip(self._states, sides, paired, strict=True):
+            parts.append(side.values.detach().cpu()[:, rows])
+        if len(self._draws) > 2 * MOST_SAMPLED:
+            self._thin()
+
+    def sides(self) -> list[torch.Tensor]:
+        """Return the sampled states of both sides, `[site, token, width]` each."""
+        self._thin()
+        return [parts[0] for parts in self._states]
+
+    def _thin(self) -> None:
+        lowest = self._draws.argsort(stable=True)[:MOST_SAMPLED].sort().values
+        self._draws = self._draws[lowest]
+        self._states = [[torch.cat(parts, 1)[:, lowest]] for parts in self._states]
+
+
+def put_cka(
+    data: "xarray.Dataset", first: Comparison, sample: CKASample, *, required: bool
+) -> Similarity | None:
+    """Put the CKA of every pair of sites into the data, and report it."""
+    if sample.pairs < FEWEST:
+        if not required:
+            return None
+        reason = (
+            f"{sample.pairs} tokens are in both and it takes {FEWEST}; a few hundred"
+            " make it worth reading"
+        )
+        raise TextError(
+            "Too few tokens for linear CKA",
+            reason,
+            "Give a longer text, or several.",
+        )
+    x, y = sample.sides()
+    names, other_names = map(site_names, first.every)
+    rows = [names.index(site) for site in data["site"].to_numpy().tolist()]
+    cka, chance = (values.float().numpy() for values in linear_cka(x, y))
+    for name, values in (("cka", cka), ("cka_chance", chance)):
+        attributes = {"long_name": CKA[name]}
+        data[name] = ("site", "source_site"), values[rows], attributes
+    data.coords["source_site"] = other_names
+    shown = cka[rows]
+    if not np.isfinite(shown).any():
+        return Similarity(tokens=sample.pairs, sampled_tokens=x.shape[1])
+    row, column = np.unravel_index(np.nanargmax(shown), shown.shape)
+    median_by_chance = float(np.nanmedian(chance))
+    return Similarity(
+        tokens=sample.pairs,
+        sampled_tokens=x.shape[1],
+        median=float(np.nanmedian(cka)),
+        median_by_chance=median_by_chance,
+        most_alike=AlikeSites(
+            site=str(data["site"].values[row]),
+            source_site=other_names[column],
+            cka=float(shown[row, column]),
+        ),
+        few_tokens=x.shape[1] < WORTH_READING or median_by_chance > HIGH_BY_CHANCE,
+    )

@@ -26,6 +26,9 @@ from hiddenscope.states.mixed import one_tensor, stack_sites
 ComparedStates: TypeAlias = States | Pair
 """The states of one side of a comparison."""
 Run: TypeAlias = Literal["together", "apart", "two_models", "states"]
+Repeated: TypeAlias = tuple[
+    ComparedStates, ComparedStates, Literal["two_copies", "two_runs"]
+]
 
 TRIAL_TOKENS = 7
 UNKNOWN = Source("states of no named model")
@@ -45,7 +48,7 @@ class TextPairs:
     count: int
     run: Run
     note: str = ""
-    repeat: Callable[[], tuple[ComparedStates, ComparedStates, str]] | None = None
+    repeat: Callable[[], Repeated] | None = None
 
 
 def from_model(model: Model, a: Inputs, b: Inputs, sites: SitePatterns) -> TextPairs:
@@ -64,7 +67,7 @@ def from_model(model: Model, a: Inputs, b: Inputs, sites: SitePatterns) -> TextP
         )
     first = a.some([0])
 
-    def repeat() -> tuple[ComparedStates, ComparedStates, str]:
+    def repeat() -> Repeated:
         single = record(model, first, sites).states
         try:
             # Not every model runs two copies in one batch.
@@ -138,17 +141,14 @@ def _together(
 ) -> Iterator[tuple[ComparedStates, ComparedStates]]:
     for number in range(len(a)):
         first, second = a.some([number]), b.some([number])
-        if _all_ids(first) == _all_ids(second):
+        targets = [side.targets and side.targets.ids for side in (first, second)]
+        if first.ids == second.ids and targets[0] == targets[1]:
             # Run it once: two rows of a batch may be rounded differently.
             states = record(model, first, sites).states
             yield states, states
         else:
             both = record(model, _joined(first, second), sites).states
             yield _of_text(both, 0), _of_text(both, 1)
-
-
-def _all_ids(inputs: Inputs) -> tuple[object, object]:
-    return inputs.ids, inputs.targets and inputs.targets.ids
 
 
 def _rounds_alike(model: Model) -> bool:
@@ -160,8 +160,7 @@ def _rounds_alike(model: Model) -> bool:
     if model.encoder_decoder:
         text = text.with_targets(trial_texts(model, [TRIAL_TOKENS], seed=14))
     both = record(model, _joined(text, text)).states
-    stacks = [both.encoder, both.decoder] if isinstance(both, Pair) else [both]
-    for stack in stacks:
+    for stack in stacks_of(both):
         first, second = stack.of(0).values, stack.of(1).values
         if not torch.equal(one_tensor(first), one_tensor(second)):
             return False
@@ -261,6 +260,11 @@ class _RowReader:
         return torch.cat(parts)
 
 
+def stacks_of(side: ComparedStates) -> list[States]:
+    """Return the states of each stack."""
+    return [side.encoder, side.decoder] if isinstance(side, Pair) else [side]
+
+
 def _of_text(side: ComparedStates, number: int) -> ComparedStates:
     if isinstance(side, Pair):
         return Pair(side.encoder.of(number), side.decoder.of(number))
@@ -274,7 +278,17 @@ def align_tokens(a: Tokens, b: Tokens, *, by_spans: bool) -> TokenColumns:
     """
     same = np.array_equal(a.ids, b.ids) and a.strings == b.strings
     if same or not by_spans or a.texts is None or a.texts != b.texts:
-        _check_vocabulary(a, b)
+        if a.texts is not None and b.texts is not None:
+            # An id must mean the same on both sides.
+            strings = dict(zip(a.ids.tolist(), a.strings, strict=True))
+            for token, string in zip(b.ids.tolist(), b.strings, strict=True):
+                other = strings.get(token, string)
+                if other != string:
+                    raise StatesError(
+                        "Cannot compare different texts of two tokenizers",
+                        f"one id means {other!r} in one and {string!r} in the other",
+                        "Compare one text, or give states of one model.",
+                    )
         return in_columns(a.ids.tolist(), b.ids.tolist(), pair=True)
     ends = _ends(a), _ends(b)
     for side in ends:
@@ -289,21 +303,6 @@ def align_tokens(a: Tokens, b: Tokens, *, by_spans: bool) -> TokenColumns:
                 "Use a fast tokenizer, or give ids.",
             )
     return in_columns(*ends, pair=False)
-
-
-def _check_vocabulary(a: Tokens, b: Tokens) -> None:
-    """Refuse ids that do not mean the same on both sides."""
-    if a.texts is None or b.texts is None:
-        return
-    strings = dict(zip(a.ids.tolist(), a.strings, strict=True))
-    for token, string in zip(b.ids.tolist(), b.strings, strict=True):
-        other = strings.get(token, string)
-        if other != string:
-            raise StatesError(
-                "Cannot compare different texts of two tokenizers",
-                f"one id means {other!r} in one and {string!r} in the other",
-                "Compare one text, or give states of one model.",
-            )
 
 
 def _ends(tokens: Tokens) -> list[tuple[int, int]]:
