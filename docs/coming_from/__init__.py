@@ -3,7 +3,7 @@
 Each `in_<library>.py` is a script with a cell for every task. The pages show these
 cells and never a copy that somebody typed; `make docs` puts them there.
 `python -m labs.bench.coming_from` runs all four scripts on the same model, compares what
-they compute, and writes agreement.json, of which the pages show a table.
+they compute, and writes agreement.json, which the pages show.
 """
 
 import json
@@ -61,7 +61,7 @@ def cells(library: str) -> dict[str, str]:
 
 
 def page(path: Path) -> str:
-    """Return a page as it should be, with its code and its table of agreement."""
+    """Return a page as it should be, with its code and how closely results agree."""
     text = CODE.sub(_code, path.read_text("utf-8"))
     return AGREEMENT.sub(_agreement, text)
 
@@ -75,15 +75,22 @@ def _code(place: re.Match[str]) -> str:
 
 
 def _agreement(place: re.Match[str]) -> str:
-    """Return the table of a library: how far it is from hiddenscope in every task."""
+    """Return how far a library is from hiddenscope in every task."""
     library = place["library"]
     record = json.loads(RECORD.read_text("utf-8"))
-    table = "| task | what is compared | outcome |\n|---|---|---|\n"
+    outcomes: dict[str, list[str]] = {}
     for row in record["rows"][library]:
-        title = TASKS[row["task"]]
-        table += f"| {title} | {row['compared']} | {row['outcome']} |\n"
+        compared = f"{row['compared']} ({row['task']})"
+        outcomes.setdefault(row["outcome"], []).append(compared)
+    # What is equal comes first, in one sentence for all of it.
+    lines = []
+    for outcome in sorted(
+        outcomes, key=lambda outcome: not outcome.startswith("equal")
+    ):
+        lines.append(f"- {outcome}: {', '.join(outcomes[outcome])}")
+    listed = "\n".join(lines)
     return (
-        f"<!-- agreement: {library} -->\n\n{_run(record)}\n\n{table}\n"
+        f"<!-- agreement: {library} -->\n\n{_run(record)}\n\n{listed}\n\n"
         "<!-- end of agreement -->"
     )
 
