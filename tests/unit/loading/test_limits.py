@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from torch import nn
@@ -142,6 +143,23 @@ def test_tokenizers_as_they_are_written_pass(tmp_path: Path) -> None:
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     check_tokenizer_file(tmp_path / "tokenizer.json")
+
+
+def test_of_two_entries_of_one_name_the_last_counts_as_for_the_library(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    sound = json.loads(tiny_tokenizer().backend_tokenizer.to_str())
+    del sound["normalizer"]
+    rest = json.dumps(sound)[1:]
+    many = json.dumps({"type": "Sequence", "normalizers": [REPLACE] * 30})
+    plain = json.dumps({"type": "Lowercase"})
+    path.write_text(f'{{"normalizer": {many}, "normalizer": {plain}, {rest}')
+    check_tokenizer_file(path)
+    assert "Lowercase" in repr(tokenizers.Tokenizer.from_file(str(path)).normalizer)
+    path.write_text(f'{{"normalizer": {plain}, "normalizer": {many}, {rest}')
+    with pytest.raises(Damaged, match="normalizer can make one character into"):
+        check_tokenizer_file(path)
 
 
 @pytest.mark.parametrize(
