@@ -124,7 +124,7 @@ def watching(watches: Sequence[Watch]) -> Installation:
         else:
             steps.append(_Hook(watch))
     for part, callbacks in inside.items():
-        steps.append(_replaced(part, partial(_with_operations, callbacks)))
+        steps.append(_replaced(part, _with_operations(callbacks, part.forward)))
     return Installation(steps)
 
 
@@ -165,12 +165,9 @@ class _ReplacedForward(NamedTuple):
             self.module.forward = self.before
 
 
-def _replaced(
-    part: nn.Module, substitute: Callable[[Forward], Forward]
-) -> _ReplacedForward:
-    """Replace a module's forward, in this thread alone, by what is made of it."""
+def _replaced(part: nn.Module, replacement: Forward) -> _ReplacedForward:
+    """Call another function in place of a module's forward, in this thread alone."""
     thread, original = threading.get_ident(), part.forward
-    replacement = substitute(original)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == thread:
@@ -188,10 +185,7 @@ def substituting(forwards: Mapping[nn.Module, Forward]) -> Installation:
     ...     bool((linear(torch.ones(1, 2)) == other(torch.ones(1, 2))).all())
     True
     """
-    steps = []
-    for part, replacement in forwards.items():
-        steps.append(_replaced(part, lambda original, new=replacement: new))
-    return Installation(steps)
+    return Installation([_replaced(part, new) for part, new in forwards.items()])
 
 
 def skipping(skips: Mapping[nn.Module, Mapping[int, Any]]) -> Installation:
@@ -222,7 +216,7 @@ def skipping(skips: Mapping[nn.Module, Mapping[int, Any]]) -> Installation:
 
     steps = []
     for part, outputs in skips.items():
-        steps.append(_replaced(part, partial(skipped, outputs)))
+        steps.append(_replaced(part, skipped(outputs, part.forward)))
     return Installation(steps)
 
 
@@ -277,7 +271,7 @@ def joining(joins: Mapping[nn.Module, Mapping[int, Join]]) -> Installation:
 
     steps = []
     for part, of_calls in joins.items():
-        steps.append(_replaced(part, partial(joined, of_calls)))
+        steps.append(_replaced(part, joined(of_calls, part.forward)))
     return Installation(steps)
 
 
@@ -367,7 +361,7 @@ def _is_untouched(module: nn.Module) -> bool:
     known = _known_parts(module)
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return False
-    if any("forward" in vars(part) for part in known.by_path.values()):
+    if any("forward" in vars(part) for part in (module, *known.by_path.values())):
         return False
     for table in filter(None, known.hooks):
         if not all(map(_is_of_transformers, list(table.values()))):
@@ -695,20 +689,13 @@ def state_in(args: Args, kwargs: Kwargs) -> Tensor | None:
 def with_first_tensor(value: Any, tensor: Tensor) -> Any:
     """Return a copy of a nested value with its first floating tensor replaced.
 
+    It is replaced wherever it occurs.
+
     >>> with_first_tensor((None, torch.zeros(1), "rest"), torch.ones(1))
     (None, tensor([1.]), 'rest')
     """
-    if isinstance(value, Tensor):
-        return tensor
-    if isinstance(value, Mapping):
-        changed: Any = copy(value)
-        key = next(key for key, part in value.items() if first_tensor(part) is not None)
-        changed[key] = with_first_tensor(value[key], tensor)
-        return changed
-    at = next(i for i, part in enumerate(value) if first_tensor(part) is not None)
-    parts = list(value)
-    parts[at] = with_first_tensor(parts[at], tensor)
-    return _sequence_like(value, parts)
+    first = first_tensor(value)
+    return _map_leaves(value, lambda leaf: tensor if leaf is first else leaf)
 
 
 def with_state_in(
@@ -749,14 +736,12 @@ def first_rows(value: Any, batch: int, rows: int) -> Any:
 
     A tensor with a single axis is taken for no batch.
     """
-    if isinstance(value, Tensor):
-        is_batch = value.ndim > 1 and len(value) == batch
-        return value[:rows] if is_batch else value
-    if type(value) is dict:
-        return {name: first_rows(part, batch, rows) for name, part in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(first_rows(part, batch, rows) for part in value)
-    return value
+
+    def cut(leaf: Any) -> Any:
+        is_batch = isinstance(leaf, Tensor) and leaf.ndim > 1 and len(leaf) == batch
+        return leaf[:rows] if is_batch else leaf
+
+    return _map_leaves(value, cut)
 
 
 def _map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -768,12 +753,7 @@ def _map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
         return changed
     if isinstance(value, tuple | list):
         parts = [_map_leaves(part, function) for part in value]
-        return _sequence_like(value, parts)
+        # A named tuple takes its parts one by one.
+        is_named = hasattr(value, "_fields")
+        return type(value)(*parts) if is_named else type(value)(parts)
     return function(value)
-
-
-def _sequence_like(value: Any, parts: list[Any]) -> Any:
-    """Return the parts as a tuple, a named tuple or a list, like the value."""
-    if hasattr(value, "_fields"):
-        return type(value)(*parts)
-    return type(value)(parts)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import FunctionType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 from weakref import WeakSet
 
 import torch
@@ -80,33 +80,30 @@ class Operation:
     forward: object
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the arguments, in order."""
+        return _NAMES_WHEN_ADDING if self.function in _ADDING else _NAMES[self.kind]
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """Return the arguments by their names."""
+        return {**dict(zip(self.names, self.args, strict=False)), **self.kwargs}
+
+    @property
+    def _operand_names(self) -> tuple[str, ...]:
+        # What a product is added to is none of its factors.
+        return self.names[1:] if self.function in _ADDING else self.names[:3]
+
+    @property
     def operands(self) -> tuple[Tensor, ...]:
         """Return queries, keys and values, two factors, or what a softmax is of.
 
         They are empty for a call in a form that is not understood.
         """
         named = self.named
-        operands = [named.get(name) for name in self._operand_names]
-        if not all(isinstance(operand, Tensor) for operand in operands):
-            return ()
-        return tuple(operand for operand in operands if operand is not None)
-
-    @property
-    def named(self) -> dict[str, Any]:
-        """Return the arguments by their names."""
-        names = _NAMES[self.kind]
-        if self.function in _ADDING:
-            names = _NAMES_WHEN_ADDING
-        return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
-
-    @property
-    def _operand_names(self) -> tuple[str, ...]:
-        if self.kind == "attention":
-            return _NAMES["attention"][:3]
-        if self.function in _ADDING:
-            # The first argument is added to the product of the others.
-            return _NAMES_WHEN_ADDING[1:]
-        return _NAMES[self.kind]
+        operands = tuple(named.get(name) for name in self._operand_names)
+        is_known = all(isinstance(operand, Tensor) for operand in operands)
+        return cast(tuple[Tensor, ...], operands) if is_known else ()
 
     def with_operand(self, index: int, tensor: Tensor) -> Operation:
         """Return the same call with another operand."""
@@ -114,8 +111,7 @@ class Operation:
         if name in self.kwargs:
             return replace(self, kwargs={**self.kwargs, name: tensor})
         args = list(self.args)
-        # Operands are the first arguments, or the last of a product that adds.
-        args[index + int(self.function in _ADDING)] = tensor
+        args[self.names.index(name)] = tensor
         return replace(self, args=tuple(args))
 
     def run(self) -> Any:
@@ -235,14 +231,15 @@ class AttentionCheck(TorchFunctionMode):
     def _attention(
         self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
     ) -> Tensor:
-        sizes = []
+        sizes: list[Tensor] = []
         for which in lost_inputs(query.device, query.dtype):
             numbers = (query, key, value)[which].detach()
             if numbers.numel():
                 # A NaN or an infinity is the least or the largest of them.
                 sizes += torch.aminmax(numbers)
         if sizes:
-            largest = torch.stack(sizes).double().abs().max()
+            wide = torch.promote_types(query.dtype, torch.float32)
+            largest = torch.stack(sizes).to(wide).abs().max()
             self._sizes.append(largest / torch.finfo(query.dtype).max)
         return functional.scaled_dot_product_attention(
             query, key, value, *args, **kwargs
@@ -272,7 +269,7 @@ class AttentionCheck(TorchFunctionMode):
         """
         if not self._sizes:
             return 0.0
-        sizes = torch.stack([size.cpu() for size in self._sizes])
+        sizes = torch.stack([size.cpu().double() for size in self._sizes])
         finite = sizes.isfinite()
         if not bool(finite.all()):
             call = int(finite.logical_not().nonzero()[0]) + 1

@@ -107,19 +107,6 @@ def run_weights(
     return report
 
 
-class _Expected(NamedTuple):
-    """What the heads must hand on at some positions, [text, head, row, dim].
-
-    `sizes` and `allowed` are [text, head, row]: differences are divided by the sizes,
-    and must then be within what is allowed.
-    """
-
-    positions: list[int]
-    outputs: Tensor
-    sizes: Tensor
-    allowed: Tensor
-
-
 @dataclass
 class _AttentionCall:
     """One attention of a pass: its operation, and `z`, which its heads hand on.
@@ -306,8 +293,8 @@ class _Watcher:
         # Some positions from the first to the last.
         last, steps = len(positions) - 1, max(1, CHECKED_ROWS - 1)
         places = sorted({last * step // steps for step in range(CHECKED_ROWS)})
-        expected = source.expected([positions[place] for place in places])
-        errors = _errors(group, expected, len(self.texts))
+        some = [positions[place] for place in places]
+        errors = _errors(group, source, some, len(self.texts))
         columns = torch.stack([torch.stack(smallest).amin(0), *errors], 1)
         # Reading numbers waits for the device.
         for site, numbers in zip(sites, columns.tolist(), strict=True):
@@ -331,7 +318,10 @@ class _Watcher:
 
 
 def _errors(
-    group: Sequence[_AttentionCall], expected: _Expected, texts: int
+    group: Sequence[_AttentionCall],
+    source: _FusedWeights | _EagerWeights,
+    positions: list[int],
+    texts: int,
 ) -> tuple[Tensor, Tensor]:
     """Return how far weights times values are from what the heads hand on, by site.
 
@@ -344,14 +334,20 @@ def _errors(
         assert attention.z is not None
         tokens = attention.z.numel() // (texts * part.projection.width)
         of_sites.append(layout.states(attention.z, tokens))
-    states = _joined(of_sites)
-    states = _rows(states, expected.positions, 1)
+    states = _rows(_joined(of_sites), positions, 1)
     by_head = states.reshape(*states.shape[:2], part.layout.heads, -1).transpose(1, 2)
-    z = _rows(by_head, part.heads, 1).to(expected.outputs)
-    differences = (z - expected.outputs).norm(dim=-1) / expected.sizes
-    excess = differences / expected.allowed
+    weights, rounding = source.rounded_weights(positions)
+    values = _wide(source.values)
+    # Values of opposite signs may cancel, and then leave their errors.
+    sizes = (weights @ values.abs()).norm(dim=-1)
+    sizes = sizes.clamp_min(torch.finfo(sizes.dtype).tiny)
+    outputs = weights @ values
+    z = _rows(by_head, part.heads, 1).to(outputs)
+    differences = (z - outputs).norm(dim=-1) / sizes
+    allowed = rounding + _tolerance(source.values)
     by_site = len(group), -1
-    return differences.view(by_site).amax(1), excess.view(by_site).amax(1)
+    excess = (differences / allowed).view(by_site)
+    return differences.view(by_site).amax(1), excess.amax(1)
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
@@ -441,12 +437,9 @@ class _EagerWeights:
         """Return the weights of some queries, [text, head, row, key]."""
         return _wide(_rows(self.pattern, positions, 2))
 
-    def expected(self, positions: list[int]) -> _Expected:
-        """Return what the heads must hand on at some positions."""
-        weights = self.weights(positions)
-        outputs, sizes = _apply(weights, self.values)
-        allowed = torch.full_like(sizes, _tolerance(self.values))
-        return _Expected(positions, outputs, sizes, allowed)
+    def rounded_weights(self, positions: list[int]) -> tuple[Tensor, float]:
+        """Return the same, and their relative error: they are the model's own."""
+        return self.weights(positions), 0.0
 
 
 @dataclass(frozen=True)
@@ -499,20 +492,26 @@ class _FusedWeights:
             return scores.masked_fill_(~mask, -torch.inf)
         return scores.add_(mask)
 
-    def expected(self, positions: list[int]) -> _Expected:
-        """Return what the heads must hand on at some positions."""
+    def rounded_weights(self, positions: list[int]) -> tuple[Tensor, Tensor]:
+        """Return the same, and their relative error [text, head, row].
+
+        The rounding error of a score grows with the score, and a softmax turns it into
+        a relative error of the weights.
+        """
         scores = self.scores(positions)
         weights = _softmax(scores)
-        outputs, sizes = _apply(weights, self.values)
-        # The rounding error of a score grows with the score, and a softmax turns it
-        # into a relative error of the weights.
         query = _wide(_rows(self.query, positions, 2)).norm(dim=-1) * abs(self.factor)
         key = self.wide_key.norm(dim=-1).amax(-1, keepdim=True)
         visible = scores.masked_fill(weights == 0, 0)
         score_size = query * key + visible.abs().amax(-1)
-        rounding = ULPS * torch.finfo(scores.dtype).eps * score_size
-        allowed = rounding + _tolerance(self.values)
-        return _Expected(positions, outputs, sizes, allowed)
+        return weights, score_size * (ULPS * torch.finfo(scores.dtype).eps)
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    weights = scores.softmax(-1)
+    # A query that sees no key gets nothing, as torch's attention has it.
+    sees_nothing = (scores == -torch.inf).all(-1, keepdim=True)
+    return weights.masked_fill_(sees_nothing, 0)
 
 
 def _tolerance(values: Tensor) -> float:
@@ -527,22 +526,6 @@ def _tolerance(values: Tensor) -> float:
 def _itemsize(tensor: Tensor) -> int:
     """Return the bytes of a number that is computed from a tensor."""
     return max(4, tensor.element_size())
-
-
-def _softmax(scores: Tensor) -> Tensor:
-    weights = scores.softmax(-1)
-    # A query that sees no key gets nothing, as torch's attention has it.
-    sees_nothing = (scores == -torch.inf).all(-1, keepdim=True)
-    return weights.masked_fill_(sees_nothing, 0)
-
-
-def _apply(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weights times values, and the size that its errors are measured by."""
-    wide = _wide(values)
-    # Values of opposite signs may cancel, and then leave their errors.
-    sizes = (weights @ wide.abs()).norm(dim=-1)
-    tiny = torch.finfo(sizes.dtype).tiny
-    return weights @ wide, sizes.clamp_min(tiny)
 
 
 def _write_norms(

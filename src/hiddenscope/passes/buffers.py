@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -120,6 +120,7 @@ class StackBuffer:
             shape = (count, self._starts[-1], width)
             self._groups[width] = self._allocate(shape, dtype, source)
             self.nbytes += self._groups[width].nbytes
+        self._pinned = source.pinned and self.nbytes <= MOST_PINNED
         # The rows [token, width] of each site.
         self._rows: dict[Site, Tensor] = {}
         groups = {width: iter(values) for width, values in self._groups.items()}
@@ -183,12 +184,6 @@ class StackBuffer:
                 " the model was loaded",
                 "Load the model again: it has been changed.",
             )
-        if not states.dtype.is_floating_point:
-            raise PassError(
-                "Cannot keep the states as numbers",
-                f"a state has dtype {states.dtype}",
-                "Load the model in a float dtype.",
-            )
         if states.is_cuda and not rows.is_cuda:
             self._send(rows, states, places)
             return
@@ -196,7 +191,8 @@ class StackBuffer:
         if isinstance(places, slice):
             rows[places].view_as(states).copy_(states)
             return
-        source, target = states, rows
+        source: Any = states
+        target: Any = rows
         if states.device.type == "cpu" and states.dtype == rows.dtype:
             # numpy copies in this thread; waking torch's threads for each text costs
             # far more. It has no bfloat16, so numbers are seen as integers.
@@ -214,7 +210,8 @@ class StackBuffer:
         if isinstance(places, slice):
             places, gathered = [places], states.flatten(0, 1).clone()
         else:
-            order = sorted(range(len(places)), key=lambda text: places[text].start)
+            starts = [place.start for place in places]
+            order = sorted(range(len(starts)), key=starts.__getitem__)
             places = [places[text] for text in order]
             real = zip(order, places, strict=True)
             parts = [states[text, : place.stop - place.start] for text, place in real]
@@ -222,7 +219,7 @@ class StackBuffer:
         gathered = gathered.to(rows.dtype)
         total = gathered.sum(dtype=torch.float32)
         stream.wait_stream(torch.cuda.current_stream(states.device))
-        pinned = rows.is_pinned()
+        pinned = self._pinned
         with torch.cuda.stream(stream):
             read = 0
             for place in places:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.arguments import checked
@@ -269,6 +270,7 @@ def _positions(
     if isinstance(tokens, slice):
         return list(range(length))[tokens]
     reason = ""
+    array: NDArray[Any] = np.array(())
     try:
         array = np.asarray(tokens.cpu() if isinstance(tokens, Tensor) else tokens)
         is_whole = array.dtype.kind in "iu" or not array.size
@@ -326,7 +328,7 @@ def _numbers(name: str, values: Any) -> Tensor:
         raise StatesError(problem, reason, "Give a tensor.") from None
     if tensor.ndim == 0 and not tensor.is_complex() and tensor.dtype != torch.bool:
         tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-    reason = ""
+    reason = remedy = ""
     if not tensor.is_floating_point():
         reason, remedy = f"their dtype is {tensor.dtype}", "Give floating numbers."
     elif tensor.ndim > 3 or not tensor.numel():

@@ -34,6 +34,7 @@ from hiddenscope.passes.changes import (
 from hiddenscope.passes.inputs import Inputs, Texts
 from hiddenscope.passes.protocol import (
     PassModel,
+    is_in_stream,
     named_arguments,
     pass_roots,
     require_recordable,
@@ -172,10 +173,9 @@ def _require_changeable(anatomy: Anatomy, site: Site) -> None:
         return
     stack = anatomy.stack(site)
     tap = anatomy.taps[site]
-    entry = stack.proof.taps[0]
-    beside_stream = tap == entry and entry.path != stack.blocks[0].path
+    beside_stream = not is_in_stream(anatomy, site)
     if site.part == "mid" and _is_at_norm(anatomy, site):
-        pre_norm = stack.blocks[_layer(site) - 1].kind == "pre-norm"
+        pre_norm = stack.blocks[(site.layer or 0) - 1].kind == "pre-norm"
         beside_stream = beside_stream or not pre_norm
     if beside_stream:
         raise SiteError(
@@ -185,13 +185,9 @@ def _require_changeable(anatomy: Anatomy, site: Site) -> None:
         )
 
 
-def _layer(site: Site) -> int:
-    return site.layer or 0
-
-
 def _is_at_norm(anatomy: Anatomy, site: Site) -> bool:
     """Tell whether `mid` is seen where it enters a norm, beside the stream itself."""
-    block = anatomy.stack(site).blocks[_layer(site) - 1]
+    block = anatomy.stack(site).blocks[(site.layer or 0) - 1]
     return anatomy.taps[site].side == "input" and block.kind != "parallel"
 
 
@@ -213,7 +209,6 @@ class Editor:
         self.where = where
         # The calls of each watch in this pass, by its stack and its number.
         self._calls: dict[tuple[str | None, int], int] = {}
-        self._stream: dict[Site, Tensor] = {}
 
     def begin(self, stacks: Sequence[str | None]) -> None:
         """Start a new pass through some stacks, with calls counted from the first."""
@@ -275,38 +270,35 @@ class Editor:
 
         The change is made in the last branch that is added before the middle.
         """
-        before = Site(_layer(site) - 1, "", site.stack)
-        branches = []
-        for part in ("attn", "cross"):
-            branch = replace(site, part=part)
-            if branch in self.anatomy.taps:
-                branches.append(branch)
-        watches = [self._watch(module, before, partial(self._enter, site))]
-        for branch in branches[:-1]:
-            watches.append(self._watch(module, branch, partial(self._add, site)))
-        last = partial(self._join, site, change)
-        watches.append(self._watch(module, branches[-1], last))
-        return watches
+        stream: list[Tensor] = []
 
-    def _states(self, site: Site, tap: Tap, tensor: Tensor) -> Tensor:
-        tokens = self.where(site.stack, tensor, tap).positions.shape[1]
-        return tap.layout.states(tensor, tokens)
+        def states(tap: Tap, tensor: Tensor) -> Tensor:
+            tokens = self.where(site.stack, tensor, tap).positions.shape[1]
+            return tap.layout.states(tensor, tokens)
 
-    def _enter(self, site: Site, tap: Tap, tensor: Tensor) -> None:
-        self._stream[site] = self._states(site, tap, tensor)
+        def enter(tap: Tap, tensor: Tensor) -> None:
+            stream[:] = [states(tap, tensor)]
 
-    def _add(self, site: Site, tap: Tap, tensor: Tensor) -> None:
-        self._stream[site] = self._stream[site] + self._states(site, tap, tensor)
+        def add(tap: Tap, tensor: Tensor) -> None:
+            stream[:] = [stream[0] + states(tap, tensor)]
 
-    def _join(self, site: Site, change: Change, tap: Tap, tensor: Tensor) -> Tensor:
-        stream = self._stream.pop(site)
-        branch = self._states(site, tap, tensor)
-        mid = stream + branch
-        new = changed(change, mid, self.where(site.stack, tensor, tap), site)
-        # Where nothing changed the branch stays as it is: the difference of the sums
-        # would be rounded.
-        rest = (new - stream).to(branch.dtype)
-        return tap.layout.with_states(tensor, torch.where(new == mid, branch, rest))
+        def join(tap: Tap, tensor: Tensor) -> Tensor:
+            before, branch = stream.pop(), states(tap, tensor)
+            mid = before + branch
+            new = changed(change, mid, self.where(site.stack, tensor, tap), site)
+            # Where nothing changed the branch stays as it is: the difference of the
+            # sums would be rounded.
+            rest = (new - before).to(branch.dtype)
+            return tap.layout.with_states(tensor, torch.where(new == mid, branch, rest))
+
+        attn, cross = replace(site, part="attn"), replace(site, part="cross")
+        below = Site((site.layer or 0) - 1, "", site.stack)
+        watches = [self._watch(module, below, enter)]
+        last = attn
+        if cross in self.anatomy.taps:
+            watches.append(self._watch(module, attn, add))
+            last = cross
+        return [*watches, self._watch(module, last, join)]
 
     def _watch(
         self,

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hiddenscope.discovery import Anatomy, Tap
+from hiddenscope.discovery import Tap
 from hiddenscope.errors import PassError
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.quantised import refuse_gradients
 from hiddenscope.passes.inputs import Inputs, Texts
-from hiddenscope.passes.protocol import PassModel, require_recordable
+from hiddenscope.passes.protocol import PassModel, is_in_stream, require_recordable
 from hiddenscope.passes.record import not_reached, token_logits
 from hiddenscope.sites import Site
 
@@ -181,11 +181,11 @@ def tape(
     def watch(site: Site) -> hooks.Watch:
         tap = model.anatomy.taps[site]
         tokens = batch.of_stack(site.stack).ids.shape[1]
-        is_in_stream = _is_in_stream(model.anatomy, site)
+        is_whole = not site.part and is_in_stream(model.anatomy, site)
 
         def cut(tensor: Tensor) -> Tensor | None:
             new = None
-            if is_in_stream:
+            if is_whole:
                 states[site], new = _cut(tap, tensor, tokens)
             else:
                 states[site] = _beside_stream(tap, tensor, tokens)
@@ -237,15 +237,6 @@ def _beside_stream(tap: Tap, tensor: Tensor, tokens: int) -> State:
         return torch.stack(rows)
 
     return State(value, None, get_gradient_edge(live), read)
-
-
-def _is_in_stream(anatomy: Anatomy, site: Site) -> bool:
-    """Tell whether the whole residual stream passes where a site is seen."""
-    if site.part:
-        return False
-    stack = anatomy.stack(site)
-    entry = stack.proof.taps[0]
-    return anatomy.taps[site] != entry or entry.path == stack.blocks[0].path
 
 
 def _extended(gradient: Tensor | None, count: int, like: Tensor) -> Tensor:

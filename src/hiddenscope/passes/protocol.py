@@ -18,6 +18,7 @@ from hiddenscope.modules.trials import Trials
 from hiddenscope.modules.weights import check_finite
 from hiddenscope.passes.inputs import BatchModel, Inputs, Texts
 from hiddenscope.passes.text_encoder import TextEncoder
+from hiddenscope.sites import Site
 from hiddenscope.states import Source
 
 
@@ -154,3 +155,10 @@ def pass_roots(module: nn.Module, anatomy: Anatomy) -> list[nn.Module]:
     if get_encoder is None or len(anatomy.stacks) == 1:
         return [module]
     return [module, get_encoder()]
+
+
+def is_in_stream(anatomy: Anatomy, site: Site) -> bool:
+    """Tell whether the residual stream does not go past the place a site is seen at."""
+    stack = anatomy.stack(site)
+    entry = stack.proof.taps[0]
+    return anatomy.taps[site] != entry or entry.path == stack.blocks[0].path

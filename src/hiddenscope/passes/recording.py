@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.arguments import checked
-from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Stack, Tap
+from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Tap
 from hiddenscope.errors import PassError, SiteError, StatesError
 from hiddenscope.linear.probe import Probe
 from hiddenscope.modules import autograd, hooks
@@ -228,12 +228,19 @@ def recording(
     """
     anatomy, module, lock = user_module(model, "record")
     encoder = TextEncoder(None, None, 0)
-    sources = {}
-    for stack in {site.stack for site in anatomy.sites}:
-        sources[stack] = _source_of_module(anatomy, anatomy.stack_named(stack))
+    sources: dict[str | None, Source] = {}
+    for name in {site.stack for site in anatomy.sites}:
+        stack = anatomy.stack_named(name)
+        sources[name] = Source(
+            anatomy.name,
+            dtype=str(stack.proof.dtype).removeprefix("torch."),
+            depth=stack.depth,
+            final=stack.proof.final is not None,
+            reported=anatomy.reported_names(stack),
+        )
     if not isinstance(model, nn.Module):
         encoder = model.text_encoder
-        sources = {stack: model.source(stack) for stack in sources}
+        sources = {name: model.source(name) for name in sources}
     recorded = Recording(anatomy, encoder, sources)
     check_finite(module)
     if sites is None:
@@ -251,17 +258,6 @@ def recording(
         yield recorded
 
 
-def _source_of_module(anatomy: Anatomy, stack: Stack) -> Source:
-    """Describe where the states of a bare module come from."""
-    return Source(
-        anatomy.name,
-        dtype=str(stack.proof.dtype).removeprefix("torch."),
-        depth=stack.depth,
-        final=stack.proof.final is not None,
-        reported=anatomy.reported_names(stack),
-    )
-
-
 def _probes_by_site(
     probes: Mapping[str, Probe] | Probe, anatomy: Anatomy
 ) -> dict[Site, dict[str, Probe]]:
@@ -272,7 +268,8 @@ def _probes_by_site(
     if isinstance(probes, Probe):
         probes = {probes.site or "probe": probes}
     by_site: dict[Site, dict[str, Probe]] = {}
-    for name, probe in probes.items():
+    by_name: Mapping[str, Any] = probes
+    for name, probe in by_name.items():
         problem = f"Cannot use the probe {str(name)[:60]!r} in this recording"
         if not isinstance(probe, Probe):
             reason = f"it is a {type(probe).__name__}"

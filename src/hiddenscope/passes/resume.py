@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,7 +92,7 @@ def resume(
     with model.lock:
         has_padding = encoded.pad(model).has_padding
         trial = try_skipping(model, entry.stack, padded=has_padding)
-        refused = trial.refused or _why_not_counted(model, selected)
+        refused = trial.refused or why_not_counted(model, selected)
         forms = () if refused else trial.forms
         entered = _enter(
             model, encoded, entry, change, selected, forms, logits=logits, grad=grad
@@ -139,7 +138,7 @@ def _select_above(
     return selected
 
 
-def _why_not_counted(model: PassModel, sites: Sequence[Site]) -> str:
+def why_not_counted(model: PassModel, sites: Sequence[Site]) -> str:
     """Say why a site cannot be found behind skipped blocks; empty if all can."""
     for site in sites:
         # Parts of a block that is called several times are told apart by counting its
@@ -170,20 +169,11 @@ def _enter(
     )
     stack = model.anatomy.stack(entry)
     depth = stack.depth if entry.layer is None else entry.layer
-    with (
-        _skipping(model.module, stack, forms[:depth]),
-        hooks.watching(editor.watches(model.module)),
-    ):
-        return make_pass(model, inputs, sites, logits=logits, grad=grad)
-
-
-def _skipping(
-    module: nn.Module, stack: Stack, forms: Sequence[Any]
-) -> AbstractContextManager[None]:
     skips: dict[nn.Module, dict[int, Any]] = defaultdict(dict)
-    for tap, form in zip(stack.proof.taps[1:], forms, strict=False):
-        skips[module.get_submodule(tap.path)][tap.call] = form
-    return hooks.skipping(skips) if skips else nullcontext()
+    for tap, form in zip(stack.proof.taps[1:], forms[:depth], strict=False):
+        skips[model.module.get_submodule(tap.path)][tap.call] = form
+    with hooks.skipping(skips), hooks.watching(editor.watches(model.module)):
+        return make_pass(model, inputs, sites, logits=logits, grad=grad)
 
 
 def try_skipping(

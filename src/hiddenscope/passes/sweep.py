@@ -51,7 +51,12 @@ from hiddenscope.passes.record import (
     not_reached,
     run_pass,
 )
-from hiddenscope.passes.resume import trial_inputs, try_skipping, with_cache
+from hiddenscope.passes.resume import (
+    trial_inputs,
+    try_skipping,
+    why_not_counted,
+    with_cache,
+)
 from hiddenscope.sites import Site
 
 # The cache layers that hold every token's keys and values and nothing else.
@@ -528,17 +533,12 @@ def _may_join(model: PassModel, stack: str | None, variants: Sequence[Variant]) 
     if try_skipping(model, stack).refused:
         return False
     for variant in variants:
-        for patch in variant:
-            site = patch.site
-            # To change `mid`, the editor adds the stream that it saw below the block to
-            # attention's output inside. Below the first block that stream is the whole
-            # batch, and inside it there are only the rows that have joined.
-            if site.part == "mid":
-                return False
-            # The parts of a block that is called repeatedly are told apart by counting
-            # its calls, and skipped ones would not be counted.
-            if site.part and model.anatomy.tap(site).call:
-                return False
+        sites = [patch.site for patch in variant]
+        # To change `mid`, the editor adds the stream that it saw below the block to
+        # attention's output inside. Below the first block that stream is the whole
+        # batch, and inside it there are only the rows that have joined.
+        if why_not_counted(model, sites) or any(site.part == "mid" for site in sites):
+            return False
     return True
 
 

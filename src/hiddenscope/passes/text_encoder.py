@@ -176,8 +176,9 @@ class TextEncoder:
             return targets
         start = self.required_start()
         ids = []
+        end = getattr(self.tokenizer, "eos_token_id", None)
         for row in targets.ids:
-            ends = bool(row) and row[-1] == self.tokenizer.eos_token_id
+            ends = bool(row) and row[-1] == end
             ids.append((start, *row[: len(row) - ends]))
         spans = None
         if targets.spans:

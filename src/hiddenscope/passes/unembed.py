@@ -15,7 +15,7 @@ the model, and used where they give the logits of a true pass:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Literal
 from weakref import ref
@@ -250,12 +250,15 @@ class Unembedding:
         states, logits = _true_pass(self.model, self.entry)
         # A row must give the same wherever it stands.
         order = torch.arange(len(states) - 1, -1, -1)
-        product = replace(_after_head(self.model), vocabulary=logits.shape[-1])
-        reason = product.reason or "its logits are not the product of its head alone"
-        recipes = [Recipe(logits.shape[-1], "whole", reason=reason)]
-        if product.method != "whole":
-            recipes.insert(0, replace(product, method="modules"))
-            recipes.insert(1, replace(product, method="pass"))
+        vocabulary, product = logits.shape[-1], _after_head(self.model)
+        recipes = []
+        reason = "its logits are not the product of its head alone"
+        if isinstance(product, str):
+            reason = product
+        else:
+            recipes.append(Recipe(vocabulary, "modules", *product))
+            recipes.append(Recipe(vocabulary, "pass", *product))
+        recipes.append(Recipe(vocabulary, "whole", reason=reason))
         for recipe in recipes:
             self.recipe = recipe
             if self._gives(states[order], logits[order]):
@@ -325,22 +328,19 @@ def _true_pass(model: PassModel, entry: Site) -> tuple[Tensor, Tensor]:
     return full.states[entry], full.logits
 
 
-def _after_head(model: PassModel) -> Recipe:
-    """Find which function of the head's product the logits are.
+def _after_head(model: PassModel) -> tuple[Transform, float] | str:
+    """Find which function of the head's product the logits are, or say why none.
 
     Numbers of every size are put in the place of the product.
     """
     head = _head(model)
     # MobileBERT multiplies with two weights joined, inside the module that holds them.
     if head is None:
-        return Recipe(0, "whole", reason="no module of their own makes them")
+        return "no module of their own makes them"
     if hooks.is_offloaded(head):
-        reason = "its head is offloaded: keep it on a device"
-        return Recipe(0, "whole", reason=reason)
-    is_linear = type(head) is nn.Linear and not any(quantised_weights(head))
-    if not is_linear:
-        reason = f"its head is {type(head).__name__}, not a plain product"
-        return Recipe(0, "whole", reason=reason)
+        return "its head is offloaded: keep it on a device"
+    if type(head) is not nn.Linear or any(quantised_weights(head)):
+        return f"its head is {type(head).__name__}, not a plain product"
     products: list[Tensor] = []
 
     def replace_product(output: Tensor) -> Tensor:
@@ -353,26 +353,18 @@ def _after_head(model: PassModel) -> Recipe:
     stack = model.anatomy.stacks[-1]
     last = Site(stack.depth, "", stack.name if model.encoder_decoder else None)
     with hooks.watching([hooks.Watch(head, "output", replace_product)]):
-        _, logits = _true_pass(model, last)
-    if len(products) != 1 or products[0].flatten(0, -2).shape != logits.shape:
-        return Recipe(
-            0, "whole", reason="its head does not make the logits in one call"
-        )
-    eps = torch.finfo(products[0].dtype).eps
-    return _transform(products[0].flatten(0, -2).double(), logits.double(), eps)
-
-
-def _transform(products: Tensor, logits: Tensor, eps: float) -> Recipe:
-    """Return the recipe for the function of each product that the logits are."""
-    if torch.equal(products, logits):
-        return Recipe(0, "pass")
-    largest = int(products.abs().argmax())
-    scale = (logits.flatten()[largest] / products.flatten()[largest]).item()
-    if torch.allclose(logits, products * scale, rtol=8 * eps, atol=0):
-        return Recipe(0, "pass", "scale", scale)
+        _, true_logits = _true_pass(model, last)
+    if len(products) != 1 or products[0].flatten(0, -2).shape != true_logits.shape:
+        return "its head does not make the logits in one call"
+    rounding = 8 * torch.finfo(products[0].dtype).eps
+    product, logits = products[0].flatten(0, -2).double(), true_logits.double()
+    if torch.equal(product, logits):
+        return "none", 1.0
+    largest = int(product.abs().argmax())
+    scale = (logits.flatten()[largest] / product.flatten()[largest]).item()
+    if torch.allclose(logits, product * scale, rtol=rounding, atol=0):
+        return "scale", scale
     cap = logits.abs().max().item()
-    if torch.allclose(logits, cap * torch.tanh(products / cap), rtol=8 * eps, atol=0):
-        return Recipe(0, "pass", "softcap", cap)
-    return Recipe(
-        0, "whole", reason="its logits are not a known function of the head's product"
-    )
+    if torch.allclose(logits, cap * torch.tanh(product / cap), rtol=rounding, atol=0):
+        return "softcap", cap
+    return "its logits are not a known function of the head's product"

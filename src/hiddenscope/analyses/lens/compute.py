@@ -23,7 +23,8 @@ from hiddenscope.analyses.lens.story import (
 )
 from hiddenscope.errors import PassError, SiteError, TextError
 from hiddenscope.model import Model, ModelLike, as_model
-from hiddenscope.passes import Inputs, Texts, record
+from hiddenscope.passes import Inputs, Texts, require_recordable
+from hiddenscope.passes.record import make_pass
 from hiddenscope.passes.text_encoder import notes_on_spaces
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.results import Result
@@ -172,6 +173,7 @@ def _read_batches(
     k: int,
 ) -> tuple[Reading, Source]:
     """Read every text, batch by batch, and put the tokens back into their order."""
+    require_recordable(model.module)
     final_unembedding = None
     if sites.final is not None:
         final_unembedding = Unembedding(model, sites.final)
@@ -185,7 +187,7 @@ def _read_batches(
     with progress.track("Reading", total=starts[-1] * len(sites.all)) as advance:
         for texts, batch in inputs.batches(model, batch_tokens=batch_tokens):
             # On a GPU the states never go through host memory.
-            states = record(model, batch, sites.pattern, keep="device").states
+            states = make_pass(model, batch, sites.all, keep="device").states
             assert isinstance(states, States), "the sites are in one stack"
             count = len(sites.entering)
             entering = one_tensor(take_sites(states.values, np.arange(count)))

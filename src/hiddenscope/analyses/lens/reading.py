@@ -77,11 +77,6 @@ class LensSites:
             return self.entering
         return (*self.entering, self.final)
 
-    @property
-    def pattern(self) -> str:
-        """Return all sites as one pattern; the anatomy caches its selection."""
-        return ",".join(map(str, self.all))
-
     @classmethod
     def of(cls, model: Model, sites: SitePatterns = "layer.*") -> "LensSites":
         """Select sites; refuse those that the head cannot read."""
