@@ -241,6 +241,7 @@ WRONG: list[tuple[str, bytes, str]] = [
     ("a.txt.gz", GZIP[:-9], "Cannot read a.txt.gz: it cannot be decompressed to the"),
     ("a.txt.gz", GZIP[:-8] + b"12345678", "a.txt.gz: it cannot be decompressed"),
     ("a.txt.zst", ZSTD[:9] + b"no", "Cannot read a.txt.zst: it cannot be decompressed"),
+    ("cut.txt.zst", ZSTD[:-3], "Cannot read cut.txt.zst: it cannot be decompressed"),
     ("a.parquet", b"nothing", "Cannot read a.parquet: it is not a complete parquet"),
     ("a.xml", b"x", "Cannot read texts from "),
 ]
