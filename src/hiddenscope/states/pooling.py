@@ -41,8 +41,7 @@ class NamedPooling:
     requires_cls: bool = False
 
     def __post_init__(self) -> None:
-        if (self.position is None) == (self.reduce is None):
-            raise TypeError("a pooling has either a position or a reduction")
+        assert (self.position is None) != (self.reduce is None), "it has one of the two"
 
 
 POOLINGS = {

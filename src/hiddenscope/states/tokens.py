@@ -1,5 +1,6 @@
 """Tokens and Source: what each row of states is, and where the states come from."""
 
+import json
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -188,12 +189,9 @@ class Source:
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict that JSON can hold."""
-        lists: dict[str, Any] = {
-            "notes": list(self.notes),
-            "reported": list(self.reported),
-            "adapters": [asdict(adapter) for adapter in self.adapters],
-        }
-        return asdict(self) | lists
+        # Written and read once, so that tuples are lists.
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
 
     def select_sites(
         self, patterns: SitePatterns, sites: Sequence[Site], owner: str

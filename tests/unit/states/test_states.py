@@ -35,7 +35,7 @@ from hiddenscope.states import (
     load_states,
 )
 from hiddenscope.states.files import write
-from hiddenscope.states.pooling import POOLINGS, NamedPooling, parse_pooling
+from hiddenscope.states.pooling import POOLINGS, parse_pooling
 
 HOSTILE = ["", "\0", "a\0b", "\ud800", "\ud83d\ude00", "\U0001f600", "</script>"]
 HOSTILE += ["=1+1", "\x1b[31m", "\u202e", "\\", "x" * 10_000]
@@ -231,9 +231,6 @@ def test_pooling_that_cannot_be() -> None:
     for states, how, said in cases:
         with pytest.raises(StatesError, match=said):
             states.pool(how)
-    for parts in ({}, {"position": 0, "reduce": lambda states, dtype: states[:, 0]}):
-        with pytest.raises(TypeError, match="either a position or a reduction"):
-            NamedPooling("neither or both", **parts)
     for pool in ("each", "median", True):
         with pytest.raises(PassError):
             parse_pooling(pool, PassError)
