@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.patch.contrast import Contrast as Contrast
     from hiddenscope.analyses.patch.patch import patch as patch
     from hiddenscope.analyses.probe import probe as probe
-    from hiddenscope.analyses.profile.profile import profile as profile
+    from hiddenscope.analyses.profile import profile as profile
     from hiddenscope.analyses.project import project as project
     from hiddenscope.analyses.project.pictures import Pictures as Pictures
     from hiddenscope.analyses.search import search as search

@@ -10,7 +10,7 @@ from hiddenscope.analyses.compare import compare
 from hiddenscope.analyses.drift.drift import drift
 from hiddenscope.analyses.lens import lens
 from hiddenscope.analyses.probe import probe
-from hiddenscope.analyses.profile.profile import profile
+from hiddenscope.analyses.profile import profile
 from hiddenscope.analyses.project import project
 from hiddenscope.arguments import shown
 from hiddenscope.errors import ArgumentError, StatesError, TextError

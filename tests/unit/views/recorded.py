@@ -158,12 +158,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"stacks": {0: {"norm_ratio": 12.0, "before_final": {
             "first_token_norm": 1234.5}}}, "tokens": 5000, "tokens_kept": 4096},
         {"stacks": {0: {"massive_activations": {
-            "values": 3, "sites": "layer.1", "at_first_tokens": 3,
+            "threshold": 1000, "values": 3, "sites": "layer.1", "at_first_tokens": 3,
             "channels": [{"channel": 7, "values": 2}]}, "not_finite": {
             "states": 2, "token": " a", "site": "layer.2"}}}},
         {"stacks": {0: {"few_tokens": False, "effective_rank": {"all_tokens": 1.0},
                         "massive_activations": {
-            "values": 1, "sites": "layer.1", "at_first_tokens": 0,
+            "threshold": 1000, "values": 1, "sites": "layer.1", "at_first_tokens": 0,
             "channels": [{"channel": 7, "values": 1}]}}}},
     ],
     "project-0": [

@@ -282,10 +282,8 @@ def _dataset(scored: Scored) -> "xarray.Dataset":
     level = "interval" if scored.coverage else "95% interval"
     variables: Variables = {}
 
-    def put(
-        key: str, dims: Dims, values: Any, long_name: str, **attributes: str
-    ) -> None:
-        attributes = {"long_name": long_name, **attributes}
+    def put(key: str, dims: Dims, values: Any, long_name: str, **details: str) -> None:
+        attributes: Any = {"long_name": long_name, **details}
         variables[key] = dims, np.array(values), attributes
 
     def along(field: str) -> NDArray[Any]:
@@ -345,7 +343,7 @@ def _report(scored: Scored, token: Pooling) -> ProbeReport:
     sites = [str(site) for site in rows.vectors.sites]
     best = int(np.argmax([interval.score for interval in scored.intervals]))
     interval, control = scored.intervals[best], scored.probed[best].control
-    score: dict[str, Any] = {scored.score: interval.score}
+    best_score: dict[str, Any] = {scored.score: interval.score}
     tested = zip(sites, scored.intervals, scored.p_values, strict=True)
     fits = [site.fit for site in scored.probed]
     converged = [bool(fit.whole.converged.all()) for fit in fits]
@@ -373,11 +371,11 @@ def _report(scored: Scored, token: Pooling) -> ProbeReport:
             p=known(scored.p_values[best]),
             control=known(control),
             selectivity=known(interval.score - control),
-            **score,
+            **best_score,
         ),
         chance=target.chance,
         above_chance_at=[
-            site for site, *test in tested if is_above(*test, target.chance)
+            site for site, score, p in tested if is_above(score, p, target.chance)
         ],
         permutations=len(design.permuted) - 1,
         smallest_p=design.smallest_p,

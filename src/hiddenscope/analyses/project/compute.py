@@ -46,6 +46,7 @@ from hiddenscope.measures.separation import SCORES, Score, corrected, separation
 from hiddenscope.model import Model, ModelLike
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
+    Attributes,
     Coordinates,
     Variables,
     site_names,
@@ -350,7 +351,7 @@ def _dataset(
     point = "text" if points[0].tokens is None else "token"
     variables: Variables = {}
     for axis, coordinates in zip("xy", pictures, strict=True):
-        attributes = {"long_name": f"{axis} in the picture by {method}"}
+        attributes: Attributes = {"long_name": f"{axis} in the picture by {method}"}
         variables[axis] = ("model", "site", point), coordinates, attributes
     for name, values in numbers.items():
         if np.isfinite(values).any():

@@ -1,0 +1,527 @@
+"""The statistics of every stack, as labelled arrays and a report."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hiddenscope import progress
+from hiddenscope.analyses.profile.statistics import (
+    MASSIVE,
+    NONE,
+    RANKS,
+    StackStatistics,
+    stack_statistics,
+)
+from hiddenscope.analyses.profile.story import (
+    LargestNorm,
+    LargestValue,
+    LayerSimilarity,
+    LeastAlike,
+    MassiveActivations,
+    MassiveChannel,
+    MassiveToken,
+    NotFinite,
+    ProfileReport,
+    ProfileStack,
+    SiteNorms,
+    Spread,
+)
+from hiddenscope.errors import StatesError, TextError
+from hiddenscope.measures import WORTH_READING
+from hiddenscope.model import Model, ModelLike, as_source
+from hiddenscope.passes import Texts, resume
+from hiddenscope.results import Result
+from hiddenscope.results.dataset import (
+    Attributes,
+    Coordinates,
+    Variables,
+    block_diagonal,
+    site_names,
+    text_array,
+    to_dataset,
+    token_coords,
+)
+from hiddenscope.results.report import Extremes, SiteValue
+from hiddenscope.sites import Site, SitePatterns, select, summarise
+from hiddenscope.states import Pair, Readable, Source, States
+
+if TYPE_CHECKING:
+    import xarray
+
+FinalNorm: TypeAlias = Literal["apart", "everywhere", "mixed"]
+
+MOST_LISTED = 8
+
+PER_STATE: Mapping[str, Attributes] = {
+    "norm": {"long_name": "norm", "units": "L2", "scale": "log"},
+    "mean": {"long_name": "mean over the width", "meaning": "diverging"},
+    "deviation": {"long_name": "standard deviation over the width", "scale": "log"},
+    "kurtosis": {"long_name": "kurtosis over the width", "scale": "log"},
+}
+PER_SITE = {
+    "norm_first": "norm of the first token",
+    "norm_median": "median norm of the other tokens",
+    "norm_low": "lower quartile of the others' norms",
+    "norm_high": "upper quartile of the others' norms",
+    "mean_first": "mean over the width of the first token",
+    "mean_median": "median mean over the width of the other tokens",
+    "deviation_first": "standard deviation over the width of the first token",
+    "deviation_median": "median standard deviation over the width of the other tokens",
+    "kurtosis_first": "kurtosis over the width of the first token",
+    "kurtosis_median": "median kurtosis over the width of the other tokens",
+    "added_first": "what the block adds to the first token, over what it was given",
+    "added_median": (
+        "what the block adds to the other tokens, over what it was given, median"
+    ),
+    "anisotropy": "mean cosine between different tokens",
+    "anisotropy_others": "mean cosine between different tokens, without first ones",
+    "effective_rank": "effective rank",
+    "effective_rank_others": "effective rank, without first tokens",
+    "intrinsic_dimension": "intrinsic dimension",
+    "intrinsic_dimension_others": "intrinsic dimension, without first tokens",
+}
+PER_SITE_POOLED = {
+    "norm_median": "median norm of the vectors",
+    "norm_low": "lower quartile of the vectors' norms",
+    "norm_high": "upper quartile of the vectors' norms",
+    "mean_median": "median mean over the width",
+    "deviation_median": "median standard deviation over the width",
+    "kurtosis_median": "median kurtosis over the width",
+    "added_median": "what the block adds to a vector, over what it was given, median",
+    "anisotropy": "mean cosine between different vectors",
+    "effective_rank": "effective rank",
+    "intrinsic_dimension": "intrinsic dimension",
+}
+# By the beginning of the name of a variable along the sites.
+PER_SITE_ATTRIBUTES: Mapping[str, Attributes] = {
+    "norm": {"units": "L2", "scale": "log"},
+    "mean": {"meaning": "diverging"},
+    "deviation": {"scale": "log"},
+    "kurtosis": {"scale": "log"},
+    "added": {"units": "share of the norm", "scale": "log"},
+    "anisotropy": {"units": "cosine"},
+    "effective_rank": {"units": "directions", "scale": "log"},
+    "intrinsic_dimension": {"units": "directions", "scale": "log"},
+}
+CKA_POOLED = {
+    "cka": "linear CKA",
+    "cka_chance": "linear CKA if vectors were paired at random, on average",
+}
+CKA = {
+    "cka": "linear CKA",
+    "cka_others": "linear CKA, without first tokens",
+    "cka_chance": "linear CKA if tokens were paired at random, on average",
+}
+LARGEST_VALUES = {
+    "channel": "channel with a large value, the largest first",
+    "channel_value": "its largest value, by size",
+    "channel_times": "that over the median of all values, by size",
+    "channel_text": "text of the token that has it",
+    "channel_position": "position of the token that has it",
+    "channel_string": "token that has it",
+}
+
+
+def measure_states(
+    source: ModelLike | Readable | Pair,
+    texts: Texts | None,
+    *,
+    sites: SitePatterns,
+    final_norm: FinalNorm,
+    sample: int,
+    targets: Texts | None,
+    truncate: bool,
+) -> Result:
+    """Return the statistics of every state and site as a result."""
+    source = as_source(source)
+    if final_norm not in get_args(FinalNorm):
+        choices = ", ".join(map(repr, get_args(FinalNorm)))
+        raise StatesError(
+            f"No final_norm {str(final_norm)[:40]!r}",
+            f"it is one of {choices}",
+            "Choose one of these.",
+        )
+    captured = _states(source, texts, sites, targets, truncate)
+    stacks: list[Readable] = (
+        [captured.encoder, captured.decoder]
+        if isinstance(captured, Pair)
+        else [captured]
+    )
+    selected = []
+    for stack in stacks:
+        # States name their sites as they were asked for, such as layer.-1.
+        if isinstance(stack, States):
+            selected.append(stack.select(sites=sites).sites)
+        else:
+            selected.append(select(sites, stack.sites))
+    if final_norm == "everywhere":
+        stacks[0] = _through_final_norm(source, captured, selected[0])
+        selected[0] = stacks[0].sites
+    statistics = []
+    with progress.track("Profiling", total=sum(map(len, selected))) as advance:
+        for stack, stack_sites in zip(stacks, selected, strict=True):
+            # A normed `final` is not compared with raw layers, unless that is wanted.
+            compared = frozenset(stack_sites)
+            raw = frozenset(site for site in stack_sites if site.layer is not None)
+            if final_norm == "apart" and raw:
+                compared = raw
+            statistics.append(
+                stack_statistics(stack, stack_sites, compared, sample, advance)
+            )
+    pooled = statistics[0].pooled
+    word = "tokens" if pooled is None else "vectors"
+    counts: dict[str, Any] = {
+        word: sum(len(stack.tokens) for stack in stacks),
+        f"{word}_kept": sum(stack.stored_tokens for stack in statistics),
+    }
+    report = ProfileReport(
+        texts=stacks[0].tokens.count,
+        pooled=pooled,
+        computed_in="float64",
+        final_norm=final_norm,
+        stacks=list(map(_stack_report, statistics)),
+        **counts,
+    )
+    data = _dataset(statistics, normed=final_norm == "everywhere")
+    origin = getattr(stacks[0], "source", None)
+    return Result("profile", data, report, origin if isinstance(origin, Source) else {})
+
+
+def _states(
+    source: object,
+    texts: Texts | None,
+    sites: SitePatterns,
+    targets: Texts | None,
+    truncate: bool,
+) -> Readable | Pair:
+    if isinstance(source, Model):
+        if texts is None:
+            raise TextError(
+                f"Cannot profile {source.name}",
+                "there are no texts",
+                "Give one or several.",
+            )
+        return source.capture(texts, sites, targets=targets, truncate=truncate)
+    if texts is not None or targets is not None:
+        raise TextError(
+            "Cannot profile states",
+            "texts were given too",
+            "Leave them out, or give a model.",
+        )
+    if not isinstance(source, Pair | Readable):
+        raise StatesError(
+            "Cannot profile this",
+            f"it is {type(source).__name__}",
+            "Give a model, states, or what has sites, tokens and blocks().",
+        )
+    if not isinstance(source, Pair) and not len(source.tokens):
+        raise StatesError(
+            "Cannot profile these states", "there are no tokens", "Give at least one."
+        )
+    return source
+
+
+def _through_final_norm(
+    source: object, captured: object, sites: tuple[Site, ...]
+) -> States:
+    """Take each captured layer through the model's own final norm.
+
+    `layer.L` is then the same as `final`.
+    """
+    problem = "Cannot take layers through the final norm"
+    if not isinstance(source, Model):
+        reason = "that takes the model, and states were given"
+        raise StatesError(problem, reason, "Give a model of one stack and texts.")
+    if not isinstance(captured, States):
+        reason = "there are two stacks"
+        raise StatesError(problem, reason, "Give a model of one stack and texts.")
+    stack = source.anatomy.stacks[0]
+    if stack.proof.final is None:
+        reason = f"{source.name} has no final norm"
+        raise StatesError(problem, reason, "Leave final_norm='apart'.")
+    layers = tuple(site for site in sites if site.layer is not None and not site.part)
+    if not layers:
+        reason = "no whole layers were chosen"
+        raise StatesError(problem, reason, "Leave final_norm='apart'.")
+    raw = captured.select(sites=list(layers))
+    normed = []
+    for text in range(raw.tokens.count):
+        states = raw.of(text)
+        # Each layer enters the pass where the last does: one batch, a row for each.
+        batch = [states.tokens.ids.tolist()] * len(layers)
+        last = Site(stack.depth)
+        run = resume(source, batch, last, states.values, "final", logits=False)
+        assert isinstance(run.states, States)
+        normed.append(run.states["final"].reshape(len(layers), len(states.tokens), -1))
+    return States(layers, torch.cat(normed, 1), raw.tokens, raw.source)
+
+
+def _dataset(stacks: Sequence[StackStatistics], *, normed: bool) -> "xarray.Dataset":
+    """Return one Dataset; with two stacks, cells without a state are NaN."""
+    pooled = any(stack.pooled is not None for stack in stacks)
+    variables: Variables = {}
+    for name, attributes in PER_STATE.items():
+        cells = []
+        for stack in stacks:
+            cells.append(np.stack([site.per_state[name] for site in stack.by_site]))
+        variables[name] = ("site", "token"), block_diagonal(cells), attributes
+    for name, long_name in (PER_SITE_POOLED if pooled else PER_SITE).items():
+        values = np.concatenate([stack.per_site(name) for stack in stacks])
+        attributes = {"long_name": long_name}
+        for prefix, details in PER_SITE_ATTRIBUTES.items():
+            if name.startswith(prefix):
+                attributes |= details
+        variables[name] = "site", values, attributes
+    for name, ranked in _largest_values(stacks).items():
+        attributes = {"long_name": LARGEST_VALUES[name]}
+        variables[name] = ("site", "rank"), ranked, attributes
+    for name, long_name in (CKA_POOLED if pooled else CKA).items():
+        squares = [_square(stack, getattr(stack, name)) for stack in stacks]
+        cka = block_diagonal(squares)
+        if np.isfinite(cka).any():
+            variables[name] = ("site", "source_site"), cka, {"long_name": long_name}
+    attrs = {}
+    # Two stacks are an encoder and a decoder, whose texts are the targets.
+    for name, stack in zip(("texts", "targets"), stacks, strict=False):
+        texts = stack.source.tokens.texts
+        if texts is not None:
+            attrs[name] = list(texts)
+    coords = _coords(stacks, normed=normed, paired="cka" in variables)
+    return to_dataset(variables, coords, attrs)
+
+
+def _square(stack: StackStatistics, values: torch.Tensor | None) -> NDArray[np.float32]:
+    """Spread numbers of pairs of compared sites over all sites of a stack."""
+    whole = np.full((len(stack.sites), len(stack.sites)), np.nan, dtype=np.float32)
+    if values is not None:
+        places = [stack.sites.index(site) for site in stack.compared]
+        whole[np.ix_(places, places)] = values.float().numpy()
+    return whole
+
+
+def _largest_values(stacks: Sequence[StackStatistics]) -> dict[str, NDArray[Any]]:
+    """Return the channels with the largest values, `[site, rank]`.
+
+    Where there are fewer channels, the numbers are -1 or NaN and the text is empty.
+    """
+    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in LARGEST_VALUES}
+    for stack in stacks:
+        tokens = stack.source.tokens
+        for site in stack.by_site:
+            largest, rows = site.largest_values, site.largest_values.row
+            strings = text_array([tokens.strings[row] for row in rows])
+            columns["channel"].append(_padded(largest.channel, NONE))
+            columns["channel_value"].append(_padded(largest.value, np.nan))
+            columns["channel_times"].append(_padded(largest.times, np.nan))
+            columns["channel_text"].append(_padded(tokens.text[rows], NONE))
+            columns["channel_position"].append(_padded(tokens.positions[rows], NONE))
+            columns["channel_string"].append(_padded(strings, ""))
+    return {name: np.stack(rows) for name, rows in columns.items()}
+
+
+def _padded(column: NDArray[Any], empty: int | float | str) -> NDArray[Any]:
+    padded = np.full(RANKS, empty, dtype=column.dtype)
+    padded[: len(column)] = column
+    return padded
+
+
+def _coords(
+    stacks: Sequence[StackStatistics], *, normed: bool, paired: bool
+) -> Coordinates:
+    names: list[str] = []
+    forms: list[str] = []
+    for stack in stacks:
+        names += site_names(stack.sites)
+        for site in stack.sites:
+            forms.append("normed" if normed or site.layer is None else "raw")
+    coords: Coordinates = {"site": names, "form": ("site", text_array(forms))}
+    if paired:
+        coords["source_site"] = names
+    tokens = [
+        stack.source.tokens.select(slice(stack.stored_tokens)) for stack in stacks
+    ]
+    stack_names = [str(stack.stack) for stack in stacks] if len(stacks) > 1 else []
+    return {**coords, **token_coords(tokens, stack_names)}
+
+
+def _stack_report(stack: StackStatistics) -> ProfileStack:
+    """Report one stack, as far as there is anything to say."""
+    layers = [place for place, site in enumerate(stack.sites) if site.layer is not None]
+    quarter = len(layers) // 4
+    middle = layers[quarter : len(layers) - quarter]
+    spreads: dict[str, Any] = {}
+    for name in ("anisotropy", "effective_rank"):
+        columns = {"all_tokens": name, "other_tokens": f"{name}_others"}
+        if stack.pooled is not None:
+            columns = {"all_vectors": name}
+        medians = {}
+        for key, column in columns.items():
+            medians[key] = _median(stack.per_site(column)[middle])
+        if any(median is not None for median in medians.values()):
+            spreads[name] = Spread(**medians)
+    dimension = "intrinsic_dimension"
+    if stack.pooled is None:
+        dimension = "intrinsic_dimension_others"
+    largest, massive = _massive(stack)
+    return ProfileStack(
+        stack=stack.stack,
+        few_tokens=stack.counts[1] < WORTH_READING,
+        **_norms(stack, middle),
+        **_largest_norm(stack),
+        **spreads,
+        intrinsic_dimension=_extremes(stack, dimension),
+        added=_extremes(stack, "added_median"),
+        largest_value=largest,
+        massive_activations=massive,
+        cka=_similarity(stack),
+    )
+
+
+def _median(values: NDArray[np.float32]) -> float | None:
+    """Return the median of the finite values, None if there are none."""
+    values = values[np.isfinite(values)]
+    return float(np.median(values)) if len(values) else None
+
+
+def _norms(stack: StackStatistics, middle: list[int]) -> dict[str, Any]:
+    """Return the norms over the middle layers and around the final norm."""
+    if not middle:
+        return {}
+    names = {"first_token_norm": "norm_first", "other_tokens_norm": "norm_median"}
+    if stack.pooled is not None:
+        names = {"vector_norm": "norm_median"}
+    columns = {key: stack.per_site(name) for key, name in names.items()}
+    fields: dict[str, Any] = {}
+    for name, column in columns.items():
+        norm = float(np.median(column[middle]))
+        if np.isfinite(norm):
+            fields[name] = norm
+    others = fields.get("other_tokens_norm", 0.0)
+    if others > 0 and "first_token_norm" in fields:
+        fields["norm_ratio"] = fields["first_token_norm"] / others
+    fields["middle_layers"] = summarise([stack.sites[place] for place in middle])
+    if stack.sites[-1].layer is None:
+        for key, place in (("before_final", -2), ("at_final", -1)):
+            norms = {}
+            for name, column in columns.items():
+                if np.isfinite(column[-2:]).all():
+                    norms[name] = float(column[place])
+            fields[key] = SiteNorms(site=str(stack.sites[place]), **norms)
+    return fields
+
+
+def _largest_norm(stack: StackStatistics) -> dict[str, Any]:
+    """Return the state with the largest norm, and the first that is not finite."""
+    fields: dict[str, Any] = {}
+    sites = list(zip(stack.sites, stack.by_site, strict=True))
+    finite = [(site, numbers) for site, numbers in sites if numbers.largest != NONE]
+    if finite:
+        site, numbers = max(finite, key=lambda pair: pair[1].highest)
+        row = _row(stack, numbers.largest)
+        fields["largest_norm"] = LargestNorm(
+            norm=numbers.highest, site=str(site), **row
+        )
+    broken = [(site, numbers) for site, numbers in sites if numbers.not_finite]
+    if broken:
+        site, numbers = broken[0]
+        fields["not_finite"] = NotFinite(
+            states=sum(numbers.not_finite for _, numbers in broken),
+            site=str(site),
+            **_row(stack, numbers.first_not_finite),
+        )
+    return fields
+
+
+def _row(stack: StackStatistics, row: int) -> dict[str, Any]:
+    """Name a row by its token, or by its text where states are pooled."""
+    tokens = stack.source.tokens
+    if stack.pooled is None:
+        return {"token": tokens.strings[row]}
+    return {"text": int(tokens.text[row])}
+
+
+def _extremes(stack: StackStatistics, name: str) -> Extremes | None:
+    """Return where a number along the layers is lowest and where it is highest."""
+    values = stack.per_site(name)
+    if not np.isfinite(values).any():
+        return None
+    lowest, highest = (
+        SiteValue(site=str(stack.sites[place]), value=float(values[place]))
+        for place in (int(np.nanargmin(values)), int(np.nanargmax(values)))
+    )
+    return Extremes(lowest=lowest, highest=highest)
+
+
+def _massive(
+    stack: StackStatistics,
+) -> tuple[LargestValue | None, MassiveActivations | None]:
+    """Return the largest value of all, and the massive activations."""
+    tokens = stack.source.tokens
+    largest = None
+    for site, numbers in zip(stack.sites, stack.by_site, strict=True):
+        values = numbers.largest_values
+        times = float(values.times[0]) if len(values.times) else np.nan
+        highest = -np.inf if largest is None else largest.times_median
+        # No comparison with NaN is true.
+        if highest < times < np.inf:
+            row = int(values.row[0])
+            position = int(tokens.positions[row])
+            largest = LargestValue(
+                times_median=times,
+                site=str(site),
+                channel=int(values.channel[0]),
+                **_row(stack, row),
+                position=position if stack.pooled is None else None,
+            )
+    massive = [numbers.massive for numbers in stack.by_site]
+    rows, channels = np.concatenate(massive, axis=1)
+    if largest is None or not len(rows):
+        return largest, None
+    pairs = zip(stack.sites, massive, strict=True)
+    at_tokens: dict[str, Any] = {}
+    if stack.pooled is None:
+        strings = Counter(tokens.strings[row] for row in rows)
+        at_tokens["at_first_tokens"] = int((tokens.positions[rows] == 0).sum())
+        at_tokens["tokens"] = [
+            MassiveToken(token=token, values=count)
+            for token, count in strings.most_common(MOST_LISTED)
+        ]
+    return largest, MassiveActivations(
+        threshold=MASSIVE,
+        values=len(rows),
+        channels=[
+            MassiveChannel(channel=channel, values=count)
+            for channel, count in Counter(channels.tolist()).most_common(MOST_LISTED)
+        ],
+        sites=summarise([site for site, places in pairs if places.size]),
+        **at_tokens,
+    )
+
+
+def _similarity(stack: StackStatistics) -> LayerSimilarity | None:
+    """Return the median CKA of all pairs of layers, and the least similar pair."""
+    if stack.cka is None or len(stack.compared) < 2:
+        return None
+    upper = torch.ones_like(stack.cka).triu(1).bool()
+    matrices = {"median": stack.cka, "median_by_chance": stack.cka_chance}
+    fields: dict[str, Any] = {"sampled_vectors": stack.counts[0]}
+    if stack.pooled is None:
+        fields = {"sampled_tokens": stack.counts[0]}
+        matrices["median_other_tokens"] = stack.cka_others
+    for key, matrix in matrices.items():
+        if matrix is not None:
+            fields[key] = _median(matrix[upper].numpy())
+    values = stack.cka if stack.cka_others is None else stack.cka_others
+    pairs = torch.where(upper & values.isfinite(), values, torch.inf)
+    if bool(pairs.isfinite().any()):
+        row, column = np.unravel_index(int(pairs.argmin()), pairs.shape)
+        fields["least_alike"] = LeastAlike(
+            site=str(stack.compared[row]),
+            source_site=str(stack.compared[column]),
+            cka=float(pairs[row, column]),
+        )
+    return LayerSimilarity(**fields)

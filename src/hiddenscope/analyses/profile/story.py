@@ -1,0 +1,568 @@
+"""The story of a profile: how large states are, how they spread, how layers compare."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Literal
+
+import numpy as np
+
+from hiddenscope.results import Aside, Explanation, Report, Result, Section
+from hiddenscope.results.drawing import by_stack, grid_of, labels, long_name
+from hiddenscope.results.pictures import ColourScale, Grid, Lines, Measure, Series
+from hiddenscope.results.report import Extremes
+from hiddenscope.results.sentences import (
+    UNTESTED,
+    counted,
+    in_series,
+    model_name,
+    number,
+    of_model,
+    plural,
+    quote,
+    quoted_token,
+)
+
+MEASURES = ("norm", "kurtosis", "mean", "deviation")
+WHOSE_NORM = {
+    "first_token_norm": "the first token",
+    "other_tokens_norm": "the other tokens",
+    "vector_norm": "the vectors",
+}
+# What each line of norms shows, by the end of its name.
+NORM_LINES = {
+    "first token": (
+        "the norm of the first token (the median, where there are several texts)"
+    ),
+    "other tokens, median": (
+        "the median norm of all other tokens, with a band that holds the middle half of"
+        " them"
+    ),
+    "vectors, median": (
+        "the median norm of the vectors, with a band that holds the middle half of them"
+    ),
+}
+APART = "`final` is normed and the layers are not, so the two are not compared."
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteNorms:
+    """Median norms at a site, of first and other tokens; of vectors where states are
+    pooled.
+    """
+
+    site: str
+    first_token_norm: float | None = None
+    other_tokens_norm: float | None = None
+    vector_norm: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestNorm:
+    """The state with the largest norm, by its token, or by its text if pooled."""
+
+    norm: float
+    site: str
+    token: str | None = None
+    text: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotFinite:
+    """How many states are not finite, and the first of them."""
+
+    states: int
+    site: str
+    token: str | None = None
+    text: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A number over the middle layers."""
+
+    all_tokens: float | None = None
+    other_tokens: float | None = None
+    all_vectors: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestValue:
+    """The largest value over the median of its layer."""
+
+    times_median: float
+    site: str
+    channel: int
+    token: str | None = None
+    text: int | None = None
+    position: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MassiveChannel:
+    """How many massive activations a channel has."""
+
+    channel: int
+    values: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MassiveToken:
+    """How many massive activations a token has."""
+
+    token: str
+    values: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MassiveActivations:
+    """The massive activations of a stack."""
+
+    threshold: float
+    values: int
+    channels: list[MassiveChannel]
+    sites: str
+    at_first_tokens: int | None = None
+    tokens: list[MassiveToken] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeastAlike:
+    """The two layers with the lowest CKA."""
+
+    site: str
+    source_site: str
+    cka: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSimilarity:
+    """The CKA of all pairs of layers."""
+
+    sampled_tokens: int | None = None
+    sampled_vectors: int | None = None
+    median: float | None = None
+    median_other_tokens: float | None = None
+    median_by_chance: float | None = None
+    least_alike: LeastAlike | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileStack:
+    """The profile of one stack; norms and spread are those of its middle layers."""
+
+    stack: str | None
+    few_tokens: bool
+    middle_layers: str | None = None
+    first_token_norm: float | None = None
+    other_tokens_norm: float | None = None
+    vector_norm: float | None = None
+    norm_ratio: float | None = None
+    before_final: SiteNorms | None = None
+    at_final: SiteNorms | None = None
+    largest_norm: LargestNorm | None = None
+    not_finite: NotFinite | None = None
+    anisotropy: Spread | None = None
+    effective_rank: Spread | None = None
+    intrinsic_dimension: Extremes | None = None
+    added: Extremes | None = None
+    largest_value: LargestValue | None = None
+    massive_activations: MassiveActivations | None = None
+    cka: LayerSimilarity | None = None
+
+    @property
+    def of(self) -> str:
+        """Return " of" and the name of the stack, where there are two."""
+        return f" of the {self.stack}" if self.stack else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileReport(Report):
+    """How large states are and how they spread; vectors where states are pooled."""
+
+    texts: int
+    pooled: str | None
+    tokens: int | None = None
+    tokens_kept: int | None = None
+    vectors: int | None = None
+    vectors_kept: int | None = None
+    computed_in: str
+    final_norm: Literal["apart", "everywhere", "mixed"]
+    stacks: list[ProfileStack]
+
+    @property
+    def rows(self) -> str:
+        """Return what the states are of."""
+        return "tokens" if self.pooled is None else "vectors"
+
+
+def story(report: ProfileReport, result: Result) -> Iterator[Section]:
+    """Yield the norms, then what blocks add, how states spread and how alike layers
+    are. What says little over few tokens is left out.
+    """
+    norms: list[str] = []
+    lessons: list[str] = []
+    spread: list[str] = []
+    similar: list[str] = []
+    closing: list[str] = []
+    for stack in report.stacks:
+        norms += _norms(stack)
+        lessons += map(Explanation, _lessons(stack))
+        spread += [*_added(stack), *_massive(stack), *_spread(stack)]
+        similar += _cka(stack)
+        closing += _limits(stack, report.rows)
+    count = report.tokens or report.vectors or 0
+    shown = report.tokens_kept or report.vectors_kept or 0
+    if shown < count:
+        closing.append(
+            f"The grid holds the first {shown:,} of {count:,} {report.rows}; all other"
+            f" numbers are of all {report.rows}."
+        )
+    grid = _state_grid(result)
+    sections = [
+        Section(
+            "How large is every state?",
+            (*norms, UNTESTED),
+            (grid,) if grid else (),
+            f"Every cell is {_cell(report, result)} run across, layers run up. The"
+            " colour is at first the L2 norm of the vector, on a log scale.",
+        )
+    ]
+    lines = tuple(_norm_lines(report, result))
+    sections.append(
+        Section(
+            "The same along the layers",
+            tuple(lessons),
+            lines,
+            _reading_of_norms(lines),
+            folded=True,
+        )
+    )
+    pictures = dict(_along_layers(report, result))
+    if pictures:
+        reading = f"the pictures show {in_series(list(pictures))}."
+        # Raw layers and a normed `final`.
+        if len(set(result.data["form"].to_numpy().tolist())) > 1:
+            reading = f"{reading} {APART}"
+        sections.append(
+            Section(
+                "What blocks add, and how states spread",
+                tuple(spread),
+                tuple(pictures.values()),
+                f"From the first to the last, {reading}",
+                folded=True,
+            )
+        )
+    few_tokens = all(stack.few_tokens for stack in report.stacks)
+    if "cka" in result.data and result.data.sizes["site"] > 1 and not few_tokens:
+        sections.append(
+            Section(
+                "How similar the layers are",
+                tuple(similar),
+                (_cka_grid(result),),
+                "A cell compares the states of two layers over all"
+                f" {report.rows} by linear CKA.",
+                folded=True,
+            )
+        )
+    else:
+        closing = [*similar, *closing]
+    *others, last = sections
+    yield from others
+    asides = map(Aside, [*closing, UNTESTED])
+    yield replace(last, sentences=(*last.sentences, *asides))
+
+
+def _state_grid(result: Result) -> Grid | None:
+    names = [name for name in MEASURES if name in result.data]
+    grid = grid_of(result, names)
+    if grid is None:
+        return None
+    measures = []
+    for name, measure in zip(names, grid.measures, strict=True):
+        title = f"The {long_name(result.data[name])} of every state{of_model(result)}"
+        measures.append(replace(measure, title=title))
+    return replace(grid, title=measures[0].title, measures=tuple(measures))
+
+
+def _cell(report: ProfileReport, result: Result) -> str:
+    if report.pooled is not None:
+        return (
+            "the vector of a text, or of one window of it (pooling:"
+            f" {report.pooled}): texts"
+        )
+    texts = result.data.attrs.get("texts", [])
+    text = quote(texts[0]) if len(texts) == 1 else f"{report.texts} texts"
+    return f"one hidden state of {text}: tokens"
+
+
+def _norm_lines(report: ProfileReport, result: Result) -> Iterator[Lines]:
+    name = "other tokens" if report.pooled is None else "vectors"
+    series = []
+    for prefix, here in by_stack(labels(result.data, "site")):
+        norms = {}
+        for end in ("first", "median", "low", "high"):
+            if f"norm_{end}" in result.data:
+                values = result.data[f"norm_{end}"].to_numpy()
+                norms[end] = np.where(here, values, np.nan)
+        if "first" in norms:
+            series.append(Series(f"{prefix}first token", norms["first"]))
+        band = norms["low"], norms["high"], "middle half"
+        series.append(Series(f"{prefix}{name}, median", norms["median"], *band))
+    title = "The norm along the layers"
+    yield from _drawn(result, series, title, "norm", unit="L2", scale="log")
+
+
+def _along_layers(report: ProfileReport, result: Result) -> Iterator[tuple[str, Lines]]:
+    """Yield what each picture of all states shows, and the picture.
+
+    Pooled states have no first tokens.
+    """
+    others = "other tokens" if report.pooled is None else "vectors"
+    dimension = {"intrinsic_dimension": "intrinsic dimension"}
+    if report.pooled is None:
+        words = "intrinsic dimension, without first tokens"
+        dimension = {"intrinsic_dimension_others": words}
+    # What is shown, the title, the unit, and the variables with their names.
+    pictures: list[tuple[str, str, str, dict[str, str]]] = [
+        (
+            "the norm of what each block adds over the norm of its input",
+            "What each block adds, along the layers",
+            "norm of the change over the norm before",
+            {"added_first": "first token", "added_median": f"{others}, median"},
+        ),
+        (
+            "the kurtosis of the states",
+            "The kurtosis along the layers",
+            "kurtosis over the width",
+            {"kurtosis_first": "first token", "kurtosis_median": f"{others}, median"},
+        ),
+        (
+            "their anisotropy",
+            "The anisotropy along the layers",
+            "mean cosine",
+            {
+                "anisotropy": f"all {report.rows}",
+                "anisotropy_others": "without first tokens",
+            },
+        ),
+        (
+            "how many dimensions they fill",
+            "How many dimensions states fill, along the layers",
+            "dimensions",
+            {
+                "effective_rank": "effective rank",
+                "effective_rank_others": "effective rank, without first tokens",
+                **dimension,
+            },
+        ),
+    ]
+    if all(stack.few_tokens for stack in report.stacks):
+        pictures.pop()
+    for meaning, title, y_name, names in pictures:
+        variables = [name for name in names if name in result.data]
+        series = []
+        for name in variables:
+            for prefix, here in by_stack(labels(result.data, "site")):
+                values = np.where(here, result.data[name].to_numpy(), np.nan)
+                series.append(Series(f"{prefix}{names[name]}", values))
+        note = ""
+        if "kurtosis_median" in names:
+            sentences = [" ".join(_massive(stack)) for stack in report.stacks]
+            note = " ".join(filter(None, sentences))
+        scale: ColourScale = "linear"
+        if variables:
+            scale = result.data[variables[0]].attrs.get("scale", "linear")
+        for lines in _drawn(result, series, title, y_name, scale=scale, note=note):
+            yield meaning, lines
+
+
+def _drawn(
+    result: Result, series: list[Series], title: str, y_name: str, **details: Any
+) -> Iterator[Lines]:
+    finite = [line for line in series if np.isfinite(line.y).any()]
+    if finite:
+        title = f"{title}{of_model(result)}"
+        sites = labels(result.data, "site")
+        yield Lines(title, sites, tuple(finite), y_name=y_name, **details)
+
+
+def _cka_grid(result: Result) -> Grid:
+    """Draw every pair of the layers that were compared."""
+    variables = ("cka_others", "cka", "cka_chance")
+    names = [name for name in variables if name in result.data]
+    # Sites that were not compared are NaN.
+    compared = np.isfinite(result.data[names[0]].to_numpy()).any(1)
+    rows = np.flatnonzero(compared)
+    data = result.data.isel(site=rows, source_site=rows)
+    measures = [
+        Measure(long_name(data[name]), data[name].to_numpy(), limits=(0, 1))
+        for name in names
+    ]
+    return Grid(
+        f"How similar every pair of layers of {model_name(result)} is",
+        labels(data, "site"),
+        labels(data, "source_site"),
+        tuple(measures),
+        note="Rows and columns are layers.",
+        x_name="site",
+    )
+
+
+def _reading_of_norms(lines: tuple[Lines, ...]) -> str:
+    """Say what each line of norms is, of those that are drawn."""
+    names = [series.name for series in chain(*(picture.series for picture in lines))]
+    drawn = []
+    for ending, words in NORM_LINES.items():
+        if any(name.endswith(ending) for name in names):
+            drawn.append(words)
+    subject = "The lines are" if len(names) > 1 else "The line is"
+    return f"{subject} {in_series(drawn)}."
+
+
+def _whose(row: LargestNorm | NotFinite | LargestValue) -> str:
+    """Name a row by its token, or by its text where states are pooled."""
+    if row.token is not None:
+        return quoted_token(row.token)
+    return f"that of text {row.text:,}"
+
+
+def _norms(stack: ProfileStack) -> Iterator[str]:
+    """Yield how large states are, what the final norm does, and the largest of all."""
+    first, others, ratio = (
+        stack.first_token_norm,
+        stack.other_tokens_norm,
+        stack.norm_ratio,
+    )
+    if first is not None and others is not None and ratio is not None:
+        yield (
+            f"In the middle layers{stack.of} ({stack.middle_layers}) the median norm of"
+            f" the first token is {number(first)}, and that of the other tokens"
+            f" {number(others)}: the first is {ratio:,.1f} times as large."
+        )
+    changes = []
+    for name, whose in WHOSE_NORM.items():
+        before, after = (
+            getattr(site, name, None) for site in (stack.before_final, stack.at_final)
+        )
+        if before is not None and after is not None:
+            changes.append(f"{whose} from {number(before)} to {number(after)}")
+    if changes:
+        yield (
+            f"The final norm{stack.of} changes the norm of"
+            f" {' and that of '.join(changes)}."
+        )
+    largest = stack.largest_norm
+    if largest:
+        yield (
+            f"The state with the largest norm{stack.of}, {number(largest.norm)}, is"
+            f" {_whose(largest)} at {largest.site}."
+        )
+
+
+def _lessons(stack: ProfileStack) -> Iterator[str]:
+    """Yield what follows from the norms."""
+    if stack.norm_ratio and stack.norm_ratio >= 10:
+        yield (
+            "A first token of this size hides all others: it dominates a mean over"
+            " tokens, and a distance between two texts."
+        )
+    before, after = stack.before_final, stack.at_final
+    if not before or not after:
+        return
+    # Known at both sites or at none.
+    first, others = after.first_token_norm, after.other_tokens_norm
+    first_before, others_before = before.first_token_norm, before.other_tokens_norm
+    if not first or not others or not first_before or not others_before:
+        return
+    if first_before > 2 * others_before and 1 / 2 < first / others < 2:
+        yield (
+            "At `final`, after the final norm, the first token and the others have"
+            " about the same norm."
+        )
+
+
+def _added(stack: ProfileStack) -> Iterator[str]:
+    if stack.added:
+        low, high = stack.added.lowest, stack.added.highest
+        yield (
+            f"The block that makes `{high.site}` changes states most: the change has"
+            f" {high.value:.2f} times the norm of its input (the median). The block"
+            f" that makes `{low.site}` changes them least ({low.value:.2f} times)."
+        )
+
+
+def _massive(stack: ProfileStack) -> Iterator[str]:
+    """Yield the massive activations, where there are any."""
+    massive, largest = stack.massive_activations, stack.largest_value
+    if massive is None or largest is None:
+        return
+    channels = [str(record.channel) for record in massive.channels]
+    numbers = ", ".join(channels)
+    if sum(record.values for record in massive.channels) != massive.values:
+        numbers += " and others"
+    at_first = ""
+    of_first = massive.at_first_tokens
+    if of_first is not None:
+        count = "all" if of_first == massive.values else f"{of_first:,}"
+        at_first = f", {count} of them at a first token"
+    position = ""
+    if largest.position is not None:
+        position = f", position {largest.position}"
+    yield (
+        f"Massive activations{stack.of}: {counted(massive.values, 'value')} in"
+        f" {plural(len(channels), 'channel')} {numbers} at {massive.sites}{at_first};"
+        f" the largest is {largest.times_median:,.0f} times the median"
+        f" ({_whose(largest)}{position}, {largest.site})."
+    )
+
+
+def _spread(stack: ProfileStack) -> Iterator[str]:
+    ranks = stack.effective_rank
+    # Pooled states have one rank only: there is no first token to leave out.
+    if stack.few_tokens or not ranks or not ranks.all_tokens or not ranks.other_tokens:
+        return
+    if ranks.all_tokens < ranks.other_tokens / 2:
+        yield (
+            f"The first tokens hide how states spread: the middle layers{stack.of} have"
+            f" an effective rank of {ranks.all_tokens:.1f} with them, and of"
+            f" {ranks.other_tokens:.0f} without."
+        )
+
+
+def _cka(stack: ProfileStack) -> Iterator[str]:
+    cka = stack.cka
+    if not cka:
+        return
+    rows = "tokens" if cka.sampled_vectors is None else "vectors"
+    count = cka.sampled_tokens or cka.sampled_vectors or 0
+    medians = []
+    if cka.median is not None:
+        medians.append(f"{cka.median:.2f} over all {rows}")
+    if cka.median_other_tokens is not None:
+        medians.append(f"{cka.median_other_tokens:.2f} without first tokens")
+    if cka.median_by_chance is not None:
+        medians.append(f"{cka.median_by_chance:.2f} with {rows} paired at random")
+    if medians:
+        yield (
+            f"The median linear CKA of all pairs of layers{stack.of} ({count:,}"
+            f" {rows}) is {', '.join(medians)}."
+        )
+    pair = cka.least_alike
+    if pair:
+        yield (
+            f"`{pair.site}` and `{pair.source_site}` are least alike ({pair.cka:.2f})."
+        )
+
+
+def _limits(stack: ProfileStack, rows: str) -> Iterator[str]:
+    broken = stack.not_finite
+    if broken:
+        yield (
+            f"{counted(broken.states, 'state')}{stack.of} had to be left out as not"
+            f" finite; the first is {_whose(broken)} at {broken.site}."
+        )
+    if stack.few_tokens:
+        yield (
+            f"With so few {rows}, spread, dimension and CKA say little: give more text."
+        )
