@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from hiddenscope.analyses.drift.calls import map_tensors, tensors_in, to_float64
+from hiddenscope.analyses.drift.observe import map_tensors, tensors_in, to_float64
 from hiddenscope.discovery import Anatomy
 from hiddenscope.modules import hooks
 

@@ -92,7 +92,7 @@ def _check_foreign(candidate: str) -> None:
     if candidate.endswith(".safetensors") and os.path.isfile(candidate):
         # Imported only here, since it needs torch.
         saved = import_module("hiddenscope.analyses.drift.saved")
-        saved.check_foreign(Path(candidate))
+        saved.open_foreign(Path(candidate))
 
 
 def _side(

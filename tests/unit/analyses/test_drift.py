@@ -17,12 +17,11 @@ from torch import nn
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from hiddenscope.analyses.drift.baseline import FORMAT, read_baseline, write_baseline
-from hiddenscope.analyses.drift.calls import ModuleCall
-from hiddenscope.analyses.drift.dtypes import stored_dtype
-from hiddenscope.analyses.drift.noise import Gap, Noise, gap
+from hiddenscope.analyses.drift.errors import Gap, Noise, gap
+from hiddenscope.analyses.drift.live_model import as_live, encode, stored_dtype
+from hiddenscope.analyses.drift.observe import ModuleCall
+from hiddenscope.analyses.drift.result import FORMAT, read_baseline, write_baseline
 from hiddenscope.analyses.drift.search import Search
-from hiddenscope.analyses.drift.sides import as_live, encode
 from hiddenscope.cli.main import app
 from hiddenscope.errors import FileError, ModuleError, NotFinite, StatesError, TextError
 from hiddenscope.loading import open_source

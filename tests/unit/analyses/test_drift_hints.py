@@ -11,11 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.analyses.drift.calls import ModuleCall, record_calls, tensors_in
-from hiddenscope.analyses.drift.hints import argument_hints, explain_fault
-from hiddenscope.analyses.drift.noise import Noise, gap
-from hiddenscope.analyses.drift.observe import real_rows
-from hiddenscope.analyses.drift.suspect import Suspect
+from hiddenscope.analyses.drift.hints import Suspect, argument_hints, explain_fault
+from hiddenscope.analyses.drift.observe import ModuleCall, record_calls, tensors_in
 from labs.faults.models import _padded, subject
 from labs.faults.planted import HARMLESS, KINDS, UNNAMED, ModelParts, Planted
 from labs.faults.planted.attention import Mistake, attend_plainly
@@ -61,25 +58,16 @@ def suspect_between(
     **fields: Any,
 ) -> Suspect:
     """Return a module beside the reference's, as the search hands it on."""
-
-    def distance(expected: Tensor, other: Tensor) -> float:
-        return gap(real_rows(expected, [mask]), real_rows(other, [mask])).worst
-
     values = {
         "path": call.path,
         "reference": reference,
         "candidate": candidate,
         "call": call,
-        "output": next(tensors_in(call.repeat(candidate, CPU))),
-        "device": CPU,
-        "role": "module",
+        "output": tensors_in(call.repeat(candidate, CPU))[0],
         "same_make": True,
-        "padded": not bool(mask.all()),
-        "mask": mask,
+        "masks": [mask],
         "blocks": {},
         "model": reference,
-        "distance": distance,
-        "rounding": Noise.assumed(torch.float32).envelope,
     }
     return Suspect(**{**values, **fields})
 
@@ -91,8 +79,6 @@ def suspect_of(family: str, path: str, candidate: nn.Module, **fields: Any) -> S
     in_decoder = "decoder" in path and "encoder" not in path.partition("decoder")[0]
     parts = ModelParts(reference)
     blocks = {block.site: parts.modules[block.path] for block in parts.blocks}
-    if parts.modules[path] in blocks.values():
-        fields["role"] = "block"
     return suspect_between(
         reference.get_submodule(path),
         candidate.get_submodule(path),
@@ -292,8 +278,9 @@ def test_padding_is_spoken_of_only_where_there_is_some() -> None:
 
     replace_forward(candidate.get_submodule(path), unmasked)
     suspect = suspect_of("bert", path, candidate)
-    assert suspect.padded and faults_of(suspect) == {"padding_not_masked"}
-    assert faults_of(replace(suspect, padded=False)) == set()
+    assert faults_of(suspect) == {"padding_not_masked"}
+    everything = torch.ones_like(suspect.mask)
+    assert faults_of(replace(suspect, masks=[everything])) == set()
 
 
 SOUND = ("attention_plain", "all_by_hand", "qkv_fused")

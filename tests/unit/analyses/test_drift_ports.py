@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hiddenscope as hs
-from hiddenscope.analyses.drift.dtypes import with_digits
+from hiddenscope.analyses.drift.live_model import with_digits
 from hiddenscope.errors import (
     Error,
     ModuleError,

@@ -8,17 +8,19 @@ quantisation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.analyses.drift.dtypes import NARROW
+from hiddenscope.analyses.drift.compare import ComparedSides, compare_parts
 from hiddenscope.analyses.drift.errors import Errors
-from hiddenscope.analyses.drift.live_model import LiveModel
-from hiddenscope.analyses.drift.parts import ComparedSides, compare_parts
+from hiddenscope.analyses.drift.live_model import NARROW, LiveModel
+from hiddenscope.analyses.drift.search import path_in
 from hiddenscope.model import Model
 from hiddenscope.modules import trials
 from hiddenscope.modules.adapters import below_adapters, has_adapters
@@ -27,14 +29,12 @@ from hiddenscope.modules.quantised import quantised_weights
 from hiddenscope.modules.weights import offloaded_tensor
 from hiddenscope.passes import Inputs
 
-Explanation = Literal["quantisation", "adapter", "weights", "dtype"]
-
-# The largest relative error of a weight that was rounded to so many bits. Rounding to
+# The largest relative error of a weight that was rounded to this many bits. Rounding to
 # nearest makes at most 1.2% in int8, 2.6% in fp8, 10% in nf4 and 15% in fp4 (smollm2);
 # weights with outliers, and methods that round otherwise, make a few times that.
 LARGEST_ROUNDING = {8: 0.1, 4: 0.35}
 # Rounding has no direction: only this share of it may be along the weight itself (at
-# most 5% in smollm2), and so many standard errors.
+# most 5% in smollm2), and this many standard errors.
 ALONG_WEIGHT, STANDARD_ERRORS = 0.1, 4
 
 
@@ -60,216 +60,59 @@ class Cause:
     those that are no rounding: with the others, what is left differs.
     """
 
-    explained_by: Explanation | None
+    explained_by: Literal["quantisation", "adapter", "weights", "dtype"] | None
     errors: Errors | None = None
     sides: ComparedSides | None = None
 
 
-@dataclass
-class WeightComparison:
-    """The weights of two models with the same modules, in one dtype.
+def compare_weights(sides: ComparedSides) -> tuple[list[ChangedWeight], list[str]]:
+    """Compare every weight in one dtype, quantised ones by what they stand for.
 
-    `paths` gives the path of each of the reference's weights in the candidate.
+    Return those that differ, and the names of those that their library misreads.
     """
-
-    sides: ComparedSides
-    changed: list[ChangedWeight] = field(default_factory=list)
-    misread: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, sides: ComparedSides) -> WeightComparison:
-        """Compare every weight, quantised ones by what they stand for."""
-        comparison = cls(sides)
-        # The weights of a port may have another layout.
-        if sides.candidate.is_port:
-            return comparison
-        reference, candidate = sides.equal_reference, sides.equal_candidate
-        packed = _unpackers(reference.module), _unpackers(candidate.module)
-        bits = {*_bits(reference.module), *_bits(candidate.module)}
-        largest = LARGEST_ROUNDING[min(bits, default=8)]
-        for name, path in comparison.paths():
-            expected = _numbers(reference.module, name, packed[0])
-            actual = _numbers(candidate.module, path, packed[1])
-            if expected is None or actual is None or expected is actual:
-                continue
-            both = packed[0].get(name), packed[1].get(path)
-            unpackers = [weight for weight in both if weight is not None]
-            if any(weight.is_misread for weight in unpackers):
-                comparison.misread.append(path)
-                unpackers = []
-            # bitsandbytes keeps the weights of GPT-2 the other way round.
-            if _is_transposed(reference, name) != _is_transposed(candidate, path):
-                actual = actual.mT
-            if expected.shape == actual.shape:
-                change = _change(name, expected, actual, largest if unpackers else 0.0)
-                if change is not None:
-                    comparison.changed.append(change)
-        return comparison
-
-    def paths(self) -> Iterator[tuple[str, str]]:
-        """Yield the names of the reference's weights with those of the candidate."""
-        reference, candidate = self.sides.equal_reference, self.sides.equal_candidate
-        known = {name for name, _ in candidate.module.named_parameters()}
-        for name, _ in reference.module.named_parameters():
-            path = _path_in(candidate, reference, name)
-            if path in known:
-                yield name, path
-
-
-def explain(weights: WeightComparison, model: Model, inputs: Inputs) -> Cause:
-    """Find out whether an adapter or the weights explain a difference of two models."""
-    below = _below_adapters(weights.sides)
-    if below is not None:
-        errors = compare_parts(below, model, inputs)
-        if errors.drifting:
-            return Cause(None, errors, below)
-        return Cause("adapter")
-    changed = weights.changed
-    if not changed:
-        return Cause(None)
-    everything = [change.name for change in changed]
-    rounded = [change.name for change in changed if change.is_rounding]
-    exchanged = rounded or everything
-    errors, sides = _compare_exchanged(weights, exchanged, model, inputs)
-    if rounded and not errors.drifting:
-        return Cause("quantisation")
-    others = Cause("weights", errors, sides) if rounded else None
-    if exchanged != everything:
-        errors, sides = _compare_exchanged(weights, everything, model, inputs)
-    if errors.drifting:
-        return Cause(None, errors, sides)
-    if others is not None:
-        return others
-    if all(change.is_narrow for change in changed):
-        return Cause("dtype")
-    return Cause("weights")
-
-
-def _below_adapters(sides: ComparedSides) -> ComparedSides | None:
-    """Return both sides without adapters, if exactly one of them has any."""
+    changed: list[ChangedWeight] = []
+    misread: list[str] = []
+    # The weights of a port may have another layout.
+    if sides.candidate.is_port:
+        return changed, misread
     reference, candidate = sides.equal_reference, sides.equal_candidate
-    if candidate.is_port:
-        return None
-    if has_adapters(reference.module) == has_adapters(candidate.module):
-        return None
-    # The side without adapters has its modules where the other has them below.
-    if has_adapters(candidate.module):
-        candidate = _moved_below(candidate, reference)
-    else:
-        reference = _moved_below(reference, candidate)
-    return ComparedSides(reference, candidate, reference, candidate)
+    packed = []
+    for model in (reference, candidate):
+        quantised = quantised_weights(model.module)
+        packed.append({weight.full_name: weight for weight in quantised})
+    # How many bits their numbers have, roughly.
+    bits = {8}
+    for weight in (*packed[0].values(), *packed[1].values()):
+        bits.add(4 if "4" in weight.scheme.partition(" ")[2] else 8)
+    for name, path in _paths(sides):
+        expected = _numbers(reference.module, name, packed[0])
+        actual = _numbers(candidate.module, path, packed[1])
+        if expected is None or actual is None or expected is actual:
+            continue
+        largest = 0.0
+        if name in packed[0] or path in packed[1]:
+            largest = LARGEST_ROUNDING[min(bits)]
+            both = packed[0].get(name), packed[1].get(path)
+            if any(weight is not None and weight.is_misread for weight in both):
+                misread.append(path)
+                largest = 0.0
+        # bitsandbytes keeps the weights of GPT-2 the other way round.
+        if _is_transposed(reference, name) != _is_transposed(candidate, path):
+            actual = actual.mT
+        if expected.shape == actual.shape:
+            change = _change(name, expected, actual, largest)
+            changed += [] if change is None else [change]
+    return changed, misread
 
 
-def _moved_below(model: LiveModel, plain: LiveModel) -> LiveModel:
-    return replace(
-        model,
-        module=below_adapters(model.module),
-        anatomy=plain.anatomy,
-        taps=plain.taps,
-        blocks=plain.blocks,
-        passes=0,
-    )
-
-
-def _compare_exchanged(
-    weights: WeightComparison, names: list[str], model: Model, inputs: Inputs
-) -> tuple[Errors, ComparedSides]:
-    """Compare the candidate with the reference's code and some of its own weights."""
-    reference, candidate = weights.sides.equal_reference, weights.sides.equal_candidate
-    paths = {name: path for name, path in weights.paths() if name in names}
-    module = _with_weights(reference, candidate, paths)
-    exchanged = replace(reference, module=module, passes=0)
-    counted = replace(candidate, passes=0)
-    sides = ComparedSides(exchanged, counted, exchanged, counted)
-    errors = compare_parts(sides, model, inputs)
-    if sides.rounds_inputs and exchanged.device == counted.device:
-        _hold_to_digits(errors, exchanged.dtype)
-    return errors, sides
-
-
-def _hold_to_digits(errors: Errors, dtype: torch.dtype) -> None:
-    """Hold the errors of a comparison to rounding in its dtype.
-
-    Layers that round their input to 8 bits are far from float64, by which noise is
-    measured. But here both sides run the very same layers.
-    """
-    allowed = trials.tolerance(dtype, 0)
-    for verdict in errors.verdicts.values():
-        verdict.beyond = max(verdict.beyond, verdict.error / allowed)
-        verdict.envelope = min(verdict.envelope, allowed)
-
-
-def _with_weights(
-    reference: LiveModel, candidate: LiveModel, paths: Mapping[str, str]
-) -> nn.Module:
-    """Copy the reference's module with some weights of the candidate."""
-    copied = private_copy(reference.module)
-    tied: dict[int, list[str]] = {}
-    for name, weight in copied.named_parameters(remove_duplicate=False):
-        tied.setdefault(id(weight), []).append(name)
-    for name, path in paths.items():
-        original = copied.get_parameter(name)
-        for place in tied[id(original)]:
-            source = _path_in(candidate, reference, place) if place != name else path
-            _exchange(copied, place, candidate, source)
-    return copied
-
-
-def _exchange(copied: nn.Module, name: str, candidate: LiveModel, path: str) -> None:
-    """Put a weight of the candidate into a copy of the reference."""
-    container, _, weight_name = name.rpartition(".")
-    part = copied.get_submodule(container)
-    other = candidate.module.get_submodule(path.rpartition(".")[0])
-    replaced = _own_parameter(part, name)
-    if type(part) is type(other) and not _is_offloaded(other):
-        weight = _own_parameter(other, path)
-        # Packed weights have a dtype of their own; others must fit the states.
-        if type(weight) is type(replaced) is nn.Parameter:
-            weight = nn.Parameter(weight.detach().to(replaced), requires_grad=False)
-        elif weight.device != replaced.device:
-            weight = nn.Parameter(
-                weight.detach().to(replaced.device), requires_grad=False
-            )
-        part.register_parameter(weight_name, weight)
-        return
-    # Packed weights come with the code that multiplies by them.
-    outside, _, attribute = container.rpartition(".")
-    exchanged = private_copy(other)
-    if not _is_offloaded(other):
-        exchanged.to(replaced.device)
-    setattr(copied.get_submodule(outside), attribute, exchanged)
-
-
-def _own_parameter(part: nn.Module, path: str) -> Any:
-    return part._parameters[path.rpartition(".")[2]]
-
-
-def _is_offloaded(part: nn.Module) -> bool:
-    return any(weight.is_meta for weight in part.parameters(recurse=False))
-
-
-def _is_transposed(model: LiveModel, name: str) -> bool:
-    """Tell whether a weight is kept as [input, output]."""
-    part = model.part(name.rpartition(".")[0])
-    return type(part).__name__ == "Conv1D" and name.endswith("weight")
-
-
-def _path_in(candidate: LiveModel, reference: LiveModel, name: str) -> str:
-    """Return the path of a weight in the candidate, whose blocks may lie elsewhere."""
-    for site, block in reference.blocks.items():
-        if name.startswith(f"{block}."):
-            return candidate.blocks.get(site, block) + name[len(block) :]
-    return name
-
-
-def _unpackers(module: nn.Module) -> dict[str, Any]:
-    return {weight.full_name: weight for weight in quantised_weights(module)}
-
-
-def _bits(module: nn.Module) -> Iterator[int]:
-    """Yield how many bits the numbers of each quantised weight have, roughly."""
-    for weight in quantised_weights(module):
-        yield 4 if "4" in weight.scheme.partition(" ")[2] else 8
+def _paths(sides: ComparedSides) -> Iterator[tuple[str, str]]:
+    """Yield the names of the reference's weights with those of the candidate."""
+    reference, candidate = sides.equal_reference, sides.equal_candidate
+    known = {name for name, _ in candidate.module.named_parameters()}
+    for name, _ in reference.module.named_parameters():
+        path = path_in(candidate, reference, name)
+        if path in known:
+            yield name, path
 
 
 def _numbers(module: nn.Module, name: str, packed: Mapping[str, Any]) -> Tensor | None:
@@ -280,8 +123,14 @@ def _numbers(module: nn.Module, name: str, packed: Mapping[str, Any]) -> Tensor 
     weight = module.get_parameter(name)
     if not weight.is_meta:
         return weight
-    container, _, own_name = name.rpartition(".")
-    return offloaded_tensor(module.get_submodule(container), own_name)
+    container, _, attribute = name.rpartition(".")
+    return offloaded_tensor(module.get_submodule(container), attribute)
+
+
+def _is_transposed(model: LiveModel, name: str) -> bool:
+    """Tell whether a weight is kept as [input, output]."""
+    part = model.part(name.rpartition(".")[0])
+    return type(part).__name__ == "Conv1D" and name.endswith("weight")
 
 
 def _change(
@@ -296,18 +145,114 @@ def _change(
         return None
     wide, other = expected.double(), actual.double()
     size = float(wide.norm())
-    relative = float((other - wide).norm()) / size if size else torch.inf
+    relative = float((other - wide).norm()) / size if size else inf
     is_rounding = False
     if relative <= largest:
         along = abs(float((other * wide).sum()) / size**2 - 1)
         share = ALONG_WEIGHT + STANDARD_ERRORS / wide.numel() ** 0.5
         is_rounding = along <= share * relative
-    return ChangedWeight(name, relative, is_rounding, _is_narrow(expected, actual))
+    rounded = [expected.to(dtype).to(actual.dtype) for dtype in NARROW]
+    is_narrow = any(torch.equal(narrow, actual) for narrow in rounded)
+    return ChangedWeight(name, relative, is_rounding, is_narrow)
 
 
-def _is_narrow(expected: Tensor, actual: Tensor) -> bool:
-    """Tell whether a weight is another one in fewer digits."""
-    for dtype in NARROW:
-        if torch.equal(expected.to(dtype).to(actual.dtype), actual):
-            return True
-    return False
+def explain(
+    sides: ComparedSides, changed: list[ChangedWeight], model: Model, inputs: Inputs
+) -> Cause:
+    """Find out whether an adapter or the weights explain a difference of two models."""
+    below = _below_adapters(sides)
+    if below is not None:
+        errors = compare_parts(below, model, inputs)
+        return Cause(None, errors, below) if errors.drifting else Cause("adapter")
+    if not changed:
+        return Cause(None)
+    everything = {change.name for change in changed}
+    rounded = {change.name for change in changed if change.is_rounding}
+    exchanged = rounded or everything
+    errors, left = _compare_exchanged(sides, exchanged, model, inputs)
+    if rounded and not errors.drifting:
+        return Cause("quantisation")
+    cause = Cause("weights")
+    if rounded:
+        cause = Cause("weights", errors, left)
+    elif all(change.is_narrow for change in changed):
+        cause = Cause("dtype")
+    if exchanged != everything:
+        errors, left = _compare_exchanged(sides, everything, model, inputs)
+    return Cause(None, errors, left) if errors.drifting else cause
+
+
+def _below_adapters(sides: ComparedSides) -> ComparedSides | None:
+    """Return both sides without adapters, if exactly one of them has any."""
+    models = [sides.equal_reference, sides.equal_candidate]
+    adapted = [has_adapters(model.module) for model in models]
+    if sides.candidate.is_port or adapted[0] == adapted[1]:
+        return None
+    # The side without adapters has its modules where the other has them below.
+    place = adapted.index(True)
+    plain = models[1 - place]
+    models[place] = replace(
+        models[place],
+        module=below_adapters(models[place].module),
+        anatomy=plain.anatomy,
+        taps=plain.taps,
+        blocks=plain.blocks,
+        passes=0,
+    )
+    return ComparedSides(*models, *models)
+
+
+def _compare_exchanged(
+    sides: ComparedSides, names: Collection[str], model: Model, inputs: Inputs
+) -> tuple[Errors, ComparedSides]:
+    """Compare the candidate with the reference's code and some of its own weights."""
+    reference, candidate = sides.equal_reference, sides.equal_candidate
+    copied = private_copy(reference.module)
+    tied = defaultdict(list)
+    for name, weight in copied.named_parameters(remove_duplicate=False):
+        tied[id(weight)].append(name)
+    for name, path in _paths(sides):
+        if name not in names:
+            continue
+        for place in tied[id(copied.get_parameter(name))]:
+            source = path_in(candidate, reference, place) if place != name else path
+            _exchange(copied, place, candidate.module, source)
+    exchanged = replace(reference, module=copied, passes=0)
+    counted = replace(candidate, passes=0)
+    compared = ComparedSides(exchanged, counted, exchanged, counted)
+    errors = compare_parts(compared, model, inputs)
+    if compared.rounds_inputs and exchanged.device == counted.device:
+        # Layers that round their input to 8 bits are far from float64, by which noise
+        # is measured. But here both sides run the very same layers, so that errors are
+        # held to rounding in the dtype.
+        allowed = trials.tolerance(reference.dtype, 0)
+        for verdict in errors.verdicts.values():
+            verdict.beyond = max(verdict.beyond, verdict.error / allowed)
+            verdict.envelope = min(verdict.envelope, allowed)
+    return errors, compared
+
+
+def _exchange(copied: nn.Module, name: str, module: nn.Module, path: str) -> None:
+    """Put a weight of the candidate's module into a copy of the reference."""
+    container, _, attribute = name.rpartition(".")
+    part = copied.get_submodule(container)
+    source, _, source_attribute = path.rpartition(".")
+    other = module.get_submodule(source)
+    replaced: Any = part._parameters[attribute]
+    is_offloaded = any(weight.is_meta for weight in other.parameters(recurse=False))
+    if type(part) is type(other) and not is_offloaded:
+        weight: Any = other._parameters[source_attribute]
+        # Packed weights have a dtype of their own; others must fit the states.
+        if type(weight) is type(replaced) is nn.Parameter:
+            weight = nn.Parameter(weight.detach().to(replaced), requires_grad=False)
+        elif weight.device != replaced.device:
+            moved = weight.detach().to(replaced.device)
+            weight = nn.Parameter(moved, requires_grad=False)
+        part.register_parameter(attribute, weight)
+        return
+    # Packed weights come with the code that multiplies by them.
+    outside, _, part_name = container.rpartition(".")
+    exchanged = private_copy(other)
+    if not is_offloaded:
+        exchanged.to(replaced.device)
+    setattr(copied.get_submodule(outside), part_name, exchanged)

@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from hiddenscope.analyses.drift.baseline import read_baseline, write_baseline
-from hiddenscope.analyses.drift.cause import WeightComparison, explain
-from hiddenscope.analyses.drift.dtypes import name_of
+from hiddenscope.analyses.drift.cause import compare_weights, explain
+from hiddenscope.analyses.drift.compare import (
+    ComparedSides,
+    compare_parts,
+    compare_passes,
+)
 from hiddenscope.analyses.drift.errors import Errors, divergence
 from hiddenscope.analyses.drift.facts import PairFacts, PairingFacts, Restored
 from hiddenscope.analyses.drift.hints import describe_hint
-from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel
+from hiddenscope.analyses.drift.live_model import (
+    LOGITS,
+    BareModule,
+    Digits,
+    LiveModel,
+    Program,
+    as_candidate,
+    as_live,
+    check_tokenizers,
+    encode,
+    majority_dtype,
+    name_of,
+    narrowest,
+    tokens_of,
+    with_digits,
+)
 from hiddenscope.analyses.drift.observe import ObservedState, observe
-from hiddenscope.analyses.drift.parts import ComparedSides, compare_parts
-from hiddenscope.analyses.drift.port import as_port, compare_returned, pair_program
-from hiddenscope.analyses.drift.port_search import PortSearch
-from hiddenscope.analyses.drift.program import Program
+from hiddenscope.analyses.drift.pairing import Pairs, pair_program
+from hiddenscope.analyses.drift.ports import PortSearch
 from hiddenscope.analyses.drift.result import (
     DriftComparison,
-    drift_dataset,
-    drift_facts,
+    read_baseline,
+    write_baseline,
 )
 from hiddenscope.analyses.drift.saved import (
     SavedRun,
@@ -38,15 +54,7 @@ from hiddenscope.analyses.drift.saved import (
     open_saved,
 )
 from hiddenscope.analyses.drift.search import Search
-from hiddenscope.analyses.drift.sides import (
-    BareModule,
-    as_candidate,
-    as_live,
-    check_tokenizers,
-    encode,
-    on_equal_terms,
-    tokens_of,
-)
+from hiddenscope.analyses.drift.systematic import coarsest
 from hiddenscope.arguments import checked
 from hiddenscope.errors import ModuleError, StatesError
 from hiddenscope.model import Model, load
@@ -118,19 +126,17 @@ def drift(
     opened_reference = _open_side(reference, "reference")
     opened_candidate = _open_side(candidate, "candidate")
     comparison = _compare(opened_reference, opened_candidate, texts, options)
-    baseline_facts = None
+    facts = comparison.facts()
     if baseline is not None:
         path = os.fspath(baseline)
+        count = len(levels or {})
         if levels is None:
             verdicts = comparison.errors.verdicts
             errors = {name: verdict.error for name, verdict in verdicts.items()}
             count = write_baseline(path, errors)
-        else:
-            count = len(levels)
-        baseline_facts = {"file": path, "written": levels is None, "sites": count}
+        facts["baseline"] = {"file": path, "written": levels is None, "sites": count}
     source = {**comparison.sources[0], "candidate": comparison.sources[1]}
-    dataset = drift_dataset(comparison, sites)
-    return Result("drift", dataset, drift_facts(comparison, baseline_facts), source)
+    return Result("drift", comparison.dataset(sites), facts, source)
 
 
 @dataclass(frozen=True)
@@ -186,21 +192,35 @@ def _compare(
     options: _Options,
 ) -> DriftComparison:
     """Compare two sides in the most informative way that they allow."""
-    if isinstance(reference, SavedRun) or isinstance(candidate, SavedRun):
-        comparison = _compare_with_saved(reference, candidate, texts, options)
+    has_saved = isinstance(reference, SavedRun) or isinstance(candidate, SavedRun)
+    if has_saved and options.pairing is not None:
+        reason = "saved states are paired by their sites"
+        raise StatesError("Cannot use the pairing", reason, "Leave it out.")
+    if isinstance(reference, SavedRun) and isinstance(candidate, SavedRun):
+        comparison = compare_two_saved(reference, candidate)
+    elif isinstance(reference, SavedRun):
+        comparison = compare_model_with_saved(
+            _as_model(candidate, "candidate"), reference, texts, saved_is_reference=True
+        )
+    elif isinstance(candidate, SavedRun):
+        comparison = compare_model_with_saved(
+            _as_model(reference, "reference"),
+            candidate,
+            texts,
+            saved_is_reference=False,
+        )
     else:
         model = _as_model(reference, "reference")
         inputs = encode(model, texts)
-        if not isinstance(candidate, Model | BareModule):
-            comparison = _compare_program(model, candidate, inputs, options)
-        else:
+        program, live = candidate, None
+        if isinstance(candidate, Model | BareModule):
+            program = candidate.module
             check_tokenizers(inputs, candidate)
-            live = None
             if options.pairing is None:
                 live = as_candidate(candidate, model)
-            if live is not None:
-                return _compare_live(model, candidate, live, inputs, options)
-            comparison = _compare_program(model, candidate.module, inputs, options)
+        if live is not None:
+            return _compare_live(model, candidate, live, inputs, options)
+        comparison = _compare_program(model, program, inputs, options)
     if comparison.compared == "passes":
         options.accept(comparison.errors)
     if options.low_memory:
@@ -210,63 +230,30 @@ def _compare(
     return comparison
 
 
-def _compare_with_saved(
-    reference: Opened,
-    candidate: Opened,
-    texts: Texts | Inputs | None,
-    options: _Options,
-) -> DriftComparison:
-    """Compare two sides of which one or both are saved states."""
-    if options.pairing is not None:
-        reason = "saved states are paired by their sites"
-        raise StatesError("Cannot use the pairing", reason, "Leave it out.")
-    if not isinstance(candidate, SavedRun):
-        assert isinstance(reference, SavedRun)
-        model = _as_model(candidate, "candidate")
-        return compare_model_with_saved(
-            model, reference, texts, saved_is_reference=True
-        )
-    if isinstance(reference, SavedRun):
-        return compare_two_saved(reference, candidate)
-    model = _as_model(reference, "reference")
-    return compare_model_with_saved(model, candidate, texts, saved_is_reference=False)
-
-
 def _compare_live(
-    model: Model,
-    candidate: Model | BareModule,
-    live_candidate: LiveModel,
-    inputs: Inputs,
-    options: _Options,
+    model: Model, candidate: Opened, live: LiveModel, inputs: Inputs, options: _Options
 ) -> DriftComparison:
     """Compare two models with the same modules part by part."""
     reference = as_live(model)
     pairs = []
     for site, tap in reference.taps.items():
-        other = live_candidate.taps.get(site)
+        other = live.taps.get(site)
         if not site.part and other is not None:
             pairs.append(
                 PairFacts(site=str(site), reference=str(tap), candidate=str(other))
             )
-    by = "path" if live_candidate.taps is reference.taps else "site"
+    by = "path" if live.taps is reference.taps else "site"
     pairing = PairingFacts(by=by, pairs=pairs)
-    sides = on_equal_terms(reference, live_candidate)
-    source, locked = _source_of(live_candidate), [model]
-    if isinstance(candidate, Model):
-        source = candidate.source(None).to_json()
-        locked.append(candidate)
-    with _locked(locked):
-        return _compare_by_parts(model, sides, inputs, source, pairing, options)
-
-
-@contextmanager
-def _locked(models: Iterable[Model]) -> Iterator[None]:
-    """Hold the locks of models."""
+    sides = ComparedSides.on_equal_terms(reference, live)
     with ExitStack() as stack:
+        models = [side for side in (model, candidate) if isinstance(side, Model)]
         # Always in one order, so that two comparisons cannot wait for each other.
-        for model in sorted(models, key=id):
-            stack.enter_context(model.lock)
-        yield
+        for side in sorted(models, key=id):
+            stack.enter_context(side.lock)
+        comparison = _compare_by_parts(model, sides, inputs, pairing, options)
+    if isinstance(candidate, Model):
+        comparison.sources = [comparison.sources[0], candidate.source(None).to_json()]
+    return comparison
 
 
 def _compare_program(
@@ -276,60 +263,83 @@ def _compare_program(
     reference = as_live(model)
     with model.lock:
         pairs = pair_program(reference, program, inputs, options.pairing)
-        port = as_port(program, reference, pairs)
+        port = pairs.port(program, reference)
         if port is None:
-            comparison = compare_returned(model, reference, program, inputs, pairs)
+            comparison = _compare_returned(model, reference, program, inputs, pairs)
         else:
-            sides = on_equal_terms(reference, port)
+            sides = ComparedSides.on_equal_terms(reference, port)
             facts = pairs.facts(reference)
             in_full = replace(options, low_memory=False)
-            comparison = _compare_by_parts(
-                model, sides, inputs, _source_of(port), facts, in_full
-            )
+            comparison = _compare_by_parts(model, sides, inputs, facts, in_full)
     comparison.errors.notes += pairs.notes
     return comparison
 
 
-def _source_of(live: LiveModel) -> dict[str, object]:
-    return {
-        "model": live.name,
-        "dtype": name_of(live.dtype),
-        "device": str(live.device),
-        "attention": live.kernel,
-    }
+def _compare_returned(
+    model: Model, reference: LiveModel, program: Program, inputs: Inputs, pairs: Pairs
+) -> DriftComparison:
+    """Compare the tensors that a program returns with whole passes of the reference."""
+    rows = pairs.rows(program, reference, inputs)
+    states = [tensor for name, tensor in rows.items() if name != LOGITS]
+    states = states or list(rows.values())
+    dtype = narrowest(states, coarsest(tensor.dtype for tensor in states))
+    digits = Digits()
+    # The candidate's weights are unknown: its embeddings show their digits.
+    embeddings = rows.get("layer.0")
+    is_wide = dtype.itemsize >= majority_dtype(model.module).itemsize
+    if embeddings is not None and is_wide:
+        saved = narrowest([embeddings], embeddings.dtype)
+        if saved != embeddings.dtype:
+            digits = Digits.saved_in(saved, model.module)
+    rounded = replace(reference, module=with_digits(model.module, digits.reference))
+    readers = {name: tensor.__getitem__ for name, tensor in rows.items()}
+    errors = compare_passes(rounded, model, readers, dtype, inputs)
+    errors.passes["candidate"] = 1
+    errors.notes += digits.notes
+    module = getattr(program, "_orig_mod", program)
+    name = getattr(program, "__name__", type(module).__name__)
+    sources = [model.source(None).to_json(), {"model": name, "dtype": name_of(dtype)}]
+    tokens = tokens_of(model, inputs)
+    facts = pairs.facts(reference)
+    return DriftComparison((model.name, name), errors, tokens, sources, facts)
 
 
 def _compare_by_parts(
     model: Model,
     sides: ComparedSides,
     inputs: Inputs,
-    candidate_source: Mapping[str, object],
     pairing: PairingFacts,
     options: _Options,
 ) -> DriftComparison:
     """Compare two sides part by part, and search for the module behind any drift."""
     errors = compare_parts(sides, model, inputs, low_memory=options.low_memory)
     options.accept(errors)
+    candidate = sides.candidate
+    source = {
+        "model": candidate.name,
+        "dtype": name_of(candidate.dtype),
+        "device": str(candidate.device),
+        "attention": candidate.kernel,
+    }
     comparison = DriftComparison(
-        (sides.reference.name, sides.candidate.name),
+        (sides.reference.name, candidate.name),
         errors,
         tokens_of(model, inputs),
-        [model.source(None).to_json(), candidate_source],
+        [model.source(None).to_json(), source],
         pairing,
         compared="parts",
     )
-    weights = WeightComparison.of(sides)
-    comparison.changed_weights = weights.changed
-    if weights.misread:
+    changed, misread = compare_weights(sides)
+    comparison.changed_weights = changed
+    if misread:
         errors.notes.append(
             "bitsandbytes unpacks these weights with scales of neighbouring blocks on"
             " this device, because their width is no multiple of a block:"
-            f" {listed(weights.misread)}."
+            f" {listed(misread)}."
         )
-    comparison.dtypes_differ = sides.candidate.dtype != sides.reference.dtype
+    comparison.dtypes_differ = candidate.dtype != sides.reference.dtype
     if errors.drifting:
-        cause = explain(weights, model, inputs)
-        comparison.cause = cause
+        cause = comparison.cause = explain(sides, changed, model, inputs)
         if cause.sides is not None and cause.errors is not None:
             _search(comparison, cause.errors, cause.sides, inputs)
         elif cause.explained_by not in INTENDED:
@@ -350,35 +360,30 @@ def _search(
     leaves quantisation out.
     """
     first = errors.drifting[0]
-    relative = torch.inf
+    relative = inf
     cells = errors.cells.get(first, {}).get("relative")
     if cells is not None:
         relative = float(np.nan_to_num(cells, nan=0.0).max())
     batch = errors.verdicts[first].batch
-    reference, candidate = sides.equal_reference, sides.equal_candidate
-    search = Search(reference, candidate, batch)
+    models = sides.equal_reference, sides.equal_candidate
+    search = Search(*models, batch)
     if sides.candidate.is_port:
-        search = PortSearch(reference, candidate, batch, _other_texts(inputs, batch))
-    fault = search.find(first, errors.beyond_with_systematic(), relative)
-    if fault is not None and sides.rounds_inputs and fault.beyond == torch.inf:
-        # Rounded inputs hide the part at fault: the container is all that is left.
-        fault = None
+        # Texts beside the one that shows the fault best: small faults need tokens.
+        others: list[Inputs] = []
+        tokens = sum(batch.lengths)
+        for text, length in enumerate(inputs.lengths):
+            other = inputs.some([text])
+            if tokens < SEARCH_TOKENS and other.ids != batch.ids:
+                others.append(other)
+                tokens += length
+        search = PortSearch(*models, batch, others)
+    fault = search.find(first, errors.beyond, relative)
+    # Rounded inputs hide the part at fault: the container is all that is left.
+    if fault is None or (sides.rounds_inputs and fault.beyond == inf):
+        return
     comparison.fault = fault
-    if comparison.fault is not None:
-        comparison.hints, notes = describe_hint(search, comparison.fault)
-        comparison.errors.notes += notes
-
-
-def _other_texts(inputs: Inputs, batch: Inputs) -> list[Inputs]:
-    """Return texts beside the one that shows a fault best: small faults need tokens."""
-    others: list[Inputs] = []
-    tokens = sum(batch.lengths)
-    for text, length in enumerate(inputs.lengths):
-        other = inputs.some([text])
-        if tokens < SEARCH_TOKENS and other.ids != batch.ids:
-            others.append(other)
-            tokens += length
-    return others
+    comparison.hints, notes = describe_hint(search, fault)
+    comparison.errors.notes += notes
 
 
 def _restore(sides: ComparedSides, errors: Errors, most: int | None) -> list[Restored]:
@@ -397,7 +402,7 @@ def _restore(sides: ComparedSides, errors: Errors, most: int | None) -> list[Res
     before = float(divergence(expected, actual)[0].mean())
     if not before:
         return []
-    choices = [[site] for site in sites[:MOST_RESTORED]]
+    choices: list[Sequence[Site]] = [[site] for site in sites[:MOST_RESTORED]]
     if len(sites) > 1:
         choices.append(sites)
     logits = actual

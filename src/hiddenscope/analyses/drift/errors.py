@@ -1,26 +1,38 @@
-"""Errors of a comparison, by site and token, and a verdict for each site."""
+"""Errors by site and token, and the test behind every verdict of drift.
+
+A `Gap` is how far two computations of the same rows are apart. `Noise` is how far
+rounding alone puts them apart, measured on the reference wherever possible. A gap is
+drift if it exceeds `MARGIN` times the noise. `Errors` holds all numbers of a
+comparison, and a verdict for each site.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hiddenscope.analyses.drift.live_model import BRANCHES, LOGITS, LiveModel
-from hiddenscope.analyses.drift.noise import Gap, Noise, coarsest
-from hiddenscope.analyses.drift.systematic import Finding, SystematicTest
+from hiddenscope.analyses.drift.live_model import BRANCHES, LOGITS
+from hiddenscope.analyses.drift.systematic import Finding, SystematicTest, coarsest
 from hiddenscope.errors import NotFinite
+from hiddenscope.modules import trials
 from hiddenscope.passes import Inputs, TextEncoder
-from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Floats
 
-Where = Callable[[str, int], str]
-"""Describes the token of a row at a site."""
-
+# Two correct programs are each about equally far from the exact result, and the worst
+# of a few tokens varies by a small factor. Trials allow the same factor between two
+# runs of the same texts. Correct pairs came to at most 1.3 times the measured noise
+# (docs/log.md), so that the factor leaves room.
+MARGIN = trials.NOISE_FACTOR
+# Rows and channels below this share of the typical size are measured by that size: a
+# sum that cancels to nearly zero still has the rounding errors of its terms.
+SMALLEST = 1e-3
 CELLS: Mapping[str, Mapping[str, str]] = {
     "relative": {
         "long_name": "relative error",
@@ -50,6 +62,183 @@ CELLS: Mapping[str, Mapping[str, str]] = {
 MISMATCH_ULP = 8
 
 
+class Gap(NamedTuple):
+    """How far two computations of rows are apart.
+
+    `rows` holds the L2 norm of each row's difference, relative to the row. `channel` is
+    the largest difference in any channel relative to that channel's largest value. It
+    shows errors that a channel of massive activations would hide in the row norms.
+    """
+
+    rows: Tensor
+    channel: float
+
+    @property
+    def worst(self) -> float:
+        """Return the largest relative difference of a row."""
+        return float(self.rows.max()) if len(self.rows) else 0.0
+
+
+INFINITE = Gap(torch.full((1,), inf, dtype=torch.float64), inf)
+
+
+def gap(reference: Tensor, other: Tensor) -> Gap:
+    """Measure how far rows [row, width] are from the reference's.
+
+    A NaN counts as an infinite difference.
+
+    >>> gap(torch.ones(2, 4), torch.tensor([[1.0] * 4, [2.0] * 4])).rows
+    tensor([0., 1.], dtype=torch.float64)
+    """
+    return gap_of_blocks([(reference, other)])
+
+
+def gap_of_blocks(pairs: Iterable[tuple[Tensor, Tensor]]) -> Gap:
+    """Measure the gap of rows that arrive in blocks, as if they were one tensor.
+
+    Each pair holds the reference's rows [row, width] and the other run's.
+    """
+    differences = [torch.empty(0, dtype=torch.float64)]
+    sizes = [torch.empty(0, dtype=torch.float64)]
+    largest_difference = largest_value = torch.zeros((), dtype=torch.float64)
+    for reference, other in pairs:
+        expected = reference.detach().cpu().double()
+        actual = other.detach().cpu().double()
+        # Heads and masks exclude tokens by minus infinity. Where both sides do so they
+        # agree, but their difference would be a NaN.
+        if bool(expected.isinf().any()):
+            excluded = expected.isinf() & (expected == actual)
+            expected = expected.masked_fill(excluded, 0.0)
+            actual = actual.masked_fill(excluded, 0.0)
+        difference = actual - expected
+        differences.append(difference.norm(dim=-1))
+        sizes.append(expected.norm(dim=-1))
+        if expected.numel():
+            largest_difference = largest_difference.maximum(difference.abs().amax(0))
+            largest_value = largest_value.maximum(expected.abs().amax(0))
+    norms = torch.cat(sizes)
+    typical = float(norms.square().mean().sqrt()) if len(norms) else 0.0
+    rows = _ratio(torch.cat(differences), norms.clamp_min(SMALLEST * typical))
+    channel_sizes = largest_value.clamp_min(SMALLEST * float(largest_value.max()))
+    channels = _ratio(largest_difference, channel_sizes)
+    return Gap(rows, float(channels.max()))
+
+
+def _ratio(difference: Tensor, size: Tensor) -> Tensor:
+    """Divide. A zero difference stays zero at any size, and a NaN becomes infinite."""
+    divided = difference / size.clamp_min(torch.finfo(torch.float64).tiny)
+    ratio = torch.where(difference == 0, 0.0, divided)
+    return ratio.nan_to_num(nan=inf, posinf=inf)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Rounding noise of rows (one number for all, or one per row) and of channels."""
+
+    rows: Tensor
+    channel: float
+
+    @classmethod
+    def measured(cls, gaps: Iterable[Gap], dtype: torch.dtype) -> Noise:
+        """Take the worst of several measurements, and at least one unit of rounding."""
+        row = channel = torch.finfo(dtype).eps
+        for measured in gaps:
+            row = max(row, measured.worst)
+            channel = max(channel, measured.channel)
+        return cls(torch.tensor(row, dtype=torch.float64), channel)
+
+    @classmethod
+    def assumed(cls, dtype: torch.dtype, depth: int = 0) -> Noise:
+        """Return the noise whose envelope is the tolerance that trials use.
+
+        It stands for noise that cannot be measured.
+        """
+        allowed = trials.tolerance(dtype, depth) / MARGIN
+        return cls(torch.tensor(allowed, dtype=torch.float64), allowed)
+
+    @classmethod
+    def of_passes(cls, gaps: Sequence[Gap], dtype: torch.dtype) -> Noise:
+        """Take the worst of several whole passes, token by token.
+
+        Over a whole pass noise grows very differently from token to token.
+        """
+        rows = torch.stack([measured.rows for measured in gaps]).amax(0)
+        # Where the passes happen to agree at a token, its noise is not zero: it is at
+        # least half of the typical token's.
+        lower_bound = max(torch.finfo(dtype).eps, float(rows.median()) / 2)
+        # Channels are not judged: their largest value may be at a token of large noise.
+        return cls(rows.clamp_min(lower_bound), inf)
+
+    def joined(self, gaps: Iterable[Gap]) -> Noise:
+        """Return the worse of this noise and further measurements, row by row."""
+        rows, channel = self.rows, self.channel
+        for measured in gaps:
+            rows = rows.maximum(measured.rows)
+            channel = max(channel, measured.channel)
+        return Noise(rows, channel)
+
+    @property
+    def envelope(self) -> float:
+        """Return the largest relative difference of any row that rounding explains.
+
+        It is the maximum over rows, for people to read. A verdict compares each row
+        with the noise of that row.
+        """
+        return MARGIN * float(self.rows.max())
+
+    def times_over(self, error: Gap) -> float:
+        """Return how many times an error exceeds its noise envelope; over 1 is drift.
+
+        Each row is compared with the noise of that row. The row or channel where the
+        ratio is largest decides.
+        """
+        rows = error.rows / (MARGIN * self.rows)
+        # An infinite error in infinite noise gives a NaN, which is not larger than 1.
+        rows = rows.nan_to_num(nan=inf, posinf=inf)
+        worst_row = float(rows.max()) if len(rows) else 0.0
+        # Infinite noise of channels means that they are not judged.
+        if self.channel == inf:
+            return worst_row
+        return max(worst_row, error.channel / (MARGIN * self.channel))
+
+
+class Rows(Protocol):
+    """Some of the rows of a comparison, such as those of a batch of texts."""
+
+    def places(self, stack: str | None) -> Sequence[int]:
+        """Return the numbers of these rows among all of a stack."""
+
+    def token(self, stack: str | None, row: int) -> str:
+        """Describe the token of a row."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some of the texts of a comparison: `numbers` among them, and their `inputs`."""
+
+    numbers: Sequence[int]
+    inputs: Inputs
+    everything: Inputs
+    encoder: TextEncoder
+
+    def places(self, stack: str | None) -> list[int]:
+        """Return the numbers of its tokens among all tokens of a stack."""
+        starts = np.cumsum([0, *self.everything.of(stack).lengths])
+        places: list[int] = []
+        for number in self.numbers:
+            places += range(starts[number], starts[number + 1])
+        return places
+
+    def token(self, stack: str | None, row: int) -> str:
+        """Describe the token of a row, by its text and position."""
+        for number, ids in zip(self.numbers, self.inputs.of(stack).ids, strict=True):
+            if row < len(ids):
+                token = self.encoder.string(ids[row])
+                return f"{token!r} (text {number}, position {row})"
+            row -= len(ids)
+        raise IndexError(row)
+
+
 @dataclass
 class SiteVerdict:
     """How far a site is off.
@@ -70,7 +259,7 @@ class Errors:
 
     `tokens` counts the tokens of each stack. `verdicts` has an entry for each site and
     for the logits. `noise_sources` name the measurements behind the noise. `findings`
-    are systematic differences by part.
+    are systematic differences by part. `roles` are what an error calls the two runs.
     """
 
     tokens: dict[str | None, int]
@@ -84,35 +273,65 @@ class Errors:
     findings: dict[str, Finding] = field(default_factory=dict)
     kl: list[Floats] = field(default_factory=list)
     top1_changed: list[NDArray[np.bool_]] = field(default_factory=list)
+    roles: tuple[str, str] = ("reference", "candidate")
 
-    @classmethod
-    def for_texts(cls, inputs: Inputs, reference: LiveModel) -> Errors:
-        """Return the errors of some texts before any is measured."""
-        stacks: list[str | None] = [stack.name for stack in reference.anatomy.stacks]
-        if len(stacks) == 1:
-            stacks = [None]
-        return cls({stack: sum(inputs.of(stack).lengths) for stack in stacks})
-
-    def put(
-        self, name: str, measure: str, places: Sequence[int], values: Tensor
-    ) -> None:
-        """Store the values of one batch at the rows of its tokens."""
-        count = self.tokens[stack_of(name, self.tokens)]
+    def put(self, name: str, measure: str, rows: Rows, values: Tensor) -> None:
+        """Store the values of some rows."""
+        stack = stack_of(name, self.tokens)
         measures = self.cells.setdefault(name, {})
-        column = measures.setdefault(measure, np.full(count, np.nan))
-        column[list(places)] = values.double().numpy()
+        column = measures.setdefault(measure, np.full(self.tokens[stack], np.nan))
+        column[list(rows.places(stack))] = values.double().numpy()
 
-    def put_cells(
-        self, name: str, places: Sequence[int], reference: Tensor, candidate: Tensor
+    def compare(
+        self, name: str, rows: Rows, reference: Tensor, candidate: Tensor
     ) -> None:
-        """Measure two sets of rows token by token; for logits also the predictions."""
-        for measure, values in measure_cells(reference, candidate).items():
-            self.put(name, measure, places, values)
+        """Measure two sets of rows token by token, in float64.
+
+        For logits the predictions are compared as well.
+        """
+        for who, values in zip(self.roles, (reference, candidate), strict=True):
+            self._refuse_not_finite(who, name, values, rows)
+        unit = torch.finfo(coarsest([reference.dtype, candidate.dtype])).eps
+        expected, actual = reference.double(), candidate.double()
+        difference = (actual - expected).abs()
+        l2 = (actual - expected).norm(dim=-1)
+        # An element near zero is measured by the typical size of its row.
+        size = expected.abs().maximum(expected.square().mean(-1, keepdim=True).sqrt())
+        ulp = torch.where(difference == 0, 0.0, difference / (unit * size))
+        norms = expected.norm(dim=-1)
+        cosine = (expected * actual).sum(-1) / (norms * actual.norm(dim=-1))
+        measures = {
+            "relative": torch.where(l2 == 0, 0.0, l2 / norms),
+            "max_abs": difference.amax(-1),
+            "cosine": cosine.clamp(-1, 1),
+            "ulp": ulp.amax(-1),
+            "mismatched": (ulp > MISMATCH_ULP).double().mean(-1),
+        }
         if name == LOGITS:
-            kl, changed = divergence(reference, candidate)
-            self.put(name, "kl", places, kl)
-            self.kl.append(kl.numpy())
+            measures["kl"], changed = divergence(reference, candidate)
+            self.kl.append(measures["kl"].numpy())
             self.top1_changed.append(changed.numpy())
+        for measure, values in measures.items():
+            self.put(name, measure, rows, values)
+
+    def _refuse_not_finite(
+        self, who: str, name: str, values: Tensor, rows: Rows
+    ) -> None:
+        """Raise if values hold a NaN or an infinity, naming side, site and token."""
+        broken = ~values.isfinite().all(-1)
+        # A head may exclude tokens by a logit of minus infinity.
+        excludes = name == LOGITS and bool((values == -inf).any())
+        if excludes or not bool(broken.any()):
+            return
+        row = int(broken.nonzero()[0])
+        what = "a NaN" if bool(values[row].isnan().any()) else "an infinity"
+        token = rows.token(stack_of(name, self.tokens), row)
+        raise NotFinite(
+            "Cannot compare the two runs",
+            f"the {who} has {what} at {name}, token {token}",
+            "Repair that first: look at the weights of the block that computes it, or"
+            " use a wider dtype.",
+        )
 
     def judge(self, name: str, error: Gap, noise: Noise, batch: Inputs) -> None:
         """Compare an error at a site with the noise; the worst batch counts."""
@@ -122,14 +341,6 @@ class Errors:
             verdict.beyond, verdict.batch = beyond, batch
         verdict.error = max(verdict.error, error.worst)
         verdict.envelope = max(verdict.envelope, noise.envelope)
-
-    def add_systematic(
-        self, name: str, reference: Tensor, candidate: Tensor, exact: Tensor
-    ) -> None:
-        """Add rows of a part to its test for a difference shared by all tokens."""
-        if name not in self.systematic:
-            self.systematic[name] = SystematicTest(reference.shape[-1])
-        self.systematic[name].add(reference, candidate, exact)
 
     def accept(self, name: str, allowed: float) -> None:
         """Accept the error of a site up to a level, with its systematic differences."""
@@ -148,42 +359,39 @@ class Errors:
 
         A fault that shows at no single token is searched for on `texts`.
         """
-        self.findings = {name: test.result() for name, test in self.systematic.items()}
-        for name in self.systematic_parts:
+        for name, test in self.systematic.items():
+            self.findings[name] = test.result()
             verdict = self.verdicts[main_site(name)]
-            if verdict.beyond <= 1:
+            if self.findings[name].beyond > 1 and verdict.beyond <= 1:
                 verdict.batch = texts
 
     @property
-    def systematic_parts(self) -> list[str]:
-        """Return the parts that differ systematically by more than sound programs."""
-        return [name for name, finding in self.findings.items() if finding.beyond > 1]
-
-    def beyond_with_systematic(self) -> dict[str, float]:
+    def beyond(self) -> dict[str, float]:
         """Return how far each site is over the noise, at a token or systematically."""
         worst = {name: verdict.beyond for name, verdict in self.verdicts.items()}
-        for name in self.systematic_parts:
-            layer = main_site(name)
-            worst[layer] = max(worst[layer], self.findings[name].beyond)
+        for name, finding in self.findings.items():
+            if finding.beyond > 1:
+                layer = main_site(name)
+                worst[layer] = max(worst[layer], finding.beyond)
         return worst
-
-    def sort(self, sites: Sequence[Site]) -> None:
-        """Put the sites into the order of the pass, the logits last."""
-        order = [*map(str, sites), LOGITS]
-        names = [name for name in order if name in self.verdicts]
-        self.verdicts = {name: self.verdicts[name] for name in names}
-
-    def drop(self, name: str) -> None:
-        """Remove a site where the compared tensors are not the same state."""
-        self.verdicts.pop(name, None)
-        self.cells.pop(name, None)
-        self.findings.pop(name, None)
 
     @property
     def drifting(self) -> list[str]:
         """Return the sites beyond the noise, in the order of the pass."""
-        worst = self.beyond_with_systematic()
-        return [name for name, beyond in worst.items() if beyond > 1]
+        return [name for name, beyond in self.beyond.items() if beyond > 1]
+
+    def sort(self, names: Iterable[str]) -> None:
+        """Put the sites into the order of the pass, the logits last."""
+        verdicts = dict(self.verdicts)
+        self.verdicts = {}
+        for name in (*names, LOGITS):
+            if name in verdicts:
+                self.verdicts[name] = verdicts[name]
+
+    def drop(self, name: str) -> None:
+        """Remove a site where the compared tensors are not the same state."""
+        for table in (self.verdicts, self.cells, self.findings):
+            table.pop(name, None)  # type: ignore[attr-defined]
 
 
 def stack_of(name: str, stacks: Mapping[str | None, object]) -> str | None:
@@ -200,39 +408,6 @@ def main_site(name: str) -> str:
     return name
 
 
-def places_of(
-    inputs: Inputs, texts: Sequence[int], stacks: Mapping[str | None, int]
-) -> dict[str | None, list[int]]:
-    """Return the rows of some texts' tokens among all rows, for each stack."""
-    places: dict[str | None, list[int]] = {}
-    for stack in stacks:
-        starts = np.cumsum([0, *inputs.of(stack).lengths])
-        places[stack] = []
-        for text in texts:
-            places[stack] += range(starts[text], starts[text + 1])
-    return places
-
-
-def measure_cells(reference: Tensor, candidate: Tensor) -> dict[str, Tensor]:
-    """Compare two sets of rows by every measure of whole passes, in float64."""
-    unit = torch.finfo(coarsest([reference.dtype, candidate.dtype])).eps
-    expected, actual = reference.double(), candidate.double()
-    difference = (actual - expected).abs()
-    l2 = (actual - expected).norm(dim=-1)
-    # An element near zero is measured by the typical size of its row.
-    size = expected.abs().maximum(expected.square().mean(-1, keepdim=True).sqrt())
-    ulp = torch.where(difference == 0, 0.0, difference / (unit * size))
-    norms = expected.norm(dim=-1)
-    cosine = (expected * actual).sum(-1) / (norms * actual.norm(dim=-1))
-    return {
-        "relative": torch.where(l2 == 0, 0.0, l2 / norms),
-        "max_abs": difference.amax(-1),
-        "cosine": cosine.clamp(-1, 1),
-        "ulp": ulp.amax(-1),
-        "mismatched": (ulp > MISMATCH_ULP).double().mean(-1),
-    }
-
-
 def divergence(reference: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor]:
     """Return the KL divergence in nats of each row, and whether its top token differs.
 
@@ -243,42 +418,3 @@ def divergence(reference: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor]:
     # A token without probability on either side gives 0 times a NaN.
     terms = (p.exp() * (p - q)).nan_to_num(nan=0.0)
     return terms.sum(-1).clamp_min(0), reference.argmax(-1) != candidate.argmax(-1)
-
-
-def token_finder(
-    inputs: Inputs,
-    texts: Sequence[int],
-    encoder: TextEncoder,
-    stacks: Mapping[str | None, object],
-) -> Where:
-    """Return a function that names the token of a row, for messages about a NaN."""
-
-    def where(name: str, row: int) -> str:
-        stack_inputs = inputs.of(stack_of(name, stacks))
-        for text in texts:
-            length = stack_inputs.lengths[text]
-            if row < length:
-                token = encoder.string(stack_inputs.ids[text][row])
-                return f"{token!r} (text {text}, position {row})"
-            row -= length
-        return f"row {row}"
-
-    return where
-
-
-def refuse_not_finite(who: str, name: str, rows: Tensor, where: Where) -> None:
-    """Raise if rows hold a NaN or an infinity, naming the side, site and token."""
-    broken = ~rows.isfinite().all(-1)
-    if not bool(broken.any()):
-        return
-    # A head may exclude tokens by a logit of minus infinity.
-    if name == LOGITS and bool((rows == -torch.inf).any()):
-        return
-    row = int(broken.nonzero()[0])
-    what = "a NaN" if bool(rows[row].isnan().any()) else "an infinity"
-    reason = f"the {who} has {what} at {name}, token {where(name, row)}"
-    remedy = (
-        "Repair that first: look at the weights of the block that computes it, or use a"
-        " wider dtype."
-    )
-    raise NotFinite("Cannot compare the two runs", reason, remedy)

@@ -1,21 +1,55 @@
-"""Live model: one of the two sides of a comparison, where it can be run."""
+"""A side of a comparison that can be run: its states, its dtypes, and how it is called.
+
+A bfloat16 checkpoint is computed in float32 on most CPUs. Whatever their dtype, its
+weights are then bfloat16 numbers. They differ from those of a float32 original by the
+digits that were rounded away when it was saved.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from hiddenscope.analyses.drift.program import run_program
-from hiddenscope.discovery import Anatomy, Tap
-from hiddenscope.modules import autograd, hooks
-from hiddenscope.passes import Inputs, PaddedBatch
+from hiddenscope.discovery import Anatomy, Tap, vocabulary
+from hiddenscope.errors import AnatomyError, Error, PassError, StatesError, TextError
+from hiddenscope.model import Model, load
+from hiddenscope.modules import autograd, calls, hooks
+from hiddenscope.modules.module_copy import private_copy
+from hiddenscope.modules.quantised import quantised_weights
+from hiddenscope.passes import (
+    Inputs,
+    PaddedBatch,
+    TextEncoder,
+    Texts,
+    require_recordable,
+)
 from hiddenscope.sites import Site
+from hiddenscope.states import Tokens
 
 LOGITS = "logits"
 BRANCHES = ("attn", "cross", "mlp")
+NARROW = (torch.bfloat16, torch.float16)
+# Elements of a weight that are read before all of it is.
+SAMPLED = 256
+# Elements that are converted at a time, to save memory.
+CHUNK = 2**22
+TARGET_WORDS = ("decoder", "target", "tgt")
+Program = Callable[..., Any]
+
+
+@dataclass(eq=False)
+class BareModule:
+    """A module that was given without being loaded, with its tokenizer, if any."""
+
+    module: nn.Module
+    tokenizer: object = None
 
 
 @dataclass(eq=False)
@@ -30,17 +64,31 @@ class LiveModel:
     module: nn.Module
     anatomy: Anatomy
     pad: int
-    dtype: torch.dtype
     taps: Mapping[Site, Tap] = field(default_factory=dict)
     blocks: Mapping[Site, str] = field(default_factory=dict)
     is_port: bool = False
     passes: float = 0
+    dtype: torch.dtype = field(init=False)
     device: torch.device = field(init=False)
 
     def __post_init__(self) -> None:
+        self.dtype = majority_dtype(self.module)
         self.device = hooks.input_device(self.module)
-        if not self.taps:
-            self.taps, self.blocks = self.anatomy.taps, _block_paths(self.anatomy)
+        if self.taps:
+            return
+        self.taps = self.anatomy.taps
+        blocks: dict[Site, str] = {}
+        for name, stack in zip(self.stacks, self.anatomy.stacks, strict=True):
+            for number, block in enumerate(stack.blocks, 1):
+                blocks[Site(number, "", name)] = block.path
+        self.blocks = blocks
+
+    @property
+    def stacks(self) -> list[str | None]:
+        """Return the names of the stacks in sites: None if there is one."""
+        if len(self.anatomy.stacks) == 1:
+            return [None]
+        return [stack.name for stack in self.anatomy.stacks]
 
     @property
     def kernel(self) -> str:
@@ -57,10 +105,14 @@ class LiveModel:
         """Return the submodule at a path."""
         return self.module.get_submodule(path)
 
+    def count_tokens(self, inputs: Inputs) -> dict[str | None, int]:
+        """Return the number of tokens that each stack gets."""
+        return {stack: sum(inputs.of(stack).lengths) for stack in self.stacks}
+
     def batch(self, inputs: Inputs) -> PaddedBatch:
         """Pad texts on its device."""
         targets = None
-        if len(self.anatomy.stacks) > 1 and inputs.targets is not None:
+        if len(self.stacks) > 1 and inputs.targets is not None:
             targets = PaddedBatch.of(inputs.targets, self.pad, self.device)
         return PaddedBatch.of(inputs, self.pad, self.device, targets)
 
@@ -76,15 +128,338 @@ class LiveModel:
             )
 
 
-def _block_paths(anatomy: Anatomy) -> dict[Site, str]:
-    paths: dict[Site, str] = {}
-    for stack in anatomy.stacks:
-        name = stack.name if len(anatomy.stacks) > 1 else None
-        for number, block in enumerate(stack.blocks, 1):
-            paths[Site(number, "", name)] = block.path
-    return paths
-
-
 def layer_before(site: Site) -> Site:
     """Return the layer that enters the block of a site."""
     return Site((site.layer or 1) - 1, "", site.stack)
+
+
+def as_live(model: Model) -> LiveModel:
+    """Return a loaded model as a side of a comparison."""
+    return LiveModel(model.name, model.module, model.anatomy, model.pad)
+
+
+def as_candidate(side: Model | BareModule, reference: Model) -> LiveModel | None:
+    """Return a model or module as the candidate; None if its modules are others.
+
+    A module with the same blocks in the same places needs no proof of its own: the
+    fault in it may be the very thing that a proof would refuse.
+    """
+    module, anatomy = side.module, reference.anatomy
+    if is_compiled(module):
+        return None
+    require_recordable(module)
+    name = side.name if isinstance(side, Model) else type(module).__name__
+    if not _has_same_tree(module, reference):
+        # A module in plain PyTorch is a port: it is paired by what it computes.
+        if calls.plain_parameters(module) is not None:
+            return None
+        try:
+            if isinstance(side, BareModule):
+                side = load((module, side.tokenizer))
+        except AnatomyError:
+            return None
+        depths = [(stack.name, stack.depth) for stack in anatomy.stacks]
+        anatomy = side.anatomy
+        if depths != [(stack.name, stack.depth) for stack in anatomy.stacks]:
+            return None
+    return LiveModel(name, module, anatomy, reference.pad)
+
+
+def _has_same_tree(module: nn.Module, reference: Model) -> bool:
+    """Check that a module has the places of another's states, and as many blocks."""
+    parts, others = hooks.parts_of(module), hooks.parts_of(reference.module)
+    if any(tap.path not in parts for tap in reference.anatomy.taps.values()):
+        return False
+    for stack in reference.anatomy.stacks:
+        for block in stack.blocks:
+            container = block.path.rpartition(".")[0]
+            if len(parts[container]._modules) != len(others[container]._modules):
+                return False
+    return True
+
+
+def encode(model: Model, texts: Texts | Inputs | None) -> Inputs:
+    """Encode texts for the reference; an encoder-decoder gets them on both sides."""
+    problem, remedy = "No texts to compare on", "Give at least one text."
+    if texts is None:
+        reason = "only saved states come with their own texts"
+        raise StatesError(problem, reason, remedy)
+    if isinstance(texts, list | tuple) and not texts:
+        raise TextError(problem, "the list is empty", remedy)
+    if isinstance(texts, Inputs) or not model.encoder_decoder:
+        return model.encode(texts)
+    return model.encode(texts, targets=texts)
+
+
+def tokens_of(model: Model, inputs: Inputs) -> dict[str | None, Tokens]:
+    """Return the tokens of each stack."""
+    stacks = ("encoder", "decoder") if model.encoder_decoder else (None,)
+    return {stack: model.text_encoder.tokens(inputs.of(stack)) for stack in stacks}
+
+
+def check_tokenizers(inputs: Inputs, candidate: Model | BareModule) -> None:
+    """Raise if the candidate's tokenizer makes other ids of the texts."""
+    if inputs.texts is None or candidate.tokenizer is None:
+        return
+    encoder = TextEncoder(candidate.tokenizer, None, vocabulary(candidate.module))
+    for number, (text, ids) in enumerate(zip(inputs.texts, inputs.ids, strict=True)):
+        others = encoder.encode([text]).ids[0]
+        if others == ids:
+            continue
+        place = 0
+        while place < min(len(ids), len(others)) and ids[place] == others[place]:
+            place += 1
+        raise TextError(
+            "Their tokenizers give different ids",
+            f"text {number} is {len(ids)} tokens in one and {len(others)} in the other,"
+            f" from position {place} on",
+            "Give token ids, or models with one tokenizer.",
+        )
+
+
+def is_compiled(program: object) -> bool:
+    """Check whether torch.compile made a module.
+
+    It calls no hooks then, so only its outputs can be seen.
+    """
+    if not isinstance(program, nn.Module):
+        return False
+    if hasattr(program, "_orig_mod"):
+        return True
+    for part in program.modules():
+        if getattr(part, "_compiled_call_impl", None) is not None:
+            return True
+    return False
+
+
+def run_program(program: Program, batch: PaddedBatch) -> object:
+    """Call a program with token ids, and with a mask and decoder ids if it takes them.
+
+    A compiled Hugging Face model is asked for its hidden states.
+    """
+    with naming_errors():
+        if is_compiled(program):
+            module: Any = program
+            arguments = batch.arguments(getattr(module, "_orig_mod", module))
+            return program(**arguments, output_hidden_states=True, return_dict=True)
+        return program(batch.ids, **_named_arguments(program, batch))
+
+
+@contextmanager
+def naming_errors() -> Iterator[None]:
+    """Raise a PassError that quotes what a program raised."""
+    try:
+        yield
+    except Error:
+        raise
+    except Exception as error:
+        reason = f"it raised {type(error).__name__}: {str(error)[:500]}"
+        remedy = "Call it by itself on token ids [1, token]."
+        raise PassError("Cannot run the candidate", reason, remedy) from error
+
+
+def _named_arguments(program: Program, batch: PaddedBatch) -> dict[str, Tensor]:
+    """Return the mask and the decoder ids by the names of a program's parameters."""
+    function = program.forward if isinstance(program, nn.Module) else program
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+    except (TypeError, ValueError):
+        # Builtins have no signature to read.
+        return {}
+    offered = {"mask": batch.mask}
+    if batch.targets is not None:
+        offered["target"] = batch.targets.ids
+    arguments: dict[str, Tensor] = {}
+    for parameter in parameters:
+        meanings = set()
+        if "mask" in parameter.name:
+            meanings.add("mask")
+        if any(word in parameter.name for word in TARGET_WORDS):
+            meanings.add("target")
+        # A mask of the decoder is neither.
+        meaning = meanings.pop() if len(meanings) == 1 else ""
+        is_variadic = parameter.kind.name.startswith("VAR_")
+        if meaning in offered:
+            arguments[parameter.name] = offered.pop(meaning)
+        elif parameter.default is parameter.empty and not is_variadic:
+            reason = f"it needs {parameter.name!r} as well as token ids"
+            remedy = "Give a function of token ids that calls it."
+            raise PassError("Cannot call the candidate", reason, remedy)
+    return arguments
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without "torch."."""
+    return str(dtype).removeprefix("torch.")
+
+
+def narrowest(tensors: Iterable[Tensor], dtype: torch.dtype) -> torch.dtype:
+    """Return the first of bfloat16 and float16 that holds all tensors, or their dtype.
+
+    >>> narrowest([torch.tensor([1.0, 1.5])], torch.float32)
+    torch.bfloat16
+    >>> narrowest([torch.tensor([0.1])], torch.float32)
+    torch.float32
+    """
+    candidates = [narrow for narrow in NARROW if narrow.itemsize < dtype.itemsize]
+    for tensor in tensors:
+        candidates = [narrow for narrow in candidates if _holds(narrow, tensor)]
+        if not candidates:
+            break
+    return next(iter(candidates), dtype)
+
+
+def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
+    """Check whether a dtype holds every element of a tensor exactly."""
+    # A NaN says nothing about digits.
+    if bool(tensor.isnan().any()):
+        return False
+    # A bfloat16 is the first half of a float32. Looking at the second half takes a
+    # fraction of the time of two conversions.
+    reads_bits = tensor.dtype == torch.float32 and dtype == torch.bfloat16
+    for chunk in torch.split(tensor.detach().flatten(), CHUNK):
+        if reads_bits:
+            is_held = not bool((chunk.contiguous().view(torch.int32) & 0xFFFF).any())
+        else:
+            is_held = torch.equal(chunk.to(dtype).to(chunk.dtype), chunk)
+        if not is_held:
+            return False
+    return True
+
+
+def majority_dtype(module: nn.Module) -> torch.dtype:
+    """Return the dtype of most weights: one layer in another does not decide."""
+    counts: Counter[torch.dtype] = Counter()
+    for weight in _weights(module):
+        counts[weight.dtype] += weight.numel()
+    return counts.most_common(1)[0][0] if counts else torch.float32
+
+
+def stored_dtype(module: nn.Module) -> torch.dtype:
+    """Return the narrow dtype that holds every weight exactly, or the majority dtype.
+
+    >>> linear = nn.Linear(8, 8)
+    >>> stored_dtype(linear), stored_dtype(linear.bfloat16().float())
+    (torch.float32, torch.bfloat16)
+    """
+    dtype = majority_dtype(module)
+    weights = list(_weights(module))
+    if not weights or any(weight.is_meta for weight in weights):
+        return dtype
+    # What quantisation left as it was says little about the whole.
+    if any(quantised_weights(module)):
+        return dtype
+    # A few elements tell most modules apart; only what may be narrow is read in full.
+    samples = []
+    for weight in weights:
+        step = max(1, weight.numel() // SAMPLED)
+        samples.append(weight.flatten()[::step])
+    if narrowest(samples, dtype) == dtype:
+        return dtype
+    return narrowest(weights, dtype)
+
+
+def _weights(module: nn.Module) -> Iterator[Tensor]:
+    for weight in module.parameters():
+        # The digits of a quantised weight are another matter.
+        is_plain = not hasattr(weight, "__tensor_flatten__")
+        if is_plain and weight.is_floating_point():
+            yield weight.detach()
+
+
+@dataclass(frozen=True)
+class Digits:
+    """The dtypes that weights are rounded to before a comparison, if any.
+
+    The weights keep their dtype; only their digits are reduced.
+    """
+
+    reference: torch.dtype | None = None
+    candidate: torch.dtype | None = None
+
+    @classmethod
+    def common(cls, reference: nn.Module, candidate: nn.Module) -> Digits:
+        """Choose the digits in which the weights of two modules are compared.
+
+        A candidate that was saved in fewer digits than the reference has is no fault:
+        the reference is rounded. More digits than a reference that was saved in few are
+        a fault, unless they are the digits that were rounded away: then most of the
+        candidate's weights, rounded, are the reference's.
+        """
+        saved = stored_dtype(candidate)
+        if saved.itemsize < majority_dtype(candidate).itemsize:
+            return cls.saved_in(saved, reference)
+        expected = stored_dtype(reference)
+        widest = min(saved.itemsize, majority_dtype(reference).itemsize)
+        if expected.itemsize < widest and _rounds_to(candidate, reference, expected):
+            return cls(candidate=expected)
+        return cls()
+
+    @classmethod
+    def saved_in(cls, dtype: torch.dtype, reference: nn.Module) -> Digits:
+        """Round the reference to the dtype of a candidate, unless it holds it."""
+        if all(_holds(dtype, weight) for weight in _weights(reference)):
+            return cls()
+        return cls(reference=dtype)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what was rounded, and why."""
+        if self.reference is not None:
+            name = name_of(self.reference)
+            return (
+                f"The candidate was saved in {name}, and computes in a wider dtype. The"
+                f" reference's weights were rounded to {name} for the comparison.",
+            )
+        if self.candidate is not None:
+            name = name_of(self.candidate)
+            return (
+                f"The reference was saved in {name}, and the candidate has the digits"
+                f" that were rounded away. Its weights were rounded to {name} for the"
+                " comparison.",
+            )
+        return ()
+
+
+def _rounds_to(module: nn.Module, rounded: nn.Module, dtype: torch.dtype) -> bool:
+    """Check whether most weights of a module, rounded, are those of another.
+
+    Names and order do not matter.
+    """
+
+    # Sums of the bits of rounded weights, so that shape and order do not matter.
+    def fingerprint(weight: Tensor) -> tuple[int, int, int]:
+        total = squares = 0
+        for chunk in torch.split(weight.flatten(), CHUNK):
+            bits = chunk.to(dtype).view(torch.int16).long()
+            total += int(bits.sum())
+            squares += int(bits.square().sum())
+        return weight.numel(), total, squares
+
+    known = {fingerprint(weight) for weight in _weights(rounded)}
+    count = matching = 0
+    for weight in _weights(module):
+        count += weight.numel()
+        if fingerprint(weight) in known:
+            matching += weight.numel()
+    return 2 * matching > count
+
+
+def with_digits(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """Copy a module with its parameters rounded to the digits of a dtype.
+
+    Without a dtype the module itself is returned.
+
+    >>> linear = nn.Linear(8, 8)
+    >>> stored_dtype(with_digits(linear, torch.bfloat16)), stored_dtype(linear)
+    (torch.bfloat16, torch.float32)
+    """
+    if dtype is None:
+        return module
+
+    def convert(name: str, tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
+            return tensor
+        return tensor.to(dtype).to(tensor.dtype)
+
+    return private_copy(module, convert)

@@ -1,4 +1,4 @@
-"""Observe one pass: its states, replacements for them, and the rounding of every part.
+"""Observe one pass: its states, their rounding, and the calls of modules.
 
 States are shown to a visitor as they are computed. If the visitor returns other rows,
 these replace the state for the rest of the pass. In this way every part of a candidate
@@ -7,33 +7,37 @@ starts from the reference's state, and what differs after it is that part's doin
 Rounding is measured on the reference itself. A private float64 copy of each block, and
 of each module outside the blocks, runs on the same input as the original. The distance
 of the original's output from the copy's is the noise of that part.
+
+A recorded call holds copies of a module's arguments and outputs, and the calls inside
+it. It can be repeated on another module.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from queue import Empty, Full, Queue
+from threading import Event, Thread
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.analyses.drift.calls import (
-    raise_if_out_of_memory,
-    run_exactly,
-    run_in_float64,
-)
+from hiddenscope.analyses.drift.errors import Noise, gap
 from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel
-from hiddenscope.analyses.drift.noise import Noise, gap
-from hiddenscope.modules import hooks
+from hiddenscope.errors import is_out_of_memory
+from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.module_copy import float64_copy
 from hiddenscope.passes import Inputs, PaddedBatch
 from hiddenscope.sites import Site
 
+# Seconds between checks that the other thread is still running.
+WAIT = 0.05
 # What kernels without float64, and modules that cannot be copied, raise.
 FLOAT64_ERRORS = (RuntimeError, TypeError, ValueError, NotImplementedError)
+Returned = TypeVar("Returned")
 
 
 @dataclass
@@ -88,37 +92,23 @@ def observe(
     observation = _Observation(
         model, batch, sites, visit or observed.keep, observed.notes, noise
     )
-    watches = observation.watches()
-    if noise:
-        watches = [*_ExactParts(observation).watches(), *watches]
     model.passes += 2 if noise else 1
-    with hooks.watching(watches):
+    with hooks.watching(observation.watches()):
         output = model.run(batch)
     returned = hooks.first_tensor(output)
     if returned is not None:
         observed.output = returned.detach().to("cpu", copy=True)
-    logits = _logits(output)
-    if logits is None and model.anatomy.makes_logits and not model.is_port:
-        logits = hooks.logits_in(output)
-    if logits is not None and logits.shape[:-1] == batch.of_stack("decoder").ids.shape:
-        observation.show_logits(logits)
-    return observed
-
-
-def _logits(output: object) -> Tensor | None:
-    logits = output
+    logits: object = output
     if isinstance(output, Mapping):
         logits = output.get(LOGITS)
     elif not isinstance(output, Tensor):
         logits = getattr(output, LOGITS, None)
-    return logits if isinstance(logits, Tensor) else None
-
-
-class _OutsideCall(NamedTuple):
-    """The outputs of a module outside the blocks and of its float64 copy."""
-
-    returned: Tensor
-    exact: Tensor
+    if logits is None and model.anatomy.makes_logits and not model.is_port:
+        logits = hooks.logits_in(output)
+    tokens = batch.of_stack("decoder").ids.shape
+    if isinstance(logits, Tensor) and logits.shape[:-1] == tokens:
+        observation.show_logits(logits)
+    return observed
 
 
 @dataclass
@@ -126,7 +116,8 @@ class _Observation:
     """Shows the states of one pass to a visitor and inserts replacements.
 
     `exact_rows` holds float64 rows by site until the site is shown. `outside_calls` are
-    the calls outside the blocks since the last site: their noise belongs to the next.
+    the outputs of modules outside the blocks since the last site, and those of their
+    float64 copies: their noise belongs to the next site.
     """
 
     model: LiveModel
@@ -136,32 +127,108 @@ class _Observation:
     notes: list[str]
     measures_noise: bool
     exact_rows: dict[str, Tensor] = field(default_factory=dict)
-    outside_calls: list[_OutsideCall] = field(default_factory=list)
+    outside_calls: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def watches(self) -> list[hooks.Watch]:
-        """Return a watch for the tap of every site."""
+        """Return a watch for the tap of every site, and for parts run in float64."""
         watches = []
+        if self.measures_noise:
+            layers_of: dict[str, list[Site]] = defaultdict(list)
+            for site, path in self.model.blocks.items():
+                layers_of[path].append(site)
+            for path, layers in layers_of.items():
+                watches.append(self._watch_block(path, layers))
+            # The embeddings, the norms around the blocks, and the head.
+            inside_blocks = tuple(f"{path}." for path in layers_of)
+            for path, part in hooks.parts_of(self.model.module).items():
+                is_leaf = bool(part._parameters) and not part._modules
+                if is_leaf and not f"{path}.".startswith(inside_blocks):
+                    watches += self._watch_outside(part)
         for site in self.sites:
             tap = self.model.taps[site]
             watches.append(tap.watch(self.model.module, partial(self._on_state, site)))
         return watches
 
-    def states_and_mask(self, site: Site, tensor: Tensor) -> tuple[Tensor, Tensor]:
+    def _watch_block(self, path: str, layers: Sequence[Site]) -> hooks.Watch:
+        """Run a float64 copy of a block, which makes one layer in each of its calls."""
+        block = self.model.part(path)
+        remaining = list(layers)
+
+        def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            if not remaining:
+                return
+            layer = remaining.pop(0)
+            try:
+                exact = float64_copy(block)
+                with hooks.watching(self._watches_inside(exact, path, layer)):
+                    run_exactly(exact, args, kwargs)
+            except FLOAT64_ERRORS as error:
+                raise_if_out_of_memory(error)
+                reason = str(error).partition("\n")[0]
+                self.notes.append(
+                    "The noise of a block is the tolerance of its dtype where float64"
+                    f" fails: {reason}"
+                )
+
+        return hooks.Watch(block, "input", before)
+
+    def _watches_inside(
+        self, exact: nn.Module, path: str, layer: Site
+    ) -> list[hooks.Watch]:
+        """Return watches for the states that the copy of a layer's block computes."""
+
+        def keep(site: Site, output: object) -> None:
+            tensor = hooks.first_tensor(output)
+            if tensor is not None:
+                self._add_exact(site, tensor)
+
+        watches = []
+        for site in self.sites:
+            tap = self.model.taps[site]
+            is_inside = f"{tap.path}.".startswith(f"{path}.")
+            is_layer = (site.layer, site.stack) == (layer.layer, layer.stack)
+            if is_layer and is_inside and tap.side == "output":
+                part = exact.get_submodule(tap.path[len(path) :].lstrip("."))
+                watches.append(hooks.Watch(part, "output", partial(keep, site)))
+        return watches
+
+    def _watch_outside(self, part: nn.Module) -> list[hooks.Watch]:
+        """Run a float64 copy of a module outside the blocks."""
+        exact: Tensor | None = None
+
+        def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            nonlocal exact
+            try:
+                output = run_exactly(float64_copy(part), args, kwargs)
+                exact = hooks.first_tensor(output)
+            except FLOAT64_ERRORS as error:
+                raise_if_out_of_memory(error)
+                exact = None
+
+        def after(output: object) -> None:
+            returned = hooks.first_tensor(output)
+            if exact is None or returned is None or exact.shape != returned.shape:
+                return
+            self.outside_calls.append((returned, exact))
+
+        return [hooks.Watch(part, "input", before), hooks.Watch(part, "output", after)]
+
+    def _states_and_mask(self, site: Site, tensor: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states [text, token, width] in a tensor, and the token mask."""
         batch = self.batch.of_stack(site.stack)
         states = self.model.taps[site].layout.states(tensor, batch.ids.shape[1])
         return states, batch.mask.bool().to(states.device)
 
-    def add_exact(self, site: Site, tensor: Tensor) -> None:
+    def _add_exact(self, site: Site, tensor: Tensor) -> None:
         """Keep the float64 rows of a site until the site is shown."""
-        states, mask = self.states_and_mask(site, tensor)
+        states, mask = self._states_and_mask(site, tensor)
         self.exact_rows[str(site)] = states[mask].detach().to("cpu", copy=True)
 
     def _on_state(self, site: Site, tensor: Tensor) -> Tensor | None:
-        states, mask = self.states_and_mask(site, tensor)
-        for call in self.outside_calls:
-            if call.returned is tensor:
-                self.add_exact(site, call.exact)
+        states, mask = self._states_and_mask(site, tensor)
+        for returned, exact in self.outside_calls:
+            if returned is tensor:
+                self._add_exact(site, exact)
         replacement = self._show(str(site), states[mask], in_block=bool(site.layer))
         if replacement is None:
             return None
@@ -185,104 +252,17 @@ class _Observation:
             exact = None
         state = ObservedState(name, rows.detach().to("cpu", copy=True), exact)
         if self.measures_noise:
-            state.noise = self._noise(state, in_block)
+            masks = masks_of(self.batch)
+            gaps = []
+            for returned, wide in self.outside_calls:
+                gaps.append(gap(real_rows(wide, masks), real_rows(returned, masks)))
+            if exact is not None:
+                gaps.append(gap(exact, state.rows))
+            state.noise = Noise.measured(gaps, rows.dtype)
+            if exact is None and (in_block or not gaps):
+                state.noise = Noise.assumed(rows.dtype)
         self.outside_calls = []
         return self.visit(state)
-
-    def _noise(self, state: ObservedState, in_block: bool) -> Noise:
-        masks = masks_of(self.batch)
-        gaps = []
-        for returned, exact in self.outside_calls:
-            gaps.append(gap(real_rows(exact, masks), real_rows(returned, masks)))
-        if state.exact is not None:
-            gaps.append(gap(state.exact, state.rows))
-        elif in_block or not gaps:
-            return Noise.assumed(state.rows.dtype)
-        return Noise.measured(gaps, state.rows.dtype)
-
-
-class _ExactParts:
-    """Runs float64 copies of each block and of each module outside the blocks."""
-
-    def __init__(self, observation: _Observation) -> None:
-        self.observation = observation
-        self.model = observation.model
-
-    def watches(self) -> list[hooks.Watch]:
-        """Return watches for the blocks, the embeddings, outer norms and the head."""
-        layers_of: dict[str, list[Site]] = defaultdict(list)
-        for site, path in self.model.blocks.items():
-            layers_of[path].append(site)
-        watches = [self._on_block(path, layers) for path, layers in layers_of.items()]
-        inside_blocks = tuple(f"{path}." for path in layers_of)
-        for path, part in hooks.parts_of(self.model.module).items():
-            is_leaf = bool(part._parameters) and not part._modules
-            if is_leaf and not f"{path}.".startswith(inside_blocks):
-                watches += self._on_outside_module(part)
-        return watches
-
-    def _on_block(self, path: str, layers: Sequence[Site]) -> hooks.Watch:
-        """Watch a block that makes these layers, one in each of its calls."""
-        block = self.model.part(path)
-        remaining = list(layers)
-
-        def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            if not remaining:
-                return
-            layer = remaining.pop(0)
-            try:
-                exact = float64_copy(block)
-                with hooks.watching(self._watches_inside(exact, path, layer)):
-                    run_exactly(exact, args, kwargs)
-            except FLOAT64_ERRORS as error:
-                raise_if_out_of_memory(error)
-                reason = str(error).partition("\n")[0]
-                self.observation.notes.append(
-                    "The noise of a block is the tolerance of its dtype where float64"
-                    f" fails: {reason}"
-                )
-
-        return hooks.Watch(block, "input", before)
-
-    def _watches_inside(
-        self, exact: nn.Module, path: str, layer: Site
-    ) -> list[hooks.Watch]:
-        """Return watches for the states that the copy of a layer's block computes."""
-        watches = []
-        for site in self.observation.sites:
-            tap = self.model.taps[site]
-            is_inside = tap.path == path or tap.path.startswith(f"{path}.")
-            is_layer = (site.layer, site.stack) == (layer.layer, layer.stack)
-            if is_layer and is_inside and tap.side == "output":
-                part = exact.get_submodule(tap.path[len(path) :].lstrip("."))
-                watches.append(
-                    hooks.Watch(part, "output", partial(self._on_exact_output, site))
-                )
-        return watches
-
-    def _on_exact_output(self, site: Site, output: object) -> None:
-        tensor = hooks.first_tensor(output)
-        if tensor is not None:
-            self.observation.add_exact(site, tensor)
-
-    def _on_outside_module(self, part: nn.Module) -> list[hooks.Watch]:
-        exact: Tensor | None = None
-
-        def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            nonlocal exact
-            try:
-                exact = hooks.first_tensor(run_in_float64(part, args, kwargs))
-            except FLOAT64_ERRORS as error:
-                raise_if_out_of_memory(error)
-                exact = None
-
-        def after(output: object) -> None:
-            returned = hooks.first_tensor(output)
-            if exact is None or returned is None or exact.shape != returned.shape:
-                return
-            self.observation.outside_calls.append(_OutsideCall(returned, exact))
-
-        return [hooks.Watch(part, "input", before), hooks.Watch(part, "output", after)]
 
 
 def masks_of(batch: PaddedBatch) -> list[Tensor]:
@@ -311,3 +291,235 @@ def real_rows(tensor: Tensor, masks: Sequence[Tensor]) -> Tensor:
             return by_token[places].reshape(count, -1)
     rows = tensor.shape[0] if tensor.ndim > 1 else 1
     return tensor.reshape(rows, -1)
+
+
+class StateQueue:
+    """Passes states from one pass to another, so that two layers' are in memory.
+
+    The reference runs in a thread of its own and hands over one state at a time. The
+    candidate takes each state when it has computed its own, and both continue.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._queue: Queue[ObservedState] = Queue(maxsize=1)
+        self._ended, self._closed = Event(), Event()
+
+    def give(self, state: ObservedState) -> None:
+        """Hand over a state once the last was taken; drop it if the queue is closed."""
+        self.names.append(state.name)
+        while not self._closed.is_set():
+            try:
+                self._queue.put(state, timeout=WAIT)
+                return
+            except Full:
+                continue
+
+    def take(self, name: str) -> ObservedState | None:
+        """Return the state of this name and drop those before it.
+
+        The result is None if the reference has ended without it.
+        """
+        while not (self._ended.is_set() and self._queue.empty()):
+            try:
+                state = self._queue.get(timeout=WAIT)
+            except Empty:
+                continue
+            if state.name == name:
+                return state
+        return None
+
+    def run_in_step(
+        self, reference: Callable[[], object], candidate: Callable[[], Returned]
+    ) -> Returned:
+        """Run the reference in a thread and the candidate here.
+
+        An error of either is raised here.
+        """
+        failures: list[BaseException] = []
+
+        def run_reference() -> None:
+            try:
+                reference()
+            except BaseException as error:
+                failures.append(error)
+            finally:
+                self._ended.set()
+
+        thread = Thread(target=run_reference, daemon=True)
+        thread.start()
+        try:
+            returned = candidate()
+        finally:
+            self._closed.set()
+            thread.join()
+        for failure in failures:
+            raise failure
+        return returned
+
+
+@dataclass(eq=False)
+class ModuleCall:
+    """One call of a module, with copies of its arguments and returned tensors."""
+
+    path: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    outputs: list[Tensor] = field(default_factory=list)
+    inner: list[ModuleCall] = field(default_factory=list)
+
+    @classmethod
+    def copied(
+        cls, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> ModuleCall:
+        """Return a call with copies of these arguments.
+
+        One state that is given as queries, keys and values stays one.
+        """
+        copies: dict[int, Tensor] = {}
+
+        def copy(tensor: Tensor) -> Tensor:
+            return copies.setdefault(id(tensor), clone(tensor))
+
+        return cls(path, map_tensors(args, copy), map_tensors(dict(kwargs), copy))
+
+    @property
+    def state(self) -> Tensor | None:
+        """Return the hidden state among its arguments."""
+        return hooks.state_in(self.args, self.kwargs)
+
+    def with_state(self, state: Tensor) -> ModuleCall:
+        """Return the same call with another hidden state."""
+        args, kwargs = hooks.with_state_in(self.args, self.kwargs, state)
+        return replace(self, args=args, kwargs=kwargs)
+
+    @property
+    def output(self) -> Tensor | None:
+        """Return the first floating-point tensor that it returned."""
+        return hooks.first_tensor(self.outputs)
+
+    def walk(self) -> Iterator[ModuleCall]:
+        """Yield this call and all calls inside it, in the order in which they began."""
+        yield self
+        for call in self.inner:
+            yield from call.walk()
+
+    def leaves(self) -> list[ModuleCall]:
+        """Return the calls that made no further calls."""
+        return [call for call in self.walk() if not call.inner]
+
+    def repeat(self, module: nn.Module, device: torch.device) -> object:
+        """Call another module with the same arguments, moved to its device."""
+
+        # Always a copy: some modules write into their arguments.
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.detach().to(device, copy=True)
+
+        args = map_tensors(self.args, move)
+        kwargs = map_tensors(self.kwargs, move)
+        with autograd.restored(), torch.no_grad():
+            output: object = module(*args, **kwargs)
+        return output
+
+
+def record_calls(
+    parts: Mapping[str, nn.Module],
+    run: Callable[[], object],
+    *,
+    opaque: Collection[str] = (),
+) -> list[ModuleCall]:
+    """Run a function and return the outermost calls of some modules.
+
+    Each holds the calls made inside it. Of `opaque` modules neither arguments nor
+    outputs are recorded.
+    """
+    outermost: list[ModuleCall] = []
+    running: list[ModuleCall] = []
+
+    def enter(path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        call = ModuleCall(path)
+        if path not in opaque:
+            call = ModuleCall.copied(path, args, kwargs)
+        siblings = running[-1].inner if running else outermost
+        siblings.append(call)
+        running.append(call)
+
+    def leave(output: object) -> None:
+        call = running.pop()
+        if call.path not in opaque:
+            call.outputs = [clone(tensor) for tensor in tensors_in(output)]
+
+    watches: list[hooks.Watch] = []
+    for path, part in parts.items():
+        watches.append(hooks.Watch(part, "input", partial(enter, path)))
+        watches.append(hooks.Watch(part, "output", leave))
+    with autograd.restored(), torch.no_grad(), hooks.watching(watches):
+        run()
+    return outermost
+
+
+def parts_inside(module: nn.Module, path: str) -> dict[str, nn.Module]:
+    """Return a module at a path and all modules inside it, by their full paths."""
+    parts = {}
+    for name, part in module.named_modules():
+        parts[f"{path}.{name}".strip(".")] = part
+    return parts
+
+
+def run_exactly(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> object:
+    """Run a float64 module on copies of arguments of any dtype."""
+    args = map_tensors(args, to_float64)
+    kwargs = map_tensors(dict(kwargs), to_float64)
+    with autograd.restored(), torch.no_grad():
+        output: object = module(*args, **kwargs)
+    return output
+
+
+def raise_if_out_of_memory(error: Exception) -> None:
+    """Raise an error again if it says that memory ran out.
+
+    torch raises a RuntimeError for it too, which would pass for a module that does not
+    take its arguments, or that cannot run in float64.
+    """
+    if is_out_of_memory(error):
+        raise error
+
+
+def clone(tensor: Tensor) -> Tensor:
+    """Copy a tensor without its autograd history."""
+    return tensor.detach().clone()
+
+
+def to_float64(tensor: Tensor) -> Tensor:
+    """Copy a tensor, widened to float64 if it is a floating-point tensor."""
+    if not tensor.is_floating_point():
+        return clone(tensor)
+    return tensor.detach().to(torch.float64, copy=True)
+
+
+def tensors_in(value: object) -> list[Tensor]:
+    """List every tensor in nested tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    tensors: list[Tensor] = []
+    if isinstance(value, tuple | list):
+        for part in value:
+            tensors += tensors_in(part)
+    return tensors
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Change every tensor in nested arguments; other objects stay as they are."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) is dict:
+        return {name: map_tensors(part, change) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [map_tensors(part, change) for part in value]
+        is_named_tuple = hasattr(value, "_fields")
+        return type(value)(*parts) if is_named_tuple else type(value)(parts)
+    return value

@@ -1,43 +1,71 @@
 """Pair the tensors of a program with the states of the reference.
 
-A table from the caller decides. Without one, these are tried in turn: modules that are
-the program's blocks; names that are sites or entries of Hugging Face's `hidden_states`;
-and, for tensors without such names, their order and their correlation. Numbers that are
-off by one are recognised. If a tensor and a site are both left over, that is an error.
-Other sites without a tensor are named in the notes of the result.
+A program is a port's module or a function that the user wrote. It is run on a few
+texts, and its tensors with a row for each token are paired with sites. A table from the
+caller decides. Without one, these are tried in turn: modules that are the program's
+blocks; names that are sites or entries of Hugging Face's `hidden_states`; and, for
+tensors without such names, their order and their correlation. Numbers that are off by
+one are recognised. If a tensor and a site are both left over, that is an error. Other
+sites without a tensor are named in the notes of the result.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NoReturn
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.facts import PairFacts, PairingFacts
-from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel
-from hiddenscope.analyses.drift.program import Value
-from hiddenscope.discovery import Anatomy, Stack, Tap
-from hiddenscope.errors import StatesError
-from hiddenscope.modules import hooks
-from hiddenscope.passes import Inputs
+from hiddenscope.analyses.drift.live_model import (
+    LOGITS,
+    LiveModel,
+    Program,
+    is_compiled,
+    naming_errors,
+    run_program,
+)
+from hiddenscope.analyses.drift.observe import ModuleCall, observe, record_calls
+from hiddenscope.discovery import Stack, Tap
+from hiddenscope.discovery.trace import layouts
+from hiddenscope.errors import PassError, StatesError
+from hiddenscope.modules import autograd, hooks
+from hiddenscope.passes import Inputs, PaddedBatch, require_recordable
+from hiddenscope.sites import Site
 
 # Tensors are paired on the first texts, up to this many tokens.
 PAIRING_TOKENS = 256
+# Items that an iterator may yield for one text.
+MOST_ITEMS = 2000
 LEAST_CORRELATION = 0.5
 # By which the mean correlation must be larger before another order is believed.
 CLEARLY_BETTER = 0.1
 # Numbers are off by one if a shift brings nearly all tensors this many times nearer to
 # the reference, and none farther from it.
 NEARER, NEARLY_ALL = 4.0, 0.75
+GIVE_TABLE = "Give a table: {'layer.3': 'blocks.2'}."
 _NUMBERED = re.compile(
     r"(?:output )?(?:(encoder|decoder)[._])?(layer\.|hidden_states\[)(\d+)\]?"
 )
+
+
+@dataclass
+class Value:
+    """A tensor of a program as rows [token, width], and its tap if a module made it."""
+
+    name: str
+    rows: Tensor
+    tap: Tap | None = None
+
+    def path(self, side: hooks.Side) -> str | None:
+        """Return the module that it enters or leaves; None if it does not."""
+        return self.tap.path if self.tap and self.tap.side == side else None
+
+
 Values = dict[str, Value]
 """The value that is paired with each site."""
 
@@ -59,77 +87,84 @@ class Pairs:
             pairs.append(PairFacts(site=site, reference=place, candidate=value.name))
         return PairingFacts(by=self.by, pairs=pairs)
 
+    def port(self, program: Program, reference: LiveModel) -> LiveModel | None:
+        """Return a program as a side that can be entered, if its blocks are known."""
+        module = _open_module(program)
+        taps, blocks = {}, {}
+        for name, value in self.values.items():
+            if value.tap is None:
+                continue
+            site = Site.parse(name)
+            taps[site] = value.tap
+            if site.layer and value.tap.side == "output":
+                blocks[site] = value.tap.path
+        if module is None or len(blocks) < 2:
+            return None
+        name = type(module).__name__
+        anatomy, pad = reference.anatomy, reference.pad
+        return LiveModel(name, module, anatomy, pad, taps, blocks, is_port=True)
 
-def texts_for_pairing(inputs: Inputs) -> Inputs:
-    """Return the first texts, on which tensors are paired."""
+    def rows(
+        self, program: Program, reference: LiveModel, inputs: Inputs
+    ) -> dict[str, Tensor]:
+        """Run a program on all texts and return its rows for each paired site."""
+        values = {}
+        for value in values_of(program, reference, inputs):
+            values[value.name] = value.rows
+        rows: dict[str, Tensor] = {}
+        for site, value in self.values.items():
+            if value.name not in values:
+                reason = f"{value.name} has no row for each token of every text"
+                remedy = "Pair tensors that every text gives."
+                raise PassError("Cannot compare the candidate", reason, remedy)
+            rows[site] = values[value.name].cpu()
+        return rows
+
+
+def pair_program(
+    reference: LiveModel,
+    program: Program,
+    inputs: Inputs,
+    pairing: Mapping[str, str] | str | None,
+) -> Pairs:
+    """Pair the tensors of a program with the reference's sites, on the first texts."""
+    module = _open_module(program)
+    if module is not None:
+        require_recordable(module)
     tokens, count = 0, 0
     for length in inputs.lengths:
         tokens += length
         if count and tokens > PAIRING_TOKENS:
             break
         count += 1
-    return inputs.some(range(count))
-
-
-def pair(
-    values: Sequence[Value],
-    reference_rows: Mapping[str, Tensor],
-    anatomy: Anatomy,
-    module: nn.Module | None,
-    pairing: Mapping[str, str] | str | None,
-) -> Pairs:
-    """Pair values with the sites of the reference; nothing to pair is an error."""
-    if isinstance(pairing, Mapping):
-        return _by_table(values, reference_rows, pairing)
-    if pairing not in (None, "order", "auto"):
-        remedy = "Give a table {site: name}, 'order' or 'auto'."
-        raise StatesError("Cannot read the pairing", f"got {pairing!r}", remedy)
-    matcher = _Matcher(values, reference_rows, anatomy)
-    if pairing == "order":
-        pairs = matcher.in_order(())
-        return matcher.refuse_order() if pairs is None else pairs
-    pairs = None
-    if module is not None:
-        pairs = matcher.by_blocks(module)
-    if pairs is None:
-        pairs = matcher.by_names()
-    if pairs is None and (module is None or pairing == "auto"):
-        pairs = matcher.by_order()
-    if pairs is None:
-        pairs = matcher.by_correlation()
-    if pairs is None:
-        matcher.refuse()
-    paired = pairs.values
-    pairs.values = {site: paired[site] for site in reference_rows if site in paired}
+    texts = inputs.some(range(count))
+    values = values_of(program, reference, texts)
+    layers = [site for site in reference.sites if not site.part]
+    passes = []
+    for text in range(count):
+        passes.append(observe(reference, texts.some([text]), layers))
+    reference.passes = 0  # pairing is not part of the comparison
+    rows = {}
+    for name in passes[0].states:
+        rows[name] = torch.cat([observed.rows(name) for observed in passes])
+    pairs = _Matcher(values, rows, reference).pair(module, pairing)
+    unpaired = []
+    for name in rows:
+        if name not in pairs.values and name != LOGITS:
+            unpaired.append(f"`{name}`")
+    if unpaired:
+        names = ", ".join(unpaired)
+        pairs.notes.append(
+            f"No tensor of the candidate was paired with {names}: not compared."
+        )
     return pairs
 
 
-def _by_table(
-    values: Sequence[Value], reference: Mapping[str, Tensor], table: Mapping[str, str]
-) -> Pairs:
-    if not table:
-        remedy = "Give a table: {'layer.3': 'blocks.2'}."
-        raise StatesError("Nothing to compare", "the pairing is empty", remedy)
-    named = {value.name: value for value in values}
-    pairs = Pairs("table")
-    for site, name in table.items():
-        if site not in reference:
-            reason = f"the reference has {', '.join(list(reference)[:4])} and so on"
-            remedy = "Give sites of the reference."
-            raise StatesError(f"No site {site!r} to pair", reason, remedy)
-        spellings = (name, f"output of {name}", f"output {name}")
-        matches = [named[spelling] for spelling in spellings if spelling in named]
-        if not matches:
-            reason = f"there are {', '.join(list(named)[:6])} and so on"
-            remedy = "Give one of these."
-            raise StatesError(f"No tensor {name!r} in the candidate", reason, remedy)
-        shape, expected = list(matches[0].rows.shape), list(reference[site].shape)
-        if shape != expected:
-            reason = f"it is {shape} and {site} is {expected}"
-            remedy = "Pair tensors of one shape."
-            raise StatesError(f"Cannot pair {name!r} with {site}", reason, remedy)
-        pairs.values[site] = matches[0]
-    return pairs
+def _open_module(program: Program) -> nn.Module | None:
+    """Return a program as a module whose parts can be hooked, or None."""
+    if isinstance(program, nn.Module) and not is_compiled(program):
+        return program
+    return None
 
 
 class _Matcher:
@@ -139,36 +174,100 @@ class _Matcher:
     """
 
     def __init__(
-        self, values: Sequence[Value], reference: Mapping[str, Tensor], anatomy: Anatomy
+        self,
+        values: Sequence[Value],
+        rows: Mapping[str, Tensor],
+        reference: LiveModel,
     ) -> None:
-        self.values, self.reference, self.anatomy = values, reference, anatomy
-        self.sites = [site for site in reference if site != LOGITS]
-        shapes = {reference[site].shape for site in self.sites}
+        self.values, self.reference, self.model = values, rows, reference
+        self.stacks = reference.anatomy.stacks
+        self.sites = [site for site in rows if site != LOGITS]
+        shapes = {rows[site].shape for site in self.sites}
         self.fitting = [value for value in values if value.rows.shape in shapes]
 
-    def refuse(self) -> NoReturn:
+    def pair(
+        self, module: nn.Module | None, pairing: Mapping[str, str] | str | None
+    ) -> Pairs:
+        """Pair values with sites; nothing to pair is an error."""
+        if isinstance(pairing, Mapping):
+            return self._by_table(pairing)
+        if pairing not in (None, "order", "auto"):
+            remedy = "Give a table {site: name}, 'order' or 'auto'."
+            raise StatesError("Cannot read the pairing", f"got {pairing!r}", remedy)
+        if pairing == "order":
+            pairs = self._in_order(())
+            if pairs is None:
+                reason = (
+                    f"it has {len(self.fitting)} tensors of the shape of a state, and"
+                    f" the reference {len(self.sites)} sites"
+                )
+                problem = "Cannot pair the candidate by order"
+                raise StatesError(problem, reason, GIVE_TABLE)
+            return pairs
+        pairs = None
+        if module is not None:
+            pairs = self._by_blocks(module)
+        if pairs is None:
+            pairs = self._by_names()
+        if pairs is None:
+            pairs = self._by_correlation()
+            if module is None or pairing == "auto":
+                pairs = self._ordered_or(pairs)
+        if pairs is None:
+            raise self._refusal()
+        paired = pairs.values
+        pairs.values = {site: paired[site] for site in self.reference if site in paired}
+        return pairs
+
+    def _by_table(self, table: Mapping[str, str]) -> Pairs:
+        if not table:
+            raise StatesError("Nothing to compare", "the pairing is empty", GIVE_TABLE)
+        named = {value.name: value for value in self.values}
+        pairs = Pairs("table")
+        for site, name in table.items():
+            if site not in self.reference:
+                sites = ", ".join(list(self.reference)[:4])
+                reason = f"the reference has {sites} and so on"
+                remedy = "Give sites of the reference."
+                raise StatesError(f"No site {site!r} to pair", reason, remedy)
+            spellings = (name, f"output of {name}", f"output {name}")
+            matches = [named[spelling] for spelling in spellings if spelling in named]
+            if not matches:
+                reason = f"there are {', '.join(list(named)[:6])} and so on"
+                remedy = "Give one of these."
+                problem = f"No tensor {name!r} in the candidate"
+                raise StatesError(problem, reason, remedy)
+            shape = list(matches[0].rows.shape)
+            expected = list(self.reference[site].shape)
+            if shape != expected:
+                reason = f"it is {shape} and {site} is {expected}"
+                remedy = "Pair tensors of one shape."
+                raise StatesError(f"Cannot pair {name!r} with {site}", reason, remedy)
+            pairs.values[site] = matches[0]
+        return pairs
+
+    def _refusal(self) -> StatesError:
         """Say why nothing could be paired."""
         shapes = sorted({tuple(value.rows.shape) for value in self.values})
         expected = list(self.reference[self.sites[0]].shape)
         remedy = "Give a pairing: {'layer.3': 'blocks.2'}."
-        if not shapes:
-            reason = (
-                "the candidate gave no floating-point tensor with a row for each token"
-            )
-            remedy = "Give a tensor [1, token, width] for each state."
-        elif self.fitting:
+        reason = (
+            f"the reference's states are {expected}, and the candidate's tensors"
+            f" {list(map(list, shapes[:6]))}"
+        )
+        if self.fitting:
             reason = (
                 f"not every one of its {len(self.fitting)} tensors of that shape"
                 " correlates with a state of the reference"
             )
-        else:
+        elif not shapes:
             reason = (
-                f"the reference's states are {expected}, and the candidate's tensors"
-                f" {list(map(list, shapes[:6]))}"
+                "the candidate gave no floating-point tensor with a row for each token"
             )
-        raise StatesError("Nothing to compare", reason, remedy)
+            remedy = "Give a tensor [1, token, width] for each state."
+        return StatesError("Nothing to compare", reason, remedy)
 
-    def by_names(self) -> Pairs | None:
+    def _by_names(self) -> Pairs | None:
         """Pair by names that are sites or entries of Hugging Face's hidden_states."""
         pairs = Pairs("name")
         numbered: dict[str, dict[int, Value]] = defaultdict(dict)
@@ -177,10 +276,11 @@ class _Matcher:
             if match is None:
                 self._add(pairs.values, value.name, value)
             else:
-                name, style, number = match.groups(self.anatomy.stacks[-1].name)
+                name, style, number = match.groups(self.stacks[-1].name)
                 numbered[f"{name} {style}"].setdefault(int(number), value)
-        for stack in self.anatomy.stacks:
-            layers, reported = self._layers(stack), self._reported(stack)
+        for stack in self.stacks:
+            layers = self._layers(stack)
+            reported = self.model.anatomy.reported_names(stack)
             by_layer = numbered[f"{stack.name} layer."]
             by_entry = numbered[f"{stack.name} hidden_states["]
             self._add_numbered(pairs, by_layer, layers, layers)
@@ -192,18 +292,14 @@ class _Matcher:
         if expected is not None and expected.shape == value.rows.shape:
             values.setdefault(site, value)
 
-    def _prefix(self, stack: Stack) -> str:
-        return f"{stack.name}." if len(self.anatomy.stacks) > 1 else ""
-
     def _layers(self, stack: Stack) -> list[str]:
         """Return the layers of a stack, and final."""
         prefix = self._prefix(stack)
         starts = (f"{prefix}layer.", f"{prefix}final")
         return [site for site in self.sites if site.startswith(starts)]
 
-    def _reported(self, stack: Stack) -> list[str]:
-        """Return the sites that Hugging Face reports in `hidden_states`."""
-        return [str(site) for site in self.anatomy.reported(stack)]
+    def _prefix(self, stack: Stack) -> str:
+        return f"{stack.name}." if len(self.stacks) > 1 else ""
 
     def _add_numbered(
         self,
@@ -259,9 +355,7 @@ class _Matcher:
         shares = (actual - expected).norm(dim=0) / sizes
         return float(shares.nan_to_num(0.0).mean())
 
-    def _is_nearer(
-        self, shifted: Mapping[str, Value], named: Mapping[str, Value], count: int
-    ) -> bool:
+    def _is_nearer(self, shifted: Values, named: Values, count: int) -> bool:
         """Check that a shift brings nearly all values nearer, and none farther."""
         sites = {value.name: site for site, value in named.items()}
         nearer = 0
@@ -273,36 +367,27 @@ class _Matcher:
             nearer += after * NEARER < before
         return nearer > 1 and nearer >= NEARLY_ALL * count
 
-    def in_order(self, shifts: Sequence[int] = (1, -1)) -> Pairs | None:
+    def _in_order(self, shifts: Sequence[int] = (1, -1)) -> Pairs | None:
         """Pair by order alone: all sites, or those that Hugging Face reports."""
-        stack = self.anatomy.stacks[-1]
+        stack = self.stacks[-1]
         values = dict(enumerate(self.fitting))
-        for sites in (self.sites, self._reported(stack)):
+        for sites in (self.sites, self.model.anatomy.reported_names(stack)):
             if len(sites) == len(values) and set(sites) <= set(self.sites):
                 pairs = Pairs("order")
                 self._add_numbered(pairs, values, sites, self._layers(stack), shifts)
                 return pairs
         return None
 
-    def refuse_order(self) -> NoReturn:
-        """Say why values cannot be paired by order."""
-        reason = (
-            f"it has {len(self.fitting)} tensors of the shape of a state, and the"
-            f" reference {len(self.sites)} sites"
-        )
-        remedy = "Give a table: {'layer.3': 'blocks.2'}."
-        raise StatesError("Cannot pair the candidate by order", reason, remedy)
-
-    def by_order(self) -> Pairs | None:
+    def _ordered_or(self, correlated: Pairs | None) -> Pairs | None:
         """Pair by order, unless by correlation values fit clearly better."""
-        ordered, correlated = self.in_order(), self.by_correlation()
+        ordered = self._in_order()
         if ordered is None or correlated is None:
             return ordered or correlated
         needed = self._mean_correlation(ordered.values) + CLEARLY_BETTER
         fit = self._mean_correlation(correlated.values)
         return correlated if fit > needed else ordered
 
-    def by_correlation(self) -> Pairs | None:
+    def _by_correlation(self) -> Pairs | None:
         """Find the pairs with the largest sum of correlations.
 
         The result is None if a tensor and a site are left over: a fault that changed a
@@ -310,7 +395,12 @@ class _Matcher:
         """
         from scipy.optimize import linear_sum_assignment
 
-        values = _distinct(self.fitting)
+        # Modules may only pass a tensor on: of equal neighbours the first remains.
+        values: list[Value] = []
+        for value in self.fitting:
+            is_same = bool(values) and value.rows.equal(values[-1].rows)
+            if value.tap is None or not is_same:
+                values.append(value)
         scores = np.full((len(self.sites), len(values)), -1.0)
         for i, site in enumerate(self.sites):
             for j, value in enumerate(values):
@@ -333,23 +423,32 @@ class _Matcher:
         """
         if self.reference[site].shape != value.rows.shape:
             return -1.0
-        expected = _centred(self.reference[site])
-        actual = _centred(value.rows)
+        expected = self.reference[site].cpu().double()
+        actual = value.rows.cpu().double()
+        expected, actual = expected - expected.mean(0), actual - actual.mean(0)
         products = (expected * actual).sum(0)
         sizes = expected.norm(dim=0) * actual.norm(dim=0)
         return float((products / sizes).nan_to_num(0.0, 0.0, 0.0).mean())
 
-    def by_blocks(self, module: nn.Module) -> Pairs | None:
+    def _by_blocks(self, module: nn.Module) -> Pairs | None:
         """Pair by the program's blocks: as many of one kind as each stack has."""
-        groups = _groups(module, self.fitting)
+        groups = self._groups(module)
         pairs = Pairs("blocks")
-        for stack in self.anatomy.stacks:
+        for stack in self.stacks:
             fitting = [group for group in groups if len(group) == stack.depth]
             if not fitting:
-                self._refuse_other_depth(module, groups)
+                for group in groups:
+                    parent = _parent(group[0])
+                    if _is_list(module, parent) and len(self.stacks) == 1:
+                        reason = (
+                            f"the reference has {stack.depth} blocks, and {parent} has"
+                            f" {len(group)}"
+                        )
+                        remedy = "Give a pairing that says which are which."
+                        raise StatesError("Cannot pair the blocks", reason, remedy)
                 return None
-            prefix = self._prefix(stack)
             # Two stacks are as many as the blocks of a stack that has two.
+            prefix = self._prefix(stack)
             choices = [self._of_blocks(group, prefix) for group in fitting]
             fits = [self._mean_correlation(values) for values in choices]
             best = int(np.argmax(fits))
@@ -360,95 +459,53 @@ class _Matcher:
             pairs.values |= choices[best]
         return pairs
 
-    def _refuse_other_depth(
-        self, module: nn.Module, groups: Sequence[Sequence[str]]
-    ) -> None:
-        """Raise if the program has a list with another number of blocks."""
-        for group in groups:
-            parent = _parent(group[0])
-            if _is_list(module, parent) and len(self.anatomy.stacks) == 1:
-                reason = (
-                    f"the reference has {self.anatomy.stacks[0].depth} blocks, and"
-                    f" {parent} has {len(group)}"
-                )
-                remedy = "Give a pairing that says which are which."
-                raise StatesError("Cannot pair the blocks", reason, remedy)
+    def _groups(self, module: nn.Module) -> list[list[str]]:
+        """Group modules of one kind under one parent whose outputs are states.
+
+        The outermost groups come first, then those that are called first.
+        """
+        called = [value.path("output") for value in self.fitting]
+        called = [path for path in called if path is not None]
+        groups: dict[tuple[str, object], list[str]] = defaultdict(list)
+        for path, part in module.named_modules():
+            if path and _is_list(module, _parent(path)):
+                groups[_parent(path), "list"].append(path)
+            if path and part._modules:
+                groups[_parent(path), type(part)].append(path)
+        ranked = []
+        for group in groups.values():
+            places = [called.index(path) for path in group if path in called]
+            if len(group) > 1 and len(places) > len(group) / 2:
+                ranked.append((group[0].count("."), min(places), group))
+        return [group for *_, group in sorted(ranked)]
 
     def _of_blocks(self, blocks: Sequence[str], prefix: str) -> Values:
         """Pair blocks in the order of their calls.
 
         If not each is called once, they are paired in the order of the list.
         """
-        outputs = []
-        for path, value in _values_at(self.fitting, "output"):
-            if path in blocks:
-                outputs.append((path, value))
-        called = [path for path, _ in outputs]
-        if sorted(called) == sorted(blocks):
-            blocks = called
+        outputs = [value for value in self.fitting if value.path("output") in blocks]
+        by_path = {str(value.path("output")): value for value in outputs}
+        if len(outputs) == len(by_path) == len(blocks):
+            blocks = list(by_path)
         paired: Values = {}
-        for path, value in _values_at(self.fitting, "input"):
-            if path in blocks:
+        for value in self.fitting:
+            if value.path("input") in blocks:
                 paired.setdefault(f"{prefix}layer.0", value)
-        by_path = dict(outputs)
         for layer, path in enumerate(blocks, 1):
             not_called = Value(
                 f"output of {path}", torch.empty(0), Tap(path, 0, "output")
             )
             paired[f"{prefix}layer.{layer}"] = by_path.get(path, not_called)
         # The final norm is the output after the last block that is most like it.
-        site, last = f"{prefix}final", outputs[-1][1]
-        later = self.fitting[self.fitting.index(last) + 1 :]
+        site, last = f"{prefix}final", outputs[-1]
         norms = []
-        for _, value in _values_at(later, "output"):
-            if not value.rows.equal(last.rows):
+        for value in self.fitting[self.fitting.index(last) + 1 :]:
+            if value.path("output") and not value.rows.equal(last.rows):
                 norms.append(value)
         if site in self.reference and norms:
             paired[site] = max(norms, key=lambda value: self._correlation(site, value))
         return paired
-
-
-def _centred(rows: Tensor) -> Tensor:
-    rows = rows.cpu().double()
-    return rows - rows.mean(0)
-
-
-def _distinct(values: Sequence[Value]) -> list[Value]:
-    """Drop tensors that modules only pass on: of equal neighbours the first remains."""
-    distinct: list[Value] = []
-    for value in values:
-        if value.tap is None or not distinct or not value.rows.equal(distinct[-1].rows):
-            distinct.append(value)
-    return distinct
-
-
-def _values_at(values: Sequence[Value], side: hooks.Side) -> list[tuple[str, Value]]:
-    """Return the values on one side of modules, with the paths of these modules."""
-    at_side = []
-    for value in values:
-        if value.tap is not None and value.tap.side == side:
-            at_side.append((value.tap.path, value))
-    return at_side
-
-
-def _groups(module: nn.Module, values: Sequence[Value]) -> list[list[str]]:
-    """Group modules of one kind under one parent whose outputs are states.
-
-    The outermost groups come first, then those that are called first.
-    """
-    called = [path for path, _ in _values_at(values, "output")]
-    groups: dict[tuple[str, object], list[str]] = {}
-    for path, part in module.named_modules():
-        if path and _is_list(module, _parent(path)):
-            groups.setdefault((_parent(path), "list"), []).append(path)
-        if path and part._modules:
-            groups.setdefault((_parent(path), type(part)), []).append(path)
-    ranked = []
-    for group in groups.values():
-        places = [called.index(path) for path in group if path in called]
-        if len(group) > 1 and len(places) > len(group) / 2:
-            ranked.append((group[0].count("."), min(places), group))
-    return [group for *_, group in sorted(ranked)]
 
 
 def _parent(path: str) -> str:
@@ -457,3 +514,130 @@ def _parent(path: str) -> str:
 
 def _is_list(module: nn.Module, path: str) -> bool:
     return isinstance(module.get_submodule(path), nn.ModuleList | nn.Sequential)
+
+
+def values_of(program: Program, reference: LiveModel, inputs: Inputs) -> list[Value]:
+    """Return the tensors with a row for each token of every text, in order.
+
+    Each text is run by itself, on the program's device if it is a module.
+    """
+    model = reference
+    if isinstance(program, nn.Module):
+        model = replace(reference, module=program)
+    texts = []
+    for text in range(len(inputs)):
+        texts.append(_values_of_text(program, model.batch(inputs.some([text]))))
+    values = []
+    for name, first in texts[0].items():
+        rows = [text[name].rows for text in texts if name in text]
+        widths = {part.shape[-1] for part in rows}
+        if len(rows) == len(texts) and len(widths) == 1:
+            values.append(Value(name, torch.cat(rows), first.tap))
+    return values
+
+
+def _values_of_text(program: Program, batch: PaddedBatch) -> Values:
+    """Run a program on one text and return its tensors as rows, by name."""
+    lengths = [batch.ids.shape[1]]
+    if batch.targets is not None:
+        lengths.append(batch.targets.ids.shape[1])
+    values: Values = {}
+    returned: dict[str, Tensor] = {}
+
+    def add(name: str, tensor: Tensor, tap: Tap | None = None) -> None:
+        """Keep a tensor that has a row for each token."""
+        if not tensor.is_floating_point():
+            return
+        for tokens in lengths:
+            layout = next(layouts(tensor, 1, tokens), None)
+            if layout is None:
+                continue
+            if layout.flat or tensor.shape[layout.token] == tokens:
+                rows = layout.states(tensor, tokens)[0].cpu()
+                laid_out = None if tap is None else replace(tap, layout=layout)
+                values[name] = Value(name, rows, laid_out)
+                return
+
+    def run() -> None:
+        with naming_errors():
+            for name, tensor in named_tensors(run_program(program, batch)):
+                # Copied at once: a generator may reuse one tensor for all layers.
+                if set(lengths) & set(tensor.shape):
+                    returned[name] = tensor.detach().to("cpu", copy=True)
+
+    module, prefix = _open_module(program), ""
+    if module is None:
+        with autograd.restored(), torch.no_grad():
+            run()
+    else:
+        prefix = "output "
+        parts = dict(hooks.parts_of(module))
+        del parts[""]
+        counts: Counter[tuple[str, hooks.Side]] = Counter()
+        for path, side, state in _events(record_calls(parts, run)):
+            tap = Tap(path, counts[path, side], side)
+            counts[path, side] += 1
+            if state is not None:
+                add(str(tap), state, tap)
+    for name, tensor in returned.items():
+        place = f"{prefix}{name}"
+        add(place, tensor)
+        # A tensor may hold all layers, [layer, token, width].
+        is_only = len(returned) == 1 or name == "hidden_states"
+        if tensor.ndim == 4 and 1 in tensor.shape[:3]:
+            tensor = tensor.squeeze(tensor.shape.index(1))
+        elif tensor.ndim != 3 or not is_only or 1 in tensor.shape[:2]:
+            continue
+        # If a text has as many tokens as there are layers, both orders are kept. Texts
+        # of other lengths fit only one of them.
+        if tensor.shape[1] in lengths:
+            for layer, part in enumerate(tensor):
+                add(f"{place}[{layer}]", part)
+        if tensor.shape[0] in lengths:
+            for layer, part in enumerate(tensor.unbind(1)):
+                add(f"{place}[:, {layer}]", part)
+    return values
+
+
+def _events(
+    calls: Iterable[ModuleCall],
+) -> Iterator[tuple[str, hooks.Side, Tensor | None]]:
+    """Yield the inputs and outputs of modules in the order of time."""
+    for call in calls:
+        yield call.path, "input", call.state
+        yield from _events(call.inner)
+        yield call.path, "output", call.output
+
+
+def named_tensors(output: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors and arrays that a program returned, by name or by place."""
+    if is_dataclass(output) and not isinstance(output, Mapping | type):
+        output = vars(output)
+    problem = "Cannot compare the candidate"
+    if isinstance(output, Tensor):
+        if output.is_meta:
+            reason = "it returned a tensor on the meta device, which holds no numbers"
+            raise PassError(problem, reason, "Load its weights first.")
+        if output.layout != torch.strided:
+            output = output.to_dense()
+        # float8 cannot be computed with.
+        is_float8 = output.is_floating_point() and output.dtype.itemsize == 1
+        yield name or "output", output.float() if is_float8 else output
+    elif isinstance(output, Mapping):
+        for key, value in output.items():
+            yield from named_tensors(value, str(key))
+    elif isinstance(output, tuple | list | Iterator):
+        for place, value in enumerate(output):
+            if place == MOST_ITEMS:
+                reason = f"it gives more than {MOST_ITEMS:,} things for one text"
+                raise PassError(
+                    problem, reason, "Give one tensor for each state, and stop."
+                )
+            yield from named_tensors(value, f"{name}[{place}]" if name else str(place))
+    elif hasattr(output, "__array__"):
+        array = np.asarray(output)
+        # numpy has no bfloat16: jax's comes as a dtype of kind V.
+        if array.dtype.kind in "fV":
+            if array.dtype not in (np.float16, np.float32, np.float64):
+                array = array.astype(np.float32)
+            yield name or "output", torch.tensor(array)

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hiddenscope.analyses.drift.cause import Cause, ChangedWeight
-from hiddenscope.analyses.drift.errors import CELLS, Errors, main_site, stack_of
+from hiddenscope.analyses.drift.errors import (
+    CELLS,
+    MARGIN,
+    Errors,
+    main_site,
+    stack_of,
+)
 from hiddenscope.analyses.drift.facts import (
     DriftingSiteFacts,
-    ErrorFacts,
     Hint,
+    MovedLayerFacts,
+    MovedTokenFacts,
     PairingFacts,
     Restored,
-    SmallestFaultFacts,
-    WorstTokenFacts,
 )
 from hiddenscope.analyses.drift.live_model import LOGITS
-from hiddenscope.analyses.drift.moved import moved_layers, moved_tokens
-from hiddenscope.analyses.drift.noise import MARGIN
 from hiddenscope.analyses.drift.search import FaultyModule
-from hiddenscope.results import Facts
+from hiddenscope.errors import FileError
+from hiddenscope.files import replacing
 from hiddenscope.sites import Site, SitePatterns, select
 from hiddenscope.states import Tokens
 
@@ -40,6 +47,10 @@ LINES = {
     "gain": "inherited error over the error before",
     "beyond": "times over the envelope",
 }
+MOST_TOKENS = 8
+FORMAT = "hiddenscope.drift-baseline/1"
+# A model of a thousand layers takes about a hundred thousand bytes.
+MOST_BYTES = 2**24
 
 
 @dataclass
@@ -62,60 +73,167 @@ class DriftComparison:
     cause: Cause | None = None
     dtypes_differ: bool = False
 
+    def facts(self) -> dict[str, object]:
+        """Return the findings of a comparison."""
+        errors, fault, cause = self.errors, self.fault, self.cause
+        verdicts, drifting = errors.verdicts, errors.drifting
+        largest = max(verdicts, key=lambda name: verdicts[name].beyond)
+        first = drifting[0] if drifting else None
+        shown = verdicts[first or largest]
+        # On equal terms nothing is left: only the dtypes made a difference.
+        explained_by: str | None = "dtype" if self.dtypes_differ else None
+        if drifting:
+            explained_by = None if cause is None else cause.explained_by
+        # The first site that still differs with the candidate's own weights.
+        unexplained = None
+        if cause is not None and cause.errors is not None:
+            unexplained = _drifting_site(cause.errors, cause.errors.drifting[0])
+        # A pass of some layers is a part of one.
+        passes: dict[str, float] = {}
+        for side, count in errors.passes.items():
+            passes[side] = int(count) if count == int(count) else count
+        changed = []
+        for weight in self.changed_weights:
+            changed.append({"name": weight.name, "relative": weight.relative})
+        return {
+            "drifted": bool(drifting),
+            "explained_by": explained_by,
+            "unexplained": unexplained,
+            "first_site": first,
+            "module": fault.path if first and fault else None,
+            "beyond": shown.beyond,
+            "own_code": bool(first and fault and fault.own_code),
+            "error": shown.error,
+            "envelope": shown.envelope,
+            "as_given": _as_given(errors),
+            **_systematic(errors, first),
+            "changed_weights": changed,
+            "first_token": None if first is None else self._worst_token(first),
+            "largest": {"site": largest, "beyond": verdicts[largest].beyond},
+            "drifting_sites": [_drifting_site(errors, name) for name in drifting],
+            "moved_layers": _moved_layers(errors),
+            "moved_tokens": self._moved_tokens(),
+            "reference": self.names[0],
+            "candidate": self.names[1],
+            "compared": self.compared,
+            "texts": max(tokens.count for tokens in self.tokens.values()),
+            "tokens": sum(map(len, self.tokens.values())),
+            "sites": len(verdicts),
+            "passes": passes,
+            "noise": {"made_of": errors.noise_sources, "margin": MARGIN},
+            "self_check": {
+                "observing_changed_nothing": errors.observing_changed_nothing
+            },
+            "pairing": self.pairing,
+            "hints": self.hints if first else [],
+            "consequences": self._consequences(),
+            "notes": errors.notes,
+        }
 
-def drift_facts(
-    comparison: DriftComparison, baseline: Facts | None
-) -> dict[str, object]:
-    """Return the findings of a comparison."""
-    errors, fault = comparison.errors, comparison.fault
-    verdicts, drifting = errors.verdicts, errors.drifting
-    largest = max(verdicts, key=lambda name: verdicts[name].beyond)
-    first = drifting[0] if drifting else None
-    shown = verdicts[first or largest]
-    facts: dict[str, object] = {
-        "drifted": bool(drifting),
-        "explained_by": _explained_by(comparison),
-        "unexplained": _unexplained(comparison),
-        "first_site": first,
-        "module": fault.path if first and fault else None,
-        "beyond": shown.beyond,
-        "own_code": bool(first and fault and fault.own_code),
-        "error": shown.error,
-        "envelope": shown.envelope,
-        "as_given": _as_given(errors),
-        "systematic": _systematic(errors, first),
-        "smallest_fault": _smallest_fault(errors),
-        "changed_weights": _changed_weights(comparison),
-        "first_token": None if first is None else _worst_token(comparison, first),
-        "largest": {"site": largest, "beyond": verdicts[largest].beyond},
-        "drifting_sites": [_drifting_site(errors, name) for name in drifting],
-        "moved_layers": moved_layers(errors),
-        "moved_tokens": moved_tokens(errors, comparison.tokens),
-        "reference": comparison.names[0],
-        "candidate": comparison.names[1],
-        "compared": comparison.compared,
-        "texts": max(tokens.count for tokens in comparison.tokens.values()),
-        "tokens": sum(map(len, comparison.tokens.values())),
-        "sites": len(verdicts),
-        "passes": _passes(errors),
-        "noise": {"made_of": errors.noise_sources, "margin": MARGIN},
-        "self_check": {"observing_changed_nothing": errors.observing_changed_nothing},
-        "pairing": comparison.pairing,
-        "hints": comparison.hints if first else [],
-        "consequences": _consequences(comparison),
-        "notes": errors.notes,
-    }
-    if baseline is not None:
-        facts["baseline"] = baseline
-    return facts
+    def _worst_token(self, name: str) -> dict[str, object] | None:
+        """Find the token at which a site is farthest off."""
+        cells = self.errors.cells.get(name, {})
+        values = cells.get("local", cells.get("relative"))
+        if values is None or not np.isfinite(values).any():
+            return None
+        return self._token(name, int(np.nanargmax(values)))
 
+    def _token(self, name: str, row: int) -> dict[str, object]:
+        tokens = self.tokens[stack_of(name, self.tokens)]
+        return {
+            "text": int(tokens.text[row]),
+            "position": int(tokens.positions[row]),
+            "token": tokens.strings[row],
+        }
 
-def _changed_weights(comparison: DriftComparison) -> list[Facts]:
-    """List the weights that differ, and by what share of their norm."""
-    changed: list[Facts] = []
-    for weight in comparison.changed_weights:
-        changed.append({"name": weight.name, "relative": weight.relative})
-    return changed
+    def _moved_tokens(self) -> list[MovedTokenFacts]:
+        """List the tokens whose output moved most, or without a head their state."""
+        cells = self.errors.cells
+        states = []
+        for name in self.errors.verdicts:
+            if name != LOGITS and "relative" in cells.get(name, {}):
+                states.append(name)
+        if not states:
+            return []
+        moved = cells[states[-1]]["relative"]
+        divergences = cells.get(LOGITS, {}).get("kl")
+        if divergences is not None and len(divergences) != len(moved):
+            divergences = None
+        ranking = moved if divergences is None else divergences
+        order = np.argsort(-np.nan_to_num(ranking, nan=-1.0), kind="stable")
+        listed: list[MovedTokenFacts] = []
+        for row in order[:MOST_TOKENS]:
+            kl = None if divergences is None else float(divergences[row])
+            if moved[row] > 0:
+                token = self._token(states[-1], row)
+                listed.append({**token, "error": float(moved[row]), "kl": kl})  # type: ignore[typeddict-item]
+        return listed
+
+    def _consequences(self) -> dict[str, object] | None:
+        """Describe what changes in the predictions."""
+        errors = self.errors
+        if not errors.kl:
+            return None
+        kl, changed = np.concatenate(errors.kl), np.concatenate(errors.top1_changed)
+        return {
+            "kl_mean": float(kl.mean()),
+            "kl_max": float(kl.max()),
+            "top1_changed": int(changed.sum()),
+            "of": len(kl),
+            "restored": self.restored if errors.drifting else [],
+        }
+
+    def dataset(self, patterns: SitePatterns) -> xarray.Dataset:
+        """Lay out errors by site and token, and along the selected sites."""
+        import xarray
+
+        errors = self.errors
+        measured = [name for name in errors.verdicts if name in errors.cells]
+        sites = [Site.parse(name) for name in measured if name != LOGITS]
+        selected = {LOGITS, *map(str, select(patterns, sites, owner="this comparison"))}
+        names = [name for name in measured if name in selected]
+        # The tokens of all stacks, one stack after another.
+        starts, count = {}, 0
+        for stack, stack_tokens in self.tokens.items():
+            starts[stack] = count
+            count += len(stack_tokens)
+        variables: dict[str, object] = {}
+        for measure, attributes in CELLS.items():
+            if not any(measure in errors.cells[name] for name in names):
+                continue
+            cells = np.full((len(names), count), np.nan, dtype=np.float32)
+            for row, name in enumerate(names):
+                values = errors.cells[name].get(measure)
+                if values is not None:
+                    start = starts[stack_of(name, self.tokens)]
+                    cells[row, start : start + len(values)] = values
+            variables[measure] = (("site", "token"), cells, dict(attributes))
+        for line, numbers in _along_sites(errors, names).items():
+            values = np.array(numbers, dtype=np.float32)
+            if np.isfinite(values).any():
+                attributes = {"long_name": LINES[line], "scale": "log"}
+                variables[line] = ("site", values, attributes)
+        return xarray.Dataset(variables, {"site": names, **self._coordinates()})
+
+    def _coordinates(self) -> dict[str, object]:
+        stacks = list(self.tokens.values())
+        strings: list[str] = []
+        for tokens in stacks:
+            strings += tokens.strings
+        coordinates: dict[str, object] = {
+            "text": ("token", np.concatenate([tokens.text for tokens in stacks])),
+            "position": (
+                "token",
+                np.concatenate([tokens.positions for tokens in stacks]),
+            ),
+            "id": ("token", np.concatenate([tokens.ids for tokens in stacks])),
+            # The None keeps numpy from making fixed-width strings.
+            "string": ("token", np.array([*strings, None], dtype=object)[:-1]),
+        }
+        if len(stacks) > 1:
+            names = np.repeat(list(map(str, self.tokens)), list(map(len, stacks)))
+            coordinates["stack"] = ("token", names.astype(object))
+        return coordinates
 
 
 def _drifting_site(errors: Errors, name: str) -> DriftingSiteFacts:
@@ -124,71 +242,43 @@ def _drifting_site(errors: Errors, name: str) -> DriftingSiteFacts:
     return {"site": name, "beyond": verdict.beyond, "error": verdict.error}
 
 
-def _passes(errors: Errors) -> dict[str, float]:
-    """Count the passes of each side; a pass of some layers is a part of one."""
-    passes: dict[str, float] = {}
-    for side, count in errors.passes.items():
-        passes[side] = int(count) if count == int(count) else count
-    return passes
-
-
-def _explained_by(comparison: DriftComparison) -> str | None:
-    """Name what explains the difference, where it is not a fault of code."""
-    if comparison.errors.drifting:
-        return None if comparison.cause is None else comparison.cause.explained_by
-    # On equal terms nothing is left: only the dtypes made a difference.
-    return "dtype" if comparison.dtypes_differ else None
-
-
-def _unexplained(comparison: DriftComparison) -> DriftingSiteFacts | None:
-    """Return the first site that still differs with the candidate's own weights."""
-    cause = comparison.cause
-    if cause is None or cause.errors is None:
-        return None
-    return _drifting_site(cause.errors, cause.errors.drifting[0])
-
-
-def _as_given(errors: Errors) -> ErrorFacts | None:
+def _as_given(errors: Errors) -> dict[str, object] | None:
     """Find the largest difference of the sides in their own dtypes and kernels."""
-    largest: tuple[str, float] | None = None
-    for name in errors.verdicts:
-        error = _largest(errors, name, "relative")
-        if not math.isnan(error) and (largest is None or error > largest[1]):
-            largest = name, error
-    if largest is None:
+    sizes = {name: _largest(errors, name, "relative") for name in errors.verdicts}
+    finite = [name for name, size in sizes.items() if not math.isnan(size)]
+    if not finite:
         return None
-    return {"site": largest[0], "error": largest[1]}
+    largest = max(finite, key=sizes.__getitem__)
+    return {"site": largest, "error": sizes[largest]}
 
 
-def _systematic(errors: Errors, site: str | None) -> dict[str, object] | None:
-    """Describe the strongest systematic difference at a site, or anywhere."""
-    findings = {}
-    for name, finding in errors.findings.items():
-        if finding.patterns and site in (None, main_site(name)):
-            findings[name] = finding
-    if not findings:
-        return None
-    part = max(findings, key=lambda name: findings[name].beyond)
-    pattern = findings[part].strongest
-    return {
-        "part": part,
-        "pattern": pattern.name,
-        "size": pattern.size,
-        "beyond": pattern.beyond,
-    }
+def _systematic(errors: Errors, site: str | None) -> dict[str, object]:
+    """Describe the strongest systematic difference at a site, or anywhere.
 
-
-def _smallest_fault(errors: Errors) -> SmallestFaultFacts | None:
-    """Say how small a systematic difference these texts would have shown."""
-    sizes = {}
-    for name, finding in errors.findings.items():
-        if finding.patterns:
-            sizes[name] = finding.smallest
-    if not sizes:
-        return None
-    part = max(sizes, key=lambda name: sizes[name])
-    typical = float(np.median(list(sizes.values())))
-    return {"typical": typical, "largest": sizes[part], "part": part}
+    And say how small a systematic difference these texts would have shown.
+    """
+    findings = {name: test for name, test in errors.findings.items() if test.patterns}
+    facts: dict[str, object] = {"systematic": None, "smallest_fault": None}
+    here = [name for name in findings if site in (None, main_site(name))]
+    if here:
+        part = max(here, key=lambda name: findings[name].beyond)
+        pattern = findings[part].strongest
+        facts["systematic"] = {
+            "part": part,
+            "pattern": pattern.name,
+            "size": pattern.size,
+            "beyond": pattern.beyond,
+        }
+    if findings:
+        sizes = {name: finding.smallest for name, finding in findings.items()}
+        part = max(sizes, key=sizes.__getitem__)
+        typical = float(np.median(list(sizes.values())))
+        facts["smallest_fault"] = {
+            "typical": typical,
+            "largest": sizes[part],
+            "part": part,
+        }
+    return facts
 
 
 def _largest(errors: Errors, name: str, measure: str) -> float:
@@ -198,78 +288,24 @@ def _largest(errors: Errors, name: str, measure: str) -> float:
     return float(np.nanmax(values))
 
 
-def _worst_token(comparison: DriftComparison, name: str) -> WorstTokenFacts | None:
-    """Find the token at which a site is farthest off."""
-    cells = comparison.errors.cells.get(name, {})
-    values = cells.get("local", cells.get("relative"))
-    if values is None or not np.isfinite(values).any():
-        return None
-    tokens = comparison.tokens[stack_of(name, comparison.tokens)]
-    row = int(np.nanargmax(values))
-    return {
-        "text": int(tokens.text[row]),
-        "position": int(tokens.positions[row]),
-        "token": tokens.strings[row],
-    }
-
-
-def _consequences(comparison: DriftComparison) -> dict[str, object] | None:
-    """Describe what changes in the predictions."""
-    errors = comparison.errors
-    if not errors.kl:
-        return None
-    kl, changed = np.concatenate(errors.kl), np.concatenate(errors.top1_changed)
-    return {
-        "kl_mean": float(kl.mean()),
-        "kl_max": float(kl.max()),
-        "top1_changed": int(changed.sum()),
-        "of": len(kl),
-        "restored": comparison.restored if errors.drifting else [],
-    }
-
-
-def drift_dataset(
-    comparison: DriftComparison, patterns: SitePatterns
-) -> xarray.Dataset:
-    """Lay out errors by site and token, and along the selected sites."""
-    import xarray
-
-    errors, tokens = comparison.errors, comparison.tokens
-    measured = [name for name in errors.verdicts if name in errors.cells]
-    sites = [Site.parse(name) for name in measured if name != LOGITS]
-    selected = {LOGITS, *map(str, select(patterns, sites, owner="this comparison"))}
-    names = [name for name in measured if name in selected]
-    variables: dict[str, object] = {}
-    for measure, attributes in CELLS.items():
-        if any(measure in errors.cells[name] for name in names):
-            values = _by_site_and_token(errors, tokens, names, measure)
-            variables[measure] = (("site", "token"), values, dict(attributes))
-    for line, numbers in _along_sites(errors, names).items():
-        values = np.array(numbers, dtype=np.float32)
-        if np.isfinite(values).any():
-            attributes = {"long_name": LINES[line], "scale": "log"}
-            variables[line] = ("site", values, attributes)
-    return xarray.Dataset(variables, {"site": names, **_token_coordinates(tokens)})
-
-
-def _by_site_and_token(
-    errors: Errors,
-    tokens: Mapping[str | None, Tokens],
-    names: Sequence[str],
-    measure: str,
-) -> NDArray[np.float32]:
-    """Fill an array over the tokens of all stacks, one stack after another."""
-    starts, count = {}, 0
-    for stack, stack_tokens in tokens.items():
-        starts[stack] = count
-        count += len(stack_tokens)
-    cells = np.full((len(names), count), np.nan, dtype=np.float32)
-    for row, name in enumerate(names):
-        values = errors.cells[name].get(measure)
-        if values is not None:
-            start = starts[stack_of(name, tokens)]
-            cells[row, start : start + len(values)] = values
-    return cells
+def _moved_layers(errors: Errors) -> list[MovedLayerFacts]:
+    """List the sites by how far their own weights or code move them, most first."""
+    moved: list[MovedLayerFacts] = []
+    for name in errors.verdicts:
+        cells = errors.cells.get(name, {})
+        local, total = cells.get("local"), cells.get("relative")
+        if name == LOGITS or local is None or total is None:
+            continue
+        if np.isfinite(local).any() and np.nanmax(total) > 0:
+            moved.append(
+                {
+                    "site": name,
+                    "local": float(np.nanmedian(local)),
+                    "total": float(np.nanmedian(total)),
+                    "largest": float(np.nanmax(local)),
+                }
+            )
+    return sorted(moved, key=lambda layer: -layer["local"])
 
 
 def _along_sites(errors: Errors, names: Sequence[str]) -> dict[str, list[float]]:
@@ -288,23 +324,56 @@ def _along_sites(errors: Errors, names: Sequence[str]) -> dict[str, list[float]]
     return lines
 
 
-def _token_coordinates(tokens: Mapping[str | None, Tokens]) -> dict[str, object]:
-    stacks = list(tokens.values())
-    strings: list[str] = []
-    for stack_tokens in stacks:
-        strings += stack_tokens.strings
-    text = np.concatenate([stack_tokens.text for stack_tokens in stacks])
-    position = np.concatenate([stack_tokens.positions for stack_tokens in stacks])
-    ids = np.concatenate([stack_tokens.ids for stack_tokens in stacks])
-    coordinates: dict[str, object] = {
-        "text": ("token", text),
-        "position": ("token", position),
-        "id": ("token", ids),
-        # The None keeps numpy from making fixed-width strings.
-        "string": ("token", np.array([*strings, None], dtype=object)[:-1]),
-    }
-    if len(stacks) > 1:
-        names = [str(stack) for stack in tokens]
-        counts = [len(stack_tokens) for stack_tokens in stacks]
-        coordinates["stack"] = ("token", np.repeat(names, counts).astype(object))
-    return coordinates
+def read_baseline(path: str | os.PathLike[str]) -> dict[str, float] | None:
+    """Read the accepted error of each site; None if there is no file.
+
+    >>> read_baseline("no/such/file.json") is None
+    True
+    """
+    problem = f"Cannot use {str(Path(path))[:200]!r} as a baseline"
+    try:
+        # Before opening it: opening a pipe waits for a writer.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError("it is a folder, a device or a pipe")
+        with Path(path).open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES // 2**20} MiB")
+        return _levels(json.loads(content))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise FileError(problem, reason, "Give the path of a plain file.") from error
+    except (ValueError, RecursionError) as error:
+        reason = f"it is damaged or of another kind ({error})"
+        raise FileError(
+            problem, reason, "Remove it to have it written anew."
+        ) from error
+
+
+def _levels(stored: object) -> dict[str, float]:
+    """Check the content of a file; anything wrong raises a ValueError."""
+    if not isinstance(stored, dict) or not isinstance(stored.get("accepted"), dict):
+        raise ValueError("it has no table `accepted`")
+    if stored.get("format") != FORMAT:
+        raise ValueError(
+            f"its format is {str(stored.get('format'))[:100]}, not {FORMAT}"
+        )
+    levels = {}
+    for site, level in stored["accepted"].items():
+        is_number = isinstance(level, int | float) and not isinstance(level, bool)
+        if not is_number or not 0 <= level < math.inf:
+            raise ValueError(f"the level of {site[:100]} is {str(level)[:100]}")
+        levels[site] = float(level)
+    return levels
+
+
+def write_baseline(path: str | os.PathLike[str], levels: Mapping[str, float]) -> int:
+    """Write the finite errors of sites, and return their number."""
+    accepted = {site: level for site, level in levels.items() if math.isfinite(level)}
+    with replacing(path) as fresh:
+        fresh.write_text(
+            json.dumps({"format": FORMAT, "accepted": accepted}, indent=1), "utf-8"
+        )
+    return len(accepted)

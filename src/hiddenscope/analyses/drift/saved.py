@@ -1,11 +1,18 @@
 """Saved runs: states that were captured elsewhere, as one or both sides.
 
-Only whole passes can be compared with them.
+Only whole passes can be compared with them. If a file does not say which layers it
+holds, the model proves it.
+
+An engine that computes the same numbers is easily taken for one that drifts: vLLM's
+blocks return the residual apart from what the MLP adds, some count layers from the
+first block's output, Hugging Face norms the last layer, TransformerLens centres its
+weights. Each is tried on the reference. It is named only for layers of which every
+token is within rounding if it is true, by the comparison that found the difference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,12 +21,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.analyses.drift.dtypes import narrowest
-from hiddenscope.analyses.drift.facts import PairFacts, PairingFacts
+from hiddenscope.analyses.drift.compare import (
+    RowReader,
+    compare_passes,
+    compare_saved,
+)
+from hiddenscope.analyses.drift.errors import Errors
+from hiddenscope.analyses.drift.facts import Hint, PairFacts, PairingFacts
+from hiddenscope.analyses.drift.live_model import (
+    as_live,
+    encode,
+    narrowest,
+    tokens_of,
+)
 from hiddenscope.analyses.drift.result import DriftComparison
-from hiddenscope.analyses.drift.saved_layouts import LayoutTrial, name_layers
-from hiddenscope.analyses.drift.sides import as_live, encode, tokens_of
-from hiddenscope.analyses.drift.whole import compare_passes, compare_saved
 from hiddenscope.errors import StatesError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts
@@ -32,14 +47,26 @@ from hiddenscope.store import open as open_store
 
 # Rows of saved states that are compared at a time.
 BLOCK = 8192
+# Tokens by which layers are recognised, before all of them are compared.
+MOST_TOKENS = 512
+# States may be the same if half of the tokens differ by no more than this share:
+# bfloat16 leaves a hundredth or two after many layers.
+SAME = 0.05
+# And if they differ this many times less than under any other name.
+CLEARLY = 5
 
 
 @dataclass(eq=False)
 class SavedRun:
-    """States of another run, one value for each stack."""
+    """States of another run, one value for each stack.
+
+    A file at `path` may hold `unnamed` layers: it does not say which these are.
+    """
 
     name: str
     stacks: tuple[States | Store, ...]
+    path: Path | None = None
+    unnamed: UnnamedLayers | None = None
 
     @property
     def named_dtype(self) -> torch.dtype:
@@ -74,15 +101,15 @@ class SavedRun:
     @property
     def sites(self) -> list[Site]:
         """Return the sites of all stacks."""
-        sites: list[Site] = []
-        for states in self.stacks:
-            sites += states.sites
-        return sites
+        return [site for states in self.stacks for site in states.sites]
+
+    def states_of(self, stack: str | None) -> States | Store:
+        """Return the states of a stack."""
+        return next(states for states in self.stacks if states.sites[0].stack == stack)
 
     def width(self, site: Site) -> int:
         """Return the width of the states at a site."""
-        states = self.states_of(site.stack)
-        return states[site].shape[1]
+        return self.states_of(site.stack)[site].shape[1]
 
     def rows(self, site: Site, numbers: Sequence[int]) -> Tensor:
         """Read some rows of a site."""
@@ -94,10 +121,6 @@ class SavedRun:
     def blocks(self, site: Site) -> Iterator[Tensor]:
         """Read the states of a site in blocks, of equal sizes in every run."""
         return iter(self.states_of(site.stack).blocks(site, BLOCK))
-
-    def states_of(self, stack: str | None) -> States | Store:
-        """Return the states of a stack."""
-        return next(states for states in self.stacks if states.sites[0].stack == stack)
 
     def texts(self) -> list[str] | list[list[int]]:
         """Return the windows, texts or ids that the states were computed on."""
@@ -119,17 +142,11 @@ class SavedRun:
         ends = states.sequence_lengths.cumsum()[:-1]
         return [ids.tolist() for ids in np.split(states.tokens.ids, ends)]
 
-
-@dataclass(eq=False)
-class UnnamedRun(SavedRun):
-    """States of another program whose file does not say which layers they are."""
-
-    path: Path
-    layers: UnnamedLayers
-
     def named_by(self, model: Model) -> SavedRun:
         """Return the states with the sites that the model proves them to be."""
-        sites = name_layers(model, self.layers.values, self.layers.ids)
+        if self.unnamed is None or self.path is None:
+            return self
+        sites = name_layers(model, self.unnamed)
         note = (
             f"The file does not say which layers it holds: each was found to be a state"
             f" of the reference ({summarise(sites)})."
@@ -141,37 +158,27 @@ class UnnamedRun(SavedRun):
 
 def open_saved(path: Path) -> SavedRun | None:
     """Open a store or a file of states; None if the path is neither."""
-    stacks: tuple[States | Store, ...]
     if (path / "plan.json").is_file():
-        stacks = (open_store(path),)
-    elif path.suffix.lower() == ".safetensors" and path.is_file():
-        if is_foreign(path):
-            return _open_foreign(path)
-        stacks = _stacks_of(load_states(path))
-    else:
+        return _saved(open_store(path), path)
+    if path.suffix.lower() != ".safetensors" or not path.is_file():
         return None
-    return SavedRun(f"{stacks[0].source.model} ({path.name})", stacks)
+    return open_foreign(path) or _saved(load_states(path), path)
 
 
-def check_foreign(path: Path) -> None:
-    """Raise if a file that another program wrote cannot be compared."""
-    if is_foreign(path):
-        _open_foreign(path)
-
-
-def _open_foreign(path: Path) -> SavedRun:
-    """Open a file that another program wrote."""
+def open_foreign(path: Path) -> SavedRun | None:
+    """Open a file that another program wrote; None if we wrote it."""
+    if not is_foreign(path):
+        return None
     layers = unnamed_layers(path)
     if layers is not None:
-        return UnnamedRun(path.name, (), path, layers)
+        return SavedRun(path.name, (), path, layers)
     return SavedRun(path.name, (States.read(path),))
 
 
 def as_saved(states: object) -> SavedRun | None:
     """Return states in memory, or a store, as a saved run; None for anything else."""
     if isinstance(states, States | Store | Pair):
-        stacks = _stacks_of(states)
-        return SavedRun(stacks[0].source.model, stacks)
+        return _saved(states)
     if not isinstance(states, Readable):
         return None
     blocks = [torch.cat(list(states.blocks(site))) for site in states.sites]
@@ -180,10 +187,11 @@ def as_saved(states: object) -> SavedRun | None:
     return SavedRun(str(getattr(source, "model", "states")), (gathered,))
 
 
-def _stacks_of(states: States | Store | Pair) -> tuple[States | Store, ...]:
-    if isinstance(states, Pair):
-        return states.encoder, states.decoder
-    return (states,)
+def _saved(states: States | Store | Pair, path: Path | None = None) -> SavedRun:
+    is_pair = isinstance(states, Pair)
+    stacks = (states.encoder, states.decoder) if is_pair else (states,)
+    name = stacks[0].source.model
+    return SavedRun(name if path is None else f"{name} ({path.name})", stacks)
 
 
 def compare_model_with_saved(
@@ -194,21 +202,17 @@ def compare_model_with_saved(
     saved_is_reference: bool,
 ) -> DriftComparison:
     """Compare a live model with states that were saved elsewhere."""
-    if isinstance(saved, UnnamedRun):
-        saved = saved.named_by(model)
+    saved = saved.named_by(model)
     _check_unpooled(saved)
     inputs = encode(model, saved.texts() if texts is None else texts)
     _check_tokens(inputs, saved)
-    live = as_live(model)
-    names = (saved.name, model.name) if saved_is_reference else (model.name, saved.name)
-    sites = _common_sites(live.sites, saved.sites, names)
-    for site in sites:
-        _check_widths(site, live.anatomy.width(site), saved.width(site))
-    readers = {str(site): partial(saved.rows, site) for site in sites}
-    dtype = saved.computed_in(model.module)
-    roles = ("reference", "candidate")
+    live, dtype = as_live(model), saved.computed_in(model.module)
+    names, roles = (model.name, saved.name), ("reference", "candidate")
     if saved_is_reference:
-        roles = ("candidate", "reference")
+        names, roles = (saved.name, model.name), ("candidate", "reference")
+    widths = {site: live.anatomy.width(site) for site in live.sites}
+    sites = _common_sites(widths, saved, (model.name, saved.name))
+    readers = {str(site): partial(saved.rows, site) for site in sites}
     with model.lock:
         errors = compare_passes(live, model, readers, dtype, inputs, roles=roles)
     tokens = tokens_of(model, inputs)
@@ -221,26 +225,25 @@ def compare_model_with_saved(
         errors.passes = {"reference": 0, "candidate": errors.passes["reference"]}
     errors.notes += getattr(saved.stacks[0].source, "notes", ())
     comparison = DriftComparison(names, errors, tokens, sources, _paired_by_site(sites))
-    if errors.drifting:
-        comparison.hints = LayoutTrial(model, saved, inputs, errors, dtype).explain()
+    comparison.hints = explain_layout(model, saved, inputs, errors, dtype)
     return comparison
 
 
 def compare_two_saved(first: SavedRun, second: SavedRun) -> DriftComparison:
     """Compare two saved runs."""
     for run in (first, second):
-        if isinstance(run, UnnamedRun):
+        if run.unnamed is not None:
             reason = "nothing says which layers it holds, and no model can prove it"
             remedy = "Give hs.States.read(path, sites=[1, 2]), one for each layer."
             raise StatesError(f"Cannot compare {run.name}", reason, remedy)
     names = (first.name, second.name)
-    sites = _common_sites(first.sites, second.sites, names)
+    widths = {site: first.width(site) for site in first.sites}
+    sites = _common_sites(widths, second, names)
     stacks = list(dict.fromkeys(site.stack for site in sites))
     for stack in stacks:
         _check_same_texts(first, second, stack)
     blocks = {}
     for site in sites:
-        _check_widths(site, first.width(site), second.width(site))
         blocks[str(site)] = zip(first.blocks(site), second.blocks(site), strict=True)
     tokens = {stack: first.states_of(stack).tokens for stack in stacks}
     counts = {stack: len(stack_tokens) for stack, stack_tokens in tokens.items()}
@@ -258,26 +261,24 @@ def _paired_by_site(sites: Sequence[Site]) -> PairingFacts:
 
 
 def _common_sites(
-    sites: Sequence[Site], other_sites: Sequence[Site], names: tuple[str, str]
+    widths: Mapping[Site, int], saved: SavedRun, names: tuple[str, str]
 ) -> list[Site]:
-    """Return the sites that both sides have; none is an error."""
-    common = [site for site in sites if site in other_sites]
+    """Return the sites that both sides have in one width; none is an error."""
+    common = [site for site in widths if site in saved.sites]
     if not common:
         reason = (
-            f"{names[0]} has {summarise(sites)} and {names[1]} has"
-            f" {summarise(other_sites)}"
+            f"{names[0]} has {summarise(widths)} and {names[1]} has"
+            f" {summarise(saved.sites)}"
         )
         remedy = "Choose sites that both have, or give a pairing."
         raise StatesError("Nothing to compare", reason, remedy)
+    for site in common:
+        width, other = widths[site], saved.width(site)
+        if width != other:
+            reason = f"{site} is {width} wide in one and {other} in the other"
+            remedy = "Give two versions of one model."
+            raise StatesError("Cannot compare the two runs", reason, remedy)
     return common
-
-
-def _check_widths(site: Site, width: int, other_width: int) -> None:
-    """Raise if the states of a site have different widths in the two runs."""
-    if width != other_width:
-        reason = f"{site} is {width} wide in one and {other_width} in the other"
-        remedy = "Give two versions of one model."
-        raise StatesError("Cannot compare the two runs", reason, remedy)
 
 
 def _check_unpooled(saved: SavedRun) -> None:
@@ -331,3 +332,208 @@ def _check_same_texts(first: SavedRun, second: SavedRun, stack: str | None) -> N
         )
         remedy = "Capture both on the same texts."
         raise StatesError("The two saved runs are of different texts", reason, remedy)
+
+
+def name_layers(model: Model, unnamed: UnnamedLayers) -> tuple[Site, ...]:
+    """Return the sites that layers `[layer, token, width]` are, proved by the model.
+
+    An error says which layer equals no state of the model, or more than one.
+    """
+    layers = unnamed.values
+    inputs = model.encode([unnamed.ids[:MOST_TOKENS]])
+    captured = model.capture(inputs, "layer.*,final")
+    problem = "Cannot tell which layers these saved states are"
+    remedy = "Say it: hs.States.read(path, sites=[1, 2]), one for each layer."
+    if not isinstance(captured, States):
+        reason = "the model has an encoder and a decoder"
+        raise StatesError(problem, reason, remedy)
+    if layers.shape[-1] != captured.width:
+        reason = (
+            f"they are {layers.shape[-1]} wide, and those of {model.name} are"
+            f" {captured.width}"
+        )
+        raise StatesError(problem, reason, "Give states of this model.")
+    named: list[Site] = []
+    for number, rows in enumerate(layers):
+        distances = {
+            site: _distance(rows[: len(captured.tokens)], captured[site])
+            for site in captured.sites
+        }
+        nearest, *others = sorted(distances, key=distances.__getitem__)
+        least = distances[nearest]
+        is_clear = not others or distances[others[0]] >= CLEARLY * least
+        if least > SAME or not is_clear or nearest in named:
+            reason = (
+                f"layer {number} of the file is nearest to {nearest}, and differs from"
+                f" it by {least:.2g} of its size: it may drift, or be another layer"
+            )
+            raise StatesError(problem, reason, remedy)
+        named.append(nearest)
+    return tuple(named)
+
+
+def _distance(rows: Tensor, state: Tensor) -> float:
+    """Return the relative difference of the median token.
+
+    The first token's state is often so large that it would hide all others.
+    """
+    expected, actual = state.double().cpu(), rows.double().cpu()
+    sizes = expected.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+    return float(((actual - expected).norm(dim=-1) / sizes).median())
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """One mix-up: the state of the reference that each saved site really is.
+
+    With `is_centred` it is that state less the mean of each token's numbers.
+    """
+
+    fault: str
+    really: Mapping[Site, Site]
+    evidence: str
+    remedy: str
+    is_centred: bool = False
+
+
+def explain_layout(
+    model: Model, saved: SavedRun, inputs: Inputs, errors: Errors, dtype: torch.dtype
+) -> list[Hint]:
+    """Return the mix-ups that saved layers are, with what they leave unexplained.
+
+    `errors` are those under the names that were given, and `dtype` is the one that the
+    states were computed in. A mix-up is named for a layer if no token exceeds the noise
+    envelope under it.
+    """
+    drifting = errors.drifting
+    sites = [site for site in saved.sites if str(site) in drifting and not site.part]
+    # Two stacks have other tokens each.
+    if not sites or any(site.stack is not None for site in sites):
+        return []
+    # The first texts show what is worth a comparison of all tokens.
+    count, texts = 0, 0
+    for length in inputs.lengths:
+        if texts and count + length > MOST_TOKENS:
+            break
+        count, texts = count + length, texts + 1
+    layers = {site.layer for site in sites}
+    wanted = []
+    for site in model.anatomy.sites:
+        is_part = site.part in ("mlp", "mid") and site.layer in layers
+        if is_part or not site.part:
+            wanted.append(site)
+    reference = model.capture(inputs.some(range(texts)), wanted)
+    assert isinstance(reference, States)
+    rows = {site: saved.rows(site, range(count)) for site in sites}
+    hints = []
+    for layout in _layouts(reference.sites, sites):
+        near = []
+        for site, state in layout.really.items():
+            expected = reference[state]
+            if layout.is_centred:
+                expected = expected - expected.mean(-1, keepdim=True)
+            if rows[site].shape != expected.shape:
+                continue
+            distance = _distance(rows[site], expected)
+            is_clear = CLEARLY * distance <= _distance(rows[site], reference[site])
+            if distance <= SAME and is_clear:
+                near.append(site)
+        readers: dict[str, RowReader] = {}
+        for site in near:
+            reader: RowReader = partial(saved.rows, site)
+            if layout.is_centred:
+                captured = model.capture(inputs, site)
+                assert isinstance(captured, States)
+                reader = partial(_uncentred, reader, captured[site])
+            readers[str(layout.really[site])] = reader
+        if not near:
+            continue
+        with model.lock:
+            really = compare_passes(as_live(model), model, readers, dtype, inputs)
+        explained = []
+        for site in near:
+            beyond = really.verdicts[str(layout.really[site])].beyond
+            as_named = errors.verdicts[str(site)].beyond
+            if beyond <= 1 and CLEARLY * beyond <= as_named:
+                explained.append(site)
+        if not explained:
+            continue
+        rest = set(drifting) - set(map(str, explained))
+        outcome = "This is no drift: so read, every token is within rounding."
+        if rest:
+            left = summarise(map(Site.parse, rest))
+            outcome = f"It does not explain {left}, which differ as well."
+        evidence = layout.evidence.format(sites=summarise(explained))
+        evidence = f"{evidence} {outcome} {layout.remedy}"
+        hints.append(Hint(fault=layout.fault, evidence=evidence))
+    return hints
+
+
+def _uncentred(reader: RowReader, state: Tensor, numbers: Sequence[int]) -> Tensor:
+    """Read rows, and add the mean of each token's numbers in a state."""
+    rows = reader(numbers)
+    means = state.double().mean(-1, keepdim=True).cpu()
+    return (rows.double() + means[list(numbers)]).to(rows.dtype)
+
+
+def _layouts(known: Sequence[Site], sites: Sequence[Site]) -> Iterator[_Layout]:
+    """Yield the mix-ups of layouts that other programs make."""
+    layers = [site for site in sites if site.layer is not None]
+
+    def of_layers(part: str = "", step: int = 0) -> dict[Site, Site]:
+        really = {}
+        # No block makes layer 0, so it has no parts.
+        lowest = 1 if part else 0
+        for site in layers:
+            other = (site.layer or 0) + step
+            if other >= lowest and Site(other, part) in known:
+                really[site] = Site(other, part)
+        return really
+
+    yield _Layout(
+        "residual_apart",
+        of_layers("mlp"),
+        "At {sites} the saved states are what the reference's MLPs add: the residual"
+        " was kept apart, as vLLM's blocks return it, and the state is their sum.",
+        "Read the states with `residual=`.",
+    )
+    yield _Layout(
+        "residual_alone",
+        of_layers("mid"),
+        "At {sites} the saved states are the residual before the MLP adds to it, as"
+        " vLLM's blocks return it apart.",
+        "Add the two.",
+    )
+    for step, word in ((1, "next"), (-1, "previous")):
+        yield _Layout(
+            "layer_offset",
+            of_layers(step=step),
+            "At {sites} the saved states are those of the reference's"
+            f" {word} layer: layers are counted from another number.",
+            "Read the states with other `sites`.",
+        )
+    last = Site(max(site.layer for site in known if site.layer is not None))
+    final = Site(None)
+    if final in known and last in layers:
+        yield _Layout(
+            "final_norm",
+            {last: final},
+            "At {sites} the saved states are those after the final norm, as Hugging"
+            " Face's last hidden state is.",
+            "Call that site `final`.",
+        )
+    if final in sites:
+        yield _Layout(
+            "final_norm",
+            {final: last},
+            "At {sites} the saved states are those before the final norm.",
+            f"Call that site `{last}`.",
+        )
+    yield _Layout(
+        "centred",
+        of_layers(),
+        "At {sites} the saved states are the reference's less the mean of each token's"
+        " numbers, as TransformerLens centres them.",
+        "Load its model without center_writing_weights.",
+        is_centred=True,
+    )

@@ -13,31 +13,32 @@ blocks is named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hiddenscope.analyses.drift.calls import (
-    ModuleCall,
-    clone,
-    parts_inside,
-    raise_if_out_of_memory,
-    record_calls,
-    run_in_float64,
-    structure_of,
-    tensors_in,
-)
+from hiddenscope.analyses.drift.errors import Gap, Noise, gap
 from hiddenscope.analyses.drift.facts import Hint
 from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel
-from hiddenscope.analyses.drift.noise import Gap, Noise, gap
-from hiddenscope.analyses.drift.observe import FLOAT64_ERRORS, masks_of, real_rows
+from hiddenscope.analyses.drift.observe import (
+    FLOAT64_ERRORS,
+    ModuleCall,
+    clone,
+    masks_of,
+    parts_inside,
+    raise_if_out_of_memory,
+    real_rows,
+    record_calls,
+    run_exactly,
+    tensors_in,
+)
 from hiddenscope.analyses.drift.systematic import SystematicTest
-from hiddenscope.analyses.drift.weights import equal, same_weights
 from hiddenscope.modules import hooks
+from hiddenscope.modules.module_copy import float64_copy
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 
@@ -70,8 +71,7 @@ class FaultyModule:
     hints: tuple[Hint, ...] = ()
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """How far a returned tensor is over the noise, and its relative error."""
 
     beyond: float
@@ -95,8 +95,7 @@ class Search:
         self.reference, self.candidate, self.inputs = reference, candidate, inputs
         self.batch = reference.batch(inputs)
         self.masks = masks_of(self.batch)
-        # The calls are kept with their verdicts, so that no other call gets their id.
-        self._verdicts: dict[int, tuple[ModuleCall, Verdict | None]] = {}
+        self._verdicts: dict[ModuleCall, Verdict | None] = {}
 
     def find(
         self, first: str, beyond: Mapping[str, float], relative: float
@@ -110,31 +109,24 @@ class Search:
         # Nothing agrees, so the blocks differ in what all of them are given. One or two
         # layers that differ would be too few to say so.
         if len(layers) > 2 and all(beyond[name] > 1 for name in layers):
-            path = self._container(Site.parse(first))
+            block = self.reference.anatomy.stack(Site.parse(first)).blocks[0].path
+            calls = self.calls_outside(self.reference)
+            holders = [call.path for call in calls if _holds(call.path, block)]
+            path = max(holders, key=len, default="")
             return FaultyModule(path, beyond[first], relative)
-        call = None
+        fault = None
         # No block makes layer.0: those are the embeddings.
         if site is not None and site.layer:
-            call = self.block_call(site)
-        fault = None if call is None else self._blame(call)
+            call = self.block_call(site, self.inputs)
+            fault = None if call is None else self._blame(call)
         return fault or self._search_outside(site, relative)
 
-    def block_call(self, site: Site) -> ModuleCall | None:
+    def block_call(self, site: Site, inputs: Inputs) -> ModuleCall | None:
         """Record the reference's block that makes a layer, and every call inside."""
-        path = self.reference.blocks[site]
+        blocks = self.reference.blocks
+        path, block = blocks[site], self.reference.part(blocks[site])
         # One module may be called for several layers.
-        layers = [
-            layer for layer, block in self.reference.blocks.items() if block == path
-        ]
-        call = self._enter(path, layers.index(site))
-        if call is None:
-            return None
-        block = self.reference.part(path)
-        parts = parts_inside(block, path)
-        return record_calls(parts, lambda: call.repeat(block, self.reference.device))[0]
-
-    def _enter(self, path: str, number: int) -> ModuleCall | None:
-        """Record the arguments of one call of a module; the pass stops there."""
+        number = [layer for layer in blocks if blocks[layer] == path].index(site)
         calls: list[ModuleCall] = []
         # accelerate moves weights back after each call: a pass must not be left.
         may_stop = not hooks.is_offloaded(self.reference.module)
@@ -147,16 +139,24 @@ class Search:
             if may_stop:
                 raise hooks.Stopped
 
-        with hooks.watching([hooks.Watch(self.reference.part(path), "input", before)]):
-            self.reference.run(self.batch)
-        return calls[number] if len(calls) > number else None
+        with hooks.watching([hooks.Watch(block, "input", before)]):
+            self.reference.run(self.reference.batch(inputs))
+        if len(calls) <= number:
+            return None
+        call, parts = calls[number], parts_inside(block, path)
+        return record_calls(parts, lambda: call.repeat(block, self.reference.device))[0]
 
     def _blame(self, call: ModuleCall) -> FaultyModule | None:
         """Find the innermost module at fault within a call, first in the pass."""
         verdict = self._verdict(call)
-        matrices = [leaf for leaf in call.leaves() if self._has_matrix(leaf.path)]
-        distinct = {leaf.path for leaf in matrices}
-        if len(distinct) > 1 and all(self._is_wrong(leaf) for leaf in matrices):
+        matrices = []
+        for leaf in call.leaves():
+            weights = weights_of(self.reference.part(leaf.path)).values()
+            if any(weight.ndim > 1 for weight in weights):
+                matrices.append(leaf)
+        verdicts = (self._verdict(leaf) or RIGHT for leaf in matrices)
+        are_several = len({leaf.path for leaf in matrices}) > 1
+        if are_several and all(leaf_verdict.wrong for leaf_verdict in verdicts):
             return self._fault(call, verdict or INCOMPARABLE)
         for inner in call.inner:
             fault = self._blame(inner)
@@ -179,47 +179,37 @@ class Search:
             raise_if_out_of_memory(error)
         if output is not None:
             output = output.to(self.reference.device)
-        return FaultyModule(
-            path, verdict.beyond, verdict.relative, own_code, call, output
-        )
+        return FaultyModule(path, *verdict, own_code, call, output)
 
     def _is_own_code(self, call: ModuleCall) -> bool:
         """Check that all parts and weights of a module agree: only its code is left."""
         path = self._path_in_candidate(call.path)
         part = self.candidate.part(path)
-        if not call.inner or not same_weights(part, self.reference.part(call.path)):
+        weights, others = weights_of(part), weights_of(self.reference.part(call.path))
+        if not call.inner or weights.keys() != others.keys():
             return False
-        compared = set()
+        if not all(equal(weight, others[name]) for name, weight in weights.items()):
+            return False
+        compared = {path}
         for inner in call.walk():
-            if inner is call:
-                continue
             verdict = self._verdict(inner)
-            if verdict is None or verdict.wrong:
+            if inner is not call and (verdict is None or verdict.wrong):
                 return False
             compared.add(self._path_in_candidate(inner.path))
         # If only one of the two models calls a part, that part stays a suspect.
         for inner_path, inner_part in parts_inside(part, path).items():
-            is_part = inner_part is not part and bool(inner_part._parameters)
-            if is_part and inner_path not in compared:
+            if inner_part._parameters and inner_path not in compared:
                 return False
         return True
-
-    def _has_matrix(self, path: str) -> bool:
-        weights = self.reference.part(path)._parameters.values()
-        return any(weight is not None and weight.ndim > 1 for weight in weights)
-
-    def _is_wrong(self, call: ModuleCall) -> bool:
-        verdict = self._verdict(call)
-        return verdict is not None and verdict.wrong
 
     def _verdict(self, call: ModuleCall) -> Verdict | None:
         """Judge the candidate's module on the reference's input.
 
         The verdict is None if the candidate has no such module.
         """
-        if id(call) not in self._verdicts:
-            self._verdicts[id(call)] = call, self._compare(call)
-        return self._verdicts[id(call)][1]
+        if call not in self._verdicts:
+            self._verdicts[call] = self._compare(call)
+        return self._verdicts[call]
 
     def _compare(self, call: ModuleCall) -> Verdict | None:
         try:
@@ -230,22 +220,26 @@ class Search:
         if part is reference_part:
             return RIGHT
         try:
-            output = call.repeat(part, self.candidate.device)
+            others = tensors_in(call.repeat(part, self.candidate.device))
         except CALL_ERRORS as error:
             raise_if_out_of_memory(error)
             # It does not even take the arguments of the reference's module.
             return INCOMPARABLE
+        exact: Sequence[Tensor | None] = [None] * len(call.outputs)
         try:
-            exact_output = run_in_float64(reference_part, call.args, call.kwargs)
-            exact = list(tensors_in(exact_output))
+            wide = float64_copy(reference_part)
+            exact_outputs = tensors_in(run_exactly(wide, call.args, call.kwargs))
+            if len(exact_outputs) == len(call.outputs):
+                exact = exact_outputs
         except FLOAT64_ERRORS as error:
             raise_if_out_of_memory(error)
-            exact = []
+        # An attention kernel may omit the weights that another returns.
+        count = len(others)
+        if count != len(call.outputs):
+            count = min(1, count)
         verdicts = [RIGHT]
-        is_measured = len(exact) == len(call.outputs)
-        for place, (expected, other) in enumerate(_paired_outputs(call, output)):
-            exact_tensor = exact[place] if is_measured else None
-            verdicts.append(self.judge(expected, other, exact_tensor))
+        for outputs in list(zip(call.outputs, others, exact, strict=False))[:count]:
+            verdicts.append(self.judge(*outputs))
         return max(verdicts, key=lambda verdict: verdict.beyond)
 
     def judge(self, expected: Tensor, other: Tensor, exact: Tensor | None) -> Verdict:
@@ -262,58 +256,44 @@ class Search:
                 _real_and_imaginary(expected), _real_and_imaginary(other), exact
             )
         if not expected.is_floating_point():
-            if other.is_floating_point() and _may_be_mask(expected):
-                return RIGHT
-            return RIGHT if equal(expected, other) else INCOMPARABLE
+            # Another program may return the same mask as numbers that are added to the
+            # scores: 0 for the tokens that are seen. These cannot be compared.
+            may_be_mask = bool(((expected == 0) | (expected == 1)).all())
+            is_right = other.is_floating_point() and may_be_mask
+            return RIGHT if is_right or equal(expected, other) else INCOMPARABLE
         error = self.gap(expected, other)
+        noise, systematic = Noise.assumed(expected.dtype), 0.0
         if exact is not None and exact.shape == expected.shape:
             rounding = self.gap(exact, expected)
             if rounding.worst < inf:
                 noise = Noise.measured([rounding], expected.dtype)
-                systematic = self._systematic(expected, other, exact)
-                beyond = max(noise.times_over(error), systematic)
-                return Verdict(beyond, error.worst)
-        noise = Noise.assumed(expected.dtype)
-        return Verdict(noise.times_over(error), error.worst)
-
-    def _systematic(self, expected: Tensor, other: Tensor, exact: Tensor) -> float:
-        """Return how many times a shared difference exceeds what correct programs show.
-
-        A shared difference has the same pattern at all tokens.
-        """
-        rows = [real_rows(tensor, self.masks) for tensor in (expected, other, exact)]
-        test = SystematicTest(rows[0].shape[-1])
-        test.add(*rows)
-        return test.result().beyond
+                rows = [
+                    real_rows(rows, self.masks) for rows in (expected, other, exact)
+                ]
+                test = SystematicTest(rows[0].shape[-1])
+                test.add(*rows)
+                systematic = test.result().beyond
+        return Verdict(max(noise.times_over(error), systematic), error.worst)
 
     def gap(self, expected: Tensor, other: Tensor) -> Gap:
         """Measure how far two tensors are apart over real tokens."""
         return gap(real_rows(expected, self.masks), real_rows(other, self.masks))
 
     def _path_in_candidate(self, path: str) -> str:
-        """Return the path of the same module in the candidate.
+        return path_in(self.candidate, self.reference, path)
 
-        Its blocks may have other paths.
-        """
-        for site, block in self.reference.blocks.items():
-            if path == block or path.startswith(f"{block}."):
-                return self.candidate.blocks.get(site, block) + path[len(block) :]
-        return path
-
-    def _search_outside(
-        self, site: Site | None, relative: float
-    ) -> FaultyModule | None:
+    def _search_outside(self, site: Site | None, relative: float) -> FaultyModule:
         """Find the module at fault outside the blocks, or the code that runs them."""
-        whole = self.calls_outside()
-        calls = list(whole.walk())
+        calls = self.calls_outside(self.reference)
+        suspects = calls
         making_block = None
         if site is None or site.layer is None:
             # An error at final or in the logits is most likely made after the blocks.
-            calls = [*self.calls_near(whole, site), *calls]
+            suspects = [*calls_near(calls, self.reference, site), *calls]
         else:
             blocks = self.reference.anatomy.stack(site).blocks
             making_block = blocks[max(site.layer, 1) - 1].path
-        for call in calls:
+        for call in suspects:
             if call.path == making_block:
                 break
             if self.is_or_holds_block(call.path):
@@ -321,24 +301,28 @@ class Search:
             fault = self._blame(call)
             if fault is not None:
                 return fault
-        return self._blame_container(whole, site, relative)
+        # Name the innermost module around the site that shows the error by itself. All
+        # modules inside it agree, so there is no ratio to its noise: it is infinite.
+        for call in sorted(calls, key=lambda call: -len(call.path)):
+            if site is None or not _holds(call.path, self.reference.taps[site].path):
+                continue
+            is_container = self.is_or_holds_block(call.path)
+            if is_container and self._shows_error(call, site, relative):
+                return FaultyModule(call.path, inf, relative, own_code=True, call=call)
+        path = self._path_in_candidate(calls[0].path)
+        return FaultyModule(path, inf, relative, own_code=True, call=calls[0])
 
-    def calls_near(self, whole: ModuleCall, site: Site | None) -> list[ModuleCall]:
-        """Return the reference's calls just before or after the blocks of a site."""
-        return calls_around_blocks(list(whole.walk()), self.reference, site)
-
-    def calls_outside(self) -> ModuleCall:
+    def calls_outside(self, model: LiveModel) -> list[ModuleCall]:
         """Record the calls outside the blocks; block calls without their arguments."""
-        blocks = set(self.reference.blocks.values())
+        blocks = set(model.blocks.values())
         inside = tuple(f"{path}." for path in blocks)
         outside = {}
-        for path, part in hooks.parts_of(self.reference.module).items():
+        for path, part in hooks.parts_of(model.module).items():
             if not path.startswith(inside):
                 outside[path] = part
-        calls = record_calls(
-            outside, lambda: self.reference.run(self.batch), opaque=blocks
-        )
-        return calls[0]
+        batch = model.batch(self.inputs)
+        (whole,) = record_calls(outside, lambda: model.run(batch), opaque=blocks)
+        return list(whole.walk())
 
     def is_or_holds_block(self, path: str) -> bool:
         """Check whether a module of the reference is a block or holds one."""
@@ -346,35 +330,6 @@ class Search:
             if block == path or _holds(path, block):
                 return True
         return False
-
-    def _container(self, site: Site) -> str:
-        """Return the innermost called module that holds the blocks of a stack."""
-        block = self.reference.anatomy.stack(site).blocks[0].path
-        holders = []
-        for call in self.calls_outside().walk():
-            if _holds(call.path, block):
-                holders.append(call.path)
-        return max(holders, key=len, default="")
-
-    def _blame_container(
-        self, whole: ModuleCall, site: Site | None, relative: float
-    ) -> FaultyModule:
-        """Name the innermost module around a site that shows the error by itself.
-
-        All modules inside it agree, so there is no ratio to its noise: it is infinite.
-        """
-        holders = []
-        if site is not None:
-            path = self.reference.taps[site].path
-            for call in whole.walk():
-                if _holds(call.path, path) and self.is_or_holds_block(call.path):
-                    holders.append(call)
-            holders.sort(key=lambda call: -len(call.path))
-        for call in holders:
-            if site is not None and self._shows_error(call, site, relative):
-                return FaultyModule(call.path, inf, relative, own_code=True, call=call)
-        path = self._path_in_candidate(whole.path)
-        return FaultyModule(path, inf, relative, own_code=True, call=whole)
 
     def _shows_error(self, call: ModuleCall, site: Site, relative: float) -> bool:
         """Check whether a module called by itself is off at a site as the whole is."""
@@ -397,7 +352,18 @@ class Search:
         return self.gap(states[0], states[1]).worst > SHARE_OF_ERROR * relative
 
 
-def calls_around_blocks(
+def path_in(candidate: LiveModel, reference: LiveModel, path: str) -> str:
+    """Return the path of a module or weight in the candidate.
+
+    Its blocks may have other paths than the reference's.
+    """
+    for site, block in reference.blocks.items():
+        if f"{path}.".startswith(f"{block}."):
+            return candidate.blocks.get(site, block) + path[len(block) :]
+    return path
+
+
+def calls_near(
     calls: Sequence[ModuleCall], model: LiveModel, site: Site | None
 ) -> list[ModuleCall]:
     """Return the calls just before the blocks of a stack, or just after them.
@@ -421,16 +387,20 @@ def calls_around_blocks(
     return list(calls[last + 1 : end])
 
 
-def _paired_outputs(
-    call: ModuleCall, output: object
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the tensors of two outputs in pairs."""
-    others = list(tensors_in(output))
-    if structure_of(output) == call.structure or len(call.outputs) == len(others):
-        yield from zip(call.outputs, others, strict=True)
-    # An attention kernel may omit the weights that another returns.
-    elif call.outputs and others:
-        yield call.outputs[0], others[0]
+def weights_of(part: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters that a module holds itself, by name."""
+    weights = {}
+    for name, weight in part._parameters.items():
+        if weight is not None:
+            weights[name] = weight.detach()
+    return weights
+
+
+def equal(tensor: Tensor, other: Tensor) -> bool:
+    """Check that two tensors hold the same numbers, on any devices."""
+    if tensor.shape != other.shape:
+        return False
+    return torch.equal(tensor.detach().cpu(), other.detach().cpu())
 
 
 def _real_and_imaginary(tensor: Tensor) -> Tensor:
@@ -440,15 +410,6 @@ def _real_and_imaginary(tensor: Tensor) -> Tensor:
     # Still one row for each token: the last axis becomes twice as long.
     pairs = torch.view_as_real(tensor.resolve_conj())
     return pairs.reshape(*tensor.shape[:-1], -1)
-
-
-def _may_be_mask(tensor: Tensor) -> bool:
-    """Check whether a tensor of integers or truth values holds only zeros and ones.
-
-    Another program may return the same mask as numbers that are added to the scores:
-    0 for the tokens that are seen. Such values cannot be compared with these.
-    """
-    return bool(((tensor == 0) | (tensor == 1)).all())
 
 
 def _holds(path: str, inner: str) -> bool:

@@ -17,12 +17,11 @@ units of rounding that was calibrated on sound pairs (docs/faults.md).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from hiddenscope.analyses.drift.noise import coarsest
 
 # Distinct rows from which channel weights and leading components are computed. Later
 # rows only add to sums.
@@ -54,6 +53,11 @@ CHANCE_SCALE = 0.75
 # about two, the same at every token: on CUDA sound pairs came up to 2.6 times the bar
 # with a factor of 16. Narrower dtypes are accumulated in float32 and rounded once.
 ACCUMULATION = 128.0
+
+
+def coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """Return the dtype with the fewest digits."""
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 @dataclass(frozen=True)
