@@ -783,8 +783,10 @@ def _weight_paths(key: CallKey, part: nn.Module) -> list[str]:
 def _all_among(weights: Sequence[Tensor], known: Sequence[Tensor]) -> bool:
     """Check that every weight is among the known ones, possibly transposed."""
     for weight in weights:
-        forms = [weight, weight.mT] if weight.ndim > 1 else [weight]
-        if not any(equal(form, other) for other in known for form in forms):
+        is_known = any(equal(weight, other) for other in known)
+        if weight.ndim > 1 and not is_known:
+            is_known = any(equal(weight.mT, other) for other in known)
+        if not is_known:
             return False
     return True
 

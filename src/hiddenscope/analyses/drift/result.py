@@ -333,7 +333,7 @@ def read_baseline(path: str | os.PathLike[str]) -> dict[str, float] | None:
     problem = f"Cannot use {str(Path(path))[:200]!r} as a baseline"
     try:
         # Before opening it: opening a pipe waits for a writer.
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        if not stat.S_ISREG(os.stat(Path(path)).st_mode):
             raise OSError("it is a folder, a device or a pipe")
         with Path(path).open("rb") as file:
             content = file.read(MOST_BYTES + 1)

@@ -101,7 +101,10 @@ class SavedRun:
     @property
     def sites(self) -> list[Site]:
         """Return the sites of all stacks."""
-        return [site for states in self.stacks for site in states.sites]
+        sites: list[Site] = []
+        for states in self.stacks:
+            sites += states.sites
+        return sites
 
     def states_of(self, stack: str | None) -> States | Store:
         """Return the states of a stack."""

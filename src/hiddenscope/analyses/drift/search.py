@@ -225,6 +225,8 @@ class Search:
             raise_if_out_of_memory(error)
             # It does not even take the arguments of the reference's module.
             return INCOMPARABLE
+        if len(others) == len(call.outputs) and all(map(equal, others, call.outputs)):
+            return RIGHT
         exact: Sequence[Tensor | None] = [None] * len(call.outputs)
         try:
             wide = float64_copy(reference_part)

@@ -3,9 +3,9 @@
 Sound programs round differently: what separates them at one token says nothing about
 the next. A fault (a weight scaled by 1.02, a bias that is a little off) moves every
 token by a fixed function of its state. So the difference is averaged over many tokens
-along four patterns: one factor for the whole output (`scale`), a constant in every
-channel (`bias`), a factor in every channel (`gain`), and a linear map of the leading
-components of the output (`linear`). Rounding averages out and the fault stays.
+along three patterns: one factor for the whole output (`scale`), a constant in every
+channel (`bias`), and a linear map of the leading components of the output (`linear`).
+Rounding averages out and the fault stays.
 
 Sound programs leave a small systematic part, too: a rounding error of the first token
 is attended to by every later one, and a weight that is folded into another is rounded
@@ -38,12 +38,11 @@ SMALLEST_ROW = 1e-6
 FOLDS = 8
 RUN = 4
 # Standard errors that a pattern must exceed. A pair of models has hundreds of parts
-# with four patterns each.
-Z_SCALE = 6.0
-Z_SQUARED = 8.0
+# with three patterns each.
+Z_SCALE, Z_SQUARED = 6.0, 8.0
 # More than any sound program leaves of each pattern, in units of rounding.
 # docs/faults.md lists the worst of them.
-FLOORS = {"scale": 0.25, "bias": 1.0, "gain": 1.0, "linear": 1.25}
+FLOORS = {"scale": 0.25, "bias": 1.0, "linear": 1.25}
 # How far the candidate may exceed what rounding leaves of a pattern in the reference.
 ROUNDING_MARGIN = 3.0
 # How much of a systematic part in all directions may lie along the output by chance.
@@ -53,6 +52,7 @@ CHANCE_SCALE = 0.75
 # about two, the same at every token: on CUDA sound pairs came up to 2.6 times the bar
 # with a factor of 16. Narrower dtypes are accumulated in float32 and rounded once.
 ACCUMULATION = 128.0
+_TINY = 1e-200
 
 
 def coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
@@ -137,27 +137,11 @@ class SystematicTest:
             self._dtype = coarsest([reference.dtype, candidate.dtype])
         # Channels are selected before rows leave their device: logits are wide.
         selected = []
-        for rows in (reference, candidate, exact):
-            channels = rows.detach()[:, self._channels]
+        for values in (reference, candidate, exact):
+            channels = values.detach()[:, self._channels]
             selected.append(channels.to("cpu", torch.float64))
-        self._waiting.append(self._distinct(torch.stack(selected)))
-        if self._sums is not None or self._waiting_rows >= CALIBRATION_ROWS:
-            self._flush()
-
-    def result(self) -> Finding:
-        """Return the finding of the rows so far."""
-        if self._sums is None and self._waiting_rows < FEWEST_ROWS:
-            return Finding(self._waiting_rows)
-        self._flush()
-        assert self._sums is not None
-        return self._sums.finding()
-
-    @property
-    def _waiting_rows(self) -> int:
-        return sum(rows.shape[1] for rows in self._waiting)
-
-    def _distinct(self, rows: Tensor) -> Tensor:
-        """Drop repeated rows: their equal rounding errors would look systematic."""
+        rows = torch.stack(selected)
+        # Repeated rows are dropped: their equal rounding errors would look systematic.
         finite = rows.sum(0).isfinite().all(1).tolist()
         generator = torch.Generator().manual_seed(0)
         direction = torch.randn(rows.shape[2], generator=generator, dtype=torch.float64)
@@ -168,65 +152,164 @@ class SystematicTest:
             if key not in self._row_keys and finite[number]:
                 self._row_keys.add(key)
                 numbers.append(number)
-        return rows[:, numbers]
+        self._waiting.append(rows[:, numbers])
+        if self._sums is not None or len(self._row_keys) >= CALIBRATION_ROWS:
+            self._flush()
 
-    def _flush(self) -> None:
+    def result(self) -> Finding:
+        """Return the finding of the rows so far."""
+        if self._sums is None and len(self._row_keys) < FEWEST_ROWS:
+            return Finding(len(self._row_keys))
+        return self._flush().finding()
+
+    def _flush(self) -> _Sums:
         """Add waiting rows to the sums; the first rows calibrate these."""
-        if not self._waiting:
-            return
-        rows = torch.cat(self._waiting, 1)
-        self._waiting = []
-        if self._sums is None:
-            assert self._dtype is not None
-            self._sums = _Sums(rows[:, :CALIBRATION_ROWS], self._dtype)
-        self._sums.add(rows)
+        if self._waiting:
+            rows = torch.cat(self._waiting, 1)
+            self._waiting = []
+            if self._sums is None:
+                assert self._dtype is not None
+                self._sums = _Sums(rows[:, :CALIBRATION_ROWS], self._dtype)
+            self._sums.add(rows)
+        assert self._sums is not None
+        return self._sums
 
 
-class _Whitened:
-    """Rows in units of the rounding expected in each row and channel."""
+class _Sums:
+    """Sums over rows from which every pattern is estimated.
 
-    def __init__(self, rows: Tensor, channel_noise: Tensor, unit: float) -> None:
+    They are kept for the difference, for the reference's rounding and for the output,
+    in this order.
+    """
+
+    def __init__(self, calibration: Tensor, dtype: torch.dtype) -> None:
+        self.unit = torch.finfo(dtype).eps / 2
+        self.accumulation = ACCUMULATION if torch.finfo(dtype).bits >= 32 else 1.0
+        self.channel_noise = self._measure_channels(calibration)
+        (_, _, output), constant = self._whitened(calibration)
+        self.components = _leading_directions(output)
+        self.sizes = {}
+        for name, feature in self._features(output, constant).items():
+            self.sizes[name] = feature.square().mean(0).clamp_min(_TINY).sqrt()
+        self.rows = 0
+        self.rounding_energy = 0.0
+        # For each row its products with the output, and for each channel.
+        self.along: list[Tensor] = []
+        self.channels: Tensor = torch.zeros(3, output.shape[1], dtype=torch.float64)
+        # For each feature the products with it, fold by fold.
+        self.folds: dict[str, Tensor] = {}
+
+    def _measure_channels(self, rows: Tensor) -> Tensor:
+        """Measure the rounding error of every channel.
+
+        Otherwise a channel of massive activations would decide.
+        """
+        reference, _, exact = rows.unbind()
+        channel_size = exact.abs().mean(0).clamp_min(_TINY)
+        # A token of massive activations would decide as well, so rows are scaled first.
+        row_size = (exact / channel_size).square().mean(1, keepdim=True)
+        row_size = row_size.clamp_min(SMALLEST_ROW * float(row_size.median()))
+        noise = self._expected_noise(reference - exact, exact)
+        squared = (noise / row_size.clamp_min(_TINY)).mean(0)
+        # A channel of nearly no noise would count more than all others.
+        squared = squared.clamp_min(float(squared.median()) / 4)
+        return squared.clamp_min(_TINY).sqrt()
+
+    def _expected_noise(self, rounding: Tensor, output: Tensor) -> Tensor:
+        """Return the squared rounding error, plus that of one rounding of the output.
+
+        The measured error may be zero.
+        """
+        return rounding.square() + output.square() * self.unit**2 / 3
+
+    def _whitened(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return difference, rounding and output [3, row, width] in units of rounding.
+
+        That is the rounding expected in each row and channel. A constant in these units
+        comes with them.
+        """
         reference, candidate, exact = rows.unbind()
-        output = exact / channel_noise
-        rounding = (reference - exact) / channel_noise
-        difference = (candidate - reference) / channel_noise
-        row_noise = _expected_noise(rounding, output, unit).mean(1).sqrt()
+        values = torch.stack([candidate - reference, reference - exact, exact])
+        values = values / self.channel_noise
+        row_noise = self._expected_noise(values[1], values[2]).mean(1).sqrt()
         # A row of zeros has no relative error to average.
         present = row_noise > 0
-        self.row_noise = row_noise[present].unsqueeze(1)
-        self.output = output[present] / self.row_noise
-        self.rounding = rounding[present] / self.row_noise
-        self.difference = difference[present] / self.row_noise
-        self.constant = 1 / self.row_noise
+        row_noise = row_noise[present].unsqueeze(1)
+        return values[:, present] / row_noise, 1 / row_noise
 
+    def _features(self, output: Tensor, constant: Tensor) -> dict[str, Tensor]:
+        """Return what each pattern is a multiple of, [row, feature]."""
+        return {"bias": constant, "linear": output @ self.components}
 
-def _expected_noise(rounding: Tensor, output: Tensor, unit: float) -> Tensor:
-    """Return the squared rounding error, plus that of one rounding of the output.
+    def add(self, rows: Tensor) -> None:
+        """Add rows [3, row, width] to the sums."""
+        values, constant = self._whitened(rows)
+        output = values[2]
+        count = len(output)
+        numbers = (torch.arange(self.rows, self.rows + count) // RUN) % FOLDS
+        folds = torch.nn.functional.one_hot(numbers, FOLDS).double()
+        for name, feature in self._features(output, constant).items():
+            feature = feature / self.sizes[name]
+            # One product gives the sums of every fold and feature.
+            weights = (folds.unsqueeze(2) * feature.unsqueeze(1)).flatten(1)
+            sums = (weights.T @ values).reshape(3, FOLDS, -1)
+            self.folds[name] = self.folds.get(name, 0) + sums
+        products = values * output
+        self.along.append(products.sum(2))
+        self.channels += products.sum(1)
+        self.rows += count
+        self.rounding_energy += float(values[1].square().sum())
 
-    The measured error may be zero.
-    """
-    return rounding.square() + output.square() * unit**2 / 3
+    def finding(self) -> Finding:
+        """Estimate every pattern and its bar."""
+        if self.rows < FEWEST_ROWS:
+            return Finding(self.rows)
+        along = torch.cat(self.along, 1)
+        size = along[2]
+        total = size.sum()
+        energy = float(total)
+        rounding_noise = math.sqrt(self.rounding_energy / energy)
+        # A long computation rounds many times, and leaves more.
+        unit = self.unit * self.accumulation
 
+        def share(squared_sum: float) -> float:
+            """Convert the squared sum of a pattern into its share of the output."""
+            # Products of a fold with itself are left out of the sum.
+            pattern_energy = max(squared_sum, 0.0) * FOLDS / (FOLDS - 1) / self.rows
+            return math.sqrt(pattern_energy / energy)
 
-def _channel_noise(rows: Tensor, unit: float) -> Tensor:
-    """Measure the rounding error of every channel.
-
-    Otherwise a channel of massive activations would decide.
-    """
-    reference, _, exact = rows.unbind()
-    channel_size = exact.abs().mean(0).clamp_min(_TINY)
-    # A token of massive activations would decide as well, so rows are scaled first.
-    row_size = (exact / channel_size).square().mean(1, keepdim=True)
-    row_size = row_size.clamp_min(SMALLEST_ROW * float(row_size.median()))
-    row_size = row_size.clamp_min(_TINY)
-    noise = _expected_noise(reference - exact, exact, unit) / row_size
-    squared = noise.mean(0)
-    # A channel of nearly no noise would count more than all others.
-    squared = squared.clamp_min(float(squared.median()) / 4)
-    return squared.clamp_min(_TINY).sqrt()
-
-
-_TINY = 1e-200
+        scales = along[:2].sum(1) / total
+        # Over rows: channels are not independent, since a norm that rounds its factor
+        # moves all of them. And over channels: a norm's weight that is rounded once
+        # more gives each channel its own factor, whose mean is no fault.
+        rests = along[:2] - scales.unsqueeze(1) * size
+        errors = rests.square().sum(1).sqrt() / total
+        channel_rest = self.channels[0] - scales[0] * self.channels[2]
+        channel_error = channel_rest.square().sum().sqrt() / self.channels[2].sum()
+        # The linear pattern without the scale shows how strong the others are.
+        linear = self.folds["linear"]
+        rest = share(_between_folds(linear[0] - scales[0] * linear[2]))
+        # A scale is averaged over all tokens and channels, more than other patterns. A
+        # sum that is rounded once leaves half a unit, and hardly any of that here.
+        bar = max(
+            FLOORS["scale"] * max(unit / 2, rounding_noise),
+            Z_SCALE * max(float(errors.max()), float(channel_error)),
+            ROUNDING_MARGIN * abs(float(scales[1])),
+            CHANCE_SCALE * rest,
+        )
+        patterns = [Pattern("scale", float(scales[0]), bar)]
+        for name, folds in self.folds.items():
+            centred = folds[:2] - folds[:2].mean(1, keepdim=True)
+            products = centred @ centred.mT
+            products.diagonal(dim1=1, dim2=2).zero_()
+            squared_error = (2 * products.square().sum((1, 2))).sqrt().max()
+            bar = max(
+                FLOORS[name] * max(unit, rounding_noise),
+                share(Z_SQUARED * float(squared_error)),
+                ROUNDING_MARGIN * share(_between_folds(folds[1])),
+            )
+            patterns.append(Pattern(name, share(_between_folds(folds[0])), bar))
+        return Finding(self.rows, tuple(patterns))
 
 
 def _leading_directions(rows: Tensor) -> Tensor:
@@ -243,163 +326,7 @@ def _leading_directions(rows: Tensor) -> Tensor:
     return combined / lengths.clamp_min(_TINY)
 
 
-class _Sums:
-    """Sums over rows from which every pattern is estimated.
-
-    They are kept for the difference and for the reference's rounding.
-    """
-
-    def __init__(self, calibration: Tensor, dtype: torch.dtype) -> None:
-        self.unit = torch.finfo(dtype).eps / 2
-        self.accumulation = ACCUMULATION if torch.finfo(dtype).bits >= 32 else 1.0
-        self.channel_noise = _channel_noise(calibration, self.unit)
-        whitened = _Whitened(calibration, self.channel_noise, self.unit)
-        self.components = _leading_directions(whitened.output)
-        self.component_size = _root_mean_square(whitened.output @ self.components)
-        self.constant_size = _root_mean_square(whitened.constant)
-        self.channel_size = _root_mean_square(whitened.output)
-        self.rows = 0
-        self.output_energy = 0.0
-        self.rounding_energy = 0.0
-        self.difference = _Projections()
-        self.rounding = _Projections()
-        self.output = _Projections()
-
-    def add(self, rows: Tensor) -> None:
-        """Add rows [3, row, width] to the sums."""
-        whitened = _Whitened(rows, self.channel_noise, self.unit)
-        features = {
-            "bias": whitened.constant / self.constant_size,
-            "linear": whitened.output @ self.components / self.component_size,
-        }
-        gain = whitened.output / self.channel_size
-        count = len(whitened.output)
-        numbers = (torch.arange(self.rows, self.rows + count) // RUN) % FOLDS
-        folds = torch.nn.functional.one_hot(numbers, FOLDS).double()
-        self.difference.add(whitened.difference, whitened.output, features, gain, folds)
-        self.rounding.add(whitened.rounding, whitened.output, features, gain, folds)
-        self.output.add(whitened.output, whitened.output, features, gain, folds)
-        self.rows += count
-        self.output_energy += float(whitened.output.square().sum())
-        self.rounding_energy += float(whitened.rounding.square().sum())
-
-    def finding(self) -> Finding:
-        """Estimate every pattern and its bar."""
-        if self.rows < FEWEST_ROWS:
-            return Finding(self.rows)
-        rounding_noise = math.sqrt(self.rounding_energy / self.output_energy)
-        # A long computation rounds many times, and leaves more.
-        unit = max(self.unit * self.accumulation, rounding_noise)
-        # A scale is averaged over all tokens and channels, more than other patterns. A
-        # sum that is rounded once leaves half a unit, and hardly any of that here.
-        patterns = [self._scale(max(self.unit * self.accumulation / 2, rounding_noise))]
-        for name in ("bias", "gain", "linear"):
-            patterns.append(self._squared(name, unit))
-        return Finding(self.rows, tuple(patterns))
-
-    def _scale(self, unit: float) -> Pattern:
-        scale, error = self.difference.scale()
-        rounding_scale, rounding_error = self.rounding.scale()
-        # The linear pattern without the scale shows how strong the others are.
-        rest = self._size(self.difference.without(self.output, scale, "linear"))
-        bar = max(
-            FLOORS["scale"] * unit,
-            Z_SCALE * max(error, rounding_error, self._error_over_channels(scale)),
-            ROUNDING_MARGIN * abs(rounding_scale),
-            CHANCE_SCALE * rest,
-        )
-        return Pattern("scale", scale, bar)
-
-    def _error_over_channels(self, scale: float) -> float:
-        """Estimate the standard error of the scale over channels.
-
-        A norm's weight that is rounded once more gives each channel its own factor,
-        whose mean is no fault.
-        """
-        along = self.difference.folds["gain"].sum(0) * self.channel_size
-        size = self.output.folds["gain"].sum(0) * self.channel_size
-        return float((along - scale * size).square().sum().sqrt() / size.sum())
-
-    def _squared(self, name: str, unit: float) -> Pattern:
-        squared, error = self.difference.squared(name)
-        rounding, rounding_error = self.rounding.squared(name)
-        bar = max(
-            FLOORS[name] * unit,
-            self._size(Z_SQUARED * max(error, rounding_error)),
-            ROUNDING_MARGIN * self._size(rounding),
-        )
-        return Pattern(name, self._size(squared), bar)
-
-    def _size(self, squared_sum: float) -> float:
-        """Convert the squared sum of a pattern into its share of the output."""
-        # Products of a fold with itself are left out of the sum.
-        energy = max(squared_sum, 0.0) * FOLDS / (FOLDS - 1) / self.rows
-        return math.sqrt(energy / self.output_energy)
-
-
-def _root_mean_square(values: Tensor) -> Tensor:
-    return values.square().mean(0).clamp_min(_TINY).sqrt()
-
-
-class _Projections:
-    """Sums of rows times what each pattern predicts, fold by fold."""
-
-    def __init__(self) -> None:
-        self.along: list[Tensor] = []
-        self.size: list[Tensor] = []
-        self.folds: dict[str, Tensor] = {}
-
-    def add(
-        self,
-        rows: Tensor,
-        output: Tensor,
-        features: dict[str, Tensor],
-        gain: Tensor,
-        folds: Tensor,
-    ) -> None:
-        """Add rows by fold; `folds` [row, fold] is one-hot."""
-        self.along.append((rows * output).sum(1))
-        self.size.append(output.square().sum(1))
-        for name, feature in features.items():
-            # One product gives the sums of every fold and feature.
-            weights = folds.unsqueeze(2) * feature.unsqueeze(1)
-            self._accumulate(name, weights.flatten(1).T @ rows)
-        self._accumulate("gain", folds.T @ (gain * rows))
-
-    def _accumulate(self, name: str, values: Tensor) -> None:
-        sums = values.reshape(FOLDS, -1)
-        self.folds[name] = self.folds[name] + sums if name in self.folds else sums
-
-    def scale(self) -> tuple[float, float]:
-        """Regress on the output; return the factor and its standard error over rows.
-
-        Channels are not independent: a norm that rounds its factor moves all of them.
-        """
-        along, size = torch.cat(self.along), torch.cat(self.size)
-        total = size.sum()
-        factor = along.sum() / total
-        error = (along - factor * size).square().sum().sqrt() / total
-        return float(factor), float(error)
-
-    def squared(self, name: str) -> tuple[float, float]:
-        """Estimate the squared systematic sum and its standard error.
-
-        Products of different folds have no rounding error in common.
-        """
-        sums = self.folds[name]
-        centred = sums - sums.mean(0)
-        products = centred @ centred.T
-        products.fill_diagonal_(0)
-        error = (2 * products.square().sum()).sqrt()
-        return _between_folds(sums), float(error)
-
-    def without(self, other: _Projections, factor: float, name: str) -> float:
-        """Estimate the squared sum after a multiple of other rows is subtracted."""
-        rest = self.folds[name] - factor * other.folds[name]
-        return _between_folds(rest)
-
-
 def _between_folds(sums: Tensor) -> float:
-    """Sum the products of different folds."""
+    """Sum the products of different folds, which share no rounding error."""
     products = sums @ sums.T
     return float(products.sum() - products.diagonal().sum())
