@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.graft import graft as graft
     from hiddenscope.analyses.lens import lens as lens
     from hiddenscope.analyses.lens.fitted import Lens as Lens
+    from hiddenscope.analyses.patch import patch as patch
     from hiddenscope.analyses.patch.contrast import Contrast as Contrast
-    from hiddenscope.analyses.patch.patch import patch as patch
     from hiddenscope.analyses.probe import probe as probe
     from hiddenscope.analyses.profile import profile as profile
     from hiddenscope.analyses.project import project as project

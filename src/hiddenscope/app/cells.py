@@ -22,7 +22,7 @@ from torch import Tensor
 
 import hiddenscope as hs
 from hiddenscope import progress
-from hiddenscope.analyses.patch.contrast import encode_contrasts
+from hiddenscope.analyses.patch.encoding import encode_contrasts
 from hiddenscope.analyses.steer.continuations import (
     cannot_generate,
     check_new_tokens,

@@ -36,8 +36,9 @@ from typing import (
     get_origin,
 )
 
-from hiddenscope.arguments import explaining, integer
+from hiddenscope.arguments import explaining, integer, shown
 from hiddenscope.catalog import ANALYSIS, PUBLIC
+from hiddenscope.errors import ArgumentError
 from hiddenscope.interface.parameters import Description, Kind, Parameter
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -77,10 +78,7 @@ def analysis(**details: Any) -> Callable[[Function], Function]:
             arguments = dict(zip(signature.parameters, args, strict=False))
             arguments |= kwargs
             for parameter in parameters:
-                value = arguments.get(parameter.name)
-                is_bounded = parameter.kind == "integer" and value is not None
-                if is_bounded and parameter.least is not None:
-                    integer(value, parameter.name, parameter.least)
+                _check(parameter, arguments.get(parameter.name))
 
         wrapper: Any = explaining(function, check=check)
         wrapper.__signature__ = signature.replace(
@@ -93,6 +91,22 @@ def analysis(**details: Any) -> Callable[[Function], Function]:
         return cast(Function, wrapper)
 
     return declare
+
+
+def _check(parameter: Parameter, value: Any) -> None:
+    """Refuse a number that is too small, and a word that is no choice."""
+    if parameter.kind == "integer" and parameter.least is not None:
+        # Some take several numbers in place of one.
+        if value is not None and not isinstance(value, list | tuple):
+            integer(value, parameter.name, parameter.least)
+        return
+    is_choice = parameter.kind == "choice" and isinstance(value, str)
+    if is_choice and value not in parameter.choices:
+        raise ArgumentError(
+            f"{parameter.name} must be {' or '.join(map(repr, parameter.choices))}",
+            f"got {shown(value)}",
+            "Choose one of these.",
+        )
 
 
 def declared(function: Callable[..., Any]) -> Iterator[Parameter]:

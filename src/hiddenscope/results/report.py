@@ -17,6 +17,7 @@ hiddenscope.errors.StatesError: Cannot read the facts: texts is 'two', not int. 
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
@@ -32,6 +33,15 @@ JSON keeps them. A site is its name, a tuple a list.
 """
 
 R = TypeVar("R")
+
+
+class Absent(Enum):
+    """The default of a field that may be None in the facts, and may not be there."""
+
+    ABSENT = "absent"
+
+
+ABSENT = Absent.ABSENT
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,15 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope.analyses.patch.cells import Effects, Plan
-from hiddenscope.analyses.patch.findings import _clear, _intervals
+from hiddenscope.analyses.patch.compute import _clear, _intervals
 from hiddenscope.cli.main import app
-from hiddenscope.errors import PassError, SiteError, StatesError, TextError
+from hiddenscope.errors import (
+    ArgumentError,
+    PassError,
+    SiteError,
+    StatesError,
+    TextError,
+)
 from hiddenscope.passes.text_encoder import token_after
 from hiddenscope.results import story_of, views_of
 from hiddenscope.results.dataset import to_dataset
@@ -391,8 +397,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "at must be a position of 6 tokens: got 6": {"at": 6},
     "at must be a position: got 'end'": {"at": "end"},
     "group must name what belongs together": {"group": [1]},
-    "into must be 'corrupt' or 'clean': got 'up'": {"into": "up"},
-    "method must be 'exact' or 'attribution' or 'both'": {"method": "fast"},
     "the clean prompt has 6 tokens": {"window": [6]},
     "No token at position -7": {"window": [-7]},
     "got True among the positions": {"window": [True]},
@@ -425,6 +429,8 @@ def test_what_cannot_be_patched_is_refused(tiny: Tiny) -> None:
         check_refused(TextError, words, patched, llama, **given)
     for words, contrasts in OTHER_FORMS.items():
         check_refused(TextError, words, hs.patch, llama, contrasts)
+    for given in ({"into": "up"}, {"method": "fast"}):
+        check_refused(ArgumentError, "must be '", patched, llama, **given)
     for given in ({"window": 0}, {"layers": -1}):
         check_refused(StatesError, "must be an integer >= ", patched, llama, **given)
     (token,) = llama.tokenizer(" a", add_special_tokens=False).input_ids
@@ -660,7 +666,7 @@ def test_intervals_hold_skewed_effects_of_all_heads_and_show_what_is_planted() -
             {"effect": ("site", values.mean(0), {}), **intervals},
             {"site": [*map(str, sites)]},
         )
-        return [one["site"] for one in _clear(data) or ()]
+        return [effect.site for effect in _clear(data) or ()]
 
     noise = np.exp(generator.normal(size=(15, 8, 40)) / 2) - np.exp(1 / 8)
     # Student's intervals with Bonferroni's correction miss it in 5 of these 15.

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hiddenscope.analyses.patch.contrast import EncodedContrast
+from hiddenscope.analyses.patch.encoding import EncodedContrast
 from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import record

@@ -2,13 +2,11 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import TextError
-from hiddenscope.model import Model
-from hiddenscope.passes import Inputs, TokenColumns, in_columns
-from hiddenscope.passes.text_encoder import notes_on_spaces, text_before, token_after
+from hiddenscope.interface import ask
 
 Prompt: TypeAlias = str | Sequence[int]
 Answer: TypeAlias = str | int
@@ -34,12 +32,60 @@ class Contrast:
     ' Paris'
     """
 
-    clean: Prompt
-    corrupt: Prompt
-    answer: Answer
-    other: Answer
-    targets: Prompt | None = None
-    at: int | None = None
+    clean: Annotated[
+        Prompt,
+        ask(
+            "A prompt that the model continues with the answer.",
+            kind="text",
+            label="Clean prompt",
+            form_help="",
+        ),
+    ]
+    corrupt: Annotated[
+        Prompt,
+        ask(
+            "A prompt that it continues with the other answer.",
+            kind="text",
+            label="Corrupt prompt",
+            form_help="",
+        ),
+    ]
+    answer: Annotated[
+        Answer,
+        ask(
+            "One token, with its leading space: ' Paris'.",
+            kind="word",
+            spelling=("--answer",),
+            label="Its answer, with the space",
+            form_help="",
+        ),
+    ]
+    other: Annotated[
+        Answer,
+        ask(
+            "The answer to the corrupt prompt: ' Berlin'.",
+            kind="word",
+            spelling=("--other",),
+            label="The other answer",
+            form_help="",
+        ),
+    ]
+    targets: Annotated[
+        Prompt | None,
+        ask(
+            "The decoder's text, in an encoder-decoder.",
+            kind="text",
+            spelling=("--target",),
+        ),
+    ] = None
+    at: Annotated[
+        int | None,
+        ask(
+            "The position at which the answer is read; the last if not given.",
+            least=None,
+            spelling=("--at",),
+        ),
+    ] = None
     group: Hashable | None = None
 
     def __post_init__(self) -> None:
@@ -104,154 +150,3 @@ def _ids(name: str, prompt: Any) -> tuple[int, ...]:
             "Give a string or a list of token ids.",
         )
     return tuple(ids)
-
-
-@dataclass(frozen=True)
-class EncodedContrast:
-    """A contrast as token ids: its inputs are the clean and the corrupt prompt.
-
-    `columns` pairs the positions of both prompts, for each stack (None in a model with
-    one). `at` is the position of each prompt, or of the decoder's targets, at which the
-    answers are read.
-    """
-
-    inputs: Inputs
-    columns: dict[str | None, TokenColumns]
-    at: tuple[int, int]
-    answer: int
-    other: int
-    notes: tuple[str, ...] = ()
-    group: Hashable | None = None
-
-    @property
-    def key(self) -> Hashable:
-        """Return a key that is the same for copies of a contrast."""
-        targets = None if self.inputs.targets is None else self.inputs.targets.ids
-        return self.inputs.ids, targets, self.at, self.answer, self.other
-
-    @property
-    def prompts(self) -> Hashable:
-        """Return a key of the two prompts, whichever of them is clean."""
-        return frozenset(self.inputs.ids)
-
-
-def encode_contrasts(
-    model: Model, contrasts: Sequence[Contrast], *, one_form: bool = True
-) -> list[EncodedContrast]:
-    """Encode the contrasts; refuse those that cannot be patched or averaged.
-
-    To be averaged token by token they must have `one_form`.
-    """
-    prompts: list[Prompt] = []
-    targets: list[Prompt] = []
-    for contrast in contrasts:
-        prompts += [contrast.clean, contrast.corrupt]
-        if contrast.targets is not None:
-            targets += [contrast.targets, contrast.targets]
-    if targets and len(targets) < len(prompts):
-        raise TextError(
-            "Cannot use the targets",
-            f"{len(targets) // 2} of {len(contrasts)} contrasts have targets",
-            "Give targets in every contrast or in none.",
-        )
-    # A list of prompts is all strings or all ids; `encode` refuses a mixed one.
-    inputs = model.encode(cast(Any, prompts), targets=cast(Any, targets) or None)
-    encoded = []
-    for number, contrast in enumerate(contrasts):
-        both = inputs.some([2 * number, 2 * number + 1])
-        encoded.append(_encoded(model, contrast, both))
-    if one_form:
-        _check_same_form(encoded)
-    return encoded
-
-
-def _encoded(model: Model, contrast: Contrast, inputs: Inputs) -> EncodedContrast:
-    prompts = {"clean": contrast.clean, "corrupt": contrast.corrupt}
-    for length, (name, prompt) in zip(inputs.lengths, prompts.items(), strict=True):
-        if length < 2:
-            reason = f"the {name} prompt {str(prompt)[:40]!r} has one token"
-            raise TextError(PROBLEM, reason, "Give prompts of two tokens or more.")
-    if inputs.ids[0] == inputs.ids[1]:
-        reason = "both prompts have the same tokens"
-        raise TextError(PROBLEM, reason, "Give two that differ in what matters.")
-    stacks = (None,) if len(model.anatomy.stacks) == 1 else ("encoder", "decoder")
-    answering = inputs.of(stacks[-1])
-    masked = stacks == (None,) and not model.anatomy.stacks[-1].causal
-    at = [_position(model, ids, contrast.at, masked=masked) for ids in answering.ids]
-    texts_before: list[str | None] = []
-    notes: list[str] = []
-    if not masked:
-        for side, position in enumerate(at):
-            texts_before.append(text_before(answering, side, position))
-    # A tokenizer serves one thread at a time.
-    with model.lock:
-        answer = token_after(model.text_encoder, contrast.answer, texts_before)
-        other = token_after(model.text_encoder, contrast.other, texts_before)
-        if not masked:
-            answers = (contrast.answer, contrast.other)
-            notes += notes_on_spaces(model.tokenizer, answers)
-    if answer == other:
-        reason = f"both answers are the token {model.text_encoder.string(answer)!r}"
-        raise TextError(PROBLEM, reason, "Give two different tokens.")
-    columns = {stack: in_columns(*inputs.of(stack).ids) for stack in stacks}
-    return EncodedContrast(
-        inputs, columns, (at[0], at[1]), answer, other, tuple(notes), contrast.group
-    )
-
-
-def _position(model: Model, ids: Sequence[int], at: int | None, *, masked: bool) -> int:
-    """Return where the answers are read: at `at`, the mask token, or the last one."""
-    if at is not None:
-        if not -len(ids) <= at < len(ids):
-            raise TextError(
-                f"at must be a position of {len(ids)} tokens",
-                f"got {at}",
-                "Give -1 for the last token.",
-            )
-        return at % len(ids)
-    if not masked:
-        return len(ids) - 1
-    mask = getattr(model.tokenizer, "mask_token_id", None)
-    positions = [position for position, token in enumerate(ids) if token == mask]
-    if len(positions) == 1:
-        return positions[0]
-    remedy = "Give at=."
-    mask_token = getattr(model.tokenizer, "mask_token", None)
-    if mask_token:
-        remedy = f"Put one {mask_token} where the answer belongs, or give at=."
-    problem = f"Cannot tell where {model.name}, a masked language model, answers"
-    raise TextError(problem, f"the prompt has {len(positions)} mask tokens", remedy)
-
-
-def _check_same_form(contrasts: Sequence[EncodedContrast]) -> None:
-    """Refuse contrasts that cannot be averaged column by column."""
-    problem = "Cannot average these contrasts column by column"
-    remedy = (
-        "Give contrasts of one form, with the same number of tokens, or patch them one"
-        " by one."
-    )
-    first = contrasts[0]
-    for number, contrast in enumerate(contrasts[1:], 1):
-        for stack, columns in contrast.columns.items():
-            first_columns = first.columns[stack]
-            if len(columns) != len(first_columns):
-                reason = (
-                    f"contrast 0 has {len(first_columns)} columns of tokens, contrast"
-                    f" {number} has {len(columns)}"
-                )
-                raise TextError(problem, reason, remedy)
-            if _gaps(columns) != _gaps(first_columns):
-                reason = (
-                    f"contrast {number} has its gaps at other tokens than contrast 0"
-                )
-                raise TextError(problem, reason, remedy)
-        if contrast.at != first.at:
-            reason = (
-                f"contrast 0 is read at position {first.at[0]}, contrast {number} at"
-                f" {contrast.at[0]}"
-            )
-            raise TextError(problem, reason, remedy)
-
-
-def _gaps(columns: TokenColumns) -> list[bool]:
-    return [None in column for column in columns]

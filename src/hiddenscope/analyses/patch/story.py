@@ -1,25 +1,22 @@
-"""Activation patching: which states carry the answer from one run to another."""
+"""The story of activation patching: which states carry the answer to another run."""
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from hiddenscope.results import Result, Section
+from hiddenscope.results import Aside, Explanation, Report, Result, Section
 from hiddenscope.results.drawing import grid_of, labels, long_name, tokens_with_gaps
-from hiddenscope.results.pictures import Grid, Lines, Measure, Series, Style, View
+from hiddenscope.results.pictures import Grid, Lines, Measure, Series, Style
+from hiddenscope.results.report import ABSENT, Absent
 from hiddenscope.results.sentences import (
-    as_prose,
     model_name,
     quote,
     quoted_token,
     quoted_tokens,
     ranges,
 )
-
-if TYPE_CHECKING:
-    from hiddenscope.analyses.patch.facts import PatchFacts
 
 # What a branch adds to the residual stream, not the stream itself.
 BRANCHES = (".attn", ".cross", ".mlp")
@@ -29,14 +26,158 @@ MOST_NAMED = 6
 ABLATIONS = {"zero": "Zeros", "mean": "The means over all prompts"}
 
 
-def views(result: Result) -> Iterator[View]:
-    """Yield the effect of every site and token, with the tokens of both prompts; then
-    whole layers along the depth.
+@dataclass(frozen=True, kw_only=True)
+class AnswerPair:
+    """The two answers of a contrast."""
+
+    answer: str
+    other: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """A number of the clean and of the corrupted run."""
+
+    clean: float
+    corrupt: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellCount:
+    """How many cells there are, and in how many both runs have the same state."""
+
+    total: int
+    equal: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestEffect:
+    """The cell with the largest effect; without a token, of all tokens at once."""
+
+    value: float
+    site: str
+    token: str | None = None
+    other_token: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clear:
+    """A site whose effect is not 0, with an interval corrected for all sites."""
+
+    site: str
+    effect: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carrier:
+    """A token, and the sites at which it carries at least half of the answer."""
+
+    token: str
+    other_token: str
+    largest: float
+    half_at: list[str]
+    from_: str | None
+    to: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestWindow:
+    """The window of layers with the largest effect, named by its lowest."""
+
+    value: float
+    site: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerWindows:
+    """The effect of patching several layers in a row."""
+
+    layers: int
+    largest: LargestWindow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How attribution agrees with the exact effect; None over too few cells."""
+
+    cells: int
+    correlation: float | None
+    mean_absolute_error: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What the sweep computed."""
+
+    cells: int
+    passes: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One effect in the sweep and by a pass of its own."""
+
+    sweep: float
+    alone: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchReport(Report):
+    """Which states carry the answer from one run to another."""
+
+    contrasts: int
+    into: Literal["corrupt", "clean"]
+    answers: list[AnswerPair]
+    logit_difference: Runs
+    probability: Runs
+    window: int
+    measure: Literal["effect", "attribution"]
+    cells: CellCount
+    largest: LargestEffect | None
+    differing_token: Carrier | None
+    answer_token: Carrier | None
+    positions: list[int] | Absent | None = ABSENT
+    clear: list[Clear] | Absent | None = ABSENT
+    agreement: Agreement | None = None
+    layer_windows: LayerWindows | Absent | None = ABSENT
+    cost: Cost | None = None
+    check: Check | Absent | None = ABSENT
+    method: str
+    copies: int
+    groups: int
+    notes: list[str]
+
+
+def story(report: PatchReport, result: Result) -> Iterator[Section]:
+    """Yield the effect of every site and token with what it shows, then whole
+    layers.
     """
-    facts = cast("PatchFacts", result.facts)
-    answers = " over ".join(_answers(facts))
+    windows = list(_layer_windows(report))
+    yield Section(
+        "Which states carry the answer?",
+        tuple(_findings(report, result, windows)),
+        tuple(_effects(report, result)),
+        f"{_experiment(report)} {_effect(report)}",
+    )
+    if "swap" in result.data and "token" in result.data.dims:
+        lines = _layers(result)
+        yield Section(
+            "Whole layers at once",
+            tuple(map(Explanation, windows)),
+            (lines,),
+            _reading_of_layers(result, lines),
+            folded=True,
+        )
+
+
+def _effects(report: PatchReport, result: Result) -> Iterator[Grid]:
+    """Yield the effect of every site and token, with the tokens of both prompts."""
+    answers = " over ".join(_answers(report))
     title = (
-        f"How much of the preference for {answers} each {_noun(result)} {_verb(facts)}"
+        f"How much of the preference for {answers} each {_noun(result)} {_verb(report)}"
         f" in {model_name(result)}"
     )
     if "token" not in result.data.dims:
@@ -44,9 +185,7 @@ def views(result: Result) -> Iterator[View]:
         return
     grid = grid_of(result, [name for name in CELLS if name in result.data], title)
     if grid is not None:
-        yield _with_both_prompts(result, grid)
-    if "swap" in result.data:
-        yield _layers(result)
+        yield _with_both_prompts(report, result, grid)
 
 
 def _noun(result: Result) -> str:
@@ -94,14 +233,14 @@ def _by_number(result: Result, title: str) -> Grid:
     )
 
 
-def _with_both_prompts(result: Result, grid: Grid) -> Grid:
+def _with_both_prompts(report: PatchReport, result: Result, grid: Grid) -> Grid:
     data = result.data.isel(token=slice(len(grid.tokens)))
     clean = tokens_with_gaps(data, "")
     corrupt = tokens_with_gaps(data, "other_")
     notes = [grid.note] if grid.note else []
     if None in clean or None in corrupt:
         notes.append("Hatched: a token that only one prompt has.")
-    if result.facts["contrasts"] > 1:
+    if report.contrasts > 1:
         notes.append("The tokens are those of the first pair of prompts.")
     return replace(
         grid,
@@ -137,57 +276,33 @@ def _layers(result: Result) -> Lines:
     )
 
 
-def findings(result: Result) -> Iterator[str]:
+def _findings(report: PatchReport, result: Result, windows: list[str]) -> Iterator[str]:
     """Yield where the answer is carried, what both runs predict, how it was measured,
     and how sure that is.
     """
-    facts = cast("PatchFacts", result.facts)
-    yield from _carriers(result)
-    yield _runs(result)
-    yield _effect(facts)
-    yield from _layer_windows(facts)
-    agreement = facts.get("agreement")
-    if agreement and agreement.get("correlation") is not None:
-        yield (
-            f"Over {agreement['cells']} cells, attribution correlates with the exact"
-            f" effect at r = {agreement['correlation']:.2f}; its mean absolute error is"
-            f" {agreement['mean_absolute_error']:.2f}."
+    yield from _carriers(report, result)
+    yield _runs(report, result)
+    yield Aside(_effect(report))
+    yield from map(Aside, windows)
+    agreement = report.agreement
+    if agreement and agreement.correlation is not None:
+        yield Aside(
+            f"Over {agreement.cells} cells, attribution correlates with the exact"
+            f" effect at r = {agreement.correlation:.2f}; its mean absolute error is"
+            f" {agreement.mean_absolute_error:.2f}."
         )
-    yield _certainty(facts)
-    cells = facts["cells"]
-    yield (
-        f"{cells['equal']} of {cells['total']} cells have an effect of exactly 0,"
+    yield _certainty(report)
+    cells = report.cells
+    yield Aside(
+        f"{cells.equal} of {cells.total} cells have an effect of exactly 0,"
         " because both runs have the same state there."
     )
-    yield from facts["notes"]
+    yield from map(Aside, report.notes)
 
 
-def sections(result: Result) -> Iterator[Section]:
-    """Yield the grid with what it shows, then whole layers."""
-    facts, shown = cast("PatchFacts", result.facts), tuple(views(result))
-    carriers = list(_carriers(result))
-    sentences = [*carriers[:1], _runs(result), *carriers[1:], _certainty(facts)]
-    yield Section(
-        "Which states carry the answer?",
-        as_prose(sentences),
-        shown[:1],
-        f"{_experiment(facts)} {_effect(facts)}",
-    )
-    if shown[1:]:
-        yield Section(
-            "Whole layers at once",
-            " ".join(_layer_windows(facts)),
-            shown[1:],
-            _reading_of_layers(result, shown[1]),
-            folded=True,
-        )
-
-
-def _reading_of_layers(result: Result, view: View) -> str:
+def _reading_of_layers(result: Result, lines: Lines) -> str:
     """Say what each line is in the picture of whole layers."""
-    styles = set()
-    if isinstance(view, Lines):
-        styles = {series.style for series in view.series}
+    styles = {series.style for series in lines.series}
     sentences = []
     if "line" in styles:
         sentences.append("The solid line patches all tokens of one layer at once.")
@@ -204,26 +319,23 @@ def _reading_of_layers(result: Result, view: View) -> str:
     return " ".join([*sentences, "The effect is defined as above."])
 
 
-def _verb(facts: "PatchFacts") -> str:
-    return "restores" if facts["into"] == "corrupt" else "removes"
+def _verb(report: PatchReport) -> str:
+    return "restores" if report.into == "corrupt" else "removes"
 
 
-def _answers(facts: "PatchFacts") -> Iterator[str]:
+def _answers(report: PatchReport) -> Iterator[str]:
     """Yield the answers of all contrasts, each once, then the others."""
-    pairs = [
-        quoted_tokens([pair["answer"], pair["other"]]) for pair in facts["answers"]
-    ]
+    pairs = [quoted_tokens([pair.answer, pair.other]) for pair in report.answers]
     for names in zip(*pairs, strict=True):
         distinct = list(dict.fromkeys(names))
         others = " and others" if len(distinct) > MOST_ANSWERS else ""
         yield " / ".join(distinct[:MOST_ANSWERS]) + others
 
 
-def _runs(result: Result) -> str:
-    facts = cast("PatchFacts", result.facts)
-    answer, other = _answers(facts)
-    clean = _above(facts["logit_difference"]["clean"])
-    corrupt = _above(facts["logit_difference"]["corrupt"])
+def _runs(report: PatchReport, result: Result) -> str:
+    answer, other = _answers(report)
+    clean = _above(report.logit_difference.clean)
+    corrupt = _above(report.logit_difference.corrupt)
     texts = result.data.attrs.get("texts", [])
     other_texts = result.data.attrs.get("other_texts", [])
     if len(texts) == len(other_texts) == 1:
@@ -233,8 +345,8 @@ def _runs(result: Result) -> str:
             f" {quote(other_texts[0])} it is {corrupt}."
         )
     average = "The"
-    if facts["contrasts"] > 1:
-        average = f"On average over {facts['contrasts']} pairs of prompts, the"
+    if report.contrasts > 1:
+        average = f"On average over {report.contrasts} pairs of prompts, the"
     return (
         f"{average} logit of {answer} is {clean} that of {other} after the clean"
         f" prompt; after the corrupted prompt it is {corrupt}."
@@ -245,22 +357,22 @@ def _above(difference: float) -> str:
     return f"{abs(difference):.2f} {'below' if difference < 0 else 'above'}"
 
 
-def _experiment(facts: "PatchFacts") -> str:
+def _experiment(report: PatchReport) -> str:
     """Say what was done for every cell."""
     source, run = "corrupted", "clean"
-    if facts["into"] == "corrupt":
+    if report.into == "corrupt":
         source, run = "clean", "corrupted"
-    ablation = ABLATIONS.get(facts.get("method", ""))
-    if "positions" in facts or ablation:
-        tokens = "all tokens" if facts.get("positions") is None else "chosen tokens"
-        if "positions" not in facts:
+    ablation = ABLATIONS.get(report.method)
+    if report.positions is not ABSENT or ablation:
+        tokens = "all tokens" if report.positions is None else "chosen tokens"
+        if report.positions is ABSENT:
             tokens = "this token"
         values = ablation or f"The values of the {source} run"
         return (
             f"Every cell is one experiment. {values} replace those of the {run} run at"
             f" {tokens} of this site, and the model computes the rest."
         )
-    if facts["window"] == 1:
+    if report.window == 1:
         return (
             f"Every cell is one experiment. The hidden state of the {source} run at"
             f" this layer and token replaces the one of the {run} run, and the model"
@@ -268,61 +380,61 @@ def _experiment(facts: "PatchFacts") -> str:
         )
     return (
         f"Every cell is one experiment. The hidden states of the {source} run at this"
-        f" layer and {facts['window']} tokens replace the ones of the {run} run, and"
+        f" layer and {report.window} tokens replace the ones of the {run} run, and"
         " the model computes the rest."
     )
 
 
-def _effect(facts: "PatchFacts") -> str:
+def _effect(report: PatchReport) -> str:
     definition = (
         "The effect is the share of the logit difference between the two answers that"
     )
-    if facts["into"] == "corrupt":
+    if report.into == "corrupt":
         return f"{definition} is restored: 0 is the corrupted run, 1 is the clean run."
     return f"{definition} is lost: 0 is the clean run, 1 is the corrupted run."
 
 
-def _carriers(result: Result) -> Iterator[str]:
+def _carriers(report: PatchReport, result: Result) -> Iterator[str]:
     """Yield where two tokens carry at least half of the answer; without one, the
     largest effect of all.
     """
-    facts, sites = cast("PatchFacts", result.facts), labels(result.data, "site")
+    sites = labels(result.data, "site")
     if "token" not in result.data.dims:
-        yield from _together(facts)
+        yield from _together(report)
         return
     tokens = {
-        "the token that differs": facts["differing_token"],
-        "the token at which the answer is read": facts["answer_token"],
+        "the token that differs": report.differing_token,
+        "the token at which the answer is read": report.answer_token,
     }
     carried = False
     for name, carrier in tokens.items():
-        if carrier and carrier["half_at"]:
+        if carrier and carrier.half_at:
             carried = True
             yield (
-                f"Patching {quoted_token(carrier['token'])}, {name}, {_verb(facts)} at"
+                f"Patching {quoted_token(carrier.token)}, {name}, {_verb(report)} at"
                 " least half of the logit difference at"
-                f" {ranges(carrier['half_at'], sites)} (largest effect"
-                f" {carrier['largest']:.2f})."
+                f" {ranges(carrier.half_at, sites)} (largest effect"
+                f" {carrier.largest:.2f})."
             )
-    if not carried and facts["largest"]:
-        largest = facts["largest"]
+    if not carried and report.largest:
+        largest = report.largest
         yield (
-            f"No single state {_verb(facts)} half of the logit difference: the largest"
-            f" effect is {largest['value']:.2f}, of"
-            f" {quoted_token(largest.get('token', ''))} at {largest['site']}."
+            f"No single state {_verb(report)} half of the logit difference: the largest"
+            f" effect is {largest.value:.2f}, of"
+            f" {quoted_token(largest.token or '')} at {largest.site}."
         )
 
 
-def _together(facts: "PatchFacts") -> Iterator[str]:
+def _together(report: PatchReport) -> Iterator[str]:
     """Yield the sites with an effect, of those patched at all tokens at once."""
-    total = facts["cells"]["total"]
-    clear = facts.get("clear")
-    largest = facts["largest"]
+    total = report.cells.total
+    clear = None if report.clear is ABSENT else report.clear
+    largest = report.largest
     if clear:
         strongest = []
         for site in clear[:MOST_NAMED]:
-            interval = f"{site['low']:.2f} to {site['high']:.2f}"
-            strongest.append(f"{site['site']} {site['effect']:.2f} ({interval})")
+            interval = f"{site.low:.2f} to {site.high:.2f}"
+            strongest.append(f"{site.site} {site.effect:.2f} ({interval})")
         listed = "; ".join(strongest)
         verb = "has" if len(clear) == 1 else "have"
         yield (
@@ -336,36 +448,36 @@ def _together(facts: "PatchFacts") -> Iterator[str]:
         )
     elif largest:
         yield (
-            f"The largest effect of the {total} sites is {largest['value']:.2f}, of"
-            f" {largest['site']}."
+            f"The largest effect of the {total} sites is {largest.value:.2f}, of"
+            f" {largest.site}."
         )
 
 
-def _layer_windows(facts: "PatchFacts") -> Iterator[str]:
-    windows = facts.get("layer_windows")
-    if not windows:
+def _layer_windows(report: PatchReport) -> Iterator[str]:
+    windows = report.layer_windows
+    if not isinstance(windows, LayerWindows):
         return
-    largest = windows["largest"]
+    largest = windows.largest
     spared = ", except the token at which the answer is read,"
-    if largest["site"].endswith(BRANCHES):
+    if largest.site.endswith(BRANCHES):
         spared = ""
     yield (
-        f"Patching all tokens of {windows['layers']} layers in a row{spared} has the"
-        f" largest effect for the window that begins at {largest['site']}:"
-        f" {largest['value']:.2f}."
+        f"Patching all tokens of {windows.layers} layers in a row{spared} has the"
+        f" largest effect for the window that begins at {largest.site}:"
+        f" {largest.value:.2f}."
     )
 
 
-def _certainty(facts: "PatchFacts") -> str:
+def _certainty(report: PatchReport) -> str:
     """Say how far the numbers reach."""
-    count = facts["contrasts"]
+    count = report.contrasts
     if count == 1:
         return (
             "This is one pair of prompts; whether it holds for others was not tested."
         )
-    groups = facts.get("groups", count)
+    groups = report.groups
     in_groups = "" if groups == count else f" in {groups} groups"
-    if facts.get("clear") is not None:
+    if report.clear not in (None, ABSENT):
         return (
             f"These are averages over {count} pairs of prompts{in_groups}, with"
             " intervals corrected for the number of sites."

@@ -1,0 +1,574 @@
+"""What is patched and what comes of it: labelled arrays, and the report."""
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hiddenscope import progress
+from hiddenscope.analyses.patch.cells import (
+    Effects,
+    Into,
+    PatchedValues,
+    Plan,
+    patch_contrast,
+    patched_at,
+)
+from hiddenscope.analyses.patch.contrast import Contrast
+from hiddenscope.analyses.patch.encoding import EncodedContrast, encode_contrasts
+from hiddenscope.analyses.patch.story import (
+    Agreement,
+    AnswerPair,
+    Carrier,
+    CellCount,
+    Check,
+    Clear,
+    Cost,
+    LargestEffect,
+    LargestWindow,
+    LayerWindows,
+    PatchReport,
+    Runs,
+)
+from hiddenscope.errors import PassError, SiteError, TextError
+from hiddenscope.measures.grouped import reach_of_all, standard_error
+from hiddenscope.model import Model, ModelLike, as_model
+from hiddenscope.passes import load_with_head
+from hiddenscope.passes.edit import plan as changeable
+from hiddenscope.results import Result
+from hiddenscope.results.dataset import (
+    Attributes,
+    Coordinates,
+    Dims,
+    Variables,
+    column_coords,
+    site_names,
+    stack_column,
+    to_dataset,
+)
+from hiddenscope.sites import Site, SitePatterns, summarise
+from hiddenscope.states.arrays import Floats, Ints
+from hiddenscope.texts import number_groups
+
+if TYPE_CHECKING:
+    import xarray
+
+# The methods that ablate: what they put into the clean run.
+ABLATIONS: dict[str, PatchedValues] = {
+    "zero": "zero",
+    "mean": "mean",
+    "resample": "run",
+}
+HALF = 0.5
+ATTRIBUTES: Mapping[str, Attributes] = {
+    "effect": {
+        "long_name": "effect",
+        "units": "share of the logit difference",
+        "meaning": "diverging",
+    },
+    "probability": {"long_name": "probability of the answer"},
+    "kl": {"long_name": "KL from the clean run", "units": "nats"},
+    "attribution": {
+        "long_name": "effect estimated by attribution",
+        "units": "share of the logit difference",
+        "meaning": "diverging",
+    },
+    "swap": {"units": "share of the logit difference", "meaning": "diverging"},
+    "swap_window": {"units": "share of the logit difference", "meaning": "diverging"},
+}
+
+
+def patch_all(
+    model: ModelLike,
+    contrasts: Contrast | Sequence[Contrast],
+    *,
+    sites: SitePatterns,
+    into: Into,
+    window: int | Sequence[int] | None,
+    layers: int | None,
+    method: str,
+) -> Result:
+    """Patch every site and token of every contrast, and average the effects."""
+    model = as_model(model)
+    all_contrasts = _listed(contrasts)
+    if not model.anatomy.makes_logits:
+        raise PassError(
+            f"Cannot patch {model.name}",
+            "it has no head, and makes no logits",
+            load_with_head(model),
+        )
+    selected, left_out = _changeable_sites(model, sites)
+    plan = _plan(model, selected, into, window, layers, method)
+    # A copy says nothing new: the first of its kind stands for it.
+    distinct: dict[Hashable, tuple[Contrast, EncodedContrast]] = {}
+    for contrast, encoded in zip(
+        all_contrasts,
+        encode_contrasts(model, all_contrasts, one_form=not plan.together),
+        strict=True,
+    ):
+        distinct.setdefault(encoded.key, (contrast, encoded))
+    encodings = [encoded for _, encoded in distinct.values()]
+    groups = _groups(encodings)
+    # Each site has a cell for every column, one for a layer and one for a window of
+    # layers.
+    cells = 0
+    for encoded in encodings:
+        cells += 2 + sum(map(len, encoded.columns.values()))
+    means = _means(model, encodings, plan)
+    with progress.track("Patching", total=len(selected) * cells) as advance:
+        effects = [
+            patch_contrast(model, encoded, plan, advance, means)
+            for encoded in encodings
+        ]
+    data = patch_dataset(model, encodings[0], plan, effects, groups)
+    if isinstance(all_contrasts[0].clean, str):
+        data.attrs["texts"] = [contrast.clean for contrast, _ in distinct.values()]
+        data.attrs["other_texts"] = [
+            contrast.corrupt for contrast, _ in distinct.values()
+        ]
+    copies = len(all_contrasts) - len(encodings)
+    group_count = int(groups.max()) + 1
+    notes = [
+        *_notes_on_evidence(len(encodings), copies, group_count),
+        *_notes(encodings, effects, left_out),
+    ]
+    report = PatchReport(
+        **patch_report(model, encodings, plan, effects, data),
+        method=method,
+        copies=copies,
+        groups=group_count,
+        notes=notes,
+    )
+    return Result("patch", data, report, model.source(selected[-1].stack))
+
+
+def _plan(
+    model: Model,
+    sites: tuple[Site, ...],
+    into: Into,
+    window: int | Sequence[int] | None,
+    layers: int | None,
+    method: str,
+) -> Plan:
+    """Return what is patched, from the arguments of `patch`."""
+    positions = None
+    together = window is None and all(site.index is not None for site in sites)
+    if window is not None and not isinstance(window, int):
+        positions = tuple(_check_position(position) for position in window)
+        together = True
+    size = 1 if together or window is None else window
+    if layers is None:
+        layers = max(1, model.anatomy.stacks[-1].depth // 6)
+    # A window of layers is made of whole states.
+    if together or any(site.index is not None for site in sites):
+        layers = 0
+    if method in ABLATIONS:
+        into = "clean"
+    return Plan(
+        sites,
+        size,
+        layers,
+        into,
+        exact=method != "attribution",
+        attribution=method in ("attribution", "both"),
+        together=together,
+        positions=positions,
+        values=ABLATIONS.get(method, "run"),
+    )
+
+
+def _check_position(position: object) -> int:
+    if isinstance(position, bool) or not isinstance(position, int):
+        raise TextError(
+            "window must be a number of tokens or a list of positions",
+            f"got {position!r:.60} among the positions",
+            "Give integers; -1 is the last token of the clean prompt.",
+        )
+    return position
+
+
+def _means(
+    model: Model, contrasts: Sequence[EncodedContrast], plan: Plan
+) -> dict[Site, Tensor]:
+    """Return the mean state at each patched site, over all tokens of all prompts."""
+    if plan.values != "mean":
+        return {}
+    sites = {patched_at(model, site).site for site in plan.sites}
+    sums: dict[Site, Tensor] = {}
+    tokens: Counter[Site] = Counter()
+    for contrast in contrasts:
+        states = model.capture(contrast.inputs, tuple(sorted(sites)))
+        for site in sites:
+            rows = states[site].double()
+            sums[site] = sums.get(site, 0) + rows.sum(0)
+            tokens[site] += len(rows)
+    return {site: total / tokens[site] for site, total in sums.items()}
+
+
+def _groups(contrasts: Sequence[EncodedContrast]) -> Ints:
+    """Number the groups: contrasts of one named group, or of the same prompts."""
+    names: list[Hashable] = []
+    for number, contrast in enumerate(contrasts):
+        if contrast.group is None:
+            names.append(("contrast", number))
+        else:
+            names.append(("group", contrast.group))
+    return number_groups([contrast.prompts for contrast in contrasts], names)
+
+
+def _listed(contrasts: Contrast | Sequence[Contrast]) -> list[Contrast]:
+    if isinstance(contrasts, Contrast):
+        return [contrasts]
+    if (
+        not isinstance(contrasts, list | tuple)
+        or not contrasts
+        or not all(isinstance(contrast, Contrast) for contrast in contrasts)
+    ):
+        raise TextError(
+            "contrasts must be a Contrast or a list of them",
+            f"got {contrasts!r:.60}",
+            "Give hs.Contrast(clean, corrupt, answer, other).",
+        )
+    return list(contrasts)
+
+
+def _changeable_sites(
+    model: Model, patterns: SitePatterns
+) -> tuple[tuple[Site, ...], list[Site]]:
+    """Return the sites whose states can be changed, and those whose cannot."""
+    selected = model.anatomy.select(patterns)
+    if not selected:
+        raise SiteError(
+            "No sites to patch",
+            "the list is empty",
+            "Name at least one, such as 'layer.*'.",
+        )
+    changeable_sites: list[Site] = []
+    left_out: list[Site] = []
+    # All heads of a block are changed in one place.
+    known: set[Site] = set()
+    for site in selected:
+        # The plan of an edit refuses a state that cannot be changed.
+        try:
+            place = patched_at(model, site).site
+            if place not in known:
+                changeable(model.anatomy, {place: lambda states: states})
+                known.add(place)
+            changeable_sites.append(site)
+        except SiteError:
+            if len(selected) == 1:
+                raise
+            left_out.append(site)
+    return tuple(changeable_sites), left_out
+
+
+def _notes_on_evidence(contrasts: int, copies: int, groups: int) -> Iterator[str]:
+    """Say which contrasts are no further evidence."""
+    if copies == 1:
+        yield "One pair of prompts is a copy of another and counted once."
+    elif copies:
+        yield f"{copies:,} pairs of prompts are copies of another and counted once."
+    if groups == 1 < contrasts:
+        yield "All pairs of prompts belong together, so there is no standard error."
+
+
+def _notes(
+    contrasts: Sequence[EncodedContrast],
+    effects: Sequence[Effects],
+    left_out: Sequence[Site],
+) -> list[str]:
+    notes: list[str] = []
+    for contrast in contrasts:
+        notes += contrast.notes
+    for of_contrast in effects:
+        notes += of_contrast.notes
+    if left_out:
+        notes.append(f"{summarise(left_out)} cannot be changed and was left out.")
+    for columns in contrasts[0].columns.values():
+        if any(None in column for column in columns):
+            notes.append(
+                "The prompts have different lengths: tokens that only one of them has"
+                " are gaps."
+            )
+    return list(dict.fromkeys(notes))
+
+
+def patch_dataset(
+    model: Model,
+    contrast: EncodedContrast,
+    plan: Plan,
+    effects: Sequence[Effects],
+    groups: Ints,
+) -> "xarray.Dataset":
+    """Return the mean over the contrasts, labelled by the tokens of the first one.
+
+    It comes with its standard error if there are several independent groups.
+    """
+    variables: Variables = {}
+    for name in effects[0].cells:
+        values = np.stack([of_contrast.cells[name] for of_contrast in effects])
+        attributes = ATTRIBUTES[name]
+        dims: Dims = ("site", "token")
+        if plan.together:
+            dims, values = "site", values[..., 0]
+        variables |= _averaged(name, dims, values, attributes, groups)
+    if plan.together:
+        variables |= _intervals(effects, plan, groups)
+    for name in effects[0].along:
+        values = np.stack([of_contrast.along[name] for of_contrast in effects])
+        attributes = {**ATTRIBUTES[name], "long_name": _swap_name(name, plan)}
+        variables |= _averaged(name, "site", values, attributes, groups)
+    coords: Coordinates = {"site": site_names(plan.sites)}
+    if plan.together:
+        coords |= _index_coords(plan)
+    else:
+        coords |= _coords(model, contrast)
+    return to_dataset(variables, coords)
+
+
+def _averaged(
+    name: str, dims: Dims, values: Floats, attributes: Attributes, groups: Ints
+) -> Variables:
+    """Average over the contrasts, with the standard error where there is one."""
+    mean = values.mean(0).astype(np.float32)
+    variables: Variables = {name: (dims, mean, attributes)}
+    error = standard_error(values, groups)
+    if error is not None:
+        error_attributes: Attributes = {
+            "long_name": f"standard error of the {attributes['long_name']}",
+            "units": attributes.get("units", ""),
+        }
+        variables[f"{name}_error"] = dims, error.astype(np.float32), error_attributes
+    return variables
+
+
+def _intervals(effects: Sequence[Effects], plan: Plan, groups: Ints) -> Variables:
+    """Return intervals that hold all effects at once with a probability of 95%.
+
+    Without several independent groups there are none.
+    """
+    measure = "effect" if plan.exact else "attribution"
+    values = np.stack([of_contrast.cells[measure][..., 0] for of_contrast in effects])
+    reach = reach_of_all(values, groups)
+    if reach is None:
+        return {}
+    mean = values.mean(0)
+    low: Attributes = {"long_name": "lower end", "units": ATTRIBUTES["effect"]["units"]}
+    high: Attributes = {**low, "long_name": "upper end"}
+    return {"low": ("site", mean - reach, low), "high": ("site", mean + reach, high)}
+
+
+def _index_coords(plan: Plan) -> Coordinates:
+    """Label sites by their layer and by the number of their head or neuron."""
+    layers, numbers = [], []
+    for site in plan.sites:
+        layers.append(-1 if site.layer is None else site.layer)
+        numbers.append(-1 if site.index is None else site.index)
+    return {
+        "layer": ("site", np.array(layers)),
+        "number": ("site", np.array(numbers)),
+    }
+
+
+def _swap_name(name: str, plan: Plan) -> str:
+    tokens = "all tokens"
+    if any(site.part in ("", "mid") for site in plan.sites):
+        tokens = "all tokens except the answer's"
+    if name == "swap":
+        return f"one layer, {tokens}"
+    return f"{plan.layers} layers from here up, {tokens}"
+
+
+def _coords(model: Model, contrast: EncodedContrast) -> Coordinates:
+    """Label the columns by the clean prompt, and (`other_`) by the corrupt one."""
+    coords: Coordinates = {}
+    for side, prefix in enumerate(("", "other_")):
+        tokens: list[tuple[int, int, str] | None] = []
+        for stack, columns in contrast.columns.items():
+            ids = contrast.inputs.of(stack).ids[side]
+            for column in columns:
+                position = column[side]
+                if position is None:
+                    tokens.append(None)
+                else:
+                    string = model.text_encoder.string(ids[position])
+                    tokens.append((position, ids[position], string))
+        coords |= column_coords(tokens, prefix=prefix)
+    if len(contrast.columns) > 1:
+        counts = {str(stack): len(pairs) for stack, pairs in contrast.columns.items()}
+        coords["stack"] = "token", stack_column(counts)
+    return coords
+
+
+def patch_report(
+    model: Model,
+    contrasts: Sequence[EncodedContrast],
+    plan: Plan,
+    effects: Sequence[Effects],
+    data: "xarray.Dataset",
+) -> dict[str, Any]:
+    """Return what was patched, what it restored and what that cost, as fields of the
+    report.
+    """
+    measure = "effect" if plan.exact else "attribution"
+    values = data[measure].to_numpy()
+    patched = np.any([of_contrast.patched for of_contrast in effects], 0)
+    if plan.together:
+        patched = patched[:, 0]
+    finite = np.isfinite(values)
+    string = model.text_encoder.string
+    fields: dict[str, Any] = {
+        "contrasts": len(contrasts),
+        "into": plan.into,
+        "answers": [
+            AnswerPair(answer=string(contrast.answer), other=string(contrast.other))
+            for contrast in contrasts
+        ],
+        "window": plan.window,
+        "measure": measure,
+        "cells": CellCount(
+            total=int(finite.sum()), equal=int((finite & ~patched).sum())
+        ),
+        "largest": _largest(values, data),
+        "differing_token": None,
+        "answer_token": None,
+    }
+    for name in effects[0].runs:
+        clean, corrupt = np.mean([of_contrast.runs[name] for of_contrast in effects], 0)
+        fields[name] = Runs(clean=float(clean), corrupt=float(corrupt))
+    if plan.together:
+        fields["positions"] = None if plan.positions is None else list(plan.positions)
+        fields["clear"] = _clear(data)
+    else:
+        fields |= _carriers(data, plan, contrasts[0], measure)
+    if plan.exact and plan.attribution:
+        fields["agreement"] = _agreement(data, patched)
+    if "swap_window" in data:
+        fields["layer_windows"] = _layer_windows(data, plan)
+    if plan.exact:
+        fields["cost"] = Cost(
+            cells=sum(int(of_contrast.patched.sum()) for of_contrast in effects),
+            passes=sum(of_contrast.passes for of_contrast in effects),
+            tokens=sum(of_contrast.tokens for of_contrast in effects),
+        )
+        checks = [
+            Check(**of_contrast.check) for of_contrast in effects if of_contrast.check
+        ]
+        fields["check"] = max(
+            checks, key=lambda check: abs(check.sweep - check.alone), default=None
+        )
+    return fields
+
+
+def _token(data: "xarray.Dataset", column: int) -> dict[str, str]:
+    """Return a token as the clean and the corrupt prompt have it."""
+    return {
+        "token": str(data["string"].values[column]),
+        "other_token": str(data["other_string"].values[column]),
+    }
+
+
+def _largest(values: NDArray[Any], data: "xarray.Dataset") -> LargestEffect | None:
+    if not np.isfinite(values).any():
+        return None
+    row, *columns = np.unravel_index(np.nanargmax(np.abs(values)), values.shape)
+    if not columns:
+        site = str(data["site"].values[row])
+        return LargestEffect(value=float(values[row]), site=site)
+    column = columns[0]
+    return LargestEffect(
+        value=float(values[row, column]),
+        site=str(data["site"].values[row]),
+        **_token(data, int(column)),
+    )
+
+
+def _clear(data: "xarray.Dataset") -> list[Clear] | None:
+    """Return the sites whose corrected interval excludes 0; None without intervals."""
+    if "low" not in data:
+        return None
+    measure = "effect" if "effect" in data else "attribution"
+    effects, low, high = (data[name].to_numpy() for name in (measure, "low", "high"))
+    rows = np.flatnonzero((low > 0) | (high < 0))
+    clear = []
+    for row in sorted(rows, key=lambda row: -abs(effects[row])):
+        clear.append(
+            Clear(
+                site=str(data["site"].values[row]),
+                effect=float(effects[row]),
+                low=float(low[row]),
+                high=float(high[row]),
+            )
+        )
+    return clear
+
+
+def _carriers(
+    data: "xarray.Dataset", plan: Plan, contrast: EncodedContrast, measure: str
+) -> dict[str, Carrier]:
+    """Return where two tokens carry half of the answer or more.
+
+    They are the token that differs, and the token at which the answer is read.
+    """
+    values = data[measure].to_numpy()
+    sites = site_names(plan.sites)
+    clean, corrupt = data["id"].values, data["other_id"].values
+    # A gap holds no state that could be patched.
+    paired = (clean >= 0) & (corrupt >= 0)
+    answering = paired & (data["position"].values == contrast.at[0])
+    if "stack" in data.coords:
+        answering &= data["stack"].values != "encoder"
+    tokens = {"differing_token": paired & (clean != corrupt), "answer_token": answering}
+    carriers = {}
+    for name, mask in tokens.items():
+        columns = np.flatnonzero(mask)
+        if not len(columns):
+            continue
+        largest = np.nan_to_num(values[:, columns]).max(0)
+        column = int(columns[np.argmax(largest)])
+        half = np.flatnonzero(np.nan_to_num(values[:, column]) >= HALF)
+        half_at = [sites[row] for row in half]
+        carriers[name] = Carrier(
+            **_token(data, column),
+            largest=float(np.nanmax(values[:, column])),
+            half_at=half_at,
+            from_=half_at[0] if half_at else None,
+            to=half_at[-1] if half_at else None,
+        )
+    return carriers
+
+
+def _agreement(data: "xarray.Dataset", patched: NDArray[np.bool_]) -> Agreement:
+    """Compare attribution with the exact effect, over the cells that were patched."""
+    exact = data["effect"].to_numpy()[patched].astype(np.float64)
+    estimate = data["attribution"].to_numpy()[patched].astype(np.float64)
+    # Two points, or equal ones, have no correlation.
+    if len(exact) < 3 or exact.std() == 0 or estimate.std() == 0:
+        return Agreement(cells=len(exact), correlation=None, mean_absolute_error=None)
+    return Agreement(
+        cells=len(exact),
+        correlation=float(np.corrcoef(exact, estimate)[0, 1]),
+        mean_absolute_error=float(np.abs(exact - estimate).mean()),
+    )
+
+
+def _layer_windows(data: "xarray.Dataset", plan: Plan) -> LayerWindows | None:
+    """Return the window of layers with the largest effect, by the site it begins at."""
+    values = data["swap_window"].to_numpy()
+    rows = [
+        row
+        for row, site in enumerate(plan.sites)
+        if site.stack != "encoder" and np.isfinite(values[row])
+    ]
+    if not rows:
+        return None
+    largest = max(rows, key=lambda row: values[row])
+    return LayerWindows(
+        layers=plan.layers,
+        largest=LargestWindow(
+            value=float(values[largest]), site=str(plan.sites[largest])
+        ),
+    )
