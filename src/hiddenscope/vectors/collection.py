@@ -245,8 +245,9 @@ def _of_array(
 ) -> Collection:
     is_floating = False
     values = source
-    if isinstance(source, Tensor):
-        is_floating = source.is_floating_point() and not source.is_meta
+    if isinstance(source, Tensor) and not source.is_meta:
+        is_floating = source.is_floating_point()
+        values = source.detach().cpu()
     elif isinstance(source, np.ndarray):
         is_floating = source.dtype.kind == "f"
     if not is_floating or source.ndim != 2 or 0 in source.shape:
@@ -258,8 +259,6 @@ def _of_array(
             f"got {description}",
             "Give a model with texts=, states, or an array [text, width] of floats.",
         )
-    if isinstance(source, Tensor):
-        values = source.detach().cpu()
     strings = None
     if texts is not None:
         several = [texts] if isinstance(texts, str) else texts
