@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from resource import RLIMIT_FSIZE, getrlimit, setrlimit
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -274,6 +275,61 @@ def test_workers_give_the_same_bytes_and_one_that_dies_is_replaced(
     assert len(started) == 3 and all(thread.poll() == 0 for thread in started)
     assert seen[-1].tokens_computed == seen[-1].tokens_done == begun.cost.tokens
     assert seen[-1].units_done == begun.cost.units > len(started)
+
+
+class RayStandIn:
+    """Ray's calls, without a cluster: actors are objects here, and the first dies."""
+
+    def __init__(self) -> None:
+        ray_error = type("RayError", (Exception,), {})
+        task_error = type("RayTaskError", (ray_error,), {"cause": None})
+        self.exceptions = SimpleNamespace(RayError=ray_error, RayTaskError=task_error)
+        self.killed: list[Any] = []
+        self.actors = 0
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def remote(self, **options: Any) -> Any:
+        assert options["num_cpus"] == 1 and options["max_restarts"] == 0
+        return lambda kind: SimpleNamespace(remote=lambda order: self.start(order))
+
+    def start(self, order: Any) -> Any:
+        self.actors += 1
+        calls = 1 if self.actors == 1 else None
+        actor = worker.UnitWorker(order)
+
+        def compute(unit: str | None) -> Any:
+            nonlocal calls
+            if calls == 0:
+                raise self.exceptions.RayError("gone")
+            calls = calls and calls - 1
+            return actor.compute(unit)
+
+        remote = SimpleNamespace(remote=lambda unit: lambda: compute(unit))
+        return SimpleNamespace(compute=remote)
+
+    def get(self, task: Callable[[], Any]) -> Any:
+        return task()
+
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor)
+
+
+def test_a_cluster_gives_the_same_bytes_and_an_actor_that_dies_is_replaced(
+    gpt2: hs.Model,
+    tmp_path: Path,
+    started: list[Threaded],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ray = RayStandIn()
+    monkeypatch.setattr(engine, "connect_ray", lambda address: ray)
+    alone = Engine(unit_tokens=100, threads=1)
+    extract(gpt2, TEXTS, tmp_path / "alone", sites="layer.1", engine=alone)
+    cluster = Engine("ray", threads=1, unit_tokens=100)
+    extract(gpt2, TEXTS, tmp_path / "store", sites="layer.1", engine=cluster)
+    assert files_of(tmp_path / "store") == files_of(tmp_path / "alone")
+    assert ray.actors == len(ray.killed) == 3 and not started
 
 
 def test_an_error_of_a_worker_is_the_jobs(
