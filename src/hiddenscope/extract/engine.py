@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from tempfile import TemporaryFile
 from typing import IO, Any, Literal, Protocol, TypeAlias, get_args
 
@@ -377,38 +378,39 @@ def compute_units(
         "device": recipe.device,
     }
     on_gpu = recipe.device.startswith("cuda")
-    count = engine.workers or 1
-    starts: list[Callable[[], RemoteWorker]] = []
+    count = engine.workers
     if engine.kind == "ray":
         ray = connect_ray(engine.address)
         cpus = int(writer.plan.environment["threads"])
-        kind, needed = ("GPU", 1) if on_gpu else ("CPU", cpus)
-        if engine.workers is None:
+        if count is None:
             # As many as the cluster has room for.
-            count = max(1, int(ray.cluster_resources().get(kind, 1) // needed))
-        # Ray numbers the GPUs of an actor from 0, whichever they are on the machine.
-        order["device"] = "cuda" if on_gpu else recipe.device
+            kind, needed = ("GPU", 1) if on_gpu else ("CPU", cpus)
+            count = int(ray.cluster_resources().get(kind, 1) // needed)
+        if on_gpu:
+            # Ray numbers the GPUs of an actor from 0, whichever they are.
+            order["device"] = "cuda"
         # Ray must not retry by itself: the schedule knows which units are still wanted.
         as_actor = ray.remote(
             num_cpus=cpus, num_gpus=int(on_gpu), max_restarts=0, max_task_retries=0
         )
         actor_class = as_actor(UnitWorker)
-        starts = [lambda: RayActor(ray, actor_class.remote(order))] * count
-    else:
 
-        def count_batch(tokens: int) -> None:
-            with schedule.changed:
-                batch_done(tokens)
+    def count_batch(tokens: int) -> None:
+        with schedule.changed:
+            batch_done(tokens)
 
-        def start(order: Header) -> Callable[[], RemoteWorker]:
-            return lambda: LocalWorker(order, count_batch)
-
-        for number in range(count):
+    def start(number: int) -> RemoteWorker:
+        if engine.kind == "ray":
+            return RayActor(ray, actor_class.remote(order))
+        device = recipe.device
+        if on_gpu:
             # GPUs are dealt out in turn.
-            if on_gpu:
-                order["device"] = f"cuda:{number % torch.cuda.device_count()}"
-            starts.append(start(dict(order)))
-    supervisors = [Supervisor(schedule, start) for start in starts]
+            device = f"cuda:{number % torch.cuda.device_count()}"
+        return LocalWorker(order | {"device": device}, count_batch)
+
+    supervisors = []
+    for number in range(count or 1):
+        supervisors.append(Supervisor(schedule, partial(start, number)))
     try:
         for supervisor in supervisors:
             supervisor.start()
