@@ -313,9 +313,10 @@ def trace(
         hooks.restoring(module),
         hooks.watching(watches),
     ):
-        traced.output = calls.call(
+        args, kwargs = calls.call_arguments(
             module, inputs, output_hidden_states=True, return_dict=True
         )
+        traced.output = module(*args, **kwargs)
     return traced
 
 

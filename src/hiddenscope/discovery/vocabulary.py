@@ -238,5 +238,6 @@ def _lookups(module: nn.Module, ids: Tensor) -> list[tuple[int, Tensor]]:
     inputs = arguments(module, ids.to(hooks.input_device(module)))
     recorder = _LookupRecorder()
     with autograd.restored(), torch.no_grad(), hooks.restoring(module), recorder:
-        calls.call(module, inputs)
+        args, kwargs = calls.call_arguments(module, inputs)
+        module(*args, **kwargs)
     return recorder.lookups

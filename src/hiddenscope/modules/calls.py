@@ -93,20 +93,22 @@ def plain_parameters(module: nn.Module) -> Parameters | None:
     return parameters
 
 
-def call(module: nn.Module, inputs: Mapping[str, Any], **options: Any) -> Any:
-    """Call a module with inputs that are named as in transformers.
+def call_arguments(
+    module: nn.Module, inputs: Mapping[str, Any], **options: Any
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a call, from inputs that are named as in transformers.
 
     Options are for models of transformers alone.
     """
     parameters = plain_parameters(module)
     if parameters is None:
-        return module(**{**options, **inputs})
+        return [], {**options, **inputs}
     others = dict(inputs)
     ids = others.pop("input_ids")
     needed = parameters.get("attention_mask")
     if needed is not None and needed.default is needed.empty:
         others.setdefault("attention_mask", torch.ones_like(ids))
-    return module(ids, **others)
+    return [ids], others
 
 
 def depends_on_mode(module: nn.Module) -> bool:

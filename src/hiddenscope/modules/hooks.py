@@ -285,13 +285,15 @@ def call_module(
     """
     # To report hidden states, transformers registers hooks of its own. So they are
     # reported only if `inputs` ask for them, whatever the configuration says.
-    quiet = {"output_hidden_states": False, "return_dict": True}
+    args, kwargs = calls.call_arguments(
+        module, inputs, output_hidden_states=False, return_dict=True
+    )
     steps = list(_switched_attention(module))
     restored = Installation(steps) if steps else nullcontext()
     checked = finite_attention(module) if finite else nullcontext()
     with restored, checked:
         try:
-            return calls.call(module, inputs, **quiet)
+            return module(*args, **kwargs)
         except Stopped:
             return None
         except Exception as error:

@@ -139,13 +139,9 @@ class Inputs:
                     f"{count:,} texts have ids and {len(part):,} have {name}",
                     "Give one for each text.",
                 )
-        texts = spans = targets = None
-        if self.texts is not None:
-            texts = tuple(self.texts[index] for index in indices)
-        if self.spans is not None:
-            spans = tuple(self.spans[index] for index in indices)
-        if self.targets is not None:
-            targets = self.targets.some(indices)
+        texts = self.texts and tuple(self.texts[index] for index in indices)
+        spans = self.spans and tuple(self.spans[index] for index in indices)
+        targets = self.targets and self.targets.some(indices)
         ids = tuple(self.ids[index] for index in indices)
         return Inputs(ids, texts, spans, targets)
 

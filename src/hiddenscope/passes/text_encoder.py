@@ -414,8 +414,14 @@ class TextEncoder:
         if all(isinstance(item, int) for item in items):
             items = [items]
         if all(isinstance(item, str) for item in items):
-            if limit is None:
-                self._check_beginnings(items)
+            most = max(_LONG, _LONG_TOKEN * (self.window or 0))
+            for number, text in enumerate(items):
+                # A text that would take a gigabyte to encode is refused by its
+                # beginning.
+                if limit is None and self.window and len(text) > most:
+                    (length,) = self._tokenized((text[:most],), None).lengths
+                    if length > self.window:
+                        raise self._too_long(number, f"more than {length:,}")
             return self._tokenized(tuple(map(str, items)), limit)
         # The first text says what the others are taken for.
         strings = isinstance(items[0], str)
@@ -481,15 +487,6 @@ class TextEncoder:
         if fast:
             spans = tuple(tuple(map(_span, row)) for row in encoding["offset_mapping"])
         return Inputs(ids, texts, spans)
-
-    def _check_beginnings(self, texts: Sequence[str]) -> None:
-        """Refuse by its beginning a text that would take a gigabyte to encode."""
-        most = max(_LONG, _LONG_TOKEN * (self.window or 0))
-        for number, text in enumerate(texts):
-            if self.window and len(text) > most:
-                (length,) = self._tokenized((text[:most],), None).lengths
-                if length > self.window:
-                    raise self._too_long(number, f"more than {length:,}")
 
     def _too_long(self, number: int, length: str) -> TextError:
         return TextError(
