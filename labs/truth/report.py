@@ -55,7 +55,7 @@ def report(outcomes: Sequence[Outcome]) -> str:
 
 def summary(outcomes: Sequence[Outcome]) -> str:
     """Return what docs/truth.md shows: what is always right, and scores of the rest."""
-    parts = ["### Models", _models_text(outcomes), _trained_table(outcomes)]
+    parts = ["### Models", _models_text(outcomes), _trained_text(outcomes)]
     questions = _questions(outcomes)
     for analysis in _in_order(question.analysis for question in questions):
         asked = [each for each in questions if each.analysis == analysis]
@@ -205,6 +205,42 @@ def _trained_table(outcomes: Sequence[Outcome]) -> str:
                 row.append(_cell(score(question, card.cases[question])))
             rows.append(row)
     return _table(header, rows) if rows else "None."
+
+
+def _trained_text(outcomes: Sequence[Outcome]) -> str:
+    """Say how the trained models did beside those that learned answers alone."""
+    taught: dict[str, list[float]] = {}
+    untaught: dict[str, list[float]] = {}
+    for outcome in outcomes:
+        if outcome.training is None:
+            continue
+        cards = (outcome.training.examination, outcome.training.untaught)
+        for values, card in zip((taught, untaught), cards, strict=True):
+            for question in EXAMINED:
+                value = score(question, card.cases[question]).value
+                values.setdefault(question.asked, []).append(value)
+    return trained_sentence(taught, untaught)
+
+
+def trained_sentence(
+    taught: Mapping[str, Sequence[float]], untaught: Mapping[str, Sequence[float]]
+) -> str:
+    """Return the sentence on trained models, from the shares of every program."""
+    if not taught:
+        return "No model was trained."
+    told = []
+    for asked, values in taught.items():
+        others = untaught[asked]
+        told.append(
+            f"{asked}: {_range(values)}, and {_range(others)} where answers alone were"
+            " learned"
+        )
+    return f"Trained models, from the least program to the best: {_list(told)}."
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _in_order(analyses: Iterable[str]) -> list[str]:
