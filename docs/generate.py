@@ -64,9 +64,14 @@ models and shipped datasets with the Tab key; `--show-completion` prints what th
 Every command takes these:
 
 {}
-Most commands take some of these, and name them at the end of their list:
+Most commands take some of these, and name them at the end of their list. There, MODEL stands for `--model --device --dtype
+--adapter --quantise`, and FIGURE for `--out --view --measure --width`.
 
 {}"""
+TOGETHER = {
+    "MODEL": "--model --device --dtype --adapter --quantise",
+    "FIGURE": "--out --view --measure --width",
+}
 KEEPS = re.compile(
     r"Prints the findings\.\s+--out [\w-]+\.html keeps[^.]*,\s+\.csv the\s+numbers\."
 )
@@ -110,7 +115,10 @@ def commands() -> str:
         if own:
             text += "\n\nOptions:\n" + "\n".join(own)
         if others:
-            text += f"\n\nShared: {' '.join(others)}"
+            listed = " ".join(others)
+            for name, options_of in TOGETHER.items():
+                listed = listed.replace(options_of, name)
+            text += f"\n\nShared: {listed}"
         parts.append(f"## {word}\n\n{_block(text)}")
     return "\n".join(parts)
 
