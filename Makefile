@@ -111,7 +111,7 @@ fuzz: $(EVERYTHING)   ## Try hostile and damaged input at length. CASES=1000 mak
 	$(BIN)/python -m labs.fuzz.load
 	HIDDENSCOPE_THOROUGH=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m '' $$(grep -rlE 'tests\.(slices|untouched)' tests --include='test_*.py')
 
-chaos: $(EVERYTHING)  ## Do faults to stores and jobs at length: flipped bits, crashes, kills, races, losses of power.
+chaos: $(EVERYTHING)  ## Inject faults into stores and jobs at length: flipped bits, crashes, kills, races, losses of power.
 	$(BIN)/python -m labs.chaos
 
 faults: $(EVERYTHING) ## Plant faults in models, let drift look for them, and write the table of docs/faults.md.

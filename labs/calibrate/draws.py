@@ -38,7 +38,7 @@ class Drawn(NamedTuple):
     """States `[site, row, width]` with targets, and fresh ones; `fresh_targets` are
     P(class 1), or numbers.
 
-    So many rows one after the other are the tokens of one text. Or `groups` has the
+    This many rows one after the other are the tokens of one text. Or `groups` has the
     group of each row: the tokens of a text where `as_tokens`, else texts that belong
     together.
     """

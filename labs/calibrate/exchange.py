@@ -48,7 +48,7 @@ def drawn(
 
 
 def sized(random: np.random.Generator, sizes: tuple[int, int, int, int]) -> Drawn:
-    """So many groups of one size and class, and so many of another; half of the
+    """This many groups of one size and class, and this many of another; half of the
     variance of a text is that of its group.
     """
     few, large, many, small = sizes

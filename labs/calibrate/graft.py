@@ -68,7 +68,7 @@ def _right(random: np.random.Generator, true: Floats, groups: Ints) -> Floats:
 
 
 def _held(right: Floats, true: Floats, groups: Ints, shares: int) -> float:
-    """How often the interval of a share of right answers, jointly for so many, holds
+    """How often the interval of a share of right answers, jointly for this many, holds
     the true one.
     """
     ends = [wilson(float(share), effective_count(groups), shares) for share in right]

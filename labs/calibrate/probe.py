@@ -333,7 +333,7 @@ def _held(record: Record, truth: np.ndarray) -> float:
 
 
 def experiment(what: str, draw: Draw, rows: int, share: float) -> Experiment:
-    """One condition: so many texts, and the share of a class or the variance along the
+    """One condition: this many texts, and the share of a class or the variance along the
     planted direction.
     """
     regress = what.startswith("numbers")

@@ -80,7 +80,7 @@ class Experiment:
     sum_up: Callable[[Sequence[Any]], Mapping[str, Sequence[float]]]
 
     def run(self, runs: int, device: str, jobs: int, first: int = 0) -> "Row":
-        """So many runs, with seeds from `first` on."""
+        """This many runs, with seeds from `first` on."""
         records = self.trials(range(first, first + runs), device, jobs)
         return Row(
             self.what,
@@ -109,7 +109,7 @@ def each(trial: Callable[[int], Any]) -> Trials:
 def mapped(
     function: Callable[[int], Any], seeds: Sequence[int], jobs: int
 ) -> list[Any]:
-    """The function of every seed, in so many processes."""
+    """The function of every seed, in this many processes."""
     if jobs == 1:
         return [function(seed) for seed in seeds]
     return list(_pool(jobs).map(function, seeds, chunksize=5))

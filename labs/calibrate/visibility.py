@@ -18,7 +18,7 @@ from hiddenscope.states.arrays import Floats
 from labs.calibrate.trials import Claim, Experiment, Study, each
 
 WIDTH, STATES = 64, 200
-# Planted texts: so many sites and tokens, and so many drawn states.
+# Planted texts: this many sites and tokens, and this many drawn states.
 SITES, TOKENS, TARGETS = 4, 33, 4
 # How many texts stand for all texts, for the true values.
 ALL_TEXTS = 30_000
@@ -28,7 +28,7 @@ PlantedLaw: TypeAlias = Literal["power", "exponential", "none"]
 
 
 def trial(seed: int, probes: int, directions: int) -> float:
-    """The share of states whose interval holds the norm of a Jacobian with so many
+    """The share of states whose interval holds the norm of a Jacobian with this many
     singular values that are 1.
     """
     measure = InfluenceMeasure("frobenius", probes, seed)

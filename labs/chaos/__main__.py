@@ -16,7 +16,7 @@ KINDS = sorted(
 def main() -> None:
     """Run the kinds that are named, or all."""
     parser = argparse.ArgumentParser(
-        prog="python -m labs.chaos", description="Do faults to stores and to jobs."
+        prog="python -m labs.chaos", description="Inject faults into stores and jobs."
     )
     parser.add_argument("kinds", nargs="*", choices=[[], *KINDS], help="only these")
     parser.add_argument(

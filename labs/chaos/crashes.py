@@ -25,7 +25,7 @@ class Died(BaseException):
 
 @contextmanager
 def dying(steps: int) -> Iterator[list[str]]:
-    """Let the body die after so many steps on the disk; the steps that were done are
+    """Let the body die after this many steps on the disk; the steps that were done are
     listed as they are done.
 
     Nothing is removed by what runs on the way out, as nothing would be in a process

@@ -47,7 +47,7 @@ BEGINNINGS: dict[str, Callable[[Path], Any]] = {
 
 
 def run(count: int | None = None) -> list[str]:
-    """Try every line from every beginning, or about so many lines of each."""
+    """Try every line from every beginning, or about this many lines of each."""
     tried, wrong = 0, []
     with tempfile.TemporaryDirectory(
         dir=IN_MEMORY if IN_MEMORY.is_dir() else None

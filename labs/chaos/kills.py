@@ -49,7 +49,7 @@ for line in sys.stdin:
 
 
 def run(count: int = COUNT) -> list[str]:
-    """Kill so many processes, and say what came of it: the figures first, then what is
+    """Kill this many processes, and say what came of it: the figures first, then what is
     wrong.
     """
     with TemporaryDirectory(dir=memory_folder()) as folder:
@@ -85,7 +85,7 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 def kill_jobs(count: int, folder: Path, seed: int = 0) -> tuple[int, int, list[str]]:
-    """Kill so many jobs: how many were killed, how many stores were completed, and
+    """Kill this many jobs: how many were killed, how many stores were completed, and
     which are not as they should be.
     """
     chance, wrong = random.Random(seed), list[str]()
@@ -114,7 +114,7 @@ def kill_jobs(count: int, folder: Path, seed: int = 0) -> tuple[int, int, list[s
 
 
 def kill_workers(count: int, folder: Path, seed: int = 0) -> tuple[int, list[str]]:
-    """Kill so many workers of one job, a moment after a unit is done."""
+    """Kill this many workers of one job, a moment after a unit is done."""
     chance, killed = random.Random(seed), list[int]()
     folder.mkdir()
     model, corpus = (
@@ -201,7 +201,7 @@ class _Host:
         self.process.stdout.close()
 
     def attempt(self, folder: Path, after: float | None) -> tuple[int, float]:
-        """Run a job, and kill it after so many seconds: its status, and the seconds
+        """Run a job, and kill it after this many seconds: its status, and the seconds
         that it took.
         """
         self.process.stdin.write(f"{folder}\n".encode())

@@ -29,7 +29,7 @@ NOT_STARTED = "Ray did not start a cluster on this machine"
 
 
 def run(count: int = COUNT) -> list[str]:
-    """Kill so many nodes, each replaced by another, and say what came of it: the
+    """Kill this many nodes, each replaced by another, and say what came of it: the
     figures first, then what is wrong.
     """
     import ray

@@ -24,7 +24,7 @@ FORMATS = (".html", ".png", ".svg", ".pdf", ".json", ".csv", ".nc")
 
 
 def cases(count: int, seed: int, work: Path) -> Iterator[Case]:
-    """So many disks for everything that is written."""
+    """This many disks for everything that is written."""
     for name, write in _writers().items():
         for number in range(count):
             chance = random.Random(f"disk {name} {seed} {number}")
@@ -51,7 +51,7 @@ def _writers() -> dict[str, Callable[[Path], Any]]:
 
 @contextmanager
 def _full(largest: int) -> Iterator[None]:
-    """Let no file grow beyond so many bytes."""
+    """Let no file grow beyond this many bytes."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))

@@ -26,7 +26,7 @@ HOOK_FILES = (hooks.__file__, installation.__file__)
 
 
 def cases(count: int, seed: int, work: Path) -> Iterator[Case]:
-    """So many of each kind; fifty to a process."""
+    """This many of each kind; fifty to a process."""
     kinds = {
         "interrupts": _signals,
         "double interrupts": partial(_signals, twice=True),
@@ -42,7 +42,7 @@ def cases(count: int, seed: int, work: Path) -> Iterator[Case]:
 
 
 def _tried(attempt: Callable[..., bool], chance: random.Random, count: int) -> str:
-    """Interrupt so many questions of one model, and look at the module after each."""
+    """Interrupt this many questions of one model, and look at the module after each."""
     model = asked_model()
     for ask in QUESTIONS.values():
         ask(model)  # what is tried once is tried now

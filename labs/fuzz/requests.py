@@ -33,7 +33,7 @@ with warnings.catch_warnings():
 # there.
 NOT_ASKED = [positive_data_acceptance]
 DATASET = "cities-incomplete"
-# The operations that are asked so many times as often: this one has every analysis in
+# The operations that are asked this many times as often: this one has every analysis in
 # it.
 MORE = {"POST /api/jobs": 4}
 UNEXPECTED = (
@@ -125,7 +125,7 @@ class Requests:
 def try_requests(
     address: str, token: str, known: Known, examples: int, start: int = 0
 ) -> Requests:
-    """Ask every operation so many times, rightly and wrongly. The first wrong answer is
+    """Ask every operation this many times, rightly and wrongly. The first wrong answer is
     raised.
     """
     made = Requests(address, token, known)
@@ -171,7 +171,7 @@ def _try(made: Requests, operation: Any, mode: Any, examples: int, start: int) -
 
 
 def main() -> int:
-    """Serve a workbench and ask it so many times; 1 if an answer was wrong."""
+    """Serve a workbench and ask it this many times; 1 if an answer was wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m labs.fuzz.requests", description=__doc__
     )

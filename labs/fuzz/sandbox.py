@@ -77,7 +77,7 @@ def sandboxed(
     """Run every case in a child of this process, some children at a time, and give what
     came of each.
 
-    So many cases run one after another in one child `together`; the limits hold for
+    This many cases run one after another in one child `together`; the limits hold for
     each of them.
     """
     groups, running = _groups(iter(cases), together), list[_Child]()

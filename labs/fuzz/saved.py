@@ -25,7 +25,7 @@ from labs.fuzz.sandbox import Case
 
 
 def cases(count: int, seed: int, work: Path) -> Iterator[Case]:
-    """So many flips in each kind of file."""
+    """This many flips in each kind of file."""
     for kind, (path, read) in _sound(work).items():
         for number in range(count):
             chance = random.Random(f"{kind} {seed} {number}")

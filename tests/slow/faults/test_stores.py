@@ -1,4 +1,4 @@
-"""Series of faults to stores and jobs: crashes, kills, losses of power, flipped bits."""
+"""Series of faults in stores and jobs: crashes, kills, losses of power, flipped bits."""
 
 import os
 import subprocess
