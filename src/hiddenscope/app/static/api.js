@@ -60,8 +60,8 @@ async function fetched(path, options) {
     );
   }
   if (response.ok) return response;
-  const said = await response.json().catch(() => ({}));
-  throw new Refused(String(said.detail ?? `The server answered with ${response.status}.`));
+  const answer = await response.json().catch(() => ({}));
+  throw new Refused(String(answer.detail ?? `The server answered with ${response.status}.`));
 }
 
 /**
@@ -113,33 +113,33 @@ export async function upload(file, columns) {
 }
 
 /**
- * Ask a question and follow its job: the result once it is done, or a Refused or Cancelled. `told`
+ * Ask a question and follow its job: the result once it is done, or a Refused or Cancelled. `report`
  * hears how it stands.
- * @param {Asked} asked
- * @param {(job: Job) => void} told
+ * @param {Asked} question
+ * @param {(job: Job) => void} report
  * @param {AbortSignal} signal
  * @returns {Promise<ResultAnswer>}
  */
-export async function ask(asked, told, signal) {
+export async function ask(question, report, signal) {
   const headers = { "Content-Type": "application/json" };
   /** @type {Job} */
   const first = await (
-    await fetched("/api/jobs", { method: "POST", headers, body: JSON.stringify(asked) })
+    await fetched("/api/jobs", { method: "POST", headers, body: JSON.stringify(question) })
   ).json();
-  const job = first.state === "done" ? first : await followed(first, told, signal);
+  const job = first.state === "done" ? first : await followed(first, report, signal);
   if (job.state === "cancelled") throw new Cancelled();
   if (job.state === "failed") throw new Refused(job.error ?? "It failed.");
-  told(job);
+  report(job);
   return read(`/api/results/${job.result}`);
 }
 
 /**
  * @param {Job} first
- * @param {(job: Job) => void} told
+ * @param {(job: Job) => void} report
  * @param {AbortSignal} signal
  * @returns {Promise<Job>}
  */
-function followed(first, told, signal) {
+function followed(first, report, signal) {
   return new Promise((done, failed) => {
     const events = new EventSource(`/api/jobs/${first.id}/events`);
     const over = () => events.close();
@@ -150,11 +150,11 @@ function followed(first, told, signal) {
     };
     if (signal.aborted) return cancel();
     signal.addEventListener("abort", cancel, { once: true });
-    told(first);
+    report(first);
     events.onmessage = (event) => {
       /** @type {Job} */
       const job = JSON.parse(event.data);
-      if (job.state === "queued" || job.state === "running") return told(job);
+      if (job.state === "queued" || job.state === "running") return report(job);
       over();
       signal.removeEventListener("abort", cancel);
       done(job);

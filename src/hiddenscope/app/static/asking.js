@@ -21,11 +21,11 @@ export class Asker {
    * Ask in a place of the page; what is still asked there is cancelled. Undefined where another
    * question took its place.
    * @param {string} place
-   * @param {import("./api.js").Asked} asked
-   * @param {(job: import("./api.js").Job) => void} [told]
+   * @param {import("./api.js").Asked} question
+   * @param {(job: import("./api.js").Job) => void} [report]
    * @returns {Promise<import("./api.js").ResultAnswer | undefined>}
    */
-  async ask(place, asked, told) {
+  async ask(place, question, report) {
     this.cancel(place);
     if (this.status.dataset.kept === "passing") this.clear();
     const control = new AbortController();
@@ -39,11 +39,11 @@ export class Asker {
     }, PATIENCE);
     try {
       return await ask(
-        asked,
+        question,
         (job) => {
           last = job;
           if (!patient) this.show(job, control);
-          told?.(job);
+          report?.(job);
           if (job.note) this.say(job.note);
         },
         control.signal,

@@ -11,7 +11,7 @@ import { modelField } from "./fields.js";
 import { Form } from "./form.js";
 import { remember } from "./history.js";
 import { EXAMPLE, held, heldModel, holdModel, isExample } from "./place.js";
-import { findingsShown, said, saveMenu, showViews, viewsOf } from "./result.js";
+import { findingsShown, paragraph, saveMenu, showViews, viewsOf } from "./result.js";
 
 /** @typedef {import("./api.js").AnalysisAnswer} AnalysisAnswer */
 
@@ -29,13 +29,13 @@ export class Questioning {
     this.store = store;
     this.asker = asker;
     this.turn = 0; // counts the questions: what belongs to an earlier one is not shown
-    this.parameters = analysis.parameters.filter((one) => one.of_states || !store);
+    this.parameters = analysis.parameters.filter((parameter) => parameter.of_states || !store);
     this.form = new Form(this.parameters, store ? { ...lists, unlabelled: true } : lists);
     this.model = modelField(named, lists.models, heldModel(tab), (name) => holdModel(tab, name));
     this.answer = element(
       "div",
       { class: "views" },
-      analysis.promise ? [said(analysis.promise, true)] : [],
+      analysis.promise ? [paragraph(analysis.promise, true)] : [],
     );
     if (!store) this.form.root.prepend(this.model.root);
     const asking = element("form", { class: "asking" }, [this.form.root]);
@@ -62,18 +62,22 @@ export class Questioning {
    * @param {boolean} [written] whether the address is to hold the question; the example's is short
    */
   async ask(written = true) {
-    const given = this.form.get();
-    const empty = this.parameters.find((one) => one.required && given[one.name] === undefined);
+    const values = this.form.get();
+    const empty = this.parameters.find(
+      (parameter) => parameter.required && values[parameter.name] === undefined,
+    );
     if (empty)
-      return this.answer.replaceChildren(said(`Fill in “${this.form.labelOf(empty.name)}” first.`));
-    if (written) writePage("q", JSON.stringify(given));
+      return this.answer.replaceChildren(
+        paragraph(`Fill in “${this.form.labelOf(empty.name)}” first.`),
+      );
+    if (written) writePage("q", JSON.stringify(values));
     this.answer.classList.add("stale");
     const turn = ++this.turn;
     try {
       const source = this.store ? { store: this.store } : { model: { name: this.model.get() } };
       const result = await this.asker.ask(
         "question",
-        { analysis: this.analysis.word, ...source, arguments: given },
+        { analysis: this.analysis.word, ...source, arguments: values },
         (job) => void this.early(job, turn),
       );
       const views = result ? await viewsOf(result.id) : [];
@@ -88,7 +92,7 @@ export class Questioning {
       if (!(error instanceof Refused)) throw error;
       if (turn !== this.turn) return undefined;
       this.turn += 1;
-      this.answer.replaceChildren(said(error.message));
+      this.answer.replaceChildren(paragraph(error.message));
     } finally {
       this.answer.classList.remove("stale");
     }
@@ -109,7 +113,7 @@ export class Questioning {
     if (turn !== this.turn) return;
     const [place, words] = [
       element("div"),
-      said("A first picture; the rest is being computed.", true),
+      paragraph("A first picture; the rest is being computed.", true),
     ];
     words.classList.add("early");
     this.answer.replaceChildren(words, place);
@@ -165,7 +169,8 @@ export function askTab(root, asker, analyses, lists) {
     return /** @type {const} */ ([analysis, card]);
   });
   const open = (/** @type {AnalysisAnswer} */ analysis, /** @type {boolean} */ linked) => {
-    for (const [one, card] of cards) card.setAttribute("aria-pressed", String(one === analysis));
+    for (const [candidate, card] of cards)
+      card.setAttribute("aria-pressed", String(candidate === analysis));
     const questioning = new Questioning(analysis, lists, asker);
     place.replaceChildren(element("h2", { class: "tab" }, [analysis.question]), questioning.root);
     if (linked && questioning.restore()) void questioning.ask();
@@ -183,7 +188,7 @@ export function askTab(root, asker, analyses, lists) {
     ),
     place,
   );
-  const linked = analyses.find((one) => one.word === readPage("word"));
+  const linked = analyses.find((candidate) => candidate.word === readPage("word"));
   if (linked) open(linked, true);
   document.documentElement.dataset.ready = "true";
 }

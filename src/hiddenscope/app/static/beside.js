@@ -4,7 +4,7 @@ import { element } from "../../views/static/elements.js";
 import { Refused } from "./api.js";
 import { ChoosingGrid } from "./choosing.js";
 import { Columns } from "./columns.js";
-import { remembered, said, saveMenu, viewsOf } from "./result.js";
+import { remembered, paragraph, saveMenu, viewsOf } from "./result.js";
 
 const PLACE = 9; // its view in the address: those below the first grid count from 1
 
@@ -63,22 +63,23 @@ export class Beside {
 
   /**
    * @param {string} model none: nothing stands beside the first grid
-   * @param {import("./api.js").Asked} asked the question to the first model
+   * @param {import("./api.js").Asked} question the question to the first model
    */
-  async paint(model, asked) {
+  async paint(model, question) {
     if (!model) return this.clear();
     const turn = ++this.turn;
     this.root.hidden = false;
     this.root.classList.add("stale");
     try {
-      const result = await this.asker.ask("beside", { ...asked, model: { name: model } });
+      const result = await this.asker.ask("beside", { ...question, model: { name: model } });
       const views = result ? await viewsOf(result.id) : [];
       if (turn !== this.turn) return undefined;
       if (result) this.show(result, views, model);
-      else this.root.replaceChildren(said("Cancelled.", true));
+      else this.root.replaceChildren(paragraph("Cancelled.", true));
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      if (turn === this.turn) this.root.replaceChildren(said(`The second model: ${error.message}`));
+      if (turn === this.turn)
+        this.root.replaceChildren(paragraph(`The second model: ${error.message}`));
     } finally {
       if (turn === this.turn) this.root.classList.remove("stale");
     }
@@ -116,7 +117,7 @@ export class Beside {
     this.grid = remembered(root, grid);
     this.mirror();
     this.heights.disconnect();
-    for (const { figure, axis } of [grid, this.first].filter((one) => one !== null)) {
+    for (const { figure, axis } of [grid, this.first].filter((view) => view !== null)) {
       for (const part of [figure.heading, figure.controls, figure.readout, axis.root]) {
         this.heights.observe(part);
       }
@@ -135,7 +136,7 @@ function sameCell({ pin, grid: from }, { grid: to }) {
   const column = pin % from.tokens.length;
   const token = from.tokens[column];
   const row = to.sites.indexOf(from.sites[Math.floor(pin / from.tokens.length)]);
-  const before = from.tokens.slice(0, column).filter((one) => one === token).length;
-  const equal = to.tokens.flatMap((one, place) => (one === token ? [place] : []));
+  const before = from.tokens.slice(0, column).filter((string) => string === token).length;
+  const equal = to.tokens.flatMap((string, place) => (string === token ? [place] : []));
   return row < 0 || equal[before] === undefined ? -1 : row * to.tokens.length + equal[before];
 }

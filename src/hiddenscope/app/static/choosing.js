@@ -7,12 +7,12 @@ export class ChoosingGrid extends GridView {
   /**
    * @param {HTMLElement} root
    * @param {import("../../views/static/payload.js").Grid} grid
-   * @param {(cell: number) => void} chosen
+   * @param {(cell: number) => void} choose
    * @param {number} [place] which view of the page it is
    */
-  constructor(root, grid, chosen, place = 0) {
+  constructor(root, grid, choose, place = 0) {
     super(root, grid, place);
-    this.chosen = chosen;
+    this.chosen = choose;
   }
 
   /** @param {number} cell */

@@ -7,7 +7,7 @@ import { readTable, Refused, upload } from "./api.js";
 import { Questioning } from "./asktab.js";
 import { columnForm } from "./columnform.js";
 import { EXAMPLE, heldModel } from "./place.js";
-import { said } from "./result.js";
+import { paragraph } from "./result.js";
 
 // The answer to this question comes with the package.
 const EXAMPLE_DATA = "cities-incomplete";
@@ -81,14 +81,14 @@ export class DatasetTab {
   get chosen() {
     const name = readPage("data");
     return (
-      this.lists.datasets.find((one) => one.name === (name || EXAMPLE_DATA)) ??
+      this.lists.datasets.find((dataset) => dataset.name === (name || EXAMPLE_DATA)) ??
       this.lists.datasets[0]
     );
   }
 
   get word() {
     const word = readPage("word");
-    return this.analyses.some((one) => one.word === word) ? word : EXAMPLE_WORD;
+    return this.analyses.some((analysis) => analysis.word === word) ? word : EXAMPLE_WORD;
   }
 
   /**
@@ -109,7 +109,7 @@ export class DatasetTab {
       if (table.certain || !table.columns.length) await this.add(file, {});
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      this.problem.replaceChildren(said(error.message));
+      this.problem.replaceChildren(paragraph(error.message));
     }
   }
 
@@ -121,7 +121,7 @@ export class DatasetTab {
     try {
       const added = await upload(file, columns);
       this.lists.datasets = [
-        ...this.lists.datasets.filter((one) => one.name !== added.name),
+        ...this.lists.datasets.filter((dataset) => dataset.name !== added.name),
         added,
       ];
       writePage("data", added.name);
@@ -130,27 +130,27 @@ export class DatasetTab {
       this.open(false);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      this.problem.replaceChildren(said(error.message));
+      this.problem.replaceChildren(paragraph(error.message));
     }
   }
 
   list() {
-    const cards = this.lists.datasets.map((one) => {
-      const labels = Object.entries(one.labels)
+    const cards = this.lists.datasets.map((dataset) => {
+      const labels = Object.entries(dataset.labels)
         .slice(0, 4)
         .map(([label, count]) => `${label} ${count}`)
         .join(", ");
       const classes = labels ? `: ${shownText(labels, 120)}` : ", no labels";
-      const groups = one.groups === null ? "" : `; ${one.groups} groups`;
-      const pressed = String(one === this.chosen);
+      const groups = dataset.groups === null ? "" : `; ${dataset.groups} groups`;
+      const pressed = String(dataset === this.chosen);
       const card = element("button", { type: "button", class: "card", "aria-pressed": pressed }, [
-        element("strong", {}, [shownText(one.label, 80)]),
-        element("span", {}, [`${one.texts} texts${classes}${groups}`]),
-        ...namedColumns(one),
-        element("span", {}, [`“${shownText(one.sample[0] ?? "", 90)}”`]),
+        element("strong", {}, [shownText(dataset.label, 80)]),
+        element("span", {}, [`${dataset.texts} texts${classes}${groups}`]),
+        ...namedColumns(dataset),
+        element("span", {}, [`“${shownText(dataset.sample[0] ?? "", 90)}”`]),
       ]);
       card.addEventListener("click", () => {
-        writePage("data", one.name);
+        writePage("data", dataset.name);
         writePage("q", "");
         this.list();
         this.open(false);
@@ -163,7 +163,7 @@ export class DatasetTab {
   /** @param {boolean} linked whether the address says what was asked */
   open(linked) {
     this.what.set(this.word);
-    const analysis = this.analyses.find((one) => one.word === this.word);
+    const analysis = this.analyses.find((candidate) => candidate.word === this.word);
     if (!analysis || !this.chosen) return;
     const questioning = new Questioning(analysis, this.lists, this.asker, { tab: "data" });
     this.place.replaceChildren(questioning.root);
@@ -186,7 +186,7 @@ export class DatasetTab {
  * @param {DatasetAnswer} dataset
  */
 function namedColumns(dataset) {
-  const chosen = Object.entries(dataset.columns ?? {}).filter(([, column]) => column);
-  const words = chosen.map(([role, column]) => `${role}: ${column}`).join(", ");
+  const columns = Object.entries(dataset.columns ?? {}).filter(([, column]) => column);
+  const words = columns.map(([role, column]) => `${role}: ${column}`).join(", ");
   return words ? [element("span", {}, [shownText(words, 120)])] : [];
 }

@@ -64,8 +64,8 @@ export function modelField(label, models, value, act) {
     const known = models.find((model) => model.name === name);
     return known ? wordOf(known) : name;
   };
-  const chosen = () => models.find((model) => wordOf(model) === input.value.trim());
-  const get = () => chosen()?.name ?? input.value.trim();
+  const selected = () => models.find((model) => wordOf(model) === input.value.trim());
+  const get = () => selected()?.name ?? input.value.trim();
   const offered = element("datalist", { id });
   const offer = () =>
     offered.replaceChildren(
@@ -86,7 +86,7 @@ export function modelField(label, models, value, act) {
   offer();
   input.addEventListener("focus", () => void refresh());
   input.addEventListener("change", async () => {
-    if (!chosen()) await refresh();
+    if (!selected()) await refresh();
     act(get());
   });
   const root = element("label", { class: "field" }, [element("span", {}, [label]), input, offered]);

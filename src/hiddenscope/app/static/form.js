@@ -88,7 +88,7 @@ function fieldOf(question, lists) {
 }
 
 /** @type {Record<string, (question: Question, lists: Lists) => Field>} */
-const FIELDS = { model: modelOf, flag, pooling, choice: chosen, data: chosen };
+const FIELDS = { model: modelOf, flag, pooling, choice: selection, data: selection };
 
 /**
  * A field in which something is typed: lines where there may be many, and else a line.
@@ -167,10 +167,10 @@ function modelOf({ label }, lists) {
  * @param {Lists} lists
  * @returns {Field}
  */
-function chosen(question, lists) {
+function selection(question, lists) {
   const options =
     question.kind === "data"
-      ? lists.datasets.map((one) => [one.name, one.label])
+      ? lists.datasets.map((dataset) => [dataset.name, dataset.label])
       : question.choices.map((word) => [word, word]);
   const optional = question.kind === "choice" || lists.unlabelled;
   const none =

@@ -13,7 +13,7 @@ import { dtypeField, modelField, textField } from "./fields.js";
 import { remember } from "./history.js";
 import { StatePanel } from "./panel.js";
 import { held, heldCell, hold } from "./place.js";
-import { findingsShown, remembered, said, saveMenu, showViews, viewsOf } from "./result.js";
+import { findingsShown, remembered, paragraph, saveMenu, showViews, viewsOf } from "./result.js";
 
 /**
  * @typedef {import("./api.js").Asked} Asked
@@ -113,8 +113,8 @@ export class GridTab {
     this.save = element("div", { class: "save" });
     this.explained = element("p", { class: "lead tight" });
     this.why = element("div");
-    this.stage = element("div", { class: "views" }, [said("Asking …", true)]);
-    this.beside = new Beside(this.asker, (...chosen) => this.chosenBeside(...chosen));
+    this.stage = element("div", { class: "views" }, [paragraph("Asking …", true)]);
+    this.beside = new Beside(this.asker, (...choice) => this.chosenBeside(...choice));
     this.besideModel = modelField(
       "Second model, beside it",
       this.models,
@@ -212,7 +212,7 @@ export class GridTab {
       if (input.parentElement) input.parentElement.title = input.disabled ? NO_HEAD : "";
     }
     if (this.explained) this.explained.textContent = EXPLAINED[overlay] ?? "";
-    this.why?.replaceChildren(...(this.instead ? [said(this.reason ?? "", true)] : []));
+    this.why?.replaceChildren(...(this.instead ? [paragraph(this.reason ?? "", true)] : []));
     const again =
       (/** @type {import("./place.js").Held} */ name) => (/** @type {string} */ value) => {
         hold(name, value);
@@ -292,8 +292,8 @@ export class GridTab {
       patch: ["patch", { contrasts }],
       drift: ["drift", { candidate: second, texts: [text] }],
     });
-    const [analysis, given] = questions[held("overlay")] ?? questions.norm;
-    return { analysis, model, arguments: given };
+    const [analysis, parameters] = questions[held("overlay")] ?? questions.norm;
+    return { analysis, model, arguments: parameters };
   }
 
   /** Ask for what the overlay shows, and paint it. */
@@ -303,18 +303,19 @@ export class GridTab {
       return this.replace(NO_HEAD);
     }
     const needs = missing(this.usesB());
-    if (needs) return this.nothing(said(needs, true));
+    if (needs) return this.nothing(paragraph(needs, true));
     this.stage?.classList.add("stale");
     const reader = this.state?.token ?? heldCell()?.column;
     this.reader = Number.isInteger(reader) ? reader : undefined;
     try {
-      const asked = await this.question();
-      const result = asked && turn === this.turn ? await this.asker.ask("grid", asked) : undefined;
+      const question = await this.question();
+      const result =
+        question && turn === this.turn ? await this.asker.ask("grid", question) : undefined;
       const views = result ? await viewsOf(result.id) : [];
       if (turn !== this.turn) return undefined;
       if (result) this.show(result, views);
-      else this.nothing(said("Cancelled.", true), this.again());
-      if (asked && result) await this.beside?.paint(held("beside"), asked);
+      else this.nothing(paragraph("Cancelled.", true), this.again());
+      if (question && result) await this.beside?.paint(held("beside"), question);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       if (turn === this.turn) return this.refused(error.message);
@@ -344,7 +345,7 @@ export class GridTab {
       const norms = button("Show the norms", "Paint the norm of every state in its place", () =>
         this.changeOverlay("norm"),
       );
-      return this.nothing(said(reason), this.again(), ...(overlay === "norm" ? [] : [norms]));
+      return this.nothing(paragraph(reason), this.again(), ...(overlay === "norm" ? [] : [norms]));
     }
     return this.replace(reason);
   }
@@ -576,13 +577,13 @@ export class GridTab {
  * @param {Record<string, unknown> | null} change
  */
 function stateArguments(cell, change) {
-  const asked = { text: held("a"), site: cell.site, token: cell.token };
-  if (!change) return asked;
-  if (change.kind !== "replace") return { ...asked, change };
+  const state = { text: held("a"), site: cell.site, token: cell.token };
+  if (!change) return state;
+  if (change.kind !== "replace") return { ...state, change };
   const aligned =
     // Where it stands in text B.
     typeof cell.other === "number" && cell.other !== cell.token ? { token: cell.other } : {};
-  return { ...asked, change: { ...change, text: held("b"), ...aligned } };
+  return { ...state, change: { ...change, text: held("b"), ...aligned } };
 }
 
 /**

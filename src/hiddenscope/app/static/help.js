@@ -69,8 +69,12 @@ const PARTS = /** @type {[string, string[]][]} */ ([
  */
 export function helpTab(root, analyses) {
   const parts = PARTS.flatMap(([title, paragraphs]) => {
-    const said = paragraphs.map((words) => element("p", {}, inline(words)));
-    return [element("h3", {}, [title]), ...said, ...(title === GRID ? [overlaysExplained()] : [])];
+    const elements = paragraphs.map((words) => element("p", {}, inline(words)));
+    return [
+      element("h3", {}, [title]),
+      ...elements,
+      ...(title === GRID ? [overlaysExplained()] : []),
+    ];
   });
   const listed = analyses.map(({ word, question }) => /** @type {const} */ ([word, question]));
   const all = [...parts, element("h3", {}, ["All analyses"]), explained(listed)];

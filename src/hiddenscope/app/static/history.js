@@ -93,9 +93,9 @@ function go(step) {
  * @param {string} second
  */
 function onlyTyped(first, second) {
-  const [one, other] = [first, second].map((hash) => new URLSearchParams(hash.slice(1)));
-  for (const name of TEXTS) [one, other].forEach((all) => all.delete(name));
-  return String(one) === String(other);
+  const [left, other] = [first, second].map((hash) => new URLSearchParams(hash.slice(1)));
+  for (const name of TEXTS) [left, other].forEach((all) => all.delete(name));
+  return String(left) === String(other);
 }
 
 /** @returns {Step[]} */

@@ -8,7 +8,7 @@ import { shownToken } from "../../views/static/text.js";
 import { Refused } from "./api.js";
 import { ChoosingGrid } from "./choosing.js";
 import { heldCell } from "./place.js";
-import { remembered, said, saveMenu, viewsOf } from "./result.js";
+import { remembered, paragraph, saveMenu, viewsOf } from "./result.js";
 
 const MOST_TOKENS = 400; // shown above the grid, which has them all
 const NEAREST = 12;
@@ -33,7 +33,7 @@ export class KeptText {
   /** No text is chosen. */
   empty() {
     this.root.replaceChildren(
-      said(
+      paragraph(
         "Choose a text: you see its tokens, and how large each of its states is at every kept " +
           "site.",
         true,
@@ -66,7 +66,7 @@ export class KeptText {
       if (result && number === this.number) await this.show(result, views);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      this.root.replaceChildren(said(error.message));
+      this.root.replaceChildren(paragraph(error.message));
       this.noCell();
     } finally {
       this.root.classList.remove("stale");
@@ -78,7 +78,7 @@ export class KeptText {
    * @param {import("./result.js").View[]} views
    */
   async show(result, views) {
-    const view = views.find((one) => one.kind === "Grid");
+    const view = views.find((candidate) => candidate.kind === "Grid");
     if (!view || view.kind !== "Grid") return;
     const place = element("section", { "data-view": "0", class: "grid" });
     const last = view.sites[view.sites.length - 1];
@@ -141,12 +141,12 @@ export class KeptText {
   async near(site, token) {
     this.aside.classList.add("stale");
     try {
-      const given = { store: this.store.name, text: this.number, site, token, k: NEAREST };
-      const result = await this.asker.ask("nearest", { analysis: "nearest", arguments: given });
+      const question = { store: this.store.name, text: this.number, site, token, k: NEAREST };
+      const result = await this.asker.ask("nearest", { analysis: "nearest", arguments: question });
       if (result) this.aside.replaceChildren(...this.listed(result, site, token));
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      this.aside.replaceChildren(element("h2", {}, ["Nearest states"]), said(error.message));
+      this.aside.replaceChildren(element("h2", {}, ["Nearest states"]), paragraph(error.message));
     } finally {
       this.aside.classList.remove("stale");
     }
@@ -159,13 +159,13 @@ export class KeptText {
    */
   listed(result, site, token) {
     const string = this.grid?.grid.tokens[token] ?? "";
-    const items = result.nearest.map((one) => {
+    const items = result.nearest.map((state) => {
       const go = element("button", { type: "button", class: "plain" }, [
-        element("bdi", {}, [shownToken(one.string, 24)]),
-        `text ${one.text.toLocaleString("en")}, token ${one.token}`,
+        element("bdi", {}, [shownToken(state.string, 24)]),
+        `text ${state.text.toLocaleString("en")}, token ${state.token}`,
       ]);
-      go.addEventListener("click", () => this.choose(one.text, `${site}~${one.token}`));
-      return element("li", {}, [go, element("span", {}, [one.score.toFixed(3)])]);
+      go.addEventListener("click", () => this.choose(state.text, `${site}~${state.token}`));
+      return element("li", {}, [go, element("span", {}, [state.score.toFixed(3)])]);
     });
     return [
       element("h2", {}, [`${site}, “`, element("bdi", {}, [shownToken(string, 40)]), "”"]),

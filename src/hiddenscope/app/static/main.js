@@ -10,7 +10,7 @@ import { GridTab, pinFirst } from "./gridtab.js";
 import { helpTab } from "./help.js";
 import { historyButtons } from "./history.js";
 import { held } from "./place.js";
-import { destroyDetached, said } from "./result.js";
+import { destroyDetached, paragraph } from "./result.js";
 import { storeTab } from "./storetab.js";
 import { themeSwitch } from "./themeswitch.js";
 import { tour } from "./tour.js";
@@ -38,7 +38,7 @@ async function start() {
     /** @type {Promise<import("./api.js").DatasetAnswer[]>} */ (read("/api/datasets")),
   ]);
   const lists = { models, datasets };
-  const drift = analyses.find((one) => one.word === "drift");
+  const drift = analyses.find((analysis) => analysis.word === "drift");
   /** @type {GridTab | null} */
   let grid = null;
   let pinned = ""; // in the grid, while another tab is shown
@@ -66,7 +66,7 @@ async function start() {
     } else if (tab === "data") new DatasetTab(root, asker, analyses, lists);
     else if (tab === "stores")
       storeTab(root, asker, analyses, lists).catch((error) =>
-        root.replaceChildren(said(String(error.message))),
+        root.replaceChildren(paragraph(String(error.message))),
       );
     else if (tab === "drift" && drift) driftTab(root, asker, drift, lists);
     else if (tab === "help") helpTab(root, analyses);
@@ -100,6 +100,8 @@ async function start() {
 
 start().catch((/** @type {Error} */ error) => {
   work.replaceChildren(
-    said(error instanceof Refused ? error.message : `The page cannot be shown: ${error.message}`),
+    paragraph(
+      error instanceof Refused ? error.message : `The page cannot be shown: ${error.message}`,
+    ),
   );
 });

@@ -8,7 +8,7 @@ import { largest, sourcesOf, targetsOf } from "../../views/static/influence.js";
 import { formatNumber } from "../../views/static/numbers.js";
 import { shownText, shownToken } from "../../views/static/text.js";
 import { Refused } from "./api.js";
-import { saveMenu, said } from "./result.js";
+import { saveMenu, paragraph } from "./result.js";
 
 /**
  * @typedef {{site: string, column: number, token: number, other: number | null | undefined, model:
@@ -57,7 +57,7 @@ export class StatePanel {
   /** @param {string} sentence */
   wrong(sentence) {
     this.fresh();
-    this.root.replaceChildren(element("h2", {}, ["One state"]), said(sentence));
+    this.root.replaceChildren(element("h2", {}, ["One state"]), paragraph(sentence));
   }
 
   /** Nothing that is shown waits to be replaced. */
@@ -73,7 +73,7 @@ export class StatePanel {
   fill(change) {
     if (change?.kind !== "steer") return;
     [this.toward, this.away, this.strength] = [change.toward, change.away, change.strength].map(
-      (one) => String(one ?? ""),
+      (value) => String(value ?? ""),
     );
   }
 
@@ -264,7 +264,7 @@ export class StatePanel {
         );
       } catch (error) {
         if (!(error instanceof Refused)) throw error;
-        place.replaceChildren(said(error.message));
+        place.replaceChildren(paragraph(error.message));
       }
     };
     const go = button(
@@ -342,13 +342,13 @@ function field(label, input) {
   return element("label", { class: "field" }, [element("span", {}, [label]), input]);
 }
 
-/** @param {import("./api.js").Prediction[] | string} given */
-function predictions(given) {
-  if (typeof given === "string") return element("p", {}, [shownText(given, 400)]);
+/** @param {import("./api.js").Prediction[] | string} answer */
+function predictions(answer) {
+  if (typeof answer === "string") return element("p", {}, [shownText(answer, 400)]);
   return element(
     "ol",
     { class: "words" },
-    given.slice(0, 6).map(({ word, probability }) => {
+    answer.slice(0, 6).map(({ word, probability }) => {
       const shown = probability >= 0.0005 ? probability.toFixed(3) : probability.toExponential(1);
       const item = element("li", {}, [
         element("bdi", {}, [shownToken(word, 24)]),

@@ -22,9 +22,9 @@ export const EXAMPLE = {
  * @returns {string}
  */
 export function held(name) {
-  const given = readPage(name);
-  if (given === "~") return ""; // emptied by the reader
-  return given || usual(name);
+  const value = readPage(name);
+  if (value === "~") return ""; // emptied by the reader
+  return value || usual(name);
 }
 
 /**

@@ -75,9 +75,9 @@ function placed(view, place) {
  * @param {number} first
  */
 export function showViews(parent, views, first) {
-  const made = views.map((view, i) => placed(view, first + i));
-  parent.replaceChildren(...made.map(({ root }) => root));
-  for (const { make } of made) make();
+  const roots = views.map((view, i) => placed(view, first + i));
+  parent.replaceChildren(...roots.map(({ root }) => root));
+  for (const { make } of roots) make();
 }
 
 /** @param {string[]} findings */
@@ -104,7 +104,7 @@ function inline(sentence) {
  * @param {string} sentence
  * @param {boolean} [quiet]
  */
-export function said(sentence, quiet = false) {
+export function paragraph(sentence, quiet = false) {
   return element(
     "p",
     quiet ? { class: "say quiet" } : { class: "say", role: "alert" },
@@ -205,9 +205,9 @@ function placeBeside(items, opener) {
  * @param {boolean} [taken] whether it is copied at once
  */
 function code(title, text, taken = false) {
-  const told = element("span", { role: "status" });
+  const status = element("span", { role: "status" });
   const take = async () => {
-    told.textContent = (await copied(text))
+    status.textContent = (await copied(text))
       ? "Copied."
       : "The browser did not allow it: select the text and copy it.";
   };
@@ -217,7 +217,7 @@ function code(title, text, taken = false) {
     element("div", { class: "acts" }, [
       button("Copy", "Copy it", () => void take()),
       button("Close", "Close this", () => dialog.close()),
-      told,
+      status,
     ]),
   ]);
   dialog.addEventListener("close", () => dialog.remove());

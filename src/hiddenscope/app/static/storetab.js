@@ -11,7 +11,7 @@ import { Questioning } from "./asktab.js";
 import { modelField } from "./fields.js";
 import { KeptText } from "./kepttext.js";
 import { heldModel, holdModel } from "./place.js";
-import { said, saveMenu } from "./result.js";
+import { paragraph, saveMenu } from "./result.js";
 
 /**
  * @typedef {import("./api.js").StoreAnswer} StoreAnswer
@@ -55,16 +55,17 @@ export async function storeTab(root, asker, analyses, lists) {
     return /** @type {const} */ ([store, card]);
   });
   const open = (/** @type {StoreAnswer} */ store) => {
-    for (const [one, card] of cards) card.setAttribute("aria-pressed", String(one === store));
+    for (const [candidate, card] of cards)
+      card.setAttribute("aria-pressed", String(candidate === store));
     const opened = new OpenStore(store, asker, lists);
     const work = element("div");
-    const asked = analyses.filter((one) => one.on_states);
+    const offered = analyses.filter((analysis) => analysis.on_states);
     const todo = {
       [BROWSE]: "Browse its texts",
-      ...Object.fromEntries(asked.map(({ word, action }) => [word, action])),
+      ...Object.fromEntries(offered.map(({ word, action }) => [word, action])),
     };
     const start = (/** @type {boolean} */ linked) => {
-      const analysis = asked.find((one) => one.word === readPage("word"));
+      const analysis = offered.find((candidate) => candidate.word === readPage("word"));
       what.set(analysis?.word ?? BROWSE);
       if (analysis) work.replaceChildren(ofStore(analysis, store, asker, lists, linked));
       else {
@@ -95,10 +96,10 @@ export async function storeTab(root, asker, analyses, lists) {
             cards.map(([, card]) => element("li", {}, [card])),
           ),
         ]
-      : [said(NONE, true)]),
+      : [paragraph(NONE, true)]),
     place,
   );
-  const first = stores.find((one) => one.name === readPage("store")) ?? stores[0];
+  const first = stores.find((store) => store.name === readPage("store")) ?? stores[0];
   if (first) open(first);
   document.documentElement.dataset.ready = "true";
 }
@@ -114,7 +115,7 @@ export async function storeTab(root, asker, analyses, lists) {
 function ofStore(analysis, store, asker, lists, linked) {
   const questioning = new Questioning(analysis, lists, asker, { tab: "stores", store: store.name });
   if (linked && questioning.restore()) void questioning.ask();
-  const labels = analysis.parameters.some((one) => one.kind === "data")
+  const labels = analysis.parameters.some((parameter) => parameter.kind === "data")
     ? [element("p", { class: "lead" }, [LABELS_FROM])]
     : [];
   return element("div", {}, [...labels, questioning.root]);
@@ -132,15 +133,15 @@ class OpenStore {
     this.asker = asker;
     this.list = element("section", { class: "texts", "aria-label": "Texts" });
     this.text = new KeptText(store, asker, (number, cell) => this.choose(number, cell));
-    const made = lists.models.find(
-      (one) =>
-        one.name === store.model ||
-        (one.source === "folder" && one.label.split("/").pop() === store.model),
+    const source = lists.models.find(
+      (model) =>
+        model.name === store.model ||
+        (model.source === "folder" && model.label.split("/").pop() === store.model),
     );
     this.model = modelField(
       "Model that encodes the query",
       lists.models,
-      made?.name ?? heldModel("stores"),
+      source?.name ?? heldModel("stores"),
       (name) => holdModel("stores", name),
     );
     this.query = element("input", {
@@ -198,10 +199,10 @@ class OpenStore {
         /** @type {string} */ hint,
         /** @type {number} */ to,
       ) => {
-        const made = button(label, hint, () => void this.page(to));
-        made.disabled = to < 0 || to >= total;
-        made.setAttribute("aria-label", hint);
-        return made;
+        const control = button(label, hint, () => void this.page(to));
+        control.disabled = to < 0 || to >= total;
+        control.setAttribute("aria-label", hint);
+        return control;
       };
       const range = texts.length
         ? `Texts ${number(first)} to ${number(first + texts.length - 1)} of ${number(total)}`
@@ -213,10 +214,10 @@ class OpenStore {
           turn("›", "Later texts", first + PAGE),
         ]),
         this.items(
-          texts.map((one) => ({
-            number: one.number,
-            words: one.text + (one.cut ? " …" : ""),
-            aside: count(one.tokens, "token"),
+          texts.map((text) => ({
+            number: text.number,
+            words: text.text + (text.cut ? " …" : ""),
+            aside: count(text.tokens, "token"),
           })),
         ),
       ];
@@ -228,18 +229,18 @@ class OpenStore {
     if (!this.query.value.trim()) return this.page(0);
     writePage("q", this.query.value);
     writePage("site", this.site.value);
-    const asked = { store: this.store.name, query: this.query.value, site: this.site.value };
+    const question = { store: this.store.name, query: this.query.value, site: this.site.value };
     return this.shown(async () => {
       const result = await this.asker.ask("store", {
         analysis: "store",
         model: { name: this.model.get() },
-        arguments: asked,
+        arguments: question,
       });
       if (!result) return null;
-      const rows = result.nearest.map((one) => ({
-        number: one.text,
-        words: one.string,
-        aside: `cosine ${one.score.toFixed(3)}`,
+      const rows = result.nearest.map((hit) => ({
+        number: hit.text,
+        words: hit.string,
+        aside: `cosine ${hit.score.toFixed(3)}`,
       }));
       return [
         element("div", { class: "turn" }, [
@@ -254,17 +255,17 @@ class OpenStore {
 
   /**
    * Put what comes into the list; where it does not come, say why.
-   * @param {() => Promise<(Node | string)[] | null>} made
+   * @param {() => Promise<(Node | string)[] | null>} source
    */
-  async shown(made) {
+  async shown(source) {
     this.list.classList.add("stale");
     try {
-      const pieces = await made();
+      const pieces = await source();
       if (pieces) this.list.replaceChildren(...pieces);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       this.list.replaceChildren(
-        said(error.message),
+        paragraph(error.message),
         button("Show all texts", "Leave the search", () => void this.page(0)),
       );
     } finally {

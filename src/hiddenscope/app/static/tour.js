@@ -55,7 +55,7 @@ export function tour(parent) {
 
 /** @param {string} selector */
 function point(selector) {
-  for (const one of document.querySelectorAll(".pointed")) one.classList.remove("pointed");
+  for (const marked of document.querySelectorAll(".pointed")) marked.classList.remove("pointed");
   if (selector) document.querySelector(selector)?.classList.add("pointed");
 }
 

@@ -78,12 +78,12 @@ export class Surface {
  * @param {EventTarget} teller
  */
 export function oncePerFrame(work, teller) {
-  let asked = false;
+  let waiting = false;
   return () => {
-    if (asked) return;
-    asked = true;
+    if (waiting) return;
+    waiting = true;
     requestAnimationFrame(() => {
-      asked = false;
+      waiting = false;
       const start = performance.now();
       work();
       teller.dispatchEvent(new CustomEvent("painted", { detail: performance.now() - start }));

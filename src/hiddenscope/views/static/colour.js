@@ -66,7 +66,7 @@ const CLASSES = {
 const NO_CLASS = { light: ["#8a919c"], dark: ["#737b87"] };
 
 /** @type {Map<string, Uint8Array>} */
-const made = new Map();
+const cache = new Map();
 
 /**
  * A map as 256 colours of three bytes.
@@ -76,7 +76,7 @@ const made = new Map();
  */
 export function colourMap(meaning, dark) {
   const name = `${meaning} ${dark}`;
-  const known = made.get(name);
+  const known = cache.get(name);
   if (known) return known;
   const anchors = ANCHORS[meaning][dark ? "dark" : "light"].map(parts);
   const map = new Uint8Array(768);
@@ -89,7 +89,7 @@ export function colourMap(meaning, dark) {
       );
     }
   }
-  made.set(name, map);
+  cache.set(name, map);
   return map;
 }
 

@@ -21,8 +21,8 @@ export function followContents() {
     });
   }
   if (!links.length) return;
-  const asked = links.find((link) => link.hash === location.hash);
-  if (asked) target(asked)?.scrollIntoView();
+  const linked = links.find((link) => link.hash === location.hash);
+  if (linked) target(linked)?.scrollIntoView();
   const mark = () => markCurrent(links);
   addEventListener("scroll", mark, { passive: true });
   mark();

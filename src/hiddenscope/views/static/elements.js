@@ -8,10 +8,10 @@
  * @returns {HTMLElementTagNameMap[T]}
  */
 export function element(tag, attributes = {}, children = []) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
 }
 
 /**
@@ -20,9 +20,9 @@ export function element(tag, attributes = {}, children = []) {
  * @param {() => void} act
  */
 export function button(label, hint, act) {
-  const made = element("button", { type: "button", title: hint }, [label]);
-  made.addEventListener("click", act);
-  return made;
+  const node = element("button", { type: "button", title: hint }, [label]);
+  node.addEventListener("click", act);
+  return node;
 }
 
 let groups = 0;

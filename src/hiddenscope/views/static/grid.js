@@ -384,12 +384,12 @@ export class GridView {
     const layout = this.keyLayout(this.figure.stage.clientWidth);
     this.key.resize(layout.width, layout.height);
     paintKey(canvasPen(this.key.clear(), this.theme.font), legends, 0, 0, layout, this.theme);
-    const said = legends.map(
+    const scales = legends.map(
       (legend) => `${legend.name}, ${legend.ticks.map((tick) => tick.label).join(", ")}`,
     );
     const marked = layout.marks.map((mark) => MARKS[mark]);
     this.key.canvas.setAttribute("role", "img");
-    this.key.canvas.setAttribute("aria-label", `Colours: ${[...said, ...marked].join("; ")}`);
+    this.key.canvas.setAttribute("aria-label", `Colours: ${[...scales, ...marked].join("; ")}`);
   }
 
   /**
@@ -423,7 +423,7 @@ export class GridView {
       paint: (/** @type {import("./pen.js").Pen} */ pen) => {
         pen.text(title, 12, 20, { fill: this.theme.ink, size: 16, bold: true });
         const moved = { ...layout, top: layout.top + head };
-        const kept = this.layout;
+        const saved = this.layout;
         this.layout = moved;
         this.paintPicture(pen, whole);
         paintTokens(pen, moved, whole, this.theme);
@@ -434,7 +434,7 @@ export class GridView {
             paper: this.theme.paper,
             ink: this.theme.accent,
           });
-        this.layout = kept;
+        this.layout = saved;
         paintKey(
           pen,
           cellLegends(this.colouring, this.theme),

@@ -46,7 +46,7 @@ export class TokenAxis {
     const pen = canvasPen(this.surface.clear(), theme.font);
     const rows = layout.second.length ? [layout.tokens, layout.second] : [layout.tokens];
     const high = layout.strip / rows.length;
-    const chosen = pin < 0 ? -1 : pin % layout.columns;
+    const pinned = pin < 0 ? -1 : pin % layout.columns;
     const [turn, away, down] = layout.turned ? [-45, 2, 8] : [0, 0, 14];
     const anchor = turn ? "start" : "middle";
     rows.forEach((tokens, row) => {
@@ -59,7 +59,7 @@ export class TokenAxis {
         });
       for (let column = visible.first; column < visible.last; column++) {
         const x = edgeOf(layout, column) + widthAt(layout, column) / 2 - visible.shift;
-        const fill = column === chosen ? theme.accent : theme.ink;
+        const fill = column === pinned ? theme.accent : theme.ink;
         if (x >= layout.left)
           pen.text(tokens[column], x - away, y, { fill, size: SIZES.token, turn, anchor });
       }

@@ -69,13 +69,13 @@ export function newEntry() {
 
 /**
  * Forget what the views show: others come in their places.
- * @param {string[]} [kept] fields that stay
+ * @param {string[]} [fields] fields that stay
  */
-export function forgetViews(kept = []) {
+export function forgetViews(fields = []) {
   const all = new URLSearchParams(location.hash.slice(1));
   for (const name of [...all.keys()]) {
     const [owner, field] = name.split(".");
-    if (field && /^\d+$/.test(owner) && !kept.includes(field)) all.delete(name);
+    if (field && /^\d+$/.test(owner) && !fields.includes(field)) all.delete(name);
   }
   keep(all);
 }

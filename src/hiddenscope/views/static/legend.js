@@ -196,15 +196,15 @@ function anchor(tick, width, font) {
  */
 function spaced(ticks, width, font) {
   /** @type {Tick[]} */
-  const kept = [];
+  const shown = [];
   let end = -Infinity;
   for (const tick of [...ticks].sort((a, b) => a.at - b.at)) {
     const wide = widthOf(tick.label, lettering(font, { size: 11 }));
     const shift = { start: 0, middle: 0.5, end: 1 }[anchor(tick, width, font)];
     const start = tick.at * width - shift * wide;
     if (start < end + 8) continue;
-    kept.push(tick);
+    shown.push(tick);
     end = start + wide;
   }
-  return kept;
+  return shown;
 }

@@ -65,15 +65,15 @@ export class LinesView {
     stage.append(this.surface.canvas);
     this.keys = this.lines.series.map((series, i) => {
       const band = series.band ? ` (band: ${shownText(series.band, 60)})` : "";
-      const made = key(`${shownText(series.name, 60)}${band}`, () =>
+      const control = key(`${shownText(series.name, 60)}${band}`, () =>
         this.change(() => {
           if (!this.hidden.delete(i)) this.hidden.add(i);
         }),
       );
-      made.swatch.classList.add(series.style);
-      return made;
+      control.swatch.classList.add(series.style);
+      return control;
     });
-    keys.append(...this.keys.map((made) => made.root));
+    keys.append(...this.keys.map((control) => control.root));
   }
 
   listen() {
@@ -139,9 +139,9 @@ export class LinesView {
 
   settle() {
     this.scales?.set(this.log ? "log" : "linear");
-    this.keys?.forEach((made, i) => {
-      made.root.setAttribute("aria-pressed", String(!this.hidden.has(i)));
-      made.swatch.style.setProperty("--colour", classColour(i, this.theme.dark));
+    this.keys?.forEach((control, i) => {
+      control.root.setAttribute("aria-pressed", String(!this.hidden.has(i)));
+      control.swatch.style.setProperty("--colour", classColour(i, this.theme.dark));
     });
     this.tell();
     this.paint();
@@ -284,6 +284,6 @@ function* linesRows(lines) {
       series.y,
       ...(series.low && series.high ? [series.low, series.high] : []),
     ]);
-    yield [lines.x[place], ...numbers.map((one) => exact(one.data[place]))];
+    yield [lines.x[place], ...numbers.map((column) => exact(column.data[place]))];
   }
 }

@@ -116,7 +116,7 @@ function bentRange(low, high, least) {
  */
 export function heightOf(chart, value) {
   const span = chart.height - chart.top - chart.bottom;
-  const [at, low, high] = [value, chart.low, chart.high].map((one) => scaled(chart, one));
+  const [at, low, high] = [value, chart.low, chart.high].map((number) => scaled(chart, number));
   const place = (at - low) / (high - low);
   return chart.height - chart.bottom - place * span;
 }
@@ -234,19 +234,19 @@ function placesShown(x, chart, font) {
   const labels = x.map((place) => shownText(shortSite(place), 16));
   const widths = labels.map((label) => widthOf(label, lettering(font, { size: SMALL })));
   const slot = slotOf(chart);
-  const clash = (/** @type {number} */ one, /** @type {number} */ other) =>
-    Math.abs(chart.at[one] - chart.at[other]) * slot < (widths[one] + widths[other]) / 2 + 6;
+  const clash = (/** @type {number} */ left, /** @type {number} */ other) =>
+    Math.abs(chart.at[left] - chart.at[other]) * slot < (widths[left] + widths[other]) / 2 + 6;
   const last = x.length - 1;
   const beneath = last > 0 && labels[last].endsWith("final") && clash(last, last - 1);
-  const kept = [beneath ? last - 1 : last];
+  const places = [beneath ? last - 1 : last];
   const ordinary = Math.max(0, ...widths.slice(0, -1));
   const step =
     [1, 2, 4, 5, 10, 20, 50, 100, 200].find((size) => size * slot >= ordinary + 8) ?? x.length;
-  for (let place = kept[0] - 1; place >= 0; place--) {
-    if (chart.at[place] % step === 0 && !kept.some((other) => clash(place, other)))
-      kept.push(place);
+  for (let place = places[0] - 1; place >= 0; place--) {
+    if (chart.at[place] % step === 0 && !places.some((other) => clash(place, other)))
+      places.push(place);
   }
-  const shown = kept.map((place) => ({ place, label: labels[place], beneath: false }));
+  const shown = places.map((place) => ({ place, label: labels[place], beneath: false }));
   return beneath ? [...shown, { place: last, label: labels[last], beneath }] : shown;
 }
 
@@ -261,17 +261,17 @@ export function paintSeries(pen, lines, chart, drawn, ink) {
   const count = lines.x.length;
   const bars = drawn.filter(({ series }) => series.style === "bar");
   const thick = Math.min(40, (0.76 * slotOf(chart)) / Math.max(1, bars.length));
-  for (const one of drawn) if (one.series.style !== "bar") paintBand(pen, chart, one, count);
-  bars.forEach((one, k) =>
-    paintBars(pen, chart, { ...one, ink }, count, [(k - (bars.length - 1) / 2) * thick, thick]),
+  for (const curve of drawn) if (curve.series.style !== "bar") paintBand(pen, chart, curve, count);
+  bars.forEach((curve, k) =>
+    paintBars(pen, chart, { ...curve, ink }, count, [(k - (bars.length - 1) / 2) * thick, thick]),
   );
-  for (const one of drawn) {
-    if (one.series.style === "bar") continue;
-    const dash = one.series.style === "dash" ? [6, 4] : [];
-    for (const run of runsOf(chart, one.series.y.data, count)) {
-      if (run.length > 1) pen.line(run, one.colour, 2, dash);
+  for (const curve of drawn) {
+    if (curve.series.style === "bar") continue;
+    const dash = curve.series.style === "dash" ? [6, 4] : [];
+    for (const run of runsOf(chart, curve.series.y.data, count)) {
+      if (run.length > 1) pen.line(run, curve.colour, 2, dash);
       if (count <= 60 || run.length === 1)
-        for (const [x, y] of run) if (!dash.length) pen.dot(x, y, 2.5, one.colour);
+        for (const [x, y] of run) if (!dash.length) pen.dot(x, y, 2.5, curve.colour);
     }
   }
 }
@@ -279,30 +279,30 @@ export function paintSeries(pen, lines, chart, drawn, ink) {
 /**
  * @param {import("./pen.js").Pen} pen
  * @param {Chart} chart
- * @param {Drawn} one
+ * @param {Drawn} curve
  * @param {number} count
  */
-function paintBand(pen, chart, one, count) {
-  const { low, high } = one.series;
+function paintBand(pen, chart, curve, count) {
+  const { low, high } = curve.series;
   if (!low || !high) return;
   const both = low.data.map((value, i) => value + 0 * high.data[i]);
   for (const run of runsOf(chart, both, count)) {
     const places = run.map(([, , place]) => place);
     const top = places.map((place) => [acrossOf(chart, place), heightOf(chart, high.data[place])]);
-    pen.area([...top, ...run.map(([x, y]) => [x, y]).reverse()], one.colour, 0.16);
+    pen.area([...top, ...run.map(([x, y]) => [x, y]).reverse()], curve.colour, 0.16);
   }
 }
 
 /**
  * @param {import("./pen.js").Pen} pen
  * @param {Chart} chart
- * @param {Drawn & {ink: string}} one
+ * @param {Drawn & {ink: string}} curve
  * @param {number} count
  * @param {number[]} slot how far from the middle, and how thick
  */
-function paintBars(pen, chart, one, count, [shift, thick]) {
+function paintBars(pen, chart, curve, count, [shift, thick]) {
   const base = heightOf(chart, chart.log && !chart.bend ? chart.low : 0);
-  const { y, low, high } = one.series;
+  const { y, low, high } = curve.series;
   for (const [across, top, place] of runsOf(chart, y.data, count).flat()) {
     const x = across + shift;
     pen.rect(
@@ -310,7 +310,7 @@ function paintBars(pen, chart, one, count, [shift, thick]) {
       Math.min(top, base),
       Math.max(1, thick - 1),
       Math.max(0.5, Math.abs(base - top)),
-      one.colour,
+      curve.colour,
     );
     if (!low || !high || !Number.isFinite(low.data[place] + high.data[place])) continue;
     const ends = [low.data[place], high.data[place]].map((value) =>
@@ -323,7 +323,7 @@ function paintBars(pen, chart, one, count, [shift, thick]) {
         [x + 0.75, ends[1]],
         [x - 0.75, ends[1]],
       ],
-      one.ink,
+      curve.ink,
       0.7,
     );
   }

@@ -51,9 +51,9 @@ function keepPlace(roots) {
 
 /** @param {HTMLElement[]} roots */
 function scrolledTo(roots) {
-  const seen = roots.filter((root) => !root.closest("details:not([open])"));
-  const above = seen.filter((root) => root.getBoundingClientRect().top <= 0);
-  const root = above.at(-1) ?? seen[0];
+  const visible = roots.filter((root) => !root.closest("details:not([open])"));
+  const above = visible.filter((root) => root.getBoundingClientRect().top <= 0);
+  const root = above.at(-1) ?? visible[0];
   if (scrollY < 1 || !root) return "";
   const { top, height } = root.getBoundingClientRect();
   return `${roots.indexOf(root)}~${Math.round((-1000 * top) / height)}`;

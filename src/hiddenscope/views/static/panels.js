@@ -116,7 +116,7 @@ export class PanelsView {
     this.keys = classes.map((name, i) =>
       key(shownText(name, 40), () => this.change(() => this.picked.toggle(i))),
     );
-    keys.append(...this.keys.map((made) => made.root));
+    keys.append(...this.keys.map((control) => control.root));
     stage.before(keys); // what the colours mean is read before the panels
     if (classes.length < this.panels.classes.length)
       keys.append(`and ${this.panels.classes.length - classes.length} more`);
@@ -251,9 +251,9 @@ export class PanelsView {
     if (this.words && this.words.value.trim() !== this.picked.words.trim())
       this.words.value = this.picked.words;
     const colours = this.shown.colours();
-    this.keys?.forEach((made, i) => {
-      made.root.setAttribute("aria-pressed", String(this.picked.classes.has(i)));
-      made.swatch.style.setProperty("--colour", colours[i]);
+    this.keys?.forEach((control, i) => {
+      control.root.setAttribute("aria-pressed", String(this.picked.classes.has(i)));
+      control.swatch.style.setProperty("--colour", colours[i]);
     });
     this.settleZoom();
     this.tell();
@@ -367,9 +367,9 @@ export class PanelsView {
   }
 
   tell() {
-    const chosen = this.picked.summary();
+    const summary = this.picked.summary();
     if (this.point >= 0) return this.figure.say(this.pointWords(this.point));
-    return this.figure.say([chosen ? shownText(chosen, 400) : this.restWords()]);
+    return this.figure.say([summary ? shownText(summary, 400) : this.restWords()]);
   }
 
   /** What is said while no point is chosen: of labels and other panels where there are some. */

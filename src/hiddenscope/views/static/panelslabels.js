@@ -40,10 +40,10 @@ export function paintLabels(pen, box, points, radius, theme) {
   within.slice(0, MOST_LABELS).forEach((point, i) => {
     const text = fitted(point.text, font, Math.min(WIDEST, box.width / 2));
     const area = around(point, widthOf(text, font) + 6, radius).find(
-      (one) =>
-        inBox(one, box) &&
-        !taken.some((other) => overlap(one, other)) &&
-        !dots.some((dot, k) => k !== i && overlap(one, dot)),
+      (label) =>
+        inBox(label, box) &&
+        !taken.some((other) => overlap(label, other)) &&
+        !dots.some((dot, k) => k !== i && overlap(label, dot)),
     );
     if (!area) return;
     taken.push(area);
@@ -80,27 +80,27 @@ function around({ x, y }, width, radius) {
 }
 
 /**
- * @param {Area} one
+ * @param {Area} point
  * @param {Box} box
  */
-function inBox(one, box) {
+function inBox(point, box) {
   return (
-    one.x >= box.x &&
-    one.y >= box.y &&
-    one.x + one.width <= box.x + box.width &&
-    one.y + one.height <= box.y + box.height
+    point.x >= box.x &&
+    point.y >= box.y &&
+    point.x + point.width <= box.x + box.width &&
+    point.y + point.height <= box.y + box.height
   );
 }
 
 /**
- * @param {Area} one
+ * @param {Area} first
  * @param {Area} other
  */
-function overlap(one, other) {
+function overlap(first, other) {
   return (
-    one.x < other.x + other.width &&
-    other.x < one.x + one.width &&
-    one.y < other.y + other.height &&
-    other.y < one.y + one.height
+    first.x < other.x + other.width &&
+    other.x < first.x + first.width &&
+    first.y < other.y + other.height &&
+    other.y < first.y + first.height
   );
 }

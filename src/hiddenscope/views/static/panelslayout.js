@@ -40,10 +40,13 @@ export function rowsOf(panels) {
  * @param {number} panel
  */
 export function partner(panels, row, panel) {
-  const far = (/** @type {number} */ one) => Math.abs(panels.depths[one] - panels.depths[panel]);
-  const same = (/** @type {number} */ one) => Number(panels.sites[one] !== panels.sites[panel]);
+  const far = (/** @type {number} */ candidate) =>
+    Math.abs(panels.depths[candidate] - panels.depths[panel]);
+  const same = (/** @type {number} */ candidate) =>
+    Number(panels.sites[candidate] !== panels.sites[panel]);
   return row.reduce(
-    (best, one) => ((far(one) - far(best) || same(one) - same(best)) < 0 ? one : best),
+    (best, candidate) =>
+      (far(candidate) - far(best) || same(candidate) - same(best)) < 0 ? candidate : best,
     row[0],
   );
 }

@@ -55,8 +55,8 @@ export class Picked {
     this.points.clear();
     const step = Math.ceil(loop.length / MOST_CORNERS);
     const round = (/** @type {number} */ value) => Math.round(1e4 * value) / 1e4;
-    const kept = loop.filter((_, i) => i % step === 0).map(([x, y]) => [round(x), round(y)]);
-    this.lasso = { panel, loop: kept };
+    const corners = loop.filter((_, i) => i % step === 0).map(([x, y]) => [round(x), round(y)]);
+    this.lasso = { panel, loop: corners };
     this.settle();
   }
 
@@ -69,13 +69,13 @@ export class Picked {
   }
 
   settle() {
-    const chosen = this.byHand();
+    const points = this.byHand();
     const wanted = this.words.trim().toLowerCase();
     if (wanted) {
       this.mask = Uint8Array.from(this.panels.texts, (text, i) =>
-        Number(text.toLowerCase().includes(wanted) && (!chosen || chosen[i] === 1)),
+        Number(text.toLowerCase().includes(wanted) && (!points || points[i] === 1)),
       );
-    } else this.mask = chosen;
+    } else this.mask = points;
   }
 
   byHand() {
@@ -137,8 +137,8 @@ export class Picked {
     const { labels, classes } = this.panels;
     const counts = new Map();
     let all = 0;
-    this.mask.forEach((chosen, i) => {
-      if (!chosen) return;
+    this.mask.forEach((isPicked, i) => {
+      if (!isPicked) return;
       all++;
       if ("data" in labels) counts.set(labels.data[i], (counts.get(labels.data[i]) ?? 0) + 1);
     });

@@ -69,9 +69,9 @@ export class PanelsPicture {
    * @param {number} panel
    */
   unitsOf(panel) {
-    const known = (/** @type {number} */ one) => {
-      let units = this.units.get(one);
-      if (!units) this.units.set(one, (units = unitPoints(this.panels, one)));
+    const known = (/** @type {number} */ panel) => {
+      let units = this.units.get(panel);
+      if (!units) this.units.set(panel, (units = unitPoints(this.panels, panel)));
       return units;
     };
     const units = known(panel),
@@ -162,7 +162,7 @@ export class PanelsPicture {
     const alike = this.rows.every(
       (row) =>
         row.length === this.rows[0].length &&
-        row.every((one, i) => sites[one] === sites[this.rows[0][i]]),
+        row.every((panel, i) => sites[panel] === sites[this.rows[0][i]]),
     );
     return alike ? sites[panel] : `${sites[panel]}, ${Math.round(100 * depths[panel])}%`;
   }
@@ -176,10 +176,10 @@ export class PanelsPicture {
   paintChosen(pen, box, places) {
     const { mask } = this.picked;
     if (!mask || this.player.share < 1) return;
-    const chosen = [...mask.keys()].filter(
+    const indices = [...mask.keys()].filter(
       (point) => mask[point] && Number.isFinite(places[2 * point]),
     );
-    const points = chosen.map((point) => ({
+    const points = indices.map((point) => ({
       x: places[2 * point],
       y: places[2 * point + 1],
       text: this.textOf(point, 60),

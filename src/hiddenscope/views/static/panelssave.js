@@ -20,7 +20,7 @@ export function picturedPanels(head, layout, theme, paint) {
   const width = Math.max(320, layout.width + 2 * SIDE);
   const keys = placedKeys(head.keys, width - SIDE, theme.font);
   const down = keys.length ? keys[keys.length - 1].y + ROW : 46;
-  const shift = (/** @type {any} */ one) => ({ ...one, x: one.x + SIDE, y: one.y + down });
+  const shift = (/** @type {any} */ box) => ({ ...box, x: box.x + SIDE, y: box.y + down });
   const moved = { ...layout, boxes: layout.boxes.map(shift), heads: layout.heads.map(shift) };
   return {
     width,
@@ -68,17 +68,17 @@ function placedKeys(keys, end, font) {
 export function* panelRows(panels, mask) {
   const { sites, points, labels, classes, texts, rows, rows_name, marks } = panels;
   const count = points.shape[1];
-  const given = (
+  const values = (
     /** @type {ArrayLike<unknown>} */ list,
     /** @type {import("./export.js").Cell} */ value,
   ) => (list.length ? [value] : []);
   yield [
-    ...given(rows, rows_name),
+    ...values(rows, rows_name),
     "site",
-    ...given(marks, "mark"),
+    ...values(marks, "mark"),
     "point",
     ...("data" in labels ? ["label"] : []),
-    ...given(texts, "text"),
+    ...values(texts, "text"),
     "x",
     "y",
     "chosen",
@@ -89,12 +89,12 @@ export function* panelRows(panels, mask) {
       if (Number.isNaN(points.data[at]) && rows.length) continue; // a point of another row
       const label = "data" in labels ? [classes[labels.data[point]]] : [];
       yield [
-        ...given(rows, rows[panel]),
+        ...values(rows, rows[panel]),
         sites[panel],
-        ...given(marks, marks[panel]),
+        ...values(marks, marks[panel]),
         point,
         ...label,
-        ...given(texts, texts[point]),
+        ...values(texts, texts[point]),
         exact(points.data[at]),
         exact(points.data[at + 1]),
         mask ? mask[point] : 1,

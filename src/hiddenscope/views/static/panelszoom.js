@@ -130,8 +130,8 @@ export class Zoom {
       "wheel",
       (event) => {
         const box = boxAt(event.offsetX, event.offsetY);
-        const asked = event.ctrlKey || event.metaKey || document.activeElement === stage;
-        if (!box || !asked || (event.deltaY > 0 && this.scale === 1)) return;
+        const zooms = event.ctrlKey || event.metaKey || document.activeElement === stage;
+        if (!box || !zooms || (event.deltaY > 0 && this.scale === 1)) return;
         event.preventDefault();
         const turned = event.deltaY * (event.deltaMode ? 16 : 1) * (event.ctrlKey ? 4 : 1);
         this.by(Math.exp(-Math.max(-240, Math.min(240, turned)) * 0.0025), {
@@ -182,11 +182,11 @@ export class Zoom {
  * @param {{x: number, y: number}[]} fingers
  * @returns {[number, number]}
  */
-function middle([one, other]) {
-  return [(one.x + other.x) / 2, (one.y + other.y) / 2];
+function middle([first, other]) {
+  return [(first.x + other.x) / 2, (first.y + other.y) / 2];
 }
 
 /** @param {{x: number, y: number}[]} fingers */
-function apart([one, other]) {
-  return Math.hypot(one.x - other.x, one.y - other.y);
+function apart([first, other]) {
+  return Math.hypot(first.x - other.x, first.y - other.y);
 }

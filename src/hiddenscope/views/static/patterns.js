@@ -106,9 +106,9 @@ export class PatternsView {
     this.list = list(
       "Large head",
       this.known.map((at) => shownText(headName(heads, at), 80)),
-      (chosen) =>
+      (selected) =>
         this.change(() => {
-          this.at = this.known?.[chosen] ?? this.at;
+          this.at = this.known?.[selected] ?? this.at;
         }),
     );
     figure.controls.append(this.shows.root, this.spans.root, this.scales.root, this.list.root);
@@ -284,18 +284,18 @@ export class PatternsView {
   }
 
   /**
-   * @param {Chosen} chosen
+   * @param {Chosen} place
    * @param {boolean} keep whether it stays when the pointer leaves
    */
-  point(chosen, keep) {
-    const some = chosen.query >= 0 || chosen.key >= 0;
+  point(place, keep) {
+    const some = place.query >= 0 || place.key >= 0;
     if (keep && some)
       return this.change(() => {
-        this.pin = chosen;
+        this.pin = place;
         this.pointed = NONE;
       });
-    if (chosen.query === this.pointed.query && chosen.key === this.pointed.key) return undefined;
-    this.pointed = chosen;
+    if (place.query === this.pointed.query && place.key === this.pointed.key) return undefined;
+    this.pointed = place;
     return this.tell();
   }
 

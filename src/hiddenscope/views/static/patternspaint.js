@@ -124,10 +124,10 @@ export function frameHead(pen, layout, at, { paper, ink }) {
  * @param {import("./patternslayout.js").Large} layout
  * @param {Float32Array} values `[query, key]`
  * @param {{most: number, root: boolean}} shade
- * @param {{query: number, key: number}} chosen -1 for none
+ * @param {{query: number, key: number}} pin -1 for none
  * @param {Theme} theme
  */
-export function paintLarge(pen, layout, values, shade, chosen, theme) {
+export function paintLarge(pen, layout, values, shade, pin, theme) {
   const { left, top, cell, rows, columns } = layout;
   const pixels = weightPixels(values, { ...shade, dark: theme.dark });
   const [width, height] = [columns * cell, rows * cell];
@@ -152,14 +152,14 @@ export function paintLarge(pen, layout, values, shade, chosen, theme) {
     pen.rects(gaps, theme.paper);
   }
   const every = Math.ceil(LABEL_APART / cell);
-  for (const query of labelled(rows, every, chosen.query))
-    queryLabel(pen, layout, query, query === chosen.query ? theme.accent : theme.ink);
-  for (const key of labelled(columns, every, chosen.key))
-    keyLabel(pen, layout, key, key === chosen.key ? theme.accent : theme.ink);
-  if (chosen.query >= 0)
-    pen.outline(left - 1, top + chosen.query * cell - 0.5, width + 2, cell + 1, theme.accent, 1.5);
-  if (chosen.key >= 0)
-    pen.outline(left + chosen.key * cell - 0.5, top - 1, cell + 1, height + 2, theme.accent, 1.5);
+  for (const query of labelled(rows, every, pin.query))
+    queryLabel(pen, layout, query, query === pin.query ? theme.accent : theme.ink);
+  for (const key of labelled(columns, every, pin.key))
+    keyLabel(pen, layout, key, key === pin.key ? theme.accent : theme.ink);
+  if (pin.query >= 0)
+    pen.outline(left - 1, top + pin.query * cell - 0.5, width + 2, cell + 1, theme.accent, 1.5);
+  if (pin.key >= 0)
+    pen.outline(left + pin.key * cell - 0.5, top - 1, cell + 1, height + 2, theme.accent, 1.5);
 }
 
 /**
@@ -182,13 +182,14 @@ function enlarged(pixels, columns, rows, times) {
  * away.
  * @param {number} count
  * @param {number} every
- * @param {number} chosen
+ * @param {number} selected
  */
-export function labelled(count, every, chosen) {
+export function labelled(count, every, selected) {
   const places = [];
   for (let place = 0; place < count; place += every)
-    if (chosen < 0 || place === chosen || Math.abs(place - chosen) >= every) places.push(place);
-  if (chosen >= 0 && chosen % every) places.push(chosen);
+    if (selected < 0 || place === selected || Math.abs(place - selected) >= every)
+      places.push(place);
+  if (selected >= 0 && selected % every) places.push(selected);
   return places;
 }
 

@@ -96,22 +96,22 @@ export class TokenText {
 
   /**
    * @param {Above} above
-   * @param {number} chosen -1 for none
+   * @param {number} selected -1 for none
    */
-  show({ reads, readers }, chosen) {
+  show({ reads, readers }, selected) {
     const [mostRead, mostReaders] = [reads ? mostOf(reads) : 0, readers ? mostOf(readers) : 0];
-    const focus = Math.max(0, chosen);
-    if (chosen >= 0 && !this.root.matches(":hover")) this.reveal(this.places[chosen].root);
+    const focus = Math.max(0, selected);
+    if (selected >= 0 && !this.root.matches(":hover")) this.reveal(this.places[selected].root);
     this.places.forEach((token, place) => {
       fillNumber(token.reads, reads ? reads[place] : 0, mostRead);
       fillNumber(token.readers, readers ? readers[place] : 0, mostReaders);
-      token.root.setAttribute("aria-selected", String(place === chosen));
+      token.root.setAttribute("aria-selected", String(place === selected));
       token.root.setAttribute("tabindex", place === focus ? "0" : "-1");
-      const said = [
+      const words = [
         reads ? `is read ${weightWords(reads[place])}` : "",
         readers ? `reads it ${weightWords(readers[place])}` : "",
       ].filter(Boolean);
-      token.root.setAttribute("aria-description", `token ${place}: ${said.join(", ")}`);
+      token.root.setAttribute("aria-description", `token ${place}: ${words.join(", ")}`);
     });
   }
 }

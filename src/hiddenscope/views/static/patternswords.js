@@ -48,13 +48,13 @@ export function shortWeight(value) {
 /**
  * @param {Patterns} heads
  * @param {number} at
- * @param {Chosen} chosen
+ * @param {Chosen} selected
  * @param {boolean} weighted
  * @returns {Pieces}
  */
-export function headsReadout(heads, at, chosen, weighted) {
+export function headsReadout(heads, at, selected, weighted) {
   const name = { strong: headName(heads, at) };
-  const { query, key } = chosen;
+  const { query, key } = selected;
   if (query < 0 && key < 0) return [name];
   const same = heads.positions.length > 0 && heads.positions[query] === key;
   if (query >= 0 && key >= 0 && !same) {
@@ -165,9 +165,9 @@ export function scoresShown(heads, at) {
 /**
  * What the two rows of numbers above the tokens are.
  * @param {Patterns} heads
- * @param {Chosen} chosen
+ * @param {Chosen} selected
  */
-export function meaningShown(heads, chosen) {
+export function meaningShown(heads, selected) {
   const line = (/** @type {string} */ kind, /** @type {(Node | string)[]} */ words) =>
     element("span", { class: kind }, [
       element("i", { class: "swatch", "aria-hidden": "true" }),
@@ -175,11 +175,13 @@ export function meaningShown(heads, chosen) {
     ]);
   const named = (/** @type {string} */ token) => element("bdi", {}, [quoted(token)]);
   const reads =
-    chosen.query < 0
+    selected.query < 0
       ? []
-      : [line("reads", ["what ", named(heads.queries[chosen.query]), " reads"])];
+      : [line("reads", ["what ", named(heads.queries[selected.query]), " reads"])];
   const readers =
-    chosen.key < 0 ? [] : [line("readers", ["which tokens read ", named(heads.keys[chosen.key])])];
+    selected.key < 0
+      ? []
+      : [line("readers", ["which tokens read ", named(heads.keys[selected.key])])];
   return [...reads, ...readers];
 }
 

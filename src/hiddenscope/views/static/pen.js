@@ -162,7 +162,7 @@ export function svgPen(width, height, font) {
   return {
     pen: {
       rect: (x, y, w, h, fill) => put("rect", { ...box([x, y, w, h]), fill }),
-      rects: (boxes, fill) => boxes.forEach((one) => put("rect", { ...box(one), fill })),
+      rects: (boxes, fill) => boxes.forEach((rect) => put("rect", { ...box(rect), fill })),
       outline: (x, y, w, h, stroke, thick) =>
         put("rect", { ...box([x, y, w, h]), fill: "none", stroke, "stroke-width": thick }),
       line: (points, stroke, thick, dash = []) =>

@@ -9,12 +9,12 @@ const MOVE = 650;
 export class Player {
   /**
    * @param {string[]} sites
-   * @param {() => void} chosen a layer was chosen
+   * @param {() => void} choose a layer was chosen
    * @param {() => void} moved something is to be painted anew
    */
-  constructor(sites, chosen, moved) {
+  constructor(sites, choose, moved) {
     this.sites = sites;
-    this.chosen = chosen;
+    this.chosen = choose;
     this.repaint = moved;
     this.panel = 0;
     this.from = 0;

@@ -103,9 +103,9 @@ export function endsOf(values, way) {
  * @param {Way} way
  */
 export function placeOf(value, ends, way) {
-  const one = new Float32Array(1);
-  place(Float32Array.of(value), ends, way, one);
-  return one[0];
+  const single = new Float32Array(1);
+  place(Float32Array.of(value), ends, way, single);
+  return single[0];
 }
 
 /**

@@ -43,11 +43,11 @@ export function visible(text) {
   const held = text.includes("\u200d")
     ? text.replaceAll("\u0001", "␁").replace(JOINED, HELD)
     : text;
-  const seen = held
+  const readable = held
     .split(HELD)
     .map((part) => part.replace(UNSEEN, mark))
     .join("\u200d");
-  return /^\p{M}/u.test(seen) ? `◌${seen}` : seen;
+  return /^\p{M}/u.test(readable) ? `◌${readable}` : readable;
 }
 
 /** @param {string} character */

@@ -27,8 +27,8 @@ export function theme() {
 
 /** Whether the page is dark: as the reader chose, or else as the system has it. */
 function isDark() {
-  const chosen = document.documentElement.dataset.theme;
-  return chosen ? chosen === "dark" : darkness.matches;
+  const selected = document.documentElement.dataset.theme;
+  return selected ? selected === "dark" : darkness.matches;
 }
 
 /**
