@@ -39,7 +39,11 @@ FORMAT = "hiddenscope.store/1"
 # The first tensor begins at a multiple of this.
 ALIGNED = 64
 # The dtypes of safetensors, in numpy and of states.
-KINDS = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "U8": np.dtype("u1")}
+KINDS: dict[str, np.dtype[Any]] = {
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "U8": np.dtype("u1"),
+}
 STATES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 # Bytes that have a checksum of their own.
 BLOCK = 16 * 1024
