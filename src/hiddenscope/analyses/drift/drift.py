@@ -212,12 +212,14 @@ def _compare(
     else:
         model = _as_model(reference, "reference")
         inputs = encode(model, texts)
-        program, live = candidate, None
+        live = None
         if isinstance(candidate, Model | BareModule):
-            program = candidate.module
+            program: Program = candidate.module
             check_tokenizers(inputs, candidate)
             if options.pairing is None:
                 live = as_candidate(candidate, model)
+        else:
+            program = candidate
         if live is not None:
             return _compare_live(model, candidate, live, inputs, options)
         comparison = _compare_program(model, program, inputs, options)

@@ -391,7 +391,7 @@ class Errors:
     def drop(self, name: str) -> None:
         """Remove a site where the compared tensors are not the same state."""
         for table in (self.verdicts, self.cells, self.findings):
-            table.pop(name, None)  # type: ignore[attr-defined]
+            table.pop(name, None)
 
 
 def stack_of(name: str, stacks: Mapping[str | None, object]) -> str | None:

@@ -406,9 +406,9 @@ def _effects(suspect: Suspect) -> Iterator[Hypothesis]:
             words = "What the block adds to its input is the reference's times"
             scaled = state + factor * (expected - state)
             yield Hypothesis("residual_scale", f"{words} {factor:.6g}.", scaled)
-    bias = suspect.reference._parameters.get("bias")
-    if bias is not None and bias.shape == expected.shape[-1:]:
-        words, bias = "The output is the reference's", bias.detach()
+    parameter = suspect.reference._parameters.get("bias")
+    if parameter is not None and parameter.shape == expected.shape[-1:]:
+        words, bias = "The output is the reference's", parameter.detach()
         yield Hypothesis("missing_bias", f"{words} without its bias.", expected - bias)
         evidence = f"{words} with its bias added twice."
         yield Hypothesis("bias_twice", evidence, expected + bias)

@@ -13,7 +13,7 @@ token is within rounding if it is true, by the comparison that found the differe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -191,10 +191,11 @@ def as_saved(states: object) -> SavedRun | None:
 
 
 def _saved(states: States | Store | Pair, path: Path | None = None) -> SavedRun:
-    is_pair = isinstance(states, Pair)
-    stacks = (states.encoder, states.decoder) if is_pair else (states,)
-    name = stacks[0].source.model
-    return SavedRun(name if path is None else f"{name} ({path.name})", stacks)
+    if isinstance(states, Pair):
+        encoder = _saved(states.encoder, path)
+        return replace(encoder, stacks=(states.encoder, states.decoder))
+    name = states.source.model
+    return SavedRun(name if path is None else f"{name} ({path.name})", (states,))
 
 
 def compare_model_with_saved(
