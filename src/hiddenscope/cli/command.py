@@ -16,14 +16,15 @@ import typer
 from hiddenscope import errors, progress, texts
 from hiddenscope.arguments import integer
 from hiddenscope.cli.arguments import (
+    check_states,
+    is_store,
     numbers_in,
     text_in,
     texts_in,
     vectors_in,
 )
-from hiddenscope.cli.failures import errors_as_messages
+from hiddenscope.cli.endings import errors_as_messages
 from hiddenscope.cli.options import RESULTS, Shared, shared_parameters, zoo_names
-from hiddenscope.cli.states import check_states, is_store
 from hiddenscope.interface import (
     TARGETS,
     TRUNCATE,

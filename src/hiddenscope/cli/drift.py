@@ -9,11 +9,10 @@ from typing import Any
 import typer
 
 import hiddenscope as hs
-from hiddenscope.cli.arguments import check_place
-from hiddenscope.cli.asking import asks, show_result
+from hiddenscope.cli.analyses import asks, show_result
+from hiddenscope.cli.arguments import check_place, is_store
 from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared, as_variant
-from hiddenscope.cli.states import is_store
 from hiddenscope.errors import LoadError
 from hiddenscope.interface import Parameter
 from hiddenscope.loading.variants import SCHEMES

@@ -8,8 +8,6 @@ and 130 when the command was interrupted.
 import io
 import sys
 from collections import Counter
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -18,11 +16,19 @@ from typer.core import TyperCommand, TyperGroup
 import hiddenscope as hs
 from hiddenscope import progress
 from hiddenscope.catalog import ANALYSES, COMMANDS, GROUPS, Group
-from hiddenscope.cli import interrupt
+from hiddenscope.cli import (
+    analyses,
+    corpus,
+    demo,
+    drift,
+    endings,
+    machine,
+    series,
+    store,
+)
+from hiddenscope.cli.analyses import generated
 from hiddenscope.cli.arguments import with_stdin
-from hiddenscope.cli.asking import generated
-from hiddenscope.cli.command import Function
-from hiddenscope.cli.failures import discard_output
+from hiddenscope.cli.endings import discard_output
 
 
 class CommandGroup(NamedTuple):
@@ -144,17 +150,12 @@ app = typer.Typer(
 )
 
 
-def _command_of(word: str) -> Function:
-    """Return the command in `cli/<word>.py`, or else a generated one."""
-    name = f"hiddenscope.cli.{word}"
-    if find_spec(name) is None:
-        return generated(word)
-    function: Function = getattr(import_module(name), word)
-    return function
-
-
 for _word in COMMANDS:
-    app.command(cls=_Command)(_command_of(_word))
+    # A command that does more than ask an analysis has a function of its own.
+    _modules = (analyses, corpus, demo, drift, machine, series, store)
+    _module = next((module for module in _modules if hasattr(module, _word)), None)
+    _function = generated(_word) if _module is None else getattr(_module, _word)
+    app.command(cls=_Command)(_function)
 
 
 def _print_version(is_set: bool) -> None:
@@ -186,7 +187,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     if sys.stdout is None:
         sys.exit("Cannot print: stdout is closed.")
-    interrupt.watch()
+    endings.watch()
     try:
         try:
             app(prog_name="hiddenscope")

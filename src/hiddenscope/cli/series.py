@@ -6,9 +6,9 @@ from typing import Any
 
 import hiddenscope as hs
 from hiddenscope.catalog import ANALYSIS
-from hiddenscope.cli import interrupt
+from hiddenscope.cli import endings
+from hiddenscope.cli.analyses import show_result
 from hiddenscope.cli.arguments import dataset
-from hiddenscope.cli.asking import show_result
 from hiddenscope.cli.command import COLUMNS, Arguments, command
 from hiddenscope.cli.options import MODEL_HELP, Shared
 from hiddenscope.errors import ArgumentError, LoadError, TextError
@@ -120,7 +120,7 @@ def series(shared: Shared, arguments: Arguments) -> None:
         results = "1 result is" if count == 1 else f"{count} results are"
         return f"{results} kept in {to}; the same command again goes on."
 
-    with interrupt.explaining_resume(how_to_resume):
+    with endings.explaining_resume(how_to_resume):
         result = hs.series(
             members,
             arguments["analysis"],

@@ -45,7 +45,7 @@ from hiddenscope.results.export import (
 )
 from hiddenscope.results.findings import fact_lines, printable
 from hiddenscope.results.report import Facts, Report
-from hiddenscope.results.story import findings_of
+from hiddenscope.results.story import Table, findings_of, tables_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -151,6 +151,11 @@ class Result:
         else:
             lines = list(fact_lines(self.facts, "  "))
         return "\n".join([self.title, *lines])
+
+    @property
+    def tables(self) -> list[Table]:
+        """Return what a terminal prints beneath the summary."""
+        return tables_of(self)
 
     def __getitem__(self, name: str) -> "xarray.DataArray":
         """Return a variable whose tokens are labelled by their strings.

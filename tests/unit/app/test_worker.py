@@ -18,7 +18,7 @@ from hiddenscope.app.jobs import ModelWorker
 from hiddenscope.app.settings import Settings
 from hiddenscope.app.worker import NO_MEMORY, _Interrupts, _Server, explain_error
 from hiddenscope.cli import main as cli
-from hiddenscope.cli.serve import _listener
+from hiddenscope.cli.machine import _listener
 from tests.workbench.inside import run_apart
 
 

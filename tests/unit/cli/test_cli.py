@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import hiddenscope as hs
 from hiddenscope import errors, progress
 from hiddenscope.catalog import ANALYSES
-from hiddenscope.cli import arguments, failures, terminal
+from hiddenscope.cli import arguments, endings, terminal
 from hiddenscope.cli import main as cli
 from hiddenscope.cli.demo import _print_grid
 from hiddenscope.errors import SiteError
@@ -555,7 +555,7 @@ def test_an_error_with_an_interrupt_behind_it_is_an_interrupt() -> None:
                 "Cannot read it", "an import was broken off", "Try again."
             ) from interrupt
 
-    with pytest.raises(SystemExit) as left, failures.errors_as_messages(debug=False):
+    with pytest.raises(SystemExit) as left, endings.errors_as_messages(debug=False):
         broken_off()
     assert left.value.code == 130
 
@@ -570,7 +570,7 @@ def test_a_lack_of_memory_is_named_whatever_broke(
     wrong = errors.Damaged("Cannot read it", "MemoryError", "Download it again.")
     wrong.__cause__ = cause
     for error in (cause, wrong):
-        with pytest.raises(SystemExit), failures.errors_as_messages(debug=False):
+        with pytest.raises(SystemExit), endings.errors_as_messages(debug=False):
             raise error
         told = capsys.readouterr().err
         assert told.startswith("There is not enough memory") and "again" not in told

@@ -65,7 +65,7 @@ def test_what_is_wrong_with_an_adapter_is_one_sentence(
     nowhere = ["lens", TEXT, "--model", saved_llama, "--adapter", "./nowhere"]
     useless = ["profile", "--states", path, "--adapter", lora]
     for words, said in (
-        (nowhere, "No folder nowhere: it does not exist."),
+        (nowhere, "No adapter in nowhere: it does not exist."),
         (useless, "Cannot use --adapter with --states"),
     ):
         done = runner.invoke(cli.app, list(map(str, words)))

@@ -442,17 +442,17 @@ def test_what_ctrl_c_says_is_said_whole_however_long_it_takes_to_find_out() -> N
     """
     program = """
 import os, signal, time
-from hiddenscope.cli import interrupt
+from hiddenscope.cli import endings
 def how_to_resume():
-    time.sleep(3 * interrupt.GRACE)  # as on a busy machine
+    time.sleep(3 * endings.GRACE)  # as on a busy machine
     return "3 of 5 units are kept."
-interrupt.watch()
+endings.watch()
 try:
-    with interrupt.guarded(), interrupt.explaining_resume(how_to_resume):
+    with endings.guarded(), endings.explaining_resume(how_to_resume):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(600)
 except KeyboardInterrupt:
-    interrupt.leave()
+    endings.leave()
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True

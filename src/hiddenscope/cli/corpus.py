@@ -1,4 +1,4 @@
-"""The states of a whole corpus, in a store."""
+"""States of texts in a file, and of a whole corpus in a store."""
 
 import json
 import sys
@@ -12,15 +12,80 @@ import typer
 import hiddenscope as hs
 from hiddenscope import errors, progress
 from hiddenscope.catalog import ANALYSIS
-from hiddenscope.cli import interrupt
+from hiddenscope.cli import endings
 from hiddenscope.cli.arguments import check_place, checked_source
 from hiddenscope.cli.command import TEXT_COLUMN, Arguments, command
 from hiddenscope.cli.options import Shared
-from hiddenscope.cli.terminal import visible
+from hiddenscope.cli.terminal import echo, print_json, visible
 from hiddenscope.files import replacing
 from hiddenscope.interface import Parameter
-from hiddenscope.interface.parameters import pooling, sites
+from hiddenscope.interface.parameters import TRUNCATE, pooling, sites, texts
 from hiddenscope.states.pooling import CHOICES, NAMES
+
+GENERATE = Parameter(
+    "generate",
+    "integer",
+    "Generate this many tokens after the text, and capture their states too.",
+    default=0,
+    least=0,
+)
+
+
+@command("capture", (texts(), sites(), GENERATE, TRUNCATE), writes=(".safetensors",))
+def capture(shared: Shared, arguments: Arguments) -> None:
+    """Capture the hidden states of texts.
+
+    Prints the sites, the tokens and the shape. --out states.safetensors keeps the
+    values.
+    """
+    texts, sites = arguments["texts"], arguments["sites"]
+    new_tokens = arguments["generate"]
+    if new_tokens and len(texts) != 1:
+        raise errors.TextError(
+            "--generate takes one text", f"there are {len(texts)}", "Give exactly one."
+        )
+    model = shared.load()
+    states: hs.States | hs.Pair
+    if new_tokens:
+        states = model.capture_generation(
+            texts[0], max_new_tokens=new_tokens, sites=sites
+        )
+    else:
+        states = model.capture(texts, sites, truncate=arguments["truncate"])
+    if shared.out:
+        states.save(shared.out)
+        shared.report_written()
+    if shared.json:
+        print_json(_states_as_json(states))
+    elif not shared.out:
+        echo(visible(repr(states), keep="\n"))
+
+
+def _states_as_json(states: "hs.States | hs.Pair") -> dict[str, object]:
+    if isinstance(states, hs.Pair):
+        return {
+            "encoder": _states_as_json(states.encoder),
+            "decoder": _states_as_json(states.decoder),
+        }
+    tokens = states.tokens
+    columns = {
+        name: getattr(tokens, name).tolist()
+        for name in ("text", "positions", "ids", "spans")
+    }
+    shape = [len(states.sites), len(tokens)]
+    # Where widths differ, the shape ends before them.
+    if len(set(states.widths)) == 1:
+        shape.append(states.width)
+    return {
+        "sites": [str(site) for site in states.sites],
+        "shape": shape,
+        "widths": states.widths,
+        "dtype": str(states.values.dtype).removeprefix("torch."),
+        "texts": tokens.texts,
+        "tokens": columns | {"strings": tokens.strings},
+        "source": states.source.to_json(),
+    }
+
 
 # The fields of `Corpus`.
 CORPUS = (
@@ -111,7 +176,7 @@ def extract(shared: Shared, arguments: Arguments) -> None:
     report = _Report(shared.json)
     report.cost(job)
     try:
-        with interrupt.explaining_resume(job.how_to_resume):
+        with endings.explaining_resume(job.how_to_resume):
             job.run(report.progress, every_batch=True)
     except errors.FileError as error:
         remedy = f"{error.remedy} {job.how_to_resume()}"

@@ -1,4 +1,4 @@
-"""Ctrl-C on the command line: every command ends soon, with the exit code 130.
+"""How a command ends: with a message and an exit code, also after Ctrl-C.
 
 Python raises KeyboardInterrupt between two bytecodes. That is too late where one step
 of compiled code takes long, where a thread has to end first (numba compiles for
@@ -8,17 +8,21 @@ not at all, so nothing is lost by that.
 """
 
 import os
+import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
 
-from hiddenscope import progress
+import typer
+
+from hiddenscope import errors, progress
+from hiddenscope.cli.terminal import echo, visible
 
 # Seconds for what a command removes before it ends, such as half-written files.
 GRACE = 0.5
@@ -142,3 +146,93 @@ def _end_soon(reader: int) -> None:
             break
     time.sleep(GRACE)
     leave()
+
+
+KEYWORD = re.compile(
+    r"""`?\b(?P<name>[a-z_]+)=(?P<value>'[^']*'|"[^"]*"|-?\w(?:[\w.*]*[\w*])?|)`?"""
+)
+
+
+@contextmanager
+def errors_as_messages(debug: bool, options: Collection[str] = ()) -> Iterator[None]:
+    """Turn an error into a message and an exit code; with `debug` let it through.
+
+    Where an error names a keyword argument of Python for which the command has an
+    option, the message names the option.
+    """
+    try:
+        with guarded():
+            yield
+    except KeyboardInterrupt:
+        leave()
+    except BrokenPipeError:
+        # The reader of our output has gone, as in `hiddenscope models | head -1`.
+        discard_output()
+        sys.exit(141)
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        if not isinstance(error, OSError) and _was_interrupted(error):
+            leave()
+        _leave_with(_message(error, options))
+
+
+def _message(error: Exception, options: Collection[str]) -> str:
+    # Where a library has no memory left, our own error may name the wrong cause.
+    lack = error.__cause__ or error
+    if errors.is_out_of_memory(lack) and not isinstance(lack, errors.Error):
+        return (
+            f"There is not enough memory ({errors.first_line(lack)}). Close other"
+            " programs, raise `ulimit -v`, or use a smaller model."
+        )
+    if isinstance(error, errors.Error):
+        return in_options(str(error), options)
+    if isinstance(error, OSError):
+        return f"Cannot read or write: {error.strerror or error}."
+    return (
+        f"{type(error).__name__}: {error}\nThis is unexpected: --debug shows where it"
+        " happened."
+    )
+
+
+def in_options(message: str, options: Collection[str]) -> str:
+    """Return a message with options in place of Python's keyword arguments.
+
+    >>> message = "Split it, or give truncate=True. Name it: text='...', task='x'."
+    >>> in_options(message, {"truncate", "text"})
+    "Split it, or give --truncate. Name it: --text '...', task='x'."
+    """
+
+    def spelled(match: re.Match[str]) -> str:
+        name, value = match["name"], match["value"]
+        if name not in options:
+            return match[0]
+        negation = "no-" if value == "False" else ""
+        option = f"--{negation}{name.replace('_', '-')}"
+        if value in ("", "True", "False"):
+            return option
+        return f"{option} {value}"
+
+    return KEYWORD.sub(spelled, message)
+
+
+def discard_output() -> None:
+    """Send stdout nowhere, so that Python's own flush at the end cannot fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Return whether Ctrl-C caused an error.
+
+    transformers turns an interrupted import into an error of its own.
+    """
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _leave_with(message: str) -> NoReturn:
+    echo(visible(message, keep="\n"), err=True)
+    sys.exit(2)

@@ -1,20 +1,131 @@
-"""The workbench in a browser."""
+"""What this machine has: the models of the zoo, its health, and the workbench."""
 
 import ipaddress
+import json
 import socket
 import sys
 import threading
 import webbrowser
+from collections import Counter
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+import hiddenscope as hs
+from hiddenscope import errors, progress
 from hiddenscope.cli.command import command
 from hiddenscope.cli.options import Shared
-from hiddenscope.cli.terminal import print_json
+from hiddenscope.cli.terminal import echo, print_json, table, visible
+from hiddenscope.diagnosis import Check, Status, diagnose
 from hiddenscope.errors import LoadError
+from hiddenscope.files import replacing
+from hiddenscope.loading import zoo
+from hiddenscope.loading.cache import verify_all
+
+
+@command("models", writes=(".json",), without=("device", "dtype"))
+def models(
+    shared: Shared,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="First read every cached file and compare it with its checksum.",
+        ),
+    ] = False,
+) -> None:
+    """List the zoo: models that need no model hub.
+
+    They are real trained models that come in wheels of a package index. Those in your
+    cache are listed with their size.
+    """
+    if verify:
+        progress.note(
+            f"{verify_all()} models in the cache hold the bytes that were put there."
+        )
+    rows = [row for row in zoo.listing() if shared.model in {None, row.name}]
+    if not rows:
+        names = ", ".join(row.name for row in zoo.listing())
+        raise errors.UnknownModel(
+            f"No model {shared.model!r} in the zoo",
+            f"it has {names}",
+            "Name one of those.",
+        )
+    listing = []
+    for row in rows:
+        path = str(row.path) if row.path else None
+        listing.append({**asdict(row), "path": path})
+    if shared.out:
+        with replacing(shared.out) as fresh:
+            fresh.write_text(json.dumps(listing, indent=2) + "\n", "utf-8")
+        shared.report_written()
+    if shared.json:
+        print_json(listing)
+    elif not shared.out:
+        _print_rows(rows)
+
+
+def _print_rows(rows: list[zoo.ZooEntry]) -> None:
+    cells = []
+    for row in rows:
+        cached = f"{row.bytes / 1e6:,.0f} MB" if row.cached else "no"
+        cells.append([row.name, row.description, row.licence, cached])
+    table(["name", "what it is", "licence", "cached"], cells, text=range(3))
+
+
+TITLES = {
+    "environment": "Python and packages",
+    "extras": "What not everybody needs",
+    "cache": "The cache of models",
+    "devices": "torch and its devices",
+}
+MARKS = {"ok": "ok", "note": "note", "problem": "MEND"}
+
+
+@command("doctor", writes=(), without=("model", "device", "dtype", "out"))
+def doctor(shared: Shared) -> None:
+    """Check this installation, and say what to do about whatever is wrong.
+
+    It looks at Python and the packages, the extras, the cache of models, and every
+    device on which torch can compute. It exits with 1 if something must be mended, and
+    never reaches the network.
+    """
+    checks: list[Check] = []
+    for check in diagnose(hs.__version__):
+        if not shared.json:
+            is_first = not checks or checks[-1].group != check.group
+            _print_check(check, is_first)
+        checks.append(check)
+    counts = Counter(check.status for check in checks)
+    healthy = counts["problem"] == 0
+    if shared.json:
+        records = [asdict(check) for check in checks]
+        print_json({"healthy": healthy, "checks": records})
+    else:
+        echo(f"\n{_verdict(counts)}")
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _print_check(check: Check, is_first: bool) -> None:
+    """Print a check, below the title of its group if it is the first of it."""
+    if is_first:
+        echo(f"\n{TITLES.get(check.group, check.group)}")
+    echo(visible(f"  {MARKS[check.status]:4}  {check.name:14}{check.message}"))
+    if check.remedy:
+        echo(visible(f"        {'':14}{check.remedy}"))
+
+
+def _verdict(counts: "Counter[Status]") -> str:
+    if counts["problem"] == 1:
+        return "1 thing must be mended: see MEND above."
+    if counts["problem"]:
+        return f"{counts['problem']} things must be mended: see MEND above."
+    return "All is well. A note tells of something that not everybody needs."
+
 
 # How many ports are tried.
 PORTS = 20
