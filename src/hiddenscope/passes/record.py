@@ -19,7 +19,7 @@ from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Tap, Write
 from hiddenscope.errors import NotFinite, PassError
 from hiddenscope.modules import autograd, calls, hooks, operations
 from hiddenscope.modules.quantised import refuse_gradients
-from hiddenscope.passes.buffers import Buffers, Keep, buffers_for, states_in
+from hiddenscope.passes.buffers import Buffers, Keep, buffers_for, one_or_pair
 from hiddenscope.passes.inputs import Inputs, PaddedBatch, Texts
 from hiddenscope.passes.protocol import PassModel, require_recordable
 from hiddenscope.sites import Site, SitePatterns
@@ -114,8 +114,11 @@ def make_pass(
     texts = range(len(inputs))
     with model.lock, autograd.restored(inference=False), torch.set_grad_enabled(grad):
         output = run_pass(model, batch, texts, buffers, logits=logits, live=live)
+        stacks = []
+        for buffer in buffers.values():
+            stacks.append(buffer.states())
         return Pass(
-            states_in(buffers) if buffers else None,
+            one_or_pair(stacks) if stacks else None,
             token_logits(output, batch, model) if logits else None,
             live or {},
         )
