@@ -10,7 +10,7 @@ stand in quotation marks.
 ... def repeat(model: "ModelLike", text: Annotated[str, ask("The text.")], *,
 ...            times: Annotated[int, ask("How often.", spelling=("-n",))] = 2) -> str:
 ...     return text * times
->>> [(one.name, one.kind, one.option) for one in repeat.description.parameters]
+>>> [(ask.name, ask.kind, ask.option) for ask in repeat.description.parameters]
 [('text', 'word', '--text'), ('times', 'integer', '-n')]
 >>> repeat(None, "ab", times=0)
 Traceback (most recent call last):
@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from operator import attrgetter
-from types import NoneType, UnionType
+from types import UnionType
 from typing import (
     Annotated,
     Any,
@@ -114,52 +114,36 @@ def declared(function: Callable[..., Any]) -> Iterator[Parameter]:
     to ask for them.
     """
     for parameter in inspect.signature(function).parameters.values():
-        metadata = getattr(parameter.annotation, "__metadata__", ())
-        asked = next(filter(_is_parameter, metadata), None)
-        if asked is None:
-            continue
-        type_ = parameter.annotation.__origin__
-        is_required = parameter.default is parameter.empty
-        default = None if is_required else parameter.default
-        choices = asked.choices or _choices(type_)
-        yield replace(
-            asked,
-            name=parameter.name,
-            kind=_kind(type_, choices) if isinstance(asked, _Typed) else asked.kind,
-            default=asked.default if asked.default is not None else default,
-            required=is_required if asked.required is None else asked.required,
-            positional=parameter.kind is not parameter.KEYWORD_ONLY,
-            choices=choices,
-        )
+        for ask_for in getattr(parameter.annotation, "__metadata__", ()):
+            if isinstance(ask_for, Parameter):
+                yield _completed(ask_for, parameter)
 
 
-def _is_parameter(value: object) -> bool:
-    return isinstance(value, Parameter)
-
-
-def _kind(type_: Any, choices: tuple[str, ...]) -> Kind:
-    """Return what a parameter of this type takes, where it does not say so itself."""
-    if choices:
-        return "choice"
-    for part in _parts(type_):
-        if part in PLAIN:
-            return PLAIN[part]
-    return "word"
-
-
-def _choices(type_: Any) -> tuple[str, ...]:
-    choices: tuple[str, ...] = ()
-    for part in _parts(type_):
-        if get_origin(part) is Literal:
-            choices += get_args(part)
-    return choices
-
-
-def _parts(type_: Any) -> tuple[Any, ...]:
-    """Return the members of a union, or the type itself."""
-    if get_origin(type_) in (Union, UnionType):
-        return tuple(part for part in get_args(type_) if part is not NoneType)
-    return (type_,)
+def _completed(ask_for: Parameter, parameter: inspect.Parameter) -> Parameter:
+    """Return what is asked for with what the signature says of it."""
+    types = [parameter.annotation.__origin__]
+    if get_origin(types[0]) in (Union, UnionType):
+        types = list(get_args(types[0]))
+    choices, kind, default = ask_for.choices, ask_for.kind, ask_for.default
+    for type_ in types:
+        if get_origin(type_) is Literal:
+            choices = ask_for.choices or get_args(type_)
+        if isinstance(ask_for, _Typed):
+            kind = PLAIN.get(type_, kind)
+    if isinstance(ask_for, _Typed) and choices:
+        kind = "choice"
+    is_required = parameter.default is parameter.empty
+    if default is None and not is_required:
+        default = parameter.default
+    return replace(
+        ask_for,
+        name=parameter.name,
+        kind=kind,
+        default=default,
+        required=is_required if ask_for.required is None else ask_for.required,
+        positional=parameter.kind is not parameter.KEYWORD_ONLY,
+        choices=choices,
+    )
 
 
 def _bare(annotation: Any) -> Any:
@@ -173,7 +157,7 @@ def _bare(annotation: Any) -> Any:
 
 @cache
 def describe(word: str) -> Description:
-    """Return what can be asked of an analysis; this imports no torch.
+    """Return what can be details_of of an analysis; this imports no torch.
 
     >>> [parameter.name for parameter in describe("lens").parameters][:3]
     ['texts', 'k', 'target']
