@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from hiddenscope.passes.recording import recording as recording
     from hiddenscope.passes.resume import resume as resume
     from hiddenscope.results import Result as Result
+    from hiddenscope.series import series as series
     from hiddenscope.series.member import Member as Member
-    from hiddenscope.series.series import series as series
     from hiddenscope.sites import Site as Site
     from hiddenscope.states import Pair as Pair
     from hiddenscope.states import Source as Source

@@ -18,6 +18,7 @@ from hiddenscope.model import ModelLike as ModelLike
 from hiddenscope.passes import Inputs as Inputs
 from hiddenscope.passes import Texts as Texts
 from hiddenscope.results import Result as Result
+from hiddenscope.series.member import Members as Members
 from hiddenscope.sites import Site as Site
 from hiddenscope.sites import SitePatterns as SitePatterns
 from hiddenscope.states import Pair as Pair

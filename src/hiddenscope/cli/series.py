@@ -13,7 +13,7 @@ from hiddenscope.cli.command import COLUMNS, Arguments, command
 from hiddenscope.cli.options import MODEL_HELP, Shared
 from hiddenscope.errors import ArgumentError, LoadError, TextError
 from hiddenscope.interface import Parameter
-from hiddenscope.series.parameters import OPTIONS, check_options
+from hiddenscope.series.options import OPTIONS, check_options
 
 PARAMETERS = (
     Parameter(
@@ -106,11 +106,17 @@ def series(shared: Shared, arguments: Arguments) -> None:
     check_options(arguments["analysis"], options)
     # Read before hs.Member is, which imports torch.
     variants = list(_variants(arguments))
-    data = _texts(arguments)
-    members = []
-    for variant in variants:
-        member = hs.Member(**variant, dtype=shared.dtype, device=shared.device)
-        members.append(member)
+    name = arguments["data"]
+    if name is None:
+        raise TextError(
+            "No texts",
+            "none were given",
+            "Give --texts with a file, or with a shipped dataset such as"
+            " cities-incomplete.",
+        )
+    data = dataset(name, *(arguments[column.name] for column in COLUMNS))
+    place = {"dtype": shared.dtype, "device": shared.device}
+    members = [hs.Member(**variant, **place) for variant in variants]
     to: Path | None = arguments["to"]
 
     def how_to_resume() -> str:
@@ -150,18 +156,6 @@ def _option(words: str) -> tuple[str, Any]:
     return name, text
 
 
-def _texts(arguments: Arguments) -> Any:
-    name = arguments["data"]
-    if name is None:
-        raise TextError(
-            "No texts",
-            "none were given",
-            "Give --texts with a file, or with a shipped dataset such as"
-            " cities-incomplete.",
-        )
-    return dataset(name, *(arguments[column.name] for column in COLUMNS))
-
-
 def _variants(arguments: Arguments) -> Iterator[dict[str, Any]]:
     """Yield the members: the models, or the variants of the one model."""
     models = arguments["models"]
@@ -197,8 +191,16 @@ def _variants(arguments: Arguments) -> Iterator[dict[str, Any]]:
     for scheme in schemes:
         yield {"source": hs.Quantised(model, scheme)}
     if adapter is not None:
-        for strength in strengths or ["1"]:
-            yield {"source": hs.Adapted(model, adapter, strength=_strength(strength))}
+        for word in strengths or ["1"]:
+            try:
+                strength = float(word)
+            except ValueError:
+                raise LoadError(
+                    f"Cannot use --strength {word}",
+                    "it is not a number",
+                    "Give a number, 1 for the adapter as trained.",
+                ) from None
+            yield {"source": hs.Adapted(model, adapter, strength=strength)}
 
 
 def _listed(words: list[str] | None) -> list[str]:
@@ -211,12 +213,3 @@ def _listed(words: list[str] | None) -> list[str]:
     for word in words or ():
         listed += [part.strip() for part in word.split(",")]
     return listed
-
-
-def _strength(word: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        reason = "it is not a number"
-        remedy = "Give a number, 1 for the adapter as trained."
-        raise LoadError(f"Cannot use --strength {word}", reason, remedy) from None

@@ -1,7 +1,9 @@
 """What decides the numbers of a member: its weights, and everything else.
 
 Both are found before the model runs, and of a folder before it is loaded: published
-checkpoints are known to hold the same weights under two names.
+checkpoints are known to hold the same weights under two names. Of files the tensors are
+hashed and not the bytes: the same weights in other shards, in another order or with
+another header have the same hash.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
+from hiddenscope import progress
 from hiddenscope.errors import Damaged
 from hiddenscope.files import identity
 from hiddenscope.loading.adapters import check_adapter, is_adapter
@@ -28,10 +31,12 @@ from hiddenscope.model.model import adapter_sources
 from hiddenscope.modules import hooks
 from hiddenscope.modules.weights import Fingerprint
 from hiddenscope.series.member import Member
-from hiddenscope.series.weight_files import hash_tensors
 
 # Of a config, what names a file or a library and decides no number.
 UNDECIDING = {"_name_or_path", "name_or_path", "transformers_version", "_commit_hash"}
+# Bytes of a file that are held at a time.
+PIECE = 2**22
+LONGEST_HEADER = 100 * 2**20
 
 
 @dataclass(frozen=True)
@@ -146,22 +151,18 @@ def _tokenizer_files(folder: Path) -> dict[str, Any]:
     files: dict[str, Any] = {}
     for path in sorted(folder.iterdir()):
         if path.name == "tokenizer_config.json":
-            files[path.name] = _config(path)
+            try:
+                content = json.loads(path.read_text("utf-8"))
+            except (OSError, ValueError) as error:
+                raise Damaged(
+                    f"Cannot read {path.name}",
+                    "it is missing, or it is not JSON",
+                    "Save or download the model again.",
+                ) from error
+            files[path.name] = _deciding(content) if isinstance(content, dict) else {}
         elif path.name in TOKENIZER_FILES or path.suffix == ".model":
             files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return files
-
-
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise Damaged(
-            f"Cannot read {path.name}",
-            "it is missing, or it is not JSON",
-            "Save or download the model again.",
-        ) from error
-    return _deciding(content) if isinstance(content, dict) else {}
 
 
 def _deciding(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,6 +182,7 @@ def _of_module(module: nn.Module, tokenizer: Any, name: str) -> MemberIdentity:
     if config is not None:
         entries = _deciding(json.loads(config.to_json_string(use_diff=False)))
     weight = next(module.parameters(), None)
+    parts = module.modules()
     others = [
         type(module).__name__,
         entries,
@@ -189,20 +191,10 @@ def _of_module(module: nn.Module, tokenizer: Any, name: str) -> MemberIdentity:
         module.training,
         _live_tokenizer(tokenizer),
         [asdict(adapter) for adapter in adapters],
-        _hooks_of_others(module),
+        # What somebody's hooks do cannot be hashed: such a module is like no other.
+        secrets.token_hex(16) if any(map(hooks.foreign_hooks, parts)) else "",
     ]
     return MemberIdentity(name, weights, hash_of(others))
-
-
-def _hooks_of_others(module: nn.Module) -> str:
-    """Return a word that is like no other if somebody's hooks are on a module.
-
-    What a hook does cannot be hashed.
-    """
-    for part in module.modules():
-        if hooks.foreign_hooks(part):
-            return secrets.token_hex(16)
-    return ""
 
 
 def _live_tokenizer(tokenizer: Any) -> str | None:
@@ -214,3 +206,79 @@ def _live_tokenizer(tokenizer: Any) -> str | None:
         return hash_of([type(tokenizer).__name__, backend.to_str()])
     vocabulary = sorted(tokenizer.get_vocab().items())
     return hash_of([type(tokenizer).__name__, vocabulary])
+
+
+class StoredTensor(NamedTuple):
+    """One tensor of a safetensors file: its name, what it is, and where it lies."""
+
+    name: str
+    kind: str
+    path: Path
+    start: int
+    stop: int
+
+
+def hash_tensors(paths: Iterable[Path]) -> str:
+    """Return the hash of all tensors of some safetensors files.
+
+    >>> import tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> a, b = torch.ones(2), torch.zeros(3)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     whole, first, second = (Path(folder, name) for name in "wfs")
+    ...     save_file({"a": a, "b": b}, whole, {"step": "1000"})
+    ...     save_file({"b": b}, first)
+    ...     save_file({"a": a}, second)
+    ...     hash_tensors([whole]) == hash_tensors([first, second])
+    True
+    """
+    tensors: list[StoredTensor] = []
+    for path in paths:
+        tensors += _tensors_of(path)
+    total = sum(tensor.stop - tensor.start for tensor in tensors)
+    hashed = hashlib.sha256()
+    with progress.track("Hashing weights", total=total, unit="bytes") as advance:
+        for tensor in sorted(tensors):
+            digest = hashlib.sha256(f"{tensor.name} {tensor.kind}".encode())
+            for piece in _pieces(tensor):
+                digest.update(piece)
+                advance(len(piece))
+            hashed.update(digest.digest())
+    return f"sha256:{hashed.hexdigest()}"
+
+
+def _tensors_of(path: Path) -> Iterator[StoredTensor]:
+    """Read the table of a safetensors file: its length in 8 bytes, then JSON."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > LONGEST_HEADER:
+                raise ValueError("its header is too long")
+            header: dict[str, Any] = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        for name, tensor in header.items():
+            start, stop = tensor["data_offsets"]
+            kind = f"{tensor['dtype']} {tensor['shape']}"
+            yield StoredTensor(name, kind, path, 8 + length + start, 8 + length + stop)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(
+            f"Cannot read {path.name}",
+            "it is not a whole safetensors file",
+            "Save or download the model again.",
+        ) from error
+
+
+def _pieces(tensor: StoredTensor) -> Iterator[bytes]:
+    with tensor.path.open("rb") as file:
+        file.seek(tensor.start)
+        missing = tensor.stop - tensor.start
+        while missing > 0:
+            piece = file.read(min(PIECE, missing))
+            if not piece:
+                raise Damaged(
+                    f"Cannot read {tensor.path.name}",
+                    f"it ends within the tensor {tensor.name[:80]!r}",
+                    "Save or download the model again.",
+                )
+            missing -= len(piece)
+            yield piece

@@ -101,9 +101,17 @@ def members_of(models: Members) -> list[Member]:
     for number, model in enumerate(models, 1):
         if isinstance(model, Member):
             members.append(model)
-            continue
-        _require_model(model, number)
-        members.append(Member(model))
+        elif isinstance(model, Model) or is_loadable(model):
+            members.append(Member(model))
+        else:
+            remedy = "Give a model, what hs.load takes, or an hs.Member of it."
+            if isinstance(model, tuple) and len(model) == 2:
+                remedy = "A revision is given as hs.Member(source, revision=...)."
+            raise ArgumentError(
+                "Cannot make a series",
+                f"member {number} is {shown(model)}, which is not a model",
+                remedy,
+            )
     labels = [member.label for member in members]
     named = []
     for place, member in enumerate(members):
@@ -112,16 +120,6 @@ def members_of(models: Members) -> list[Member]:
             name = f"{name} ({labels[: place + 1].count(name)})"
         named.append(replace(member, name=name))
     return named
-
-
-def _require_model(model: Any, number: int) -> None:
-    if isinstance(model, Model) or is_loadable(model):
-        return
-    reason = f"member {number} is {shown(model)}, which is not a model"
-    remedy = "Give a model, what hs.load takes, or an hs.Member of it."
-    if isinstance(model, tuple) and len(model) == 2:
-        remedy = "A revision is given as hs.Member(source, revision=...)."
-    raise ArgumentError("Cannot make a series", reason, remedy)
 
 
 def source_name(source: Any) -> str:
@@ -135,17 +133,13 @@ def source_name(source: Any) -> str:
     if isinstance(source, Quantised):
         return f"{source_name(source.base)} {source.scheme}"
     if isinstance(source, Adapted):
-        return _adapted_name(source)
+        adapters = [Path(folder).name for folder in source.folders]
+        name = " + ".join([source_name(source.base), *adapters])
+        if source.strength != 1:
+            name += f" x {source.strength:g}"
+        return f"{name} merged" if source.merged else name
     if isinstance(source, tuple):
         source = source[0]
     if isinstance(source, nn.Module):
         return type(source).__name__
     return Path(os.fspath(source or DEFAULT)).name
-
-
-def _adapted_name(source: Adapted) -> str:
-    adapters = [Path(folder).name for folder in source.folders]
-    name = " + ".join([source_name(source.base), *adapters])
-    if source.strength != 1:
-        name += f" x {source.strength:g}"
-    return f"{name} merged" if source.merged else name

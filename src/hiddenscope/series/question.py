@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from hiddenscope.analyses.compare import compare
 from hiddenscope.analyses.drift.drift import drift
@@ -19,11 +19,14 @@ from hiddenscope.passes import Inputs
 from hiddenscope.results import Result
 from hiddenscope.results.export import to_plain
 from hiddenscope.series.identity import hash_of
-from hiddenscope.series.parameters import LABELLED, PAIRED, check_options
+from hiddenscope.series.options import LABELLED, PAIRED, check_options
 from hiddenscope.states import Pair, States
 from hiddenscope.texts import Labelled
 from hiddenscope.vectors.dataset import dataset_of
 
+SeriesAnalysis: TypeAlias = Literal[
+    "profile", "compare", "lens", "probe", "project", "drift"
+]
 AgainstMember: TypeAlias = Literal["first", "previous"]
 CapturedStates: TypeAlias = States | Pair
 
@@ -40,7 +43,7 @@ EVERY_SITE = "layer.*,final"
 class SeriesQuestion:
     """An analysis with its options and its texts, and the hash of all three."""
 
-    analysis: str
+    analysis: SeriesAnalysis
     data: Any
     options: Mapping[str, Any]
     against: AgainstMember
@@ -98,10 +101,10 @@ class SeriesQuestion:
 
 
 def question_of(
-    analysis: str, data: Any, options: Mapping[str, Any] | None, against: str
+    analysis: str, data: Any, options: Mapping[str, Any], against: str
 ) -> SeriesQuestion:
     """Check what is asked of the members, and read the texts once for all of them."""
-    options = dict(options or {})
+    options = dict(options)
     check_options(analysis, options)
     if against not in get_args(AgainstMember):
         raise ArgumentError(
@@ -109,26 +112,29 @@ def question_of(
             "a member is compared with the 'first' or with the 'previous' one",
             "Choose one of the two.",
         )
-    read = _labelled(analysis, data) if analysis in LABELLED else _texts(analysis, data)
-    content: Any = read
-    if isinstance(read, Labelled):
-        content = [read.texts, read.labels, read.name, read.groups]
+    read = _labelled if analysis in LABELLED else _texts
+    texts = read(data, f"Cannot run a series of {analysis}")
+    content: Any = texts
+    if isinstance(texts, Labelled):
+        content = [texts.texts, texts.labels, texts.name, texts.groups]
     plain = to_plain([content, options], "the texts or options of a series")
-    against_member: AgainstMember = "previous" if against == "previous" else "first"
     # Only a comparison depends on what is compared with.
-    paired = against if analysis in PAIRED else ""
-    key = hash_of([analysis, plain, paired])
-    return SeriesQuestion(analysis, read, options, against_member, key)
+    key = hash_of([analysis, plain, against if analysis in PAIRED else ""])
+    return SeriesQuestion(
+        cast(SeriesAnalysis, analysis),
+        texts,
+        options,
+        "previous" if against == "previous" else "first",
+        key,
+    )
 
 
-def _texts(analysis: str, data: Any) -> Any:
+def _texts(data: Any, problem: str) -> Any:
     if data is None:
-        raise TextError(
-            f"Cannot run a series of {analysis}", "there are no texts", "Give some."
-        )
+        raise TextError(problem, "there are no texts", "Give some.")
     if isinstance(data, Inputs | Mapping | States | Pair):
         raise TextError(
-            f"Cannot run a series of {analysis}",
+            problem,
             f"got {type(data).__name__}, and every member encodes the texts itself",
             "Give texts, or lists of ids.",
         )
@@ -139,38 +145,34 @@ def _texts(analysis: str, data: Any) -> Any:
     # What can be read once must serve all members.
     listed = data.tolist() if hasattr(data, "tolist") else list(data)
     if not listed:
-        raise TextError(
-            f"Cannot run a series of {analysis}",
-            "the list of texts is empty",
-            "Give some.",
-        )
+        raise TextError(problem, "the list of texts is empty", "Give some.")
     return listed
 
 
-def _labelled(analysis: str, data: Any) -> Any:
+def _labelled(data: Any, problem: str) -> Any:
     """Read labelled texts once, as every member takes them."""
     if data is None:
         raise TextError(
-            f"Cannot run a series of {analysis}",
+            problem,
             "there are no labelled texts",
             "Give a dataset: a shipped name, a path, or (texts, labels).",
         )
     if isinstance(data, Mapping):
         raise TextError(
-            f"Cannot run a series of {analysis}",
+            problem,
             "several datasets were given",
             "Give one, and run a series for each.",
         )
     dataset = dataset_of(data)
     if isinstance(dataset.texts, Inputs):
         raise TextError(
-            f"Cannot run a series of {analysis}",
+            problem,
             "got Inputs, and every member encodes the texts itself",
             "Give texts, or lists of ids.",
         )
     if dataset.labels is None:
         raise StatesError(
-            f"Cannot run a series of {analysis}",
+            problem,
             f"{dataset.name[:80]} has no labels",
             "Name the column of its labels: hs.read(..., label=).",
         )

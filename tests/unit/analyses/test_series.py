@@ -26,9 +26,9 @@ from hiddenscope.errors import (
     TextError,
     UnknownModel,
 )
-from hiddenscope.series import run
+from hiddenscope.series import job
+from hiddenscope.series.identity import hash_tensors
 from hiddenscope.series.question import question_of
-from hiddenscope.series.weight_files import hash_tensors
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 TEXTS = ["The rest of the cats sat on the mat.", "A rest of the dogs."]
@@ -89,7 +89,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """List the members that are loaded, and hold that no other is in memory then."""
     names: list[str] = []
     modules: list[weakref.ref[nn.Module]] = []
-    load = run.load
+    load = job.load
 
     def spy(source: Any, **options: Any) -> hs.Model:
         assert [module for module in modules if module() is not None] == []
@@ -98,7 +98,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(Path(source).name)
         return model
 
-    monkeypatch.setattr(run, "load", spy)
+    monkeypatch.setattr(job, "load", spy)
     return names
 
 
@@ -509,14 +509,14 @@ def test_live_members_with_one_set_of_weights_may_differ() -> None:
 def test_a_checkpoint_that_is_replaced_meanwhile_is_not_kept(
     checkpoints: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, load = tmp_path / "mine", run.load
+    folder, load = tmp_path / "mine", job.load
     shutil.copytree(checkpoints[0], folder)
 
     def replacing(source: Any, **options: Any) -> hs.Model:
         shutil.copy(checkpoints[1] / "model.safetensors", folder)
         return load(source, **options)
 
-    monkeypatch.setattr(run, "load", replacing)
+    monkeypatch.setattr(job, "load", replacing)
     with pytest.raises(Damaged, match="changed while the series ran"):
         hs.series([folder, checkpoints[1]], "profile", TEXTS, to=tmp_path / "kept")
     assert list((tmp_path / "kept").iterdir()) == []

@@ -1,0 +1,312 @@
+"""Ask every member, with one model in memory at a time, and keep their results.
+
+A member has two files in a folder: its result, as `Result.save` writes it, and a record
+with its key. The record is written last: without it the result does not count, so that
+a job which is killed at any instant loses at most the member that it was computing. The
+key hashes the weights, the analysis, its options, the texts and the versions of
+libraries: whatever is different has another key, and is computed.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from hiddenscope import progress
+from hiddenscope.errors import Error, FileError, TextError
+from hiddenscope.files import UNSEALED, check_seal, replacing, seal
+from hiddenscope.model import Model, load
+from hiddenscope.model.model import LIBRARIES
+from hiddenscope.results import Result
+from hiddenscope.series.identity import MemberIdentity, hash_of, identify
+from hiddenscope.series.member import Member
+from hiddenscope.series.question import CapturedStates, SeriesQuestion
+from hiddenscope.versions import installed_version
+
+T = TypeVar("T")
+
+FORMAT = 1
+LONGEST_NAME = 60
+DIGITS = 16
+
+
+@dataclass(frozen=True)
+class MemberRecord:
+    """What was seen of a member while it was loaded.
+
+    `source` is that of its states, and `depths` and `widths` have one number for each
+    stack. `tokens` is how many tokens it made of the texts, and `ids` their hash.
+    """
+
+    source: dict[str, Any]
+    depths: dict[str, int]
+    widths: dict[str, int]
+    tokens: int
+    ids: str
+
+
+@dataclass(frozen=True)
+class MemberAnswer:
+    """The result of one member, with its record."""
+
+    result: Result
+    record: MemberRecord
+
+
+class ResultsFolder:
+    """The folder of a job, which is made if it is not there."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(
+                f"Cannot keep results in {str(self.path)[:200]}",
+                error.strerror or "it cannot be made",
+                "Give a folder, or a path where one can be made.",
+            ) from error
+
+    def read(self, name: str, key: str) -> MemberAnswer | None:
+        """Return the answer of a member if it was kept, and None if not."""
+        record_path, result_path = self._paths(name, key)
+        if not record_path.is_file():
+            return None
+        try:
+            check_seal(record_path, f"Cannot read {record_path.name}")
+            content = json.loads(record_path.read_text("utf-8"))
+            if content["key"] != key or content["format"] != FORMAT:
+                return None
+            record = MemberRecord(**content["record"])
+            return MemberAnswer(Result.load(result_path), record)
+        except (Error, OSError, ValueError, KeyError, TypeError) as error:
+            progress.note(f"{record_path.name}: computed again ({error})")
+            return None
+
+    def write(self, name: str, key: str, answer: MemberAnswer) -> None:
+        """Keep the answer of a member: the result first, then the record."""
+        record_path, result_path = self._paths(name, key)
+        answer.result.save(result_path)
+        content = {
+            "format": FORMAT,
+            "key": key,
+            "member": name,
+            "result": result_path.name,
+            "record": asdict(answer.record),
+            "seal": UNSEALED,
+        }
+        with replacing(record_path) as fresh:
+            fresh.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+            seal(fresh)
+
+    def _paths(self, name: str, key: str) -> tuple[Path, Path]:
+        safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:LONGEST_NAME]
+        stem = f"{safe or 'member'}-{key[:DIGITS]}"
+        return self.path / f"{stem}.member.json", self.path / f"{stem}.nc"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A member with its identity and its answer.
+
+    `computed_as` is the place of the member whose answer it shares: its own, unless an
+    earlier one is the same model.
+    """
+
+    member: Member
+    identity: MemberIdentity
+    answer: MemberAnswer
+    computed_as: int
+
+
+def identify_members(members: Sequence[Member]) -> list[MemberIdentity]:
+    """Hash the weights of all members, before anything is computed."""
+    identities = []
+    for place, member in enumerate(members):
+        with _naming(members, place):
+            identities.append(identify(member))
+    return identities
+
+
+class SeriesJob:
+    """One run through the members of a series.
+
+    Of the members that others are compared with, the states are held and not the
+    weights.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        identities: Sequence[MemberIdentity],
+        question: SeriesQuestion,
+        folder: ResultsFolder | None,
+    ) -> None:
+        self.members = members
+        self.identities = identities
+        self.question = question
+        self.folder = folder
+        # The states of one member at most: the first, or the one before.
+        self._held: tuple[int, CapturedStates, MemberRecord] | None = None
+
+    def run(self) -> list[Answered]:
+        """Ask every member, or read what was kept of an earlier job."""
+        answered: list[Answered] = []
+        place_of: dict[str, int] = {}
+        with progress.track("Members", total=len(self.members)) as advance:
+            for place, member in enumerate(self.members):
+                key = self._key(place)
+                computed_as = place_of.setdefault(key, place)
+                if computed_as < place:
+                    answer = answered[computed_as].answer
+                else:
+                    with _naming(self.members, place, self.folder):
+                        answer = self._answer(place, key)
+                identity = self.identities[place]
+                answered.append(Answered(member, identity, answer, computed_as))
+                advance(1)
+        return answered
+
+    def _key(self, place: int) -> str:
+        """Return what tells an answer from any other.
+
+        The machine and the versions of libraries decide numbers too.
+        """
+        environment = [platform.machine()]
+        if torch.cuda.is_available():
+            environment.append(torch.cuda.get_device_name())
+        for name in LIBRARIES:
+            environment.append(f"{name} {installed_version(name)}")
+        parts: list[Any] = [environment, self.question.key, self.identities[place].key]
+        if self.question.is_paired:
+            reference = self.question.reference(place)
+            parts.append(self.identities[reference].key)
+        return hash_of(parts)
+
+    def _answer(self, place: int, key: str) -> MemberAnswer:
+        name, question = self.members[place].name, self.question
+        answer = None
+        if self.folder is not None:
+            answer = self.folder.read(name, key)
+        if answer is not None:
+            return answer
+        reference = question.reference(place)
+        is_beside = question.is_paired and reference != place
+        if is_beside:
+            self._hold(reference)
+
+        def ask(model: Model) -> MemberAnswer:
+            record = self._record(model)
+            if not question.is_paired:
+                return MemberAnswer(question.ask(model), record)
+            if is_beside:
+                self._check_tokens(record)
+            states = question.capture(model)
+            other = states
+            if is_beside:
+                assert self._held is not None
+                other = self._held[1]
+            result = question.ask_beside(model, states, other)
+            # The next member may be compared with this one.
+            if question.reference(place + 1) == place:
+                self._held = (place, states, record)
+            return MemberAnswer(result, record)
+
+        answer = _with_model(self.members[place], ask)
+        self.identities[place].require_unchanged()
+        if self.folder is not None:
+            self.folder.write(name, key, answer)
+        return answer
+
+    def _hold(self, place: int) -> None:
+        """Hold the states of a member; it is loaded again if they were let go."""
+        if self._held is not None and self._held[0] == place:
+            return
+        self._held = None
+
+        def capture(model: Model) -> tuple[CapturedStates, MemberRecord]:
+            return self.question.capture(model), self._record(model)
+
+        self._held = place, *_with_model(self.members[place], capture)
+
+    def _check_tokens(self, record: MemberRecord) -> None:
+        """Refuse a member that makes other tokens of the texts than the one it is
+        compared with.
+        """
+        assert self._held is not None
+        reference, _, other = self._held
+        if other.ids != record.ids:
+            raise TextError(
+                "Cannot compare these members token by token",
+                f"its tokenizer makes {record.tokens} tokens of the texts, and that of"
+                f" {self.members[reference].name} {other.tokens}, or other ones",
+                "Leave it out, or run a series of profile, lens, probe or project.",
+            )
+
+    def _record(self, model: Model) -> MemberRecord:
+        inputs = self.question.inputs(model)
+        ids = list(inputs.ids)
+        if inputs.targets is not None:
+            ids += inputs.targets.ids
+        depths, widths = {}, {}
+        for stack in model.anatomy.stacks:
+            depths[stack.name] = stack.depth
+            widths[stack.name] = stack.proof.width
+        return MemberRecord(
+            source=model.source().to_json(),
+            depths=depths,
+            widths=widths,
+            tokens=sum(map(len, ids)),
+            ids=hash_of(ids),
+        )
+
+
+def _with_model(member: Member, act: Callable[[Model], T]) -> T:
+    """Load a member, use it, and let it go before anything else is loaded."""
+    if isinstance(member.source, Model):
+        return act(member.source)
+    with progress.status(f"Loading {member.name}"):
+        model = load(
+            member.source,
+            dtype=member.dtype,
+            device=member.device,
+            revision=member.revision,
+        )
+    try:
+        return act(model)
+    finally:
+        del model
+        # A model and its parts refer to each other, so that counting references does
+        # not free them.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+@contextmanager
+def _naming(
+    members: Sequence[Member], place: int, folder: ResultsFolder | None = None
+) -> Iterator[None]:
+    """Say in an error which member it is about, and that the others are kept."""
+    name = members[place].name
+    where = f"Member {place + 1} of {len(members)}, {name}"
+    try:
+        yield
+    except Error as error:
+        remedy = error.remedy
+        if folder is not None and place:
+            remedy += f" The results of the members before it are in {folder.path}."
+        raise type(error)(f"{where}: {error.problem}", error.reason, remedy) from error
+    except Exception as error:
+        error.add_note(where)
+        raise
