@@ -113,8 +113,8 @@ export async function upload(file, columns) {
 }
 
 /**
- * Ask a question and follow its job: the result once it is done, or a Refused or Cancelled. `report`
- * hears how it stands.
+ * Ask a question and follow its job: the result once it is done, or a Refused or Cancelled.
+ * `report` hears how it stands.
  * @param {Asked} question
  * @param {(job: Job) => void} report
  * @param {AbortSignal} signal
