@@ -3,7 +3,11 @@
 import json
 import re
 import tomllib
+from pathlib import Path
 
+import pytest
+
+import hiddenscope as hs
 from docs.site.notebooks import notebook_text
 from docs.site.structure import name_groups, sections
 from hiddenscope.catalog import ANALYSES, PUBLIC
@@ -71,6 +75,14 @@ def test_how_to_install_it_is_said_as_it_is() -> None:
     for page in (*PAGES, *NOTEBOOKS.glob("*.ipynb")):
         text = page.read_text("utf-8")
         assert not re.search(r"pip install hiddenscope(?![-\[])", text), page.name
+
+
+@pytest.mark.parametrize(
+    "path", sorted((DOCS / "results").glob("*.nc")), ids=lambda path: path.stem
+)
+def test_results_that_older_versions_saved_are_told(path: Path) -> None:
+    """The site shows them, and a newer version reads what an older one wrote."""
+    assert len(hs.Result.load(path).summary().splitlines()) > 1
 
 
 def test_notebooks_are_made_of_their_pages_and_hold_no_outputs() -> None:

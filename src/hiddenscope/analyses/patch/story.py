@@ -145,7 +145,8 @@ class PatchReport(Report):
     layer_windows: LayerWindows | Absent | None = ABSENT
     cost: Cost | None = None
     check: Check | Absent | None = ABSENT
-    method: str
+    # Results that were saved before there were ablations name no method.
+    method: str | None = None
     copies: int
     groups: int
     notes: list[str]
@@ -362,7 +363,7 @@ def _experiment(report: PatchReport) -> str:
     source, run = "corrupted", "clean"
     if report.into == "corrupt":
         source, run = "clean", "corrupted"
-    ablation = ABLATIONS.get(report.method)
+    ablation = ABLATIONS.get(report.method or "")
     if report.positions is not ABSENT or ablation:
         tokens = "all tokens" if report.positions is None else "chosen tokens"
         if report.positions is ABSENT:
