@@ -115,7 +115,7 @@ def series(shared: Shared, arguments: Arguments) -> None:
             " cities-incomplete.",
         )
     data = dataset(name, *(arguments[column.name] for column in COLUMNS))
-    place = {"dtype": shared.dtype, "device": shared.device}
+    place: dict[str, Any] = {"dtype": shared.dtype, "device": shared.device}
     members = [hs.Member(**variant, **place) for variant in variants]
     to: Path | None = arguments["to"]
 

@@ -176,20 +176,6 @@ def texts(name: str = "texts", **changes: Any) -> Parameter:
     return replace(described, **changes)
 
 
-def data(help: str, **changes: Any) -> Parameter:  # noqa: A002
-    """Describe labelled texts as an argument."""
-    described = Parameter(
-        "data",
-        "data",
-        help,
-        required=True,
-        positional=True,
-        label="Dataset",
-        form_help="",
-    )
-    return replace(described, **changes)
-
-
 def sites(default: str | None = "layer.*,final", help: str = SITES_HELP) -> Parameter:  # noqa: A002
     """Describe a pattern of sites."""
     return Parameter("sites", "sites", help, default=default, aside=True)
