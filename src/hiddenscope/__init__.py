@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.graft import graft as graft
     from hiddenscope.analyses.lens import lens as lens
     from hiddenscope.analyses.lens.fitted import Lens as Lens
+    from hiddenscope.analyses.patch import Contrast as Contrast
     from hiddenscope.analyses.patch import patch as patch
-    from hiddenscope.analyses.patch.contrast import Contrast as Contrast
     from hiddenscope.analyses.probe import probe as probe
     from hiddenscope.analyses.profile import profile as profile
     from hiddenscope.analyses.project import project as project
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from hiddenscope.extract import Corpus as Corpus
     from hiddenscope.extract import Engine as Engine
     from hiddenscope.extract import ExtractJob as ExtractJob
-    from hiddenscope.extract.job import extract as extract
+    from hiddenscope.extract import extract as extract
     from hiddenscope.linear.probe import Probe as Probe
     from hiddenscope.loading.variants import Adapted as Adapted
     from hiddenscope.loading.variants import Quantised as Quantised

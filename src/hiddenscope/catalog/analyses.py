@@ -180,7 +180,7 @@ NAMES = {
     "Adapted": "loading.variants",
     "Add": "passes.changes",
     "Adjustment": "analyses.embed.compute",
-    "Contrast": "analyses.patch.contrast",
+    "Contrast": "analyses.patch",
     "Corpus": "extract",
     "Direction": "analyses.steer.direction",
     "Engine": "extract",

@@ -10,7 +10,7 @@ story     what is said and shown
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from hiddenscope.analyses.patch.contrast import Contrast
+from hiddenscope.analyses.patch.contrast import Contrast as Contrast
 from hiddenscope.interface import SITES, analysis, ask, declared
 
 if TYPE_CHECKING:

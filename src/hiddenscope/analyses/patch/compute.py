@@ -156,10 +156,12 @@ def _plan(
     """Return what is patched, from the arguments of `patch`."""
     positions = None
     together = window is None and all(site.index is not None for site in sites)
-    if window is not None and not isinstance(window, int):
-        positions = tuple(_check_position(position) for position in window)
+    size = 1
+    if isinstance(window, int):
+        size = window
+    elif window is not None:
+        positions = tuple(map(_check_position, window))
         together = True
-    size = 1 if together or window is None else window
     if layers is None:
         layers = max(1, model.anatomy.stacks[-1].depth // 6)
     # A window of layers is made of whole states.
