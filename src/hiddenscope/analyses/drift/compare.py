@@ -243,16 +243,17 @@ def _compare_batches(
 def _drop_folded_norms(errors: Errors, sides: ComparedSides) -> None:
     """Drop `final` if the logits agree, or if the head contains the norm's weights."""
     drifting = errors.drifting
+    finals = [name for name in drifting if name.endswith("final")]
     is_folded = LOGITS in errors.verdicts and LOGITS not in drifting
     head = sides.reference.anatomy.head
-    if head is not None and not is_folded:
+    if finals and head is not None and not is_folded:
         weight = getattr(sides.equal_reference.part(head.path), "weight", None)
         rounding = Noise.assumed(sides.candidate.dtype).envelope
         for other in sides.equal_candidate.module.parameters():
             if isinstance(weight, Tensor) and is_column_scaled(other, weight, rounding):
                 is_folded = True
-    for name in drifting:
-        if is_folded and name.endswith("final"):
+    for name in finals:
+        if is_folded:
             errors.drop(name)
             errors.notes.append(
                 f"`{name}` was not compared: the weights of the candidate's last norm"
