@@ -18,7 +18,7 @@ result.save('lens.html')
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -75,36 +75,79 @@ def as_python(request: Values, names: Names) -> str | None:
     `names` are the paths and files that opaque names stand for.
     """
     request = _as_analysis(request)
-    word = request["analysis"]
-    if _is_gone(request, names):
+    word, arguments = request["analysis"], request["arguments"]
+    store = _store_of(request)
+    if store is not None and store not in names:
         return None
-    if word in ANALYSIS:
-        return _program(*_analysis_lines(request, names))
-    if word in PAGE_LINES:
-        return _program(IMPORT, "", *PAGE_LINES[word](request, names))
-    return None
+    openings = {}
+    if store is not None:
+        openings["states"] = _opening(names[store].path)
+    if "model" in request:
+        openings["model"] = python_load(request["model"], names)
+    if word in PAGE_PROGRAMS:
+        values = {**arguments, **openings}
+        if word == "store" and not arguments.get("site"):
+            word = "store by any site"
+        elif word == "nearest":
+            # The nearest of all is the state itself.
+            values["k"] += 1
+        if arguments.get("change") is not None:
+            word = f"{word} changed"
+            values |= _change(arguments)
+        program = "\n".join([IMPORT, "", *PAGE_PROGRAMS[word], ""])
+        return program.format(**values)
+    if word not in ANALYSIS:
+        return None
+    ((source, opening),) = openings.items()
+    parameters = form_parameters(ANALYSIS[word])
+    written = python_arguments(
+        parameters, arguments, names, of_states=source == "states"
+    )
+    call = f"hs.{word}({', '.join([source, *written])})"
+    lines = [IMPORT, "", f"{source} = {opening}"]
+    if ANALYSIS[word].result:
+        lines += [f"result = {call}", f"result.save('{_file(word)}')"]
+    else:
+        save = f"numpy.save('{_file(word)}', vectors)"
+        lines = ["import numpy", *lines, f"vectors = {call}", save]
+    return "\n".join([*lines, ""])
 
 
 def as_command(request: Values, names: Names) -> Command:
     """Return a command line that makes the same result."""
     request = _as_analysis(request)
-    word = request["analysis"]
+    word, arguments = request["analysis"], request["arguments"]
+    store, model = _store_of(request), request.get("model") or {}
     if word in NO_COMMAND:
         return Command(None, NO_COMMAND[word])
-    if _is_gone(request, names):
+    if store is not None and store not in names:
         return Command(None, "The states are there no longer.")
+    options = []
+    if store is not None:
+        options += ["--states", names[store].path]
+    if model:
+        options += option_words("--model", resolved(model["name"], names).path)
+    if model.get("dtype") is not None:
+        options += option_words("--dtype", model["dtype"])
     try:
         if word == "store":
             word = "search"
-            options, arguments = _store_words(request, names)
+            options += option_words("-k", arguments["k"])
+            if arguments.get("site") is not None:
+                options += option_words("--site", arguments["site"])
+            words = [text_word(arguments["query"])]
         else:
-            options, arguments = _analysis_words(request, names)
+            parameters = form_parameters(ANALYSIS[word])
+            more, words = command_words(
+                parameters, arguments, names, model.get("dtype")
+            )
+            options += more
     except NoCommand as error:
         return Command(None, str(error))
-    if any(argument.startswith("-") for argument in arguments):
-        arguments = ["--", *arguments]
-    words = ["hiddenscope", word, *options, "--out", _file(word), *arguments]
-    return Command(shlex.join(words))
+    if any(argument.startswith("-") for argument in words):
+        words = ["--", *words]
+    line = ["hiddenscope", word, *options, "--out", _file(word), *words]
+    return Command(shlex.join(line))
 
 
 def _as_analysis(request: Values) -> Values:
@@ -120,68 +163,14 @@ def _as_analysis(request: Values) -> Values:
     return {**request, "analysis": word, "arguments": arguments}
 
 
-def _is_gone(request: Values, names: Names) -> bool:
-    """Return whether the kept states of a question have been removed."""
-    store = request.get("store") or request["arguments"].get("store")
-    return store is not None and store not in names
-
-
-def _program(*lines: str) -> str:
-    return "\n".join(lines) + "\n"
+def _store_of(request: Values) -> str | None:
+    """Return the name of the kept states that are asked, which may be gone by now."""
+    return request.get("store") or request["arguments"].get("store")
 
 
 def _file(word: str) -> str:
     """Return the file that the code writes; without a result that is an array."""
     return f"{word}.html" if ANALYSIS[word].result else f"{word}.npy"
-
-
-def _analysis_lines(request: Values, names: Names) -> list[str]:
-    word = request["analysis"]
-    of_states = "store" in request
-    if of_states:
-        source, opening = "states", _opening(names[request["store"]].path)
-    else:
-        source, opening = "model", python_load(request["model"], names)
-    parameters = form_parameters(ANALYSIS[word])
-    arguments = python_arguments(
-        parameters, request["arguments"], names, of_states=of_states
-    )
-    call = f"hs.{word}({', '.join([source, *arguments])})"
-    lines = [IMPORT, "", f"{source} = {opening}"]
-    if ANALYSIS[word].result:
-        return [*lines, f"result = {call}", f"result.save('{_file(word)}')"]
-    save = f"numpy.save('{_file(word)}', vectors)"
-    return ["import numpy", *lines, f"vectors = {call}", save]
-
-
-def _analysis_words(request: Values, names: Names) -> tuple[list[str], list[str]]:
-    """Return the options and the arguments of the command of an analysis."""
-    model = request.get("model") or {}
-    parameters = form_parameters(ANALYSIS[request["analysis"]])
-    options, arguments = command_words(
-        parameters, request["arguments"], names, model.get("dtype")
-    )
-    if model:
-        return [*_model_words(model, names), *options], arguments
-    return ["--states", names[request["store"]].path, *options], arguments
-
-
-def _store_words(request: Values, names: Names) -> tuple[list[str], list[str]]:
-    """Return the options and the arguments of a search for a text in kept states."""
-    arguments = request["arguments"]
-    options = ["--states", names[arguments["store"]].path]
-    options += _model_words(request["model"], names)
-    options += option_words("-k", arguments["k"])
-    if arguments.get("site") is not None:
-        options += option_words("--site", arguments["site"])
-    return options, [text_word(arguments["query"])]
-
-
-def _model_words(choice: Values, names: Names) -> list[str]:
-    words = option_words("--model", resolved(choice["name"], names).path)
-    if choice.get("dtype") is not None:
-        words += option_words("--dtype", choice["dtype"])
-    return words
 
 
 def _opening(path: str) -> str:
@@ -192,118 +181,94 @@ def _opening(path: str) -> str:
     return f"hs.{kind}.load({path!r})"
 
 
-def _state_lines(request: Values, names: Names) -> list[str]:
-    """Return one state, and what the model predicts when it is changed."""
-    arguments = request["arguments"]
-    lines, change = _change_lines(request, names)
-    if not change:
-        return [*lines, "print(float(state.norm()))"]
-    changes = f"{{{arguments['site']!r}: {change}}}"
-    return [
-        *lines,
-        f"changed = hs.edit(model, [{arguments['text']!r}], {changes}, (),"
+def _change(arguments: Values) -> dict[str, str]:
+    """Return the change of a state as Python, and the lines before that it needs."""
+    change = arguments["change"]
+    values = {
+        "donor": change.get("text"),
+        "donor_token": change.get("token", arguments["token"]),
+        "toward": change.get("toward"),
+        "away": change.get("away"),
+        "strength": change.get("strength", 1.0),
+        "site": arguments["site"],
+        "token": arguments["token"],
+    }
+    preparation, expression = CHANGES[change["kind"]]
+    return {
+        "preparation": preparation.format(**values),
+        "change": expression.format(**values),
+    }
+
+
+CHANGES = {
+    "ablate": ("", "hs.Scale(0.0, tokens={token})"),
+    "replace": (
+        "other = model.capture({donor!r})\n",
+        "hs.Replace(other[{site!r}][{donor_token}], tokens={token})",
+    ),
+    "steer": (
+        "toward = model.capture({toward!r})[{site!r}][-1]\n"
+        "away = model.capture({away!r})[{site!r}][-1]\n",
+        "hs.Add((toward - away).float(), tokens={token}, scale={strength!r})",
+    ),
+}
+CAPTURE = (
+    "model = {model}",
+    "states = model.capture({text!r})",
+    "state = states[{site!r}][{token}]",
+)
+ENCODE = "inputs = model.tokenizer({text!r}, return_tensors='pt').to(model.device)"
+GENERATE = (
+    "written = model.module.generate(**inputs, max_new_tokens={new_tokens},"
+    " do_sample=False)"
+)
+SHOW = "print(model.tokenizer.decode(written[0, inputs['input_ids'].shape[1] :]))"
+PAGE_PROGRAMS = {
+    "state": (*CAPTURE, "print(float(state.norm()))"),
+    "state changed": (
+        *CAPTURE,
+        "{preparation}changed = hs.edit(model, [{text!r}], {{{site!r}: {change}}}, (),"
         " logits=True)",
         "best = changed.logits[-1].float().softmax(-1).topk(10)",
         "print([(model.tokenizer.decode(int(i)), float(p)) for p, i in zip(*best)])",
-    ]
-
-
-def _continuation_lines(request: Values, names: Names) -> list[str]:
-    """Return what the model writes after the text, and with one state changed."""
-    arguments = request["arguments"]
-    lines, change = _change_lines(request, names)
-    write = (
-        f"model.module.generate(**inputs, max_new_tokens={arguments['new_tokens']},"
-        " do_sample=False)"
-    )
-    show = "print(model.tokenizer.decode(written[0, inputs['input_ids'].shape[1] :]))"
-    lines += [
-        f"inputs = model.tokenizer({arguments['text']!r},"
-        " return_tensors='pt').to(model.device)",
-        f"written = {write}",
-        show,
-    ]
-    if change:
-        lines += [
-            f"with hs.editing(model, {{{arguments['site']!r}: {change}}}):",
-            f"    written = {write}",
-            show,
-        ]
-    return lines
-
-
-def _change_lines(request: Values, names: Names) -> tuple[list[str], str]:
-    """Return the lines that capture a state, and the change of it as Python."""
-    arguments = request["arguments"]
-    text, site, token = arguments["text"], arguments["site"], arguments["token"]
-    lines = [
-        f"model = {python_load(request['model'], names)}",
-        f"states = model.capture({text!r})",
-        f"state = states[{site!r}][{token}]",
-    ]
-    change = arguments.get("change")
-    if change is None:
-        return lines, ""
-    if change["kind"] == "ablate":
-        return lines, f"hs.Scale(0.0, tokens={token})"
-    if change["kind"] == "replace":
-        lines.append(f"other = model.capture({change.get('text')!r})")
-        state = f"other[{site!r}][{change.get('token', token)}]"
-        return lines, f"hs.Replace({state}, tokens={token})"
-    for name in ("toward", "away"):
-        lines.append(f"{name} = model.capture({change.get(name)!r})[{site!r}][-1]")
-    scale = change.get("strength", 1.0)
-    return (
-        lines,
-        f"hs.Add((toward - away).float(), tokens={token}, scale={scale!r})",
-    )
-
-
-def _store_lines(request: Values, names: Names) -> list[str]:
-    """Return a search for a text in kept states."""
-    arguments = request["arguments"]
-    query = f"(model, {arguments['query']!r}), {arguments['k']}"
-    if arguments.get("site"):
-        query += f", site={arguments['site']!r}"
-    return [
-        f"states = {_opening(names[arguments['store']].path)}",
-        f"model = {python_load(request['model'], names)}",
-        f"result = hs.search(states, {query})",
+    ),
+    "continuation": (*CAPTURE, ENCODE, GENERATE, SHOW),
+    "continuation changed": (
+        *CAPTURE,
+        f"{{preparation}}{ENCODE}",
+        GENERATE,
+        SHOW,
+        "with hs.editing(model, {{{site!r}: {change}}}):",
+        f"    {GENERATE}",
+        SHOW,
+    ),
+    "store": (
+        "states = {states}",
+        "model = {model}",
+        "result = hs.search(states, (model, {query!r}), {k}, site={site!r})",
         "result.save('search.html')",
-    ]
-
-
-def _kept_lines(request: Values, names: Names) -> list[str]:
-    """Return the norms of one text in kept states."""
-    arguments = request["arguments"]
-    return [
-        f"states = {_opening(names[arguments['store']].path)}",
-        f"result = hs.profile(states.of({arguments['text']}))",
+    ),
+    "store by any site": (
+        "states = {states}",
+        "model = {model}",
+        "result = hs.search(states, (model, {query!r}), {k})",
+        "result.save('search.html')",
+    ),
+    "kept": (
+        "states = {states}",
+        "result = hs.profile(states.of({text}))",
         "result.save('profile.html')",
-    ]
-
-
-def _nearest_lines(request: Values, names: Names) -> list[str]:
-    """Return a search for a state in kept states."""
-    arguments = request["arguments"]
-    text, site, token = arguments["text"], arguments["site"], arguments["token"]
-    # The nearest of all is the state itself.
-    count = arguments["k"] + 1
-    return [
-        f"states = {_opening(names[arguments['store']].path)}",
-        f"state = states.of({text})[{site!r}][{token}]",
-        f"result = hs.search(hs.each_token(states), state, {count}, site={site!r})",
+    ),
+    "nearest": (
+        "states = {states}",
+        "state = states.of({text})[{site!r}][{token}]",
+        "result = hs.search(hs.each_token(states), state, {k}, site={site!r})",
         "result.save('search.html')",
-    ]
-
-
-PAGE_LINES: dict[str, Callable[[Values, Names], Sequence[str]]] = {
-    "state": _state_lines,
-    "continuation": _continuation_lines,
-    "store": _store_lines,
-    "kept": _kept_lines,
-    "nearest": _nearest_lines,
+    ),
 }
+"""The programs of what only the page asks: the norm of a state, and what the model
+predicts or writes once it is changed; searches and norms in kept states.
+"""
 
 
 def protect_from_file_lookup(kind: Kind, value: Any) -> Any:
@@ -406,10 +371,18 @@ def command_words(
             arguments.append(path)
             for name, column in columns.items():
                 options += option_words(f"--{name}", column)
+        elif parameter.kind == "model":
+            if value.get("dtype") != dtype:
+                raise NoCommand("The two models have different dtypes.")
+            path = resolved(value["name"], names).path
+            if parameter.is_argument:
+                arguments.append(path)
+            else:
+                options += [parameter.option, path]
         elif parameter.is_argument:
-            arguments += _argument(parameter, value, names, dtype)
+            arguments += map(text_word, _listed(value))
         else:
-            options += _option(parameter, value, names, dtype)
+            options += _option(parameter, value)
     return options, arguments
 
 
@@ -436,46 +409,22 @@ def text_word(text: str) -> str:
     return text
 
 
-def _argument(
-    parameter: Parameter, value: Any, names: Names, dtype: str | None
-) -> list[str]:
-    if parameter.kind == "model":
-        return [_second_model(value, names, dtype)]
-    return [text_word(text) for text in _listed(value)]
-
-
-def _option(
-    parameter: Parameter, value: Any, names: Names, dtype: str | None
-) -> list[str]:
+def _option(parameter: Parameter, value: Any) -> list[str]:
     option = parameter.option
     if parameter.kind == "flag":
         if value == parameter.default:
             return []
         return [option if value else option.replace("--", "--no-")]
-    if parameter.kind == "model":
-        return [option, _second_model(value, names, dtype)]
     if parameter.kind == "numbers":
         if value in parameter.choices:
             return [f"--{value}"]
         return [f"{option}={','.join(map(str, _listed(value)))}"]
-    if parameter.repeated:
-        return _repeated(option, _listed(value))
-    if isinstance(value, list):
+    if isinstance(value, list) and not parameter.repeated:
         raise NoCommand(f"The command takes one text for {parameter.name}.")
-    return option_words(option, value)
-
-
-def _repeated(option: str, values: Iterable[str]) -> list[str]:
     words = []
-    for value in values:
-        words += option_words(option, value)
+    for word in _listed(value):
+        words += option_words(option, word)
     return words
-
-
-def _second_model(choice: Values, names: Names, dtype: str | None) -> str:
-    if choice.get("dtype") != dtype:
-        raise NoCommand("The two models have different dtypes.")
-    return resolved(choice["name"], names).path
 
 
 def _listed(value: Any) -> list[Any]:
