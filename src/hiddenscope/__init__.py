@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.cluster import cluster as cluster
     from hiddenscope.analyses.compare import compare as compare
     from hiddenscope.analyses.contributions import contributions as contributions
-    from hiddenscope.analyses.drift.drift import drift as drift
+    from hiddenscope.analyses.drift import drift as drift
     from hiddenscope.analyses.embed import embed as embed
     from hiddenscope.analyses.embed.compute import Adjustment as Adjustment
     from hiddenscope.analyses.graft import graft as graft

@@ -7,6 +7,8 @@ torch; `arguments` looks them up here when a call has failed.
 from hiddenscope.analyses.attention.selection import Layers as Layers
 from hiddenscope.analyses.attention.selection import NumberChoice as NumberChoice
 from hiddenscope.analyses.contributions.question import AnswerTokens as AnswerTokens
+from hiddenscope.analyses.drift.compute import Candidate as Candidate
+from hiddenscope.analyses.drift.compute import Reference as Reference
 from hiddenscope.analyses.embed.compute import Adjustment as Adjustment
 from hiddenscope.analyses.lens.fitted import Lens as Lens
 from hiddenscope.analyses.project.pictures import Method as Method

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from hiddenscope.analyses.compare import compare
-from hiddenscope.analyses.drift.drift import drift
+from hiddenscope.analyses.drift import drift
 from hiddenscope.analyses.lens import lens
 from hiddenscope.analyses.probe import probe
 from hiddenscope.analyses.profile import profile

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope.cli.main import app
+from hiddenscope.results import tables_of
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from hiddenscope.views.kinds.drift import tables
 
 pytest.importorskip("torchao")
 bitsandbytes = pytest.importorskip("bitsandbytes")
@@ -37,7 +37,7 @@ def test_quantisation_explains_what_it_does(folder: Path, scheme: str) -> None:
     assert facts["unexplained"] is None and facts["module"] is None
     assert len(facts["changed_weights"]) == 21
     assert "quantisation and not a fault of code" in result.summary()
-    (table,) = tables(result)
+    (table,) = tables_of(result)
     assert table.title == "What quantisation costs, layer by layer"
     assert result.source["candidate"]["quantisation"] == candidate.source().quantisation
     same = hs.load(hs.Quantised(folder, scheme))

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import hiddenscope as hs
 from hiddenscope.analyses.drift import cause
+from hiddenscope.results import tables_of
 from hiddenscope.testing import tiny_model
-from hiddenscope.views.kinds.drift import tables
 
 TEXTS = [[*range(5, 20)], [*range(30, 43)]]
 
@@ -67,7 +67,7 @@ def test_quantisation_explains_what_it_does(quantised: Any) -> None:
     assert 0 < consequences["kl_mean"] <= consequences["kl_max"]
     assert 0 <= consequences["top1_changed"] <= consequences["of"] == 28
     assert "quantisation and not a fault of code" in result.summary()
-    (table,) = tables(result)
+    (table,) = tables_of(result)
     assert table.title == "What quantisation costs, layer by layer"
     layers, tokens = facts["moved_layers"], facts["moved_tokens"]
     for layer in layers:

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import hiddenscope as hs
 from hiddenscope.cli.main import app
 from hiddenscope.errors import StatesError
+from hiddenscope.results import findings_of
 from hiddenscope.testing import tiny_model
-from hiddenscope.views.kinds.drift import findings
 
 TEXTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13, 14]]
 
@@ -65,7 +65,7 @@ def test_a_mix_up_is_named_if_every_token_fits_it(case: str) -> None:
     assert faults(result) == [case.split()[0]]
     evidence = result.facts["hints"][0]["evidence"]
     assert "This is no drift" in evidence
-    assert evidence in " ".join(findings(result))
+    assert evidence in " ".join(findings_of(result))
     broken, tokens = values.clone(), [0, 7, 8, 9]
     broken[:, tokens] = garbage(broken[:, tokens])
     result = result_of(broken, names)

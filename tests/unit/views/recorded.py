@@ -87,7 +87,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "drift-0": [
         {"largest": {"beyond": 0.25}, "as_given": {"error": 0.125}},
         {"changed_weights": [{"name": "head", "relative": 0.01}]},
-        {"changed_weights": [{"name": n, "relative": 0.01 * n} for n in (1, 3, 2)]},
+        {"changed_weights": [{"name": f"{n}", "relative": 0.01 * n} for n in (1, 3, 2)]},
         {"self_check": {"observing_changed_nothing": False}, "notes": ["A note."]},
         {"baseline": {"file": "b.json", "sites": 5, "written": True}},
         {"baseline": {"file": "b.json", "sites": 5, "written": False}},
@@ -98,9 +98,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         QUANTISED,
         {"explained_by": "adapter", "beyond": float("inf")},
         {"explained_by": "dtype", "changed_weights": [{"name": "a", "relative": 1}]},
-        {"explained_by": None, "unexplained": {"site": "layer.2", "beyond": 12.0}},
-        {"unexplained": {"site": "layer.2", "beyond": 12.0}, "own_code": True},
-        {"module": "", "compared": "whole", "hints": [{"evidence": "Half of it."}]},
+        {"explained_by": None, "unexplained": {"site": "layer.2", "beyond": 12.0, "error": 0.5}},
+        {"unexplained": {"site": "layer.2", "beyond": 12.0, "error": 0.5}, "own_code": True},
+        {"module": "", "compared": "passes", "hints": [{"fault": "half", "evidence": "Half of it."}]},
         {"consequences": {"restored": [{"sites": ["layer.1"], "share": -0.5}]}},
         *(
             {

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hiddenscope.analyses.drift.errors import Noise, gap
-from hiddenscope.analyses.drift.facts import Hint
 from hiddenscope.analyses.drift.observe import ModuleCall, real_rows, tensors_in
+from hiddenscope.analyses.drift.report import Hint
 from hiddenscope.analyses.drift.search import FaultyModule, Search
 from hiddenscope.modules import hooks
 from hiddenscope.modules.module_copy import named_weights, private_copy
@@ -218,7 +218,7 @@ def explain_fault(suspect: Suspect) -> tuple[list[Hint], list[str]]:
     hints: dict[str, Hint] = {}
     for hint, rest in measured:
         if rest <= bound:
-            hints.setdefault(hint["fault"], hint)
+            hints.setdefault(hint.fault, hint)
     return list(hints.values()), notes
 
 

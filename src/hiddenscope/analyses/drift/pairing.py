@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.analyses.drift.facts import PairFacts, PairingFacts
 from hiddenscope.analyses.drift.live_model import (
     LOGITS,
     LiveModel,
@@ -30,6 +29,7 @@ from hiddenscope.analyses.drift.live_model import (
     run_program,
 )
 from hiddenscope.analyses.drift.observe import ModuleCall, observe, record_calls
+from hiddenscope.analyses.drift.report import Pairing, SitePair
 from hiddenscope.discovery import Stack, Tap
 from hiddenscope.discovery.trace import layouts
 from hiddenscope.errors import PassError, StatesError
@@ -78,14 +78,14 @@ class Pairs:
     values: Values = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def facts(self, reference: LiveModel) -> PairingFacts:
+    def facts(self, reference: LiveModel) -> Pairing:
         """Return the pairs; a table {site: candidate} of them can be given back."""
         taps = {str(site): str(tap) for site, tap in reference.taps.items()}
         pairs = []
         for site, value in self.values.items():
             place = taps.get(site, site)
-            pairs.append(PairFacts(site=site, reference=place, candidate=value.name))
-        return PairingFacts(by=self.by, pairs=pairs)
+            pairs.append(SitePair(site=site, reference=place, candidate=value.name))
+        return Pairing(by=self.by, pairs=pairs)
 
     def port(self, program: Program, reference: LiveModel) -> LiveModel | None:
         """Return a program as a side that can be entered, if its blocks are known."""

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.compare import is_column_scaled
 from hiddenscope.analyses.drift.errors import Noise, gap
-from hiddenscope.analyses.drift.facts import Hint
 from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel, layer_before
 from hiddenscope.analyses.drift.observe import (
     FLOAT64_ERRORS,
@@ -42,6 +41,7 @@ from hiddenscope.analyses.drift.observe import (
     run_exactly,
     tensors_in,
 )
+from hiddenscope.analyses.drift.report import Hint
 from hiddenscope.analyses.drift.search import (
     CALL_ERRORS,
     FaultyModule,

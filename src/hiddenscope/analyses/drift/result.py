@@ -1,4 +1,4 @@
-"""Put a comparison into a result: errors by site and token, lines, and facts."""
+"""Put a comparison into a result: errors by site and token, lines, and the report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -21,15 +21,27 @@ from hiddenscope.analyses.drift.errors import (
     main_site,
     stack_of,
 )
-from hiddenscope.analyses.drift.facts import (
-    DriftingSiteFacts,
-    Hint,
-    MovedLayerFacts,
-    MovedTokenFacts,
-    PairingFacts,
-    Restored,
-)
 from hiddenscope.analyses.drift.live_model import LOGITS
+from hiddenscope.analyses.drift.report import (
+    Baseline,
+    Consequences,
+    DriftingSite,
+    DriftReport,
+    Hint,
+    MovedLayer,
+    MovedToken,
+    Noise,
+    Pairing,
+    Passes,
+    Restored,
+    SelfCheck,
+    SiteBeyond,
+    SiteError,
+    SmallestFault,
+    Systematic,
+    WeightChange,
+    WorstToken,
+)
 from hiddenscope.analyses.drift.search import FaultyModule
 from hiddenscope.errors import FileError
 from hiddenscope.files import replacing
@@ -64,8 +76,8 @@ class DriftComparison:
     errors: Errors
     tokens: Mapping[str | None, Tokens]
     sources: Sequence[Mapping[str, object]]
-    pairing: PairingFacts
-    compared: str = "passes"
+    pairing: Pairing
+    compared: Literal["parts", "passes"] = "passes"
     fault: FaultyModule | None = None
     hints: list[Hint] = field(default_factory=list)
     restored: list[Restored] = field(default_factory=list)
@@ -73,7 +85,7 @@ class DriftComparison:
     cause: Cause | None = None
     dtypes_differ: bool = False
 
-    def facts(self) -> dict[str, object]:
+    def report(self, baseline: Baseline | None) -> DriftReport:
         """Return the findings of a comparison."""
         errors, fault, cause = self.errors, self.fault, self.cause
         verdicts, drifting = errors.verdicts, errors.drifting
@@ -81,7 +93,7 @@ class DriftComparison:
         first = drifting[0] if drifting else None
         shown = verdicts[first or largest]
         # On equal terms nothing is left: only the dtypes made a difference.
-        explained_by: str | None = "dtype" if self.dtypes_differ else None
+        explained_by: Any = "dtype" if self.dtypes_differ else None
         if drifting:
             explained_by = None if cause is None else cause.explained_by
         # The first site that still differs with the candidate's own weights.
@@ -92,53 +104,55 @@ class DriftComparison:
         passes: dict[str, float] = {}
         for side, count in errors.passes.items():
             passes[side] = int(count) if count == int(count) else count
-        changed = []
-        for weight in self.changed_weights:
-            changed.append({"name": weight.name, "relative": weight.relative})
-        return {
-            "drifted": bool(drifting),
-            "explained_by": explained_by,
-            "unexplained": unexplained,
-            "first_site": first,
-            "module": fault.path if first and fault else None,
-            "beyond": shown.beyond,
-            "own_code": bool(first and fault and fault.own_code),
-            "error": shown.error,
-            "envelope": shown.envelope,
-            "as_given": _as_given(errors),
-            **_systematic(errors, first),
-            "changed_weights": changed,
-            "first_token": None if first is None else self._worst_token(first),
-            "largest": {"site": largest, "beyond": verdicts[largest].beyond},
-            "drifting_sites": [_drifting_site(errors, name) for name in drifting],
-            "moved_layers": _moved_layers(errors),
-            "moved_tokens": self._moved_tokens(),
-            "reference": self.names[0],
-            "candidate": self.names[1],
-            "compared": self.compared,
-            "texts": max(tokens.count for tokens in self.tokens.values()),
-            "tokens": sum(map(len, self.tokens.values())),
-            "sites": len(verdicts),
-            "passes": passes,
-            "noise": {"made_of": errors.noise_sources, "margin": MARGIN},
-            "self_check": {
-                "observing_changed_nothing": errors.observing_changed_nothing
-            },
-            "pairing": self.pairing,
-            "hints": self.hints if first else [],
-            "consequences": self._consequences(),
-            "notes": errors.notes,
-        }
+        return DriftReport(
+            drifted=bool(drifting),
+            explained_by=explained_by,
+            unexplained=unexplained,
+            first_site=first,
+            module=fault.path if first and fault else None,
+            beyond=shown.beyond,
+            own_code=bool(first and fault and fault.own_code),
+            error=shown.error,
+            envelope=shown.envelope,
+            as_given=_as_given(errors),
+            systematic=_systematic(errors, first),
+            smallest_fault=_smallest_fault(errors),
+            changed_weights=[
+                WeightChange(name=weight.name, relative=weight.relative)
+                for weight in self.changed_weights
+            ],
+            first_token=None if first is None else self._worst_token(first),
+            largest=SiteBeyond(site=largest, beyond=verdicts[largest].beyond),
+            drifting_sites=[_drifting_site(errors, name) for name in drifting],
+            moved_layers=_moved_layers(errors),
+            moved_tokens=self._moved_tokens(),
+            reference=self.names[0],
+            candidate=self.names[1],
+            compared=self.compared,
+            texts=max(tokens.count for tokens in self.tokens.values()),
+            tokens=sum(map(len, self.tokens.values())),
+            sites=len(verdicts),
+            passes=Passes(**passes),
+            noise=Noise(made_of=errors.noise_sources, margin=MARGIN),
+            self_check=SelfCheck(
+                observing_changed_nothing=errors.observing_changed_nothing
+            ),
+            pairing=self.pairing,
+            hints=self.hints if first else [],
+            consequences=self._consequences(),
+            notes=errors.notes,
+            baseline=baseline,
+        )
 
-    def _worst_token(self, name: str) -> dict[str, object] | None:
+    def _worst_token(self, name: str) -> WorstToken | None:
         """Find the token at which a site is farthest off."""
         cells = self.errors.cells.get(name, {})
         values = cells.get("local", cells.get("relative"))
         if values is None or not np.isfinite(values).any():
             return None
-        return self._token(name, int(np.nanargmax(values)))
+        return WorstToken(**self._token(name, int(np.nanargmax(values))))
 
-    def _token(self, name: str, row: int) -> dict[str, object]:
+    def _token(self, name: str, row: int) -> dict[str, Any]:
         tokens = self.tokens[stack_of(name, self.tokens)]
         return {
             "text": int(tokens.text[row]),
@@ -146,7 +160,7 @@ class DriftComparison:
             "token": tokens.strings[row],
         }
 
-    def _moved_tokens(self) -> list[MovedTokenFacts]:
+    def _moved_tokens(self) -> list[MovedToken]:
         """List the tokens whose output moved most, or without a head their state."""
         cells = self.errors.cells
         states = []
@@ -161,27 +175,27 @@ class DriftComparison:
             divergences = None
         ranking = moved if divergences is None else divergences
         order = np.argsort(-np.nan_to_num(ranking, nan=-1.0), kind="stable")
-        listed: list[MovedTokenFacts] = []
+        listed = []
         for row in order[:MOST_TOKENS]:
             kl = None if divergences is None else float(divergences[row])
             if moved[row] > 0:
                 token = self._token(states[-1], row)
-                listed.append({**token, "error": float(moved[row]), "kl": kl})  # type: ignore[typeddict-item]
+                listed.append(MovedToken(**token, error=float(moved[row]), kl=kl))
         return listed
 
-    def _consequences(self) -> dict[str, object] | None:
+    def _consequences(self) -> Consequences | None:
         """Describe what changes in the predictions."""
         errors = self.errors
         if not errors.kl:
             return None
         kl, changed = np.concatenate(errors.kl), np.concatenate(errors.top1_changed)
-        return {
-            "kl_mean": float(kl.mean()),
-            "kl_max": float(kl.max()),
-            "top1_changed": int(changed.sum()),
-            "of": len(kl),
-            "restored": self.restored if errors.drifting else [],
-        }
+        return Consequences(
+            kl_mean=float(kl.mean()),
+            kl_max=float(kl.max()),
+            top1_changed=int(changed.sum()),
+            of=len(kl),
+            restored=self.restored if errors.drifting else [],
+        )
 
     def dataset(self, patterns: SitePatterns) -> xarray.Dataset:
         """Lay out errors by site and token, and along the selected sites."""
@@ -236,49 +250,45 @@ class DriftComparison:
         return coordinates
 
 
-def _drifting_site(errors: Errors, name: str) -> DriftingSiteFacts:
+def _drifting_site(errors: Errors, name: str) -> DriftingSite:
     """Say how far a site is off."""
     verdict = errors.verdicts[name]
-    return {"site": name, "beyond": verdict.beyond, "error": verdict.error}
+    return DriftingSite(site=name, beyond=verdict.beyond, error=verdict.error)
 
 
-def _as_given(errors: Errors) -> dict[str, object] | None:
+def _as_given(errors: Errors) -> SiteError | None:
     """Find the largest difference of the sides in their own dtypes and kernels."""
     sizes = {name: _largest(errors, name, "relative") for name in errors.verdicts}
     finite = [name for name, size in sizes.items() if not math.isnan(size)]
     if not finite:
         return None
     largest = max(finite, key=sizes.__getitem__)
-    return {"site": largest, "error": sizes[largest]}
+    return SiteError(site=largest, error=sizes[largest])
 
 
-def _systematic(errors: Errors, site: str | None) -> dict[str, object]:
-    """Describe the strongest systematic difference at a site, or anywhere.
-
-    And say how small a systematic difference these texts would have shown.
-    """
+def _systematic(errors: Errors, site: str | None) -> Systematic | None:
+    """Describe the strongest systematic difference at a site, or anywhere."""
     findings = {name: test for name, test in errors.findings.items() if test.patterns}
-    facts: dict[str, object] = {"systematic": None, "smallest_fault": None}
     here = [name for name in findings if site in (None, main_site(name))]
-    if here:
-        part = max(here, key=lambda name: findings[name].beyond)
-        pattern = findings[part].strongest
-        facts["systematic"] = {
-            "part": part,
-            "pattern": pattern.name,
-            "size": pattern.size,
-            "beyond": pattern.beyond,
-        }
-    if findings:
-        sizes = {name: finding.smallest for name, finding in findings.items()}
-        part = max(sizes, key=sizes.__getitem__)
-        typical = float(np.median(list(sizes.values())))
-        facts["smallest_fault"] = {
-            "typical": typical,
-            "largest": sizes[part],
-            "part": part,
-        }
-    return facts
+    if not here:
+        return None
+    part = max(here, key=lambda name: findings[name].beyond)
+    pattern = findings[part].strongest
+    return Systematic(
+        part=part, pattern=pattern.name, size=pattern.size, beyond=pattern.beyond
+    )
+
+
+def _smallest_fault(errors: Errors) -> SmallestFault | None:
+    """Say how small a systematic difference these texts would have shown."""
+    sizes = {
+        name: test.smallest for name, test in errors.findings.items() if test.patterns
+    }
+    if not sizes:
+        return None
+    part = max(sizes, key=sizes.__getitem__)
+    typical = float(np.median(list(sizes.values())))
+    return SmallestFault(typical=typical, largest=sizes[part], part=part)
 
 
 def _largest(errors: Errors, name: str, measure: str) -> float:
@@ -288,9 +298,9 @@ def _largest(errors: Errors, name: str, measure: str) -> float:
     return float(np.nanmax(values))
 
 
-def _moved_layers(errors: Errors) -> list[MovedLayerFacts]:
+def _moved_layers(errors: Errors) -> list[MovedLayer]:
     """List the sites by how far their own weights or code move them, most first."""
-    moved: list[MovedLayerFacts] = []
+    moved = []
     for name in errors.verdicts:
         cells = errors.cells.get(name, {})
         local, total = cells.get("local"), cells.get("relative")
@@ -298,14 +308,14 @@ def _moved_layers(errors: Errors) -> list[MovedLayerFacts]:
             continue
         if np.isfinite(local).any() and np.nanmax(total) > 0:
             moved.append(
-                {
-                    "site": name,
-                    "local": float(np.nanmedian(local)),
-                    "total": float(np.nanmedian(total)),
-                    "largest": float(np.nanmax(local)),
-                }
+                MovedLayer(
+                    site=name,
+                    local=float(np.nanmedian(local)),
+                    total=float(np.nanmedian(total)),
+                    largest=float(np.nanmax(local)),
+                )
             )
-    return sorted(moved, key=lambda layer: -layer["local"])
+    return sorted(moved, key=lambda layer: -layer.local)
 
 
 def _along_sites(errors: Errors, names: Sequence[str]) -> dict[str, list[float]]:

@@ -27,13 +27,13 @@ from hiddenscope.analyses.drift.compare import (
     compare_saved,
 )
 from hiddenscope.analyses.drift.errors import Errors
-from hiddenscope.analyses.drift.facts import Hint, PairFacts, PairingFacts
 from hiddenscope.analyses.drift.live_model import (
     as_live,
     encode,
     narrowest,
     tokens_of,
 )
+from hiddenscope.analyses.drift.report import Hint, Pairing, SitePair
 from hiddenscope.analyses.drift.result import DriftComparison
 from hiddenscope.errors import StatesError
 from hiddenscope.model import Model
@@ -257,11 +257,11 @@ def compare_two_saved(first: SavedRun, second: SavedRun) -> DriftComparison:
     return DriftComparison(names, errors, tokens, sources, _paired_by_site(sites))
 
 
-def _paired_by_site(sites: Sequence[Site]) -> PairingFacts:
+def _paired_by_site(sites: Sequence[Site]) -> Pairing:
     pairs = []
     for name in map(str, sites):
-        pairs.append(PairFacts(site=name, reference=name, candidate=name))
-    return PairingFacts(by="site", pairs=pairs)
+        pairs.append(SitePair(site=name, reference=name, candidate=name))
+    return Pairing(by="site", pairs=pairs)
 
 
 def _common_sites(

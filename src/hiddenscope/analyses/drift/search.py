@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.errors import Gap, Noise, gap
-from hiddenscope.analyses.drift.facts import Hint
 from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel
 from hiddenscope.analyses.drift.observe import (
     FLOAT64_ERRORS,
@@ -36,6 +35,7 @@ from hiddenscope.analyses.drift.observe import (
     run_exactly,
     tensors_in,
 )
+from hiddenscope.analyses.drift.report import Hint
 from hiddenscope.analyses.drift.systematic import SystematicTest
 from hiddenscope.modules import hooks
 from hiddenscope.modules.module_copy import float64_copy

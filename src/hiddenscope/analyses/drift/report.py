@@ -1,36 +1,48 @@
-"""The facts of a drift comparison."""
+"""What a comparison found: whether, where and why a candidate drifts."""
 
-from typing import Literal, NotRequired, TypedDict
+from dataclasses import dataclass
+from typing import Literal
+
+from hiddenscope.results import Report
 
 
-class ErrorFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class SiteError:
     """The error at a site."""
 
     site: str
     error: float
 
 
-class BeyondFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class SiteBeyond:
     """How many times over the noise envelope a site is."""
 
     site: str
     beyond: float
 
 
-class DriftingSiteFacts(ErrorFacts, BeyondFacts):
+@dataclass(frozen=True, kw_only=True)
+class DriftingSite:
     """A site that differs by more than noise."""
 
+    site: str
+    beyond: float
+    error: float
 
-class SystematicFacts(TypedDict):
+
+@dataclass(frozen=True, kw_only=True)
+class Systematic:
     """A difference that is the same at every token."""
 
     part: str
-    pattern: Literal["scale", "bias", "gain", "linear"]
+    pattern: str
     size: float
     beyond: float
 
 
-class SmallestFaultFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class SmallestFault:
     """How small a systematic difference would have shown."""
 
     typical: float
@@ -38,14 +50,16 @@ class SmallestFaultFacts(TypedDict):
     part: str
 
 
-class ChangedWeightFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class WeightChange:
     """A weight that differs, and by how much of its norm."""
 
     name: str
     relative: float
 
 
-class WorstTokenFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class WorstToken:
     """The token at which a site is farthest off."""
 
     text: int
@@ -53,27 +67,31 @@ class WorstTokenFacts(TypedDict):
     token: str
 
 
-class PassFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class Passes:
     """How many passes were run."""
 
     reference: float
     candidate: float
 
 
-class NoiseFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class Noise:
     """What the noise envelope is made of."""
 
     made_of: list[str]
     margin: float
 
 
-class SelfCheckFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class SelfCheck:
     """Whether observing the candidate changed its output; None where unknown."""
 
     observing_changed_nothing: bool | None
 
 
-class PairFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class SitePair:
     """The names of a site and of its places on both sides."""
 
     site: str
@@ -81,28 +99,32 @@ class PairFacts(TypedDict):
     candidate: str
 
 
-class PairingFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class Pairing:
     """By what tensors were paired, and the pairs."""
 
     by: str
-    pairs: list[PairFacts]
+    pairs: list[SitePair]
 
 
-class Hint(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class Hint:
     """What a fault looks like: the name of a fault, and the evidence in a sentence."""
 
     fault: str
     evidence: str
 
 
-class Restored(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class Restored:
     """The share of the output's change that the reference's states at sites remove."""
 
     sites: list[str]
     share: float
 
 
-class ConsequenceFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class Consequences:
     """What the drift does to the output."""
 
     kl_mean: float
@@ -112,7 +134,8 @@ class ConsequenceFacts(TypedDict):
     restored: list[Restored]
 
 
-class MovedLayerFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class MovedLayer:
     """How far a layer moved: by its own weights, and with what it inherited.
 
     Both are medians over the tokens; `largest` is the largest local error of a token.
@@ -124,7 +147,8 @@ class MovedLayerFacts(TypedDict):
     largest: float
 
 
-class MovedTokenFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class MovedToken:
     """How far the state of a token moved at the last site, and its output."""
 
     text: int
@@ -134,46 +158,48 @@ class MovedTokenFacts(TypedDict):
     kl: float | None
 
 
-class BaselineFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
     """The baseline that was written or applied."""
 
     file: str
-    sites: int
     written: bool
+    sites: int
 
 
-class DriftFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class DriftReport(Report):
     """Whether and where a candidate differs from its reference."""
 
     drifted: bool
     explained_by: Literal["quantisation", "adapter", "weights", "dtype"] | None
-    unexplained: DriftingSiteFacts | None
+    unexplained: DriftingSite | None
     first_site: str | None
     module: str | None
     beyond: float
     own_code: bool
     error: float
     envelope: float
-    as_given: ErrorFacts | None
-    systematic: SystematicFacts | None
-    smallest_fault: SmallestFaultFacts | None
-    changed_weights: list[ChangedWeightFacts]
-    first_token: WorstTokenFacts | None
-    largest: BeyondFacts
-    drifting_sites: list[DriftingSiteFacts]
-    moved_layers: list[MovedLayerFacts]
-    moved_tokens: list[MovedTokenFacts]
+    as_given: SiteError | None
+    systematic: Systematic | None
+    smallest_fault: SmallestFault | None
+    changed_weights: list[WeightChange]
+    first_token: WorstToken | None
+    largest: SiteBeyond
+    drifting_sites: list[DriftingSite]
+    moved_layers: list[MovedLayer]
+    moved_tokens: list[MovedToken]
     reference: str
     candidate: str
     compared: Literal["parts", "passes"]
     texts: int
     tokens: int
     sites: int
-    passes: PassFacts
-    noise: NoiseFacts
-    self_check: SelfCheckFacts
-    pairing: PairingFacts
+    passes: Passes
+    noise: Noise
+    self_check: SelfCheck
+    pairing: Pairing
     hints: list[Hint]
-    consequences: ConsequenceFacts | None
-    baseline: NotRequired[BaselineFacts]
+    consequences: Consequences | None
     notes: list[str]
+    baseline: Baseline | None = None

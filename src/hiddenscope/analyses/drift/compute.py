@@ -1,4 +1,4 @@
-"""Where do two runs of a model diverge, is it rounding or a fault, and which module?"""
+"""Two sides, and the most informative comparison that they allow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from hiddenscope.analyses.drift.compare import (
     compare_passes,
 )
 from hiddenscope.analyses.drift.errors import Errors, divergence
-from hiddenscope.analyses.drift.facts import PairFacts, PairingFacts, Restored
 from hiddenscope.analyses.drift.hints import describe_hint
 from hiddenscope.analyses.drift.live_model import (
     LOGITS,
@@ -41,6 +40,7 @@ from hiddenscope.analyses.drift.live_model import (
 from hiddenscope.analyses.drift.observe import ObservedState, observe
 from hiddenscope.analyses.drift.pairing import Pairs, pair_program
 from hiddenscope.analyses.drift.ports import PortSearch
+from hiddenscope.analyses.drift.report import Baseline, Pairing, Restored, SitePair
 from hiddenscope.analyses.drift.result import (
     DriftComparison,
     read_baseline,
@@ -55,7 +55,6 @@ from hiddenscope.analyses.drift.saved import (
 )
 from hiddenscope.analyses.drift.search import Search
 from hiddenscope.analyses.drift.systematic import coarsest
-from hiddenscope.arguments import checked
 from hiddenscope.errors import ModuleError, StatesError
 from hiddenscope.model import Model, load
 from hiddenscope.modules.operations import tell_of_slow_products
@@ -68,6 +67,14 @@ from hiddenscope.states.foreign_names import listed
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Reference: TypeAlias = (
+    Model
+    | Readable
+    | str
+    | os.PathLike[str]
+    | tuple[nn.Module, "PreTrainedTokenizerBase | None"]
+)
+Candidate: TypeAlias = Reference | tuple[nn.Module, Any] | nn.Module | Program
 Opened: TypeAlias = Model | SavedRun | BareModule | Program
 # An error may be this many times an accepted level: levels vary with the texts.
 BASELINE_MARGIN = 2
@@ -79,54 +86,24 @@ INTENDED = ("quantisation", "adapter")
 MOST_RESTORED = 4
 
 
-@checked
-def drift(
-    reference: Model
-    | Readable
-    | str
-    | os.PathLike[str]
-    | tuple[nn.Module, PreTrainedTokenizerBase | None],
-    candidate: Model
-    | Readable
-    | str
-    | os.PathLike[str]
-    | tuple[nn.Module, Any]
-    | nn.Module
-    | Program,
+def compare_sides(
+    reference: Reference,
+    candidate: Candidate,
     texts: Texts | Inputs | None,
     *,
-    sites: SitePatterns = "layer.*,final",
-    pairing: Mapping[str, str] | str | None = None,
-    baseline: str | os.PathLike[str] | None = None,
-    low_memory: bool = False,
+    sites: SitePatterns,
+    pairing: Mapping[str, str] | str | None,
+    baseline: str | os.PathLike[str] | None,
+    low_memory: bool,
 ) -> Result:
-    """Find where a candidate diverges from its reference beyond rounding, and why.
-
-    Either side is a model, anything `hs.load` takes, or states that were saved
-    elsewhere. The candidate may also be any module or function of token ids, whose
-    tensors `pairing` pairs with sites. Two live models are compared part by part, each
-    on the reference's own input. `baseline` names a file of accepted errors, which is
-    written if it does not exist. With `low_memory` both models run in step, and only
-    two layers' states are held. `sites` are those that the result shows; all of them
-    are compared.
-
-    >>> import copy
-    >>> import hiddenscope as hs
-    >>> from hiddenscope.testing import tiny_model
-    >>> module = tiny_model("llama")
-    >>> port = copy.deepcopy(module)
-    >>> _ = port.model.layers[1].mlp.up_proj.weight.data.mul_(1.01)
-    >>> facts = hs.drift((module, None), port, [[5, 6, 7], [8, 9]]).facts
-    >>> facts["drifted"], facts["first_site"], facts["module"]
-    (True, 'layer.2', 'model.layers.1.mlp.up_proj')
-    """
+    """Compare two sides, and say which module is at fault."""
     # Read before the models run, so that an unusable file is reported at once.
     levels = None if baseline is None else read_baseline(baseline)
     options = _Options(pairing, low_memory, levels or {})
     opened_reference = _open_side(reference, "reference")
     opened_candidate = _open_side(candidate, "candidate")
     comparison = _compare(opened_reference, opened_candidate, texts, options)
-    facts = comparison.facts()
+    accepted = None
     if baseline is not None:
         path = os.fspath(baseline)
         count = len(levels or {})
@@ -134,9 +111,10 @@ def drift(
             verdicts = comparison.errors.verdicts
             errors = {name: verdict.error for name, verdict in verdicts.items()}
             count = write_baseline(path, errors)
-        facts["baseline"] = {"file": path, "written": levels is None, "sites": count}
+        accepted = Baseline(file=path, written=levels is None, sites=count)
     source = {**comparison.sources[0], "candidate": comparison.sources[1]}
-    return Result("drift", comparison.dataset(sites), facts, source)
+    report = comparison.report(accepted)
+    return Result("drift", comparison.dataset(sites), report, source)
 
 
 @dataclass(frozen=True)
@@ -242,10 +220,10 @@ def _compare_live(
         other = live.taps.get(site)
         if not site.part and other is not None:
             pairs.append(
-                PairFacts(site=str(site), reference=str(tap), candidate=str(other))
+                SitePair(site=str(site), reference=str(tap), candidate=str(other))
             )
     by = "path" if live.taps is reference.taps else "site"
-    pairing = PairingFacts(by=by, pairs=pairs)
+    pairing = Pairing(by=by, pairs=pairs)
     sides = ComparedSides.on_equal_terms(reference, live)
     with ExitStack() as stack:
         models = [side for side in (model, candidate) if isinstance(side, Model)]
@@ -310,7 +288,7 @@ def _compare_by_parts(
     model: Model,
     sides: ComparedSides,
     inputs: Inputs,
-    pairing: PairingFacts,
+    pairing: Pairing,
     options: _Options,
 ) -> DriftComparison:
     """Compare two sides part by part, and search for the module behind any drift."""

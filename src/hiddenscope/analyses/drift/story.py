@@ -1,24 +1,21 @@
-"""Drift: where a candidate leaves its reference, and how the error grows along the
-layers.
+"""The story of a drift: where a candidate leaves its reference, and how the error
+grows along the layers.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from hiddenscope.analyses.drift.report import (
+    Consequences,
+    DriftReport,
+    Systematic,
+    WeightChange,
+)
 from hiddenscope.results import Result, Section, Table
-from hiddenscope.results.drawing import grid_of, labels, of_type
-from hiddenscope.results.pictures import Grid, Lines, PackedFloats, Series, View
-from hiddenscope.results.sentences import as_prose, number, quote, side_names
-
-if TYPE_CHECKING:
-    from hiddenscope.analyses.drift.facts import (
-        ChangedWeightFacts,
-        ConsequenceFacts,
-        DriftFacts,
-        SystematicFacts,
-    )
+from hiddenscope.results.drawing import grid_of, labels
+from hiddenscope.results.pictures import Lines, PackedFloats, Series
+from hiddenscope.results.sentences import number, quote, side_names
 
 MEASURES = ("relative", "local", "inherited", "max_abs", "ulp", "mismatched", "cosine")
 LINES = {
@@ -50,25 +47,37 @@ CHANGES = {
 MOST_ROWS = 8
 
 
-def views(result: Result) -> Iterator[View]:
-    """Yield errors by site and token; then along the sites, with the noise envelope."""
-    names = [name for name in MEASURES if name in result.data]
-    grid = grid_of(result, names, _title(result))
-    if grid is not None:
-        yield grid
+def story(report: DriftReport, result: Result) -> Iterator[Section]:
+    """Yield the verdict with the errors by site and token; then how they grow along
+    the sites, with the noise envelope.
+    """
+    data = result.data
+    grid = grid_of(result, [name for name in MEASURES if name in data], _title(result))
+    yield Section(
+        _heading(report),
+        tuple(_findings(report)),
+        () if grid is None else (grid,),
+        "Every cell compares one hidden state of the candidate with that of the"
+        " reference. The colour is at first the relative error: the L2 norm of the"
+        " difference over the norm of the reference's state.",
+        tables=tuple(_tables(report)),
+    )
     series = []
     for key, words in LINES.items():
-        if key in result.data:
+        if key in data:
             series.append(Series(words, _log_line(result, key)))
     series.append(Series("noise envelope", _log_line(result, "envelope"), style="dash"))
-    yield Lines(
-        f"The error along the layers of {result.facts['candidate']}",
-        labels(result.data, "site"),
+    lines = Lines(
+        f"The error along the layers of {report.candidate}",
+        labels(data, "site"),
         tuple(series),
         y_name="largest error",
         unit="L2 over the reference's norm",
         scale="log",
     )
+    reading = [sentence for key, sentence in ERRORS.items() if key in data]
+    reading.append("Errors below the dashed line, the noise envelope, can be rounding.")
+    yield Section("How does the error grow?", views=(lines,), reading=" ".join(reading))
 
 
 def _log_line(result: Result, key: str) -> PackedFloats:
@@ -88,76 +97,57 @@ def _title(result: Result) -> str:
     return f"The error of {candidate} against {reference}"
 
 
-def findings(result: Result) -> Iterator[str]:
+def _findings(report: DriftReport) -> Iterator[str]:
     """Yield the verdict; then the module, what it looks like, what it does to the
     output, and how it was measured.
     """
-    facts = cast("DriftFacts", result.facts)
-    yield _verdict(facts)
-    if facts.get("explained_by") and facts["drifted"]:
-        yield _explanation(facts)
-    if facts.get("unexplained"):
-        yield _unexplained(facts)
-    if facts["module"] is not None:
-        yield _module(facts)
-    if facts.get("explained_by") in CHANGES:
-        yield from _moved(facts)
-    for hint in facts["hints"]:
-        yield hint["evidence"]
-    if facts["consequences"]:
-        yield from _consequences(facts["consequences"])
-    if not facts["drifted"] and facts.get("changed_weights"):
-        yield _changed_weights(facts["changed_weights"])
-    yield _measured(facts)
-    if facts["self_check"]["observing_changed_nothing"] is False:
+    yield _verdict(report)
+    if report.explained_by and report.drifted:
+        yield _explanation(report)
+    if report.unexplained:
+        yield _unexplained(report)
+    if report.module is not None:
+        yield _module(report)
+    if report.explained_by in CHANGES:
+        yield from _moved(report)
+    for hint in report.hints:
+        yield hint.evidence
+    if report.consequences:
+        yield from _consequences(report.consequences)
+    if not report.drifted and report.changed_weights:
+        yield _changed_weights(report.changed_weights)
+    yield _measured(report)
+    if report.self_check.observing_changed_nothing is False:
         yield (
             "A pass without hooks gave another output than the one that was compared:"
             " do not rely on this comparison."
         )
-    baseline = facts.get("baseline")
+    baseline = report.baseline
     if baseline:
         use = "was applied"
-        if baseline["written"]:
+        if baseline.written:
             use = "was written: later runs accept errors up to it"
-        yield f"The baseline {baseline['file']} of {baseline['sites']} sites {use}."
-    yield from facts["notes"]
+        yield f"The baseline {baseline.file} of {baseline.sites} sites {use}."
+    yield from report.notes
 
 
-def sections(result: Result) -> Iterator[Section]:
-    """Yield the verdict with the grid, then the growth."""
-    shown = tuple(views(result))
-    yield Section(
-        _heading(result),
-        as_prose(findings(result)),
-        of_type(shown, Grid),
-        "Every cell compares one hidden state of the candidate with that of the"
-        " reference. The colour is at first the relative error: the L2 norm of the"
-        " difference over the norm of the reference's state.",
-    )
-    reading = [sentence for key, sentence in ERRORS.items() if key in result.data]
-    reading.append("Errors below the dashed line, the noise envelope, can be rounding.")
-    lines = of_type(shown, Lines)
-    yield Section("How does the error grow?", "", lines, " ".join(reading))
-
-
-def _heading(result: Result) -> str:
-    if not result.facts["drifted"]:
+def _heading(report: DriftReport) -> str:
+    if not report.drifted:
         return "No drift"
-    explained_by = result.facts.get("explained_by")
+    explained_by = report.explained_by
     if explained_by in CHANGES:
         return f"What {CHANGES[str(explained_by)]} costs"
     return "Drift"
 
 
-def tables(result: Result) -> Iterator[Table]:
+def _tables(report: DriftReport) -> Iterator[Table]:
     """Yield the sites that differ, the first of them in front."""
-    facts = cast("DriftFacts", result.facts)
-    if facts.get("explained_by") in CHANGES and facts["drifted"]:
-        yield _layer_table(facts)
+    if report.explained_by in CHANGES and report.drifted:
+        yield _layer_table(report)
         return
     rows = [
-        (site["site"], f"{site['error']:.3g}", _times(site["beyond"]))
-        for site in facts["drifting_sites"][:MOST_ROWS]
+        (site.site, f"{site.error:.3g}", _times(site.beyond))
+        for site in report.drifting_sites[:MOST_ROWS]
     ]
     if len(rows) > 1:
         yield Table(
@@ -167,55 +157,55 @@ def tables(result: Result) -> Iterator[Table]:
         )
 
 
-def _layer_table(facts: "DriftFacts") -> Table:
+def _layer_table(report: DriftReport) -> Table:
     """Return what each layer adds and has added up, those that add most in front."""
     rows = [
         (
-            layer["site"],
-            f"{layer['local']:.2%}",
-            f"{layer['largest']:.2%}",
-            f"{layer['total']:.2%}",
+            layer.site,
+            f"{layer.local:.2%}",
+            f"{layer.largest:.2%}",
+            f"{layer.total:.2%}",
         )
-        for layer in facts["moved_layers"][: 2 * MOST_ROWS]
+        for layer in report.moved_layers[: 2 * MOST_ROWS]
     ]
     return Table(
         ("site", "added here", "at its worst token", "with what came before"),
         rows,
-        title=f"What {CHANGES[str(facts['explained_by'])]} costs, layer by layer",
+        title=f"What {CHANGES[str(report.explained_by)]} costs, layer by layer",
     )
 
 
-def _verdict(facts: "DriftFacts") -> str:
-    if not facts["drifted"]:
-        return _no_drift(facts)
-    drift = f"Drift: the two first differ at `{facts['first_site']}`"
+def _verdict(report: DriftReport) -> str:
+    if not report.drifted:
+        return _no_drift(report)
+    drift = f"Drift: the two first differ at `{report.first_site}`"
     # Within the envelope at every token, but too alike at all of them to be noise.
-    if facts["beyond"] <= 1 and facts["systematic"]:
-        return f"{drift}. {_systematically(facts['systematic'])}"
-    token = facts["first_token"]
+    if report.beyond <= 1 and report.systematic:
+        return f"{drift}. {_systematically(report.systematic)}"
+    token = report.first_token
     if token:
         drift += (
-            f" (largest at {quote(token['token'])}, position {token['position']} of"
-            f" text {token['text']})"
+            f" (largest at {quote(token.token)}, position {token.position} of"
+            f" text {token.text})"
         )
-    return f"{drift}, by {_times(facts['beyond'])} the noise envelope."
+    return f"{drift}, by {_times(report.beyond)} the noise envelope."
 
 
-def _explanation(facts: "DriftFacts") -> str:
+def _explanation(report: DriftReport) -> str:
     """Say which change of weights explains the difference."""
-    explained_by = facts["explained_by"]
-    changed = facts["changed_weights"]
+    explained_by = report.explained_by
+    changed = report.changed_weights
     if explained_by == "adapter":
         return (
             "This is an adapter and not a fault of code: without it, the two give the"
             " same states."
         )
-    largest = max(changed, key=lambda weight: weight["relative"])
-    which = f"`{largest['name']}` by {number(largest['relative'], 2)} of its norm"
+    largest = max(changed, key=lambda weight: weight.relative)
+    which = f"`{largest.name}` by {number(largest.relative, 2)} of its norm"
     what = f"{len(changed)} weights differ, most of all {which}"
     if len(changed) == 1:
         what = f"one weight differs, {which}"
-    if explained_by == "weights" and facts["unexplained"]:
+    if explained_by == "weights" and report.unexplained:
         return (
             f"This is a change of weights and not a fault of code, but not quantisation"
             f" alone: {what}, which rounding cannot do."
@@ -227,14 +217,12 @@ def _explanation(facts: "DriftFacts") -> str:
     )
 
 
-def _unexplained(facts: "DriftFacts") -> str:
+def _unexplained(report: DriftReport) -> str:
     """Say where a difference begins that quantisation does not explain."""
-    left = facts["unexplained"]
+    left = report.unexplained
     assert left is not None
-    differs = (
-        f"differs at `{left['site']}`, by {_times(left['beyond'])} the noise envelope"
-    )
-    if facts["explained_by"] == "weights":
+    differs = f"differs at `{left.site}`, by {_times(left.beyond)} the noise envelope"
+    if report.explained_by == "weights":
         return (
             "With the weights that are a rounding of the reference's, and no others,"
             f" its code {differs}. The fault is in the other weights."
@@ -245,11 +233,11 @@ def _unexplained(facts: "DriftFacts") -> str:
     )
 
 
-def _moved(facts: "DriftFacts") -> Iterator[str]:
+def _moved(report: DriftReport) -> Iterator[str]:
     """Yield which layers and which tokens moved most."""
-    layers, tokens = facts["moved_layers"][:3], facts["moved_tokens"][:3]
+    layers, tokens = report.moved_layers[:3], report.moved_tokens[:3]
     if layers:
-        names = [f"`{layer['site']}` ({layer['local']:.2%})" for layer in layers]
+        names = [f"`{layer.site}` ({layer.local:.2%})" for layer in layers]
         yield (
             "Most is added at " + ", ".join(names) + ": the median error over the"
             " tokens that the layer makes by itself, as a share of the norm."
@@ -257,42 +245,42 @@ def _moved(facts: "DriftFacts") -> Iterator[str]:
     if tokens:
         places = []
         for token in tokens:
-            moved = f"{token['error']:.2%} of the norm"
-            if token["kl"] is not None:
-                moved = f"{token['kl']:.2g} nats"
+            moved = f"{token.error:.2%} of the norm"
+            if token.kl is not None:
+                moved = f"{token.kl:.2g} nats"
             places.append(
-                f"{quote(token['token'])} (position {token['position']} of text"
-                f" {token['text']}, {moved})"
+                f"{quote(token.token)} (position {token.position} of text"
+                f" {token.text}, {moved})"
             )
         yield f"The tokens that moved most are {', '.join(places)}."
 
 
-def _no_drift(facts: "DriftFacts") -> str:
+def _no_drift(report: DriftReport) -> str:
     """Say how near the envelope the largest difference comes, and how far apart the two
     are as they were given.
     """
-    largest, as_given = facts["largest"], facts.get("as_given")
-    if largest["beyond"]:
+    largest, as_given = report.largest, report.as_given
+    if largest.beyond:
         sentence = (
-            f"No drift: the largest difference is {largest['beyond']:.2g} times the"
-            f" noise envelope, at `{largest['site']}`."
+            f"No drift: the largest difference is {largest.beyond:.2g} times the"
+            f" noise envelope, at `{largest.site}`."
         )
     else:
         sentence = (
             "No drift: in one dtype and with one attention kernel, the two are the same"
             " bit for bit."
         )
-    if as_given and as_given["error"]:
+    if as_given and as_given.error:
         sentence += (
-            f" As they were given, the two differ by at most {as_given['error']:.2g} of"
-            f" the norm, at `{as_given['site']}`."
+            f" As they were given, the two differ by at most {as_given.error:.2g} of"
+            f" the norm, at `{as_given.site}`."
         )
     return sentence
 
 
-def _systematically(systematic: "SystematicFacts") -> str:
+def _systematically(systematic: Systematic) -> str:
     """Describe a difference that is too small to show at any one token."""
-    size = systematic["size"]
+    size = systematic.size
     differences = {
         "scale": f"is {1 + size:.5g} times the reference's",
         "bias": f"is shifted by {size:.2%} of its size, the same at every token",
@@ -302,16 +290,16 @@ def _systematically(systematic: "SystematicFacts") -> str:
         ),
     }
     return (
-        f"No token shows it alone, but over all of them `{systematic['part']}`"
-        f" {differences[systematic['pattern']]}, {_times(systematic['beyond'])} what"
+        f"No token shows it alone, but over all of them `{systematic.part}`"
+        f" {differences[systematic.pattern]}, {_times(systematic.beyond)} what"
         " sound programs differ by."
     )
 
 
-def _changed_weights(changed: Sequence["ChangedWeightFacts"]) -> str:
+def _changed_weights(changed: Sequence[WeightChange]) -> str:
     """Say which weights differ although no state does."""
-    largest = max(changed, key=lambda weight: weight["relative"])
-    which = f"`{largest['name']}` by {number(largest['relative'], 2)} of its norm"
+    largest = max(changed, key=lambda weight: weight.relative)
+    which = f"`{largest.name}` by {number(largest.relative, 2)} of its norm"
     if len(changed) == 1:
         subject = f"One weight differs all the same: {which}."
     else:
@@ -323,30 +311,30 @@ def _times(beyond: float) -> str:
     return "infinitely many times" if np.isinf(beyond) else f"{number(beyond)} times"
 
 
-def _module(facts: "DriftFacts") -> str:
+def _module(report: DriftReport) -> str:
     name = "the candidate itself, outside all of its submodules"
-    if facts["module"]:
-        name = f"`{facts['module']}`"
+    if report.module:
+        name = f"`{report.module}`"
     in_code = ""
-    if facts["own_code"]:
+    if report.own_code:
         in_code = "; its parts and weights agree, so the fault is in its own code"
     sentence = f"The module at fault is {name}{in_code}."
-    others = len(facts["drifting_sites"]) - 1
+    others = len(report.drifting_sites) - 1
     # Sites of whole passes were not compared on equal input.
-    if facts["compared"] != "parts" or not others:
+    if report.compared != "parts" or not others:
         return sentence
     differ = "site differs" if others == 1 else "sites differ"
     return f"{sentence} {others} more {differ} on equal input."
 
 
-def _consequences(facts: "ConsequenceFacts") -> Iterator[str]:
+def _consequences(report: Consequences) -> Iterator[str]:
     yield (
-        f"In the output, the KL divergence is {facts['kl_mean']:.3g} nats on average"
-        f" and {facts['kl_max']:.3g} at most; the most likely next token changes at"
-        f" {facts['top1_changed']:,} of {facts['of']:,} positions."
+        f"In the output, the KL divergence is {report.kl_mean:.3g} nats on average"
+        f" and {report.kl_max:.3g} at most; the most likely next token changes at"
+        f" {report.top1_changed:,} of {report.of:,} positions."
     )
-    for part in facts.get("restored", []):
-        sites, share = part["sites"], part["share"]
+    for part in report.restored:
+        sites, share = part.sites, part.share
         where = f"all {len(sites)} sites that differ"
         if len(sites) == 1:
             where = f"`{sites[0]}`"
@@ -357,27 +345,27 @@ def _consequences(facts: "ConsequenceFacts") -> Iterator[str]:
         )
 
 
-def _measured(facts: "DriftFacts") -> str:
-    noise, passes = facts["noise"], facts["passes"]
-    if noise["made_of"] == ["tolerance"]:
+def _measured(report: DriftReport) -> str:
+    noise, passes = report.noise, report.passes
+    if noise.made_of == ["tolerance"]:
         return (
             "Noise was not measured, as both sides are saved: the envelope is the"
             " rounding tolerance of the dtype."
         )
-    sources = "; ".join(NOISE.get(name, name) for name in noise["made_of"])
+    sources = "; ".join(NOISE.get(name, name) for name in noise.made_of)
     measured = "No noise could be measured"
     if sources:
         measured = f"Noise was measured with {sources}"
     sentence = (
-        f"{measured}. The noise envelope is {noise['margin']} times that noise"
-        f" ({passes['reference']:g} passes of the reference and"
-        f" {passes['candidate']:g} of the candidate)."
+        f"{measured}. The noise envelope is {noise.margin} times that noise"
+        f" ({passes.reference:g} passes of the reference and"
+        f" {passes.candidate:g} of the candidate)."
     )
-    smallest = facts.get("smallest_fault")
+    smallest = report.smallest_fault
     if smallest is None:
         return sentence
-    typical = f"{100 * smallest['typical']:.2g}%"
-    largest = f"{100 * smallest['largest']:.2g}%"
+    typical = f"{100 * smallest.typical:.2g}%"
+    largest = f"{100 * smallest.largest:.2g}%"
     sentence += (
         f" A difference that is the same at every token shows from about {typical} of a"
         " part's output on"
@@ -385,6 +373,6 @@ def _measured(facts: "DriftFacts") -> str:
     if typical == largest:
         return f"{sentence}."
     return (
-        f"{sentence}, and in the least sensitive part, `{smallest['part']}`, from"
+        f"{sentence}, and in the least sensitive part, `{smallest.part}`, from"
         f" {largest} on."
     )
