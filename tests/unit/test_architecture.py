@@ -201,7 +201,7 @@ def in_one_module(module: Module) -> Iterator[str]:
         if what := folded(node):
             yield f"line {node.lineno} holds {what}: write named steps"
     # The process of a command is ours: it silences Python's hooks as it ends.
-    changes = [] if module.name == "cli.interrupt" else assigned_imports(module.tree)
+    changes = [] if module.name == "cli.endings" else assigned_imports(module.tree)
     for line in changes:
         yield f"line {line} assigns to an attribute of an imported module"
     if not module.name.startswith(("modules.autograd", "testing")):

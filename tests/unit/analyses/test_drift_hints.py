@@ -100,8 +100,8 @@ def faults_of(suspect: Suspect) -> set[str]:
     """The names of all hints; each is a sentence, and every hypothesis could be tried."""
     hints, notes = explain_fault(suspect)
     assert notes == []
-    assert all(hint["evidence"].endswith(".") for hint in hints)
-    return {hint["fault"] for hint in hints}
+    assert all(hint.evidence.endswith(".") for hint in hints)
+    return {hint.fault for hint in hints}
 
 
 def planted(family: str, kind: str) -> Planted:
@@ -185,8 +185,8 @@ def test_another_scale_of_the_scores(family: str) -> None:
     ):
         suspect = suspect_of(family, SCALES[family], attending(family, factor))
         (hint,), _ = explain_fault(suspect)
-        assert hint["fault"] == "attention_scale"
-        assert f"with scores {words}" in hint["evidence"]
+        assert hint.fault == "attention_scale"
+        assert f"with scores {words}" in hint.evidence
 
 
 def test_a_scale_in_a_block_is_seen_from_outside() -> None:
@@ -223,7 +223,7 @@ def test_rows_of_zeros_are_counted() -> None:
         candidate, lambda original, self, x: original(x).index_fill(1, third, 0.0)
     )
     (hint,), _ = explain_fault(leaf_suspect(reference, candidate))
-    assert hint["fault"] == "zero_rows" and hint["evidence"].startswith("2 rows")
+    assert hint.fault == "zero_rows" and hint.evidence.startswith("2 rows")
 
 
 def test_parameters_of_other_names_are_not_missing() -> None:
@@ -342,7 +342,7 @@ def test_arguments_of_the_blocks_are_compared_on_one_device() -> None:
     others = (ids + 2).as_subclass(Elsewhere)
     table = torch.ones(3)
     theirs = {"ids": others, "mask": None, "cache": ids, "table": table, "same": ids}
-    assert [hint["evidence"] for hint in argument_hints(ours, theirs)] == [
+    assert [hint.evidence for hint in argument_hints(ours, theirs)] == [
         "`ids`, which the blocks are given, is the reference's plus 2.",
         "The blocks are given `mask` in the reference and not in the candidate.",
         "The blocks are given `cache` in the candidate and not in the reference.",
@@ -370,7 +370,7 @@ def hints_beside(reference: Failing) -> tuple[list[str], list[str]]:
     candidate.weight.data = 2 * reference.weight.data
     candidate.bias.data = 2 * reference.bias.data
     hints, notes = explain_fault(leaf_suspect(reference, candidate))
-    return [hint["fault"] for hint in hints], notes
+    return [hint.fault for hint in hints], notes
 
 
 def test_what_could_not_be_tried_is_said_once_and_a_refusal_is_an_answer() -> None:
