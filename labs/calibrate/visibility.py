@@ -9,11 +9,15 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from hiddenscope.analyses.visibility.decay import estimate, statistics_of
-from hiddenscope.analyses.visibility.jackknife import Estimate
+from hiddenscope.analyses.visibility.decay import (
+    BATCHES,
+    Estimate,
+    Tallies,
+    estimate,
+    statistics_of,
+)
 from hiddenscope.analyses.visibility.maps import InfluenceMeasure
 from hiddenscope.analyses.visibility.sampling import DistanceWindow, draw_targets
-from hiddenscope.analyses.visibility.tallies import BATCHES, Tallies
 from hiddenscope.states.arrays import Floats
 from labs.calibrate.trials import Claim, Experiment, Study, each
 

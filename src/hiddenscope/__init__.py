@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.search import search as search
     from hiddenscope.analyses.steer.direction import Direction as Direction
     from hiddenscope.analyses.steer.steer import steer as steer
+    from hiddenscope.analyses.visibility import visibility as visibility
     from hiddenscope.analyses.visibility.sampling import Sampling as Sampling
-    from hiddenscope.analyses.visibility.visibility import visibility as visibility
     from hiddenscope.extract import Corpus as Corpus
     from hiddenscope.extract import Engine as Engine
     from hiddenscope.extract import ExtractJob as ExtractJob

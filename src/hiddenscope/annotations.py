@@ -26,4 +26,5 @@ from hiddenscope.sites import SitePatterns as SitePatterns
 from hiddenscope.states import Pair as Pair
 from hiddenscope.states import Pooling as Pooling
 from hiddenscope.states import Readable as Readable
+from hiddenscope.texts import Labelled as Labelled
 from hiddenscope.vectors import EachToken as EachToken

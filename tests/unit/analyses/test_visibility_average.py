@@ -12,17 +12,18 @@ import torch
 from scipy import stats
 
 import hiddenscope as hs
-from hiddenscope.analyses.visibility.decay import estimate
-from hiddenscope.analyses.visibility.jackknife import jackknife
-from hiddenscope.analyses.visibility.laws import fit_law
-from hiddenscope.analyses.visibility.random_weights import RandomModel
+from hiddenscope.analyses.visibility.decay import (
+    Tallies,
+    estimate,
+    fit_law,
+    jackknife,
+)
 from hiddenscope.analyses.visibility.sampling import DistanceWindow, draw_targets
-from hiddenscope.analyses.visibility.tallies import Tallies
+from hiddenscope.modules.module_copy import private_copy, to_random
 from hiddenscope.passes.jacobian import tape
-from hiddenscope.results import views_of
+from hiddenscope.results import findings_of, views_of
 from hiddenscope.results.pictures import Lines
 from hiddenscope.testing import tiny_model
-from hiddenscope.views.kinds.visibility import findings
 from labs.calibrate.visibility import PlantedLaw, Texts, depth_trial, texts_trial
 
 Tiny = Callable[..., hs.Model]
@@ -208,7 +209,7 @@ def test_texts_of_a_group_are_kept_together_and_copies_are_one_group(
 def test_texts_are_dealt_to_a_few_batches_however_many_they_are(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hiddenscope.analyses.visibility.aligned.BATCHES", 4)
+    monkeypatch.setattr("hiddenscope.analyses.visibility.averages.BATCHES", 4)
     few = hs.Sampling(per_text=1)
     texts = random_texts(10, 8)
     result = hs.visibility(tiny("gpt2"), texts, sites="layer.0-1", sampling=few)
@@ -244,17 +245,17 @@ def test_random_weights_show_no_law_and_nothing_of_the_module_changes(
     for decays, expected in words.items():
         sources[0]["decays"] = decays
         start = "With random weights, the influence of the site"
-        (sentence,) = (one for one in findings(result) if one.startswith(start))
+        (sentence,) = (one for one in findings_of(result) if one.startswith(start))
         assert [phrase for phrase in words.values() if phrase in sentence] == [expected]
 
 
 def test_random_weights_are_run_in_the_places_of_the_model(tiny: Tiny) -> None:
     """A copy that is loaded and searched anew has the same states."""
     model, text = tiny("gpt2"), random_texts(1)
-    random = RandomModel.of(model, seed=3)
-    found = hs.load((random.module, None))
+    copy = private_copy(model.module, to_random(3))
+    found = hs.load((copy, None))
     sites = model.anatomy.select("layer.*,final")
-    of_copy, of_found = tape(random, text, sites), tape(found, text, sites)
+    of_copy, of_found = tape(model, text, sites, module=copy), tape(found, text, sites)
     of_model = tape(model, text, sites)
     for site in sites:
         assert torch.equal(of_copy.values(site), of_found.values(site))
@@ -307,5 +308,5 @@ def test_what_cannot_be_aligned_is_said(tiny: Tiny) -> None:
             hs.visibility(model, **wrong)
     with pytest.raises(errors.StatesError, match="per_text must be an integer >= 1"):
         hs.Sampling(per_text=0)
-    with pytest.raises(errors.ArgumentError, match="hs.Sampling"):
-        hs.visibility(gpt2, texts, probes=8)  # type: ignore[call-arg]
+    with pytest.raises(errors.StatesError, match="probes must be an integer >= 2"):
+        hs.Sampling(probes=1)

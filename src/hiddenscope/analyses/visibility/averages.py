@@ -1,23 +1,49 @@
-"""The labelled arrays and the facts of averages over texts."""
+"""Averages: influence over many texts, aligned by distance and depth."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import torch
+from torch import nn
 
-from hiddenscope.analyses.visibility.decay import LOGARITHMIC
-from hiddenscope.analyses.visibility.facts import (
-    DECAYS,
-    AveragesFacts,
-    BoundarySide,
-    DecayName,
-    GuessFacts,
-    IntervalFacts,
-    LawFacts,
-    RandomFacts,
+from hiddenscope import progress
+from hiddenscope.analyses.visibility.decay import (
+    BATCHES,
+    LOGARITHMIC,
+    Estimate,
+    Tallies,
+    estimate,
 )
-from hiddenscope.analyses.visibility.jackknife import Estimate
-from hiddenscope.analyses.visibility.sampling import DistanceWindow
+from hiddenscope.analyses.visibility.maps import (
+    Axes,
+    InfluenceMeasure,
+    Measurement,
+    cut_texts,
+    influence_on_targets,
+    needs_whole,
+)
+from hiddenscope.analyses.visibility.sampling import (
+    DistanceWindow,
+    Sampling,
+    draw_targets,
+)
+from hiddenscope.analyses.visibility.story import (
+    DECAYS,
+    Averages,
+    BoundarySide,
+    Guess,
+    Interval,
+    LawFit,
+    RandomFit,
+    VisibilityReport,
+)
+from hiddenscope.errors import TextError
+from hiddenscope.model import Model
+from hiddenscope.modules import autograd
+from hiddenscope.modules.module_copy import private_copy, to_random
+from hiddenscope.passes import Inputs
+from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
     Attributes,
     Coordinates,
@@ -25,8 +51,8 @@ from hiddenscope.results.dataset import (
     site_names,
     to_dataset,
 )
-from hiddenscope.sites import Site
-from hiddenscope.states.arrays import Floats
+from hiddenscope.sites import Site, summarise
+from hiddenscope.states.arrays import Floats, Ints
 
 if TYPE_CHECKING:
     import xarray
@@ -60,7 +86,127 @@ STATISTICS = {
 HALF = 0.5
 
 
-def averages_dataset(
+def average_texts(
+    model: Model,
+    inputs: Inputs,
+    sites: Sequence[Site],
+    measure: InfluenceMeasure,
+    sampling: Sampling,
+    groups: Ints,
+    seed: int,
+) -> Result:
+    """Average influence over texts by distance and depth, with intervals.
+
+    `groups` are the numbers of the groups that the texts belong to.
+    """
+    _check_alignable(inputs, sites, measure, groups)
+    stack = sites[0].stack
+    causal = model.anatomy.stack_named(stack).causal
+    window = DistanceWindow.of(min(inputs.lengths), causal)
+    drawn = []
+    for number, length in enumerate(inputs.lengths):
+        # The draws of a text do not depend on how many texts there are.
+        generator = np.random.default_rng([seed, number])
+        # The first site has no sites below it.
+        rows, places = range(1, len(sites)), window.places(length)
+        drawn.append(draw_targets(rows, places, sampling.per_text, generator))
+    target_count = sum(map(len, drawn))
+    group_count = int(groups.max()) + 1
+    batch_count = min(BATCHES, group_count)
+
+    def tally(what: str, module: nn.Module | None = None) -> Tallies:
+        """Sum up the shares of all texts, one text at a time."""
+        tallies = Tallies(batch_count, len(sites), window)
+        generator = torch.Generator().manual_seed(measure.seed)
+        with (
+            model.lock,
+            autograd.restored(inference=False),
+            progress.track(what, target_count) as advance,
+        ):
+            for number, targets in enumerate(drawn):
+                text = inputs.some([number])
+                if causal and not needs_whole(model, text.lengths[0]):
+                    # What follows its last target changes nothing.
+                    last = max(target.token for target in targets)
+                    text = cut_texts(text, stack, last + 1)
+                (length,) = text.of(stack).lengths
+                axes = Axes(tuple(sites), {stack: length})
+                measurement = Measurement(model, axes, measure, generator, module)
+                influence = influence_on_targets(measurement, text, targets)
+                for target, of_target in zip(targets, influence, strict=True):
+                    tallies.add(int(groups[number]) % batch_count, target, of_target)
+                advance(len(targets))
+        return tallies
+
+    tallies = [tally("Looking back")]
+    if sampling.baseline == "random":
+        # The user's module keeps its weights: the copy has tensors of its own. It runs
+        # the same code, so its states are in the same places.
+        copy = private_copy(model.module, to_random(seed))
+        tallies.append(tally("Looking back with random weights", copy))
+    estimates, counted_batches = estimate(*tallies)
+    averages = Averages(
+        groups=group_count,
+        batches=round(counted_batches, 1),
+        targets=target_count,
+        targets_per_text=sampling.per_text,
+        farthest=window.farthest,
+        deepest=tallies[0].deepest,
+        source_site=str(sites[0]),
+        site=str(sites[-1]),
+        laws=_laws(estimates),
+        own_column=_guess(estimates["own_column"], HALF),
+        own_below=_guess(estimates["own_mean"], HALF),
+        own_first=_guess(estimates["own_first"], HALF),
+        opening=_interval(estimates["opening"]),
+        locality=_guess(estimates["locality_trend"], 0.0),
+        random=_random_laws(estimates) if len(tallies) > 1 else None,
+    )
+    report = VisibilityReport(
+        measure=measure.name,
+        probes=measure.probes or None,
+        texts=len(inputs),
+        tokens=sum(inputs.lengths),
+        sites=summarise(sites),
+        # No map is shown, so none was cut, and there are no stacks to describe.
+        cut=False,
+        stacks=[],
+        aligned=averages,
+    )
+    data = _dataset(sites, window, estimates)
+    return Result("visibility", data, report, model.source(stack))
+
+
+def _check_alignable(
+    inputs: Inputs, sites: Sequence[Site], measure: InfluenceMeasure, groups: Ints
+) -> None:
+    """Refuse what has no distance, no depth or no interval."""
+    reason = ""
+    if measure.name == "logit":
+        reason = "predictions have no layers to align"
+    elif len({site.stack for site in sites}) > 1 or inputs.targets is not None:
+        reason = "an encoder and a decoder have no distances between them"
+    if reason:
+        raise TextError(
+            "Cannot align these texts by distance",
+            reason,
+            "Give Sampling(align='position'), or other sites or another measure.",
+        )
+    if groups.max() < 1:
+        raise TextError(
+            "No interval over these texts",
+            "they all belong to one group, and what differs between groups is unknown",
+            "Give texts of several groups, or Sampling(align='position').",
+        )
+    if len(sites) < 2:
+        raise TextError(
+            "No influence to average",
+            f"{sites[0]} alone has no sites below it",
+            "Choose at least two sites, such as 'layer.*'.",
+        )
+
+
+def _dataset(
     sites: Sequence[Site], window: DistanceWindow, estimates: Mapping[str, Estimate]
 ) -> "xarray.Dataset":
     """Return every statistic that has a dim, with the ends of its interval."""
@@ -73,106 +219,74 @@ def averages_dataset(
     }
     variables: Variables = {}
     for name, (dim, long_name) in STATISTICS.items():
-        attributes: Attributes = {"long_name": long_name, "units": "share"}
+        attributes: Attributes = {"units": "share"}
         if name == "mean_distance":
             attributes["units"] = "tokens"
         if name in LOGARITHMIC:
             attributes["scale"] = "log"
-        size = len(coords[dim])
-        _put(variables, name, dim, size, estimates[name], attributes)
-        of_random = estimates.get(f"random_{name}")
-        if of_random is not None:
-            words = f"{long_name}, with random weights"
-            named: Attributes = {**attributes, "long_name": words}
-            _put(variables, f"random_{name}", dim, size, of_random, named)
+        for prefix, ending in (("", ""), ("random_", ", with random weights")):
+            named: Attributes = {"long_name": f"{long_name}{ending}", **attributes}
+            estimated = estimates.get(f"{prefix}{name}", ())
+            for suffix, values in zip(("", "_low", "_high"), estimated, strict=False):
+                known = np.isfinite(values)
+                # A site that nothing was measured of has no share.
+                if name == "reach":
+                    known &= values > 0
+                # Not every depth is counted; those that are not have no share.
+                numbers = np.full(len(coords[dim]), np.nan, dtype=np.float32)
+                numbers[: len(values)] = np.where(known, values, np.nan)
+                variables[f"{prefix}{name}{suffix}"] = (dim,), numbers, named
     return to_dataset(variables, coords, {})
 
 
-def _put(
-    variables: Variables,
-    name: str,
-    dim: str,
-    size: int,
-    estimated: Estimate,
-    attributes: Attributes,
-) -> None:
-    """Add an estimate and the ends of its interval to the variables."""
-    for suffix, values in zip(("", "_low", "_high"), estimated, strict=True):
-        # Not every depth is counted; those that are not have no share.
-        numbers = np.full(size, np.nan, dtype=np.float32)
-        numbers[: len(values)] = _known(values, name)
-        variables[f"{name}{suffix}"] = ((dim,), numbers, attributes)
+def _laws(estimates: Mapping[str, Estimate]) -> list[LawFit]:
+    """Return both fits of each decay, and which is better where the data tell."""
+    laws = []
+    for decay in DECAYS:
+        exponent = estimates[f"exponent_{decay}"]
+        advantage = estimates[f"advantage_{decay}"]
+        decays, side = _side(exponent), _side(advantage)
+        better: Literal["power", "exponential"] | None = None
+        # Of shares that do not fall, neither law says anything.
+        if decays == "above" and side != "undecided":
+            better = "power" if side == "above" else "exponential"
+        law = LawFit(
+            source=decay,
+            exponent=_interval(exponent),
+            rate=_interval(estimates[f"rate_{decay}"]),
+            advantage=_interval(advantage),
+            explained=_number(estimates[f"explained_{decay}"].value),
+            better=better,
+            decays=decays,
+        )
+        laws.append(law)
+    return laws
 
 
-def _known(values: Floats, name: str) -> Floats:
-    """Replace what is not known by NaN."""
-    known = np.isfinite(values)
-    # A site that nothing was measured of has no share.
-    if name.endswith("reach"):
-        known &= values > 0
-    numbers: Floats = np.where(known, values, np.nan)
-    return numbers
+def _random_laws(estimates: Mapping[str, Estimate]) -> list[RandomFit]:
+    """Return the exponents with random weights, and how much larger the model's are."""
+    laws = []
+    for decay in DECAYS:
+        exponent = estimates[f"random_exponent_{decay}"]
+        excess = estimates[f"excess_{decay}"]
+        law = RandomFit(
+            source=decay,
+            exponent=_interval(exponent),
+            decays=_side(exponent),
+            excess=_interval(excess),
+            verdict=_side(excess),
+        )
+        laws.append(law)
+    return laws
 
 
-def averages_facts(estimates: Mapping[str, Estimate]) -> AveragesFacts:
-    """Return the laws and the answers to the guesses, as far as the data tell."""
-    facts: AveragesFacts = {
-        "laws": [_law(decay, estimates) for decay in DECAYS],
-        "own_column": _guess(estimates["own_column"], HALF),
-        "own_below": _guess(estimates["own_mean"], HALF),
-        "own_first": _guess(estimates["own_first"], HALF),
-        "opening": _interval(estimates["opening"]),
-        "locality": _guess(estimates["locality_trend"], 0.0),
-    }
-    if "excess_below" in estimates:
-        facts["random"] = [_random(decay, estimates) for decay in DECAYS]
-    return facts
-
-
-def _law(decay: DecayName, estimates: Mapping[str, Estimate]) -> LawFacts:
-    """Return both fits, and which is better where the data tell them apart."""
-    exponent = estimates[f"exponent_{decay}"]
-    advantage = estimates[f"advantage_{decay}"]
-    decays = _side(exponent, 0.0)
-    side = _side(advantage, 0.0)
-    better: Literal["power", "exponential"] | None = None
-    # Of shares that do not fall, neither law says anything.
-    if decays == "above" and side != "undecided":
-        better = "power" if side == "above" else "exponential"
-    return {
-        "source": decay,
-        "exponent": _interval(exponent),
-        "rate": _interval(estimates[f"rate_{decay}"]),
-        "advantage": _interval(advantage),
-        "explained": _number(estimates[f"explained_{decay}"].value),
-        "better": better,
-        "decays": decays,
-    }
-
-
-def _random(decay: DecayName, estimates: Mapping[str, Estimate]) -> RandomFacts:
-    """Return the exponent with random weights, and how much larger the model's is."""
-    exponent = estimates[f"random_exponent_{decay}"]
-    excess = estimates[f"excess_{decay}"]
-    return {
-        "source": decay,
-        "exponent": _interval(exponent),
-        "decays": _side(exponent, 0.0),
-        "excess": _interval(excess),
-        "verdict": _side(excess, 0.0),
-    }
-
-
-def _guess(estimated: Estimate, boundary: float) -> GuessFacts:
+def _guess(estimated: Estimate, boundary: float) -> Guess:
     """Compare an estimate with the boundary that decides."""
-    return {
-        **_interval(estimated),
-        "boundary": boundary,
-        "verdict": _side(estimated, boundary),
-    }
+    verdict = _side(estimated, boundary)
+    return Guess(**vars(_interval(estimated)), boundary=boundary, verdict=verdict)
 
 
-def _side(estimated: Estimate, boundary: float) -> BoundarySide:
+def _side(estimated: Estimate, boundary: float = 0.0) -> BoundarySide:
     """Say on which side of a boundary the whole interval is."""
     if estimated.low > boundary:
         return "above"
@@ -181,9 +295,9 @@ def _side(estimated: Estimate, boundary: float) -> BoundarySide:
     return "undecided"
 
 
-def _interval(estimated: Estimate) -> IntervalFacts:
+def _interval(estimated: Estimate) -> Interval:
     value, low, high = map(_number, estimated)
-    return {"value": value, "low": low, "high": high}
+    return Interval(value=value, low=low, high=high)
 
 
 def _number(value: Floats) -> float | None:

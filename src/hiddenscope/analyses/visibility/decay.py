@@ -1,22 +1,116 @@
-"""How influence falls with distance and depth: averages over texts, and laws."""
+"""Decay: how influence falls with distance and depth, over the drawn states of texts.
 
-from collections.abc import Mapping
-from functools import partial
+Influence is summed as a share: what a source has of the influence of all tokens of its
+site on the target. Texts and layers whose influences differ in size then count the
+same.
+
+Groups of texts are dealt to at most `BATCHES` batches, and sums are kept for each
+batch: memory does not grow with the number of texts. Intervals come from how much the
+batches differ. They have nothing to do with the batches that a model computes at once.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from hiddenscope.analyses.visibility.facts import DECAYS
-from hiddenscope.analyses.visibility.jackknife import Estimate, jackknife
-from hiddenscope.analyses.visibility.laws import fit_law
-from hiddenscope.analyses.visibility.tallies import NamedSums, Tallies
+from hiddenscope.analyses.visibility.sampling import DistanceWindow, DrawnTarget
+from hiddenscope.analyses.visibility.story import DECAYS
 from hiddenscope.states.arrays import Bools, Floats
 
+BATCHES = 64
+LEVEL = 0.95
 # An influence of others below this share of all is rounding: a norm mixes no tokens.
 ROUNDING = 1e-9
+# Logarithms that differ by less differ by rounding.
+SAME_LOGARITHM = 1e-12
+# Two numbers lie on every line.
+FEWEST_SHARES = 3
 # Statistics whose intervals are those of their logarithms.
 LOGARITHMIC = ("decay_below", "decay_first", "decay_depth", "reach")
 # Statistics that lie between 0 and 1.
 SHARES = ("own_below", "own_mean", "own_first", "own_column", "own_by_depth", "opening")
+
+NamedSums: TypeAlias = dict[str, Floats]
+
+
+class Tallies:
+    """Sums of shares over the targets of each batch of texts.
+
+    targets  [batch, site]               how many targets
+    below    [batch, site, distance]     shares of the site below
+    first    [batch, site, distance]     shares of the first site
+    own      [batch, site, source site]  shares of the same token
+    opening  [batch, site]               shares of the first token, site below
+    reach    [batch, source site]        of the last site's targets: the share of each
+                                         site in all influence
+    deep     [batch]                     how many targets have a source at every depth
+    depths   [batch, depth]              of these: the share of each site in the
+                                         influence of the nearest sites
+    """
+
+    def __init__(self, batches: int, sites: int, window: DistanceWindow) -> None:
+        self.window = window
+        # As with distances, a depth is counted only of targets that have all depths:
+        # those of the upper half of the sites.
+        self.deepest = max(1, (sites - 1) // 2)
+        distances = window.farthest + 1
+        shapes: dict[str, tuple[int, ...]] = {
+            "targets": (sites,),
+            "below": (sites, distances),
+            "first": (sites, distances),
+            "own": (sites, sites),
+            "opening": (sites,),
+            "reach": (sites,),
+            "deep": (),
+            "depths": (self.deepest,),
+        }
+        self.sums: NamedSums = {}
+        for name, shape in shapes.items():
+            self.sums[name] = np.zeros((batches, *shape))
+
+    def add(self, batch: int, target: DrawnTarget, influence: Floats) -> None:
+        """Add the influence [source site, token] on one target."""
+        row, token = target
+        lower = influence[:row]
+        totals = lower.sum(1)
+        shares = np.zeros_like(lower)
+        # A site that does not influence the target has no shares.
+        known = totals > 0
+        shares[known] = lower[known] / totals[known, None]
+        sums = self.sums
+        sums["targets"][batch, row] += 1
+        sums["below"][batch, row] += self._by_distance(shares[-1], token)
+        sums["first"][batch, row] += self._by_distance(shares[0], token)
+        sums["own"][batch, row, :row] += shares[:, token]
+        sums["opening"][batch, row] += shares[-1, 0]
+        is_last = row == len(influence) - 1
+        if is_last and totals.sum() > 0:
+            sums["reach"][batch, :row] += totals / totals.sum()
+        # The same targets count at every depth, or the fall would mix with the layers.
+        nearest = totals[::-1][: self.deepest]
+        if row >= self.deepest and nearest.sum() > 0:
+            sums["deep"][batch] += 1
+            sums["depths"][batch] += nearest / nearest.sum()
+
+    def _by_distance(self, shares: Floats, token: int) -> Floats:
+        """Return the shares [token] by their distance from the target."""
+        farthest = self.window.farthest
+        before = shares[token - farthest : token + 1][::-1]
+        if self.window.causal:
+            return before
+        # An encoder looks both ways.
+        after = shares[token : token + farthest + 1]
+        both: Floats = (before + after) / 2
+        return both
+
+
+class Estimate(NamedTuple):
+    """Estimated numbers with the ends of their 95% intervals."""
+
+    value: Floats
+    low: Floats
+    high: Floats
 
 
 def estimate(
@@ -29,47 +123,41 @@ def estimate(
     difference is that of pairs.
     """
     sums = dict(tallies.sums)
-    statistics = partial(statistics_of, mixing=mixing_sites(sums))
+    mixing = random_mixing = mixing_sites(tallies.sums)
     if baseline is not None:
+        random_mixing = mixing_sites(baseline.sums)
         for name, array in baseline.sums.items():
             sums[f"random_{name}"] = array
-        statistics = partial(
-            _paired_statistics,
-            mixing=mixing_sites(tallies.sums),
-            random_mixing=mixing_sites(baseline.sums),
-        )
+
+    def statistics(part: NamedSums) -> NamedSums:
+        trained = statistics_of(part, mixing)
+        if baseline is None:
+            return trained
+        random_part = {name: part[f"random_{name}"] for name in baseline.sums}
+        drawn = statistics_of(random_part, random_mixing)
+        both = dict(trained)
+        for name, value in drawn.items():
+            both[f"random_{name}"] = value
+        for decay in DECAYS:
+            exponent = f"exponent_{decay}"
+            both[f"excess_{decay}"] = trained[exponent] - drawn[exponent]
+        return both
+
     estimates, count = jackknife(sums, statistics)
-    scaled = {}
-    for name, estimated in estimates.items():
-        scaled[name] = _to_scale(name.removeprefix("random_"), estimated)
-    return scaled, count
+    for name, (value, low, high) in estimates.items():
+        statistic = name.removeprefix("random_")
+        if statistic in LOGARITHMIC:
+            estimates[name] = Estimate(np.exp(value), np.exp(low), np.exp(high))
+        elif statistic in SHARES:
+            estimates[name] = Estimate(value, np.clip(low, 0, 1), np.clip(high, 0, 1))
+    return estimates, count
 
 
 def mixing_sites(sums: Mapping[str, Floats]) -> Bools:
     """Mark the sites that other tokens of the site below influence."""
     others = sums["below"][..., 1:].sum((0, 2))
-    targets = sums["targets"].sum(0)
-    marked: Bools = others > ROUNDING * targets
+    marked: Bools = others > ROUNDING * sums["targets"].sum(0)
     return marked
-
-
-def _paired_statistics(
-    sums: NamedSums, mixing: Bools, random_mixing: Bools
-) -> NamedSums:
-    """Return the statistics of a model, of its baseline, and their difference."""
-    random_sums = {}
-    for name in sums:
-        if name.startswith("random_"):
-            random_sums[name.removeprefix("random_")] = sums[name]
-    trained = statistics_of(sums, mixing)
-    drawn = statistics_of(random_sums, random_mixing)
-    statistics = dict(trained)
-    for name, value in drawn.items():
-        statistics[f"random_{name}"] = value
-    for decay in DECAYS:
-        exponent = f"exponent_{decay}"
-        statistics[f"excess_{decay}"] = trained[exponent] - drawn[exponent]
-    return statistics
 
 
 def statistics_of(sums: Mapping[str, Floats], mixing: Bools) -> NamedSums:
@@ -77,96 +165,143 @@ def statistics_of(sums: Mapping[str, Floats], mixing: Bools) -> NamedSums:
 
     Those in `LOGARITHMIC` are logarithms.
     """
+    targets, below, same_token = sums["targets"], sums["below"], sums["own"]
+    sites, distances = below.shape
     # A site that no target was drawn of divides 0 by 0, and is not a number.
     with np.errstate(divide="ignore", invalid="ignore"):
-        targets = sums["targets"]
-        decays = _decays(sums, mixing)
-        statistics = _own_shares(sums, decays)
-        statistics["opening"] = _mean_of(sums["opening"], targets, mixing)
-        statistics["reach"] = np.log(sums["reach"] / targets[-1])
-        mean_distance = _mean_distance(sums["below"], mixing)
-        statistics["mean_distance"] = mean_distance
-        statistics["locality_trend"] = _trend(mean_distance)
+        # A site that mixes no tokens, such as a final norm, says nothing of distances.
+        of_mixing = targets[mixing].sum()
+        decays = {
+            "below": below[mixing].sum(0) / of_mixing,
+            "first": sums["first"][-1] / targets[-1],
+            "depth": sums["depths"] / sums["deep"],
+        }
+        own_by_depth = []
+        for depth in range(1, sites):
+            sources = np.diagonal(same_token, -depth)
+            own_by_depth.append(sources.sum() / targets[depth:].sum())
+        # Of each target, the mean over its lower sites.
+        of_column = same_token.sum(1)[1:] / np.arange(1, sites)
+        others = below[:, 1:]
+        by_distance = others * np.arange(1, distances)
+        mean_distance = by_distance.sum(1) / others.sum(1)
+        mean_distance[~mixing] = np.nan
+        statistics: dict[str, Any] = {
+            "own_below": below[:, 0] / targets,
+            "own_mean": decays["below"][0],
+            "own_first": decays["first"][0],
+            "own_column": of_column.sum() / targets[1:].sum(),
+            "own_by_depth": own_by_depth,
+            "opening": sums["opening"][mixing].sum(0) / of_mixing,
+            "reach": np.log(sums["reach"] / targets[-1]),
+            "mean_distance": mean_distance,
+            "locality_trend": _trend(mean_distance),
+        }
         for decay, shares in decays.items():
             statistics[f"decay_{decay}"] = np.log(shares)
-    for decay, shares in decays.items():
-        # Depths begin with 1, and distances with 0: the token itself.
-        law = fit_law(shares if decay == "depth" else shares[1:])
-        for name, value in law._asdict().items():
-            statistics[f"{name}_{decay}"] = np.array(value)
+            # Depths begin with 1, and distances with 0: the token itself.
+            law = fit_law(shares if decay == "depth" else shares[1:])
+            for name, value in law._asdict().items():
+                statistics[f"{name}_{decay}"] = value
     return {name: np.asarray(value) for name, value in statistics.items()}
 
 
-def _decays(sums: Mapping[str, Floats], mixing: Bools) -> dict[str, Floats]:
-    """Return the mean shares by distance and by depth."""
-    targets = sums["targets"]
-    decays = {}
-    # A site that mixes no tokens, such as a final norm, says nothing of distances.
-    decays["below"] = _mean_of(sums["below"], targets, mixing)
-    decays["first"] = sums["first"][-1] / targets[-1]
-    decays["depth"] = sums["depths"] / sums["deep"]
-    return decays
-
-
-def _mean_of(sums: Floats, targets: Floats, mixing: Bools) -> Floats:
-    """Return the mean over all targets of the marked sites."""
-    mean: Floats = sums[mixing].sum(0) / targets[mixing].sum()
-    return mean
-
-
-def _own_shares(sums: Mapping[str, Floats], decays: Mapping[str, Floats]) -> NamedSums:
-    """Return the share of the same token: by site, by depth, and on the whole."""
-    targets = sums["targets"]
-    same_token = sums["own"]
-    shares: NamedSums = {}
-    shares["own_below"] = sums["below"][:, 0] / targets
-    shares["own_mean"] = decays["below"][0]
-    shares["own_first"] = decays["first"][0]
-    # Of each target, the mean over its lower sites.
-    depths = np.arange(1, len(targets))
-    of_column = same_token.sum(1)[1:] / depths
-    shares["own_column"] = of_column.sum() / targets[1:].sum()
-    shares["own_by_depth"] = _own_by_depth(same_token, targets)
-    return shares
-
-
-def _own_by_depth(same_token: Floats, targets: Floats) -> Floats:
-    """Return the share of the same token by how many sites below the source is.
-
-    The array begins with depth 1.
-    """
-    shares = []
-    for depth in range(1, len(targets)):
-        sources = np.diagonal(same_token, -depth)
-        shares.append(sources.sum() / targets[depth:].sum())
-    return np.array(shares)
-
-
-def _mean_distance(below: Floats, mixing: Bools) -> Floats:
-    """Return the mean distance of other tokens' influence, [site]."""
-    others = below[:, 1:]
-    distances = np.arange(1, below.shape[1])
-    mean: Floats = (others * distances).sum(1) / others.sum(1)
-    mean[~mixing] = np.nan
-    return mean
-
-
-def _trend(values: Floats) -> Floats:
+def _trend(values: Floats) -> float:
     """Return how much the values [site] rise from the first site to the last."""
-    depths = np.linspace(0, 1, len(values))
     known = np.isfinite(values)
     if known.sum() < 2:
-        return np.array(np.nan)
-    x = depths[known] - depths[known].mean()
-    slope: Floats = (x * values[known]).sum() / (x**2).sum()
-    return slope
+        return np.nan
+    depths = np.linspace(0, 1, len(values))[known]
+    x = depths - depths.mean()
+    return float((x * values[known]).sum() / (x**2).sum())
 
 
-def _to_scale(name: str, estimated: Estimate) -> Estimate:
-    """Turn logarithms into shares, and keep shares within 0 and 1."""
-    value, low, high = estimated
-    if name in LOGARITHMIC:
-        return Estimate(np.exp(value), np.exp(low), np.exp(high))
-    if name in SHARES:
-        return Estimate(value, np.clip(low, 0, 1), np.clip(high, 0, 1))
-    return estimated
+class Law(NamedTuple):
+    """Two laws fitted to shares.
+
+    `exponent` is that of the power law, share ~ distance ** -exponent, and `rate` that
+    of the exponential, share ~ exp(-rate * distance). Both are least squares of log
+    shares, where every doubling of the distance counts the same. `advantage` is how
+    much larger the squared error of the exponential is, as a share of the variance, and
+    `explained` is the share of the variance that the power law explains.
+    """
+
+    exponent: float
+    rate: float
+    advantage: float
+    explained: float
+
+
+def fit_law(shares: Floats) -> Law:
+    """Fit both laws to the shares at the distances or depths 1, 2, 3, ...
+
+    >>> law = fit_law(np.arange(1, 30) ** -1.5)
+    >>> round(law.exponent, 6), law.advantage > 0
+    (1.5, True)
+    >>> fit_law(np.full(4, 0.1)).exponent
+    0.0
+    """
+    if len(shares) < FEWEST_SHARES or not (shares > 0).all():
+        return Law(np.nan, np.nan, np.nan, np.nan)
+    distances = np.arange(1.0, len(shares) + 1)
+    logarithms = np.log(shares)
+    if np.ptp(logarithms) < SAME_LOGARITHM:
+        # Equal shares leave nothing to explain, and neither law is better.
+        return Law(0.0, 0.0, 0.0, np.nan)
+    # The distances of every octave weigh as much as those of the next.
+    weights = 1 / distances
+    slope, error = _fit_line(np.log(distances), logarithms, weights)
+    other_slope, other_error = _fit_line(distances, logarithms, weights)
+    mean = np.average(logarithms, weights=weights)
+    variance = float(np.average((logarithms - mean) ** 2, weights=weights))
+    return Law(
+        -slope, -other_slope, (other_error - error) / variance, 1 - error / variance
+    )
+
+
+def _fit_line(x: Floats, y: Floats, weights: Floats) -> tuple[float, float]:
+    """Fit a line through points that count by their weights.
+
+    It is returned as its slope and its mean squared error.
+    """
+    across = x - np.average(x, weights=weights)
+    up = y - np.average(y, weights=weights)
+    covariance = (weights * across * up).sum()
+    slope = float(covariance / (weights * across**2).sum())
+    residuals = up - slope * across
+    return slope, float(np.average(residuals**2, weights=weights))
+
+
+def jackknife(
+    sums: NamedSums, statistics: Callable[[NamedSums], Mapping[str, Floats]]
+) -> tuple[dict[str, Estimate], float]:
+    """Return statistics of sums [batch, ...] with their intervals over groups of texts.
+
+    It is the jackknife (Tukey 1958) with Student's quantile: texts are what was
+    sampled, and every statistic is computed again without each of the batches. The
+    second value is how many batches of equal size the intervals are worth.
+
+    >>> sums = {"targets": np.ones((4, 1)), "share": np.array([1.0, 2.0, 3.0, 4.0])}
+    >>> estimates, batches = jackknife(sums, lambda part: {"sum": part["share"]})
+    >>> float(estimates["sum"].value), batches
+    (10.0, 4.0)
+    """
+    from scipy.stats import t
+
+    sizes = sums["targets"].sum(1)
+    total = {name: array.sum(0) for name, array in sums.items()}
+    left_out = []
+    for batch in range(len(sizes)):
+        rest = {name: total[name] - array[batch] for name, array in sums.items()}
+        left_out.append(statistics(rest))
+    # Batches of unequal size count for fewer (Kish 1965).
+    count = float(sizes.sum() ** 2 / (sizes**2).sum())
+    quantile = float(t.ppf((1 + LEVEL) / 2, max(1.0, count - 1)))
+    estimates = {}
+    for name, value in statistics(total).items():
+        # A statistic that some batches are needed for has no error.
+        with np.errstate(invalid="ignore"):
+            variance = np.var([rest[name] for rest in left_out], axis=0)
+            half = quantile * np.sqrt((len(sizes) - 1) * variance)
+        estimates[name] = Estimate(value, value - half, value + half)
+    return estimates, count

@@ -5,28 +5,23 @@ products with the Jacobian are met at every source on the way.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from hiddenscope.analyses.visibility.random_weights import RandomModel
 from hiddenscope.analyses.visibility.sampling import DrawnTarget
-from hiddenscope.analyses.visibility.seeds import Seed, batched
-from hiddenscope.arguments import integer
+from hiddenscope.analyses.visibility.story import MeasureName
 from hiddenscope.errors import NotFinite, StatesError
 from hiddenscope.model import Model
 from hiddenscope.modules import autograd
 from hiddenscope.passes import Inputs
 from hiddenscope.passes.jacobian import Tape, tape
 from hiddenscope.sites import Site
-from hiddenscope.states.arrays import Floats
-
-MeasureName: TypeAlias = Literal["l1", "frobenius", "relative", "logit"]
+from hiddenscope.states.arrays import Bools, Floats
 
 # Up to this width the Frobenius norm is exact unless probes are given.
 EXACT_WIDTH = 128
@@ -43,25 +38,19 @@ ROW_WIDTH = 768
 class InfluenceMeasure:
     """A measure of a Jacobian, and how many probes estimate it; 0 where it is exact."""
 
-    name: str
+    name: MeasureName
     probes: int = 0
     seed: int = 0
 
     @classmethod
-    def of(cls, name: str, probes: object, seed: int, width: int) -> "InfluenceMeasure":
-        """Return a checked measure.
+    def of(
+        cls, name: MeasureName, probes: int | None, seed: int, width: int
+    ) -> "InfluenceMeasure":
+        """Return a measure of states of this width.
 
         A Frobenius norm is exact for narrow states, and with as many probes as the
         width.
         """
-        names = get_args(MeasureName)
-        if name not in names:
-            choices = ", ".join(names)
-            raise StatesError(
-                f"No measure {str(name)[:40]!r}",
-                f"the measures are {choices}",
-                "Choose one of these.",
-            )
         if name in ONE_VECTOR:
             if probes is not None:
                 raise StatesError(
@@ -72,11 +61,7 @@ class InfluenceMeasure:
             return cls(name)
         if probes is None:
             probes = width if width <= EXACT_WIDTH else DEFAULT_PROBES
-        # An interval needs two.
-        probes = integer(probes, "probes", 2)
-        if probes >= width:
-            probes = 0
-        return cls(name, probes, seed)
+        return cls(name, probes if probes < width else 0, seed)
 
     @property
     def estimated(self) -> bool:
@@ -92,7 +77,12 @@ class InfluenceMeasure:
     def vectors(self, states: Tensor, generator: torch.Generator) -> Tensor:
         """Return the vectors [token, vector, width] of states [token, width]."""
         if self.name == "l1":
-            return scale_free_gradient(states)[:, None]
+            # The gradient of |h|₁/|h|₂, which is orthogonal to h.
+            wide = states.to(torch.promote_types(states.dtype, torch.float32))
+            length = wide.norm(dim=-1, keepdim=True)
+            absolute_sum = wide.abs().sum(-1, keepdim=True)
+            gradient: Tensor = wide.sign() / length - absolute_sum * wide / length**3
+            return gradient.to(states.dtype)[:, None]
         tokens, width = states.shape
         if not self.estimated:
             units: Tensor = torch.eye(width, dtype=states.dtype, device=states.device)
@@ -112,63 +102,39 @@ class InfluenceMeasure:
         wide = torch.promote_types(products.dtype, torch.float32)
         order = 1 if self.name == "l1" else 2
         norms: Tensor = torch.linalg.vector_norm(products, order, dim=-1, dtype=wide)
-        norms = norms.double()
-        return norms if order == 1 else norms.square()
+        return norms.double() ** order
 
     def values(self, sums: Floats, squares: Floats) -> tuple[Floats, Floats | None]:
-        """Return the measure, and half of its 95% interval where it is estimated."""
+        """Return the measure, and half of its 95% interval where it is estimated.
+
+        Squared norms of few probes are skewed to the right, the more so the fewer
+        directions a Jacobian has, and Student's own quantile would hold too little.
+        With a quarter of the degrees of freedom intervals hold what they state in the
+        simulations of docs/calibration.md.
+        """
         if self.name == "l1":
             return sums, None
         if not self.estimated:
             return np.sqrt(sums), None
+        from scipy.stats import t
+
         mean = sums / self.probes
         spread = squares / self.probes - mean**2
         # Rounding can bring the difference of equal squares below 0.
         variance = np.maximum(spread, 0) / (self.probes - 1)
         norm = np.sqrt(mean)
-        quantile = widened_quantile(self.probes)
+        quantile = float(t.ppf(0.975, max(1.0, (self.probes - 1) / 4)))
         with np.errstate(invalid="ignore", divide="ignore"):
             half = quantile * np.sqrt(variance) / (2 * norm)
         return norm, np.where(norm > 0, half, 0.0)
 
 
-def scale_free_gradient(states: Tensor) -> Tensor:
-    """Return the gradient of |h|₁/|h|₂ for rows of states; it is orthogonal to h."""
-    wide = states.to(torch.promote_types(states.dtype, torch.float32))
-    length = wide.norm(dim=-1, keepdim=True)
-    absolute_sum = wide.abs().sum(-1, keepdim=True)
-    gradient: Tensor = wide.sign() / length - absolute_sum * wide / length**3
-    return gradient.to(states.dtype)
-
-
-def widened_quantile(probes: int) -> float:
-    """Return how many standard errors hold 95%.
-
-    Squared norms of few probes are skewed to the right, the more so the fewer
-    directions a Jacobian has, and Student's own quantile would hold too little. With a
-    quarter of the degrees of freedom intervals hold what they state in the simulations
-    of docs/calibration.md.
-    """
-    from scipy.stats import t
-
-    freedom = max(1.0, (probes - 1) / 4)
-    return float(t.ppf(0.975, freedom))
-
-
-@dataclass
+@dataclass(frozen=True)
 class Axes:
     """The two axes of a map: its sites, and its tokens, stack after stack."""
 
     sites: tuple[Site, ...]
     lengths: Mapping[str | None, int]
-    starts: dict[str | None, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.starts = {}
-        start = 0
-        for stack, length in self.lengths.items():
-            self.starts[stack] = start
-            start += length
 
     @property
     def tokens(self) -> int:
@@ -183,12 +149,12 @@ class Axes:
     @property
     def last_stack(self) -> str | None:
         """Return the name of the last stack, whose states predict tokens."""
-        *_, last = self.lengths
-        return last
+        return [*self.lengths][-1]
 
     def columns(self, stack: str | None) -> slice:
         """Return where the tokens of a stack are."""
-        start = self.starts[stack]
+        before = [*self.lengths].index(stack)
+        start = sum([*self.lengths.values()][:before])
         return slice(start, start + self.lengths[stack])
 
     def rows(self, stack: str | None) -> list[int]:
@@ -196,75 +162,111 @@ class Axes:
         return [row for row, site in enumerate(self.sites) if site.stack == stack]
 
     @property
-    def filled(self) -> NDArray[np.bool_]:
+    def filled(self) -> Bools:
         """Mark the cells [site, token] that hold a state: those of the site's stack."""
         filled = np.zeros(self.cells, dtype=bool)
         for row, site in enumerate(self.sites):
-            columns = self.columns(site.stack)
-            filled[row, columns] = True
+            filled[row, self.columns(site.stack)] = True
         return filled
 
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """A measure of the influences in a model, on the axes of a map."""
+    """A measure of the influences in a model, on the axes of a map.
 
-    model: Model | RandomModel
+    `module` is a copy of the model's own that runs in its place.
+    """
+
+    model: Model
     axes: Axes
     measure: InfluenceMeasure
     generator: torch.Generator
+    module: nn.Module | None = None
 
     @property
     def row_budget(self) -> int:
         """Return how many rows [token, width] go through a block together."""
         return ROW_BUDGET.get(self.model.device.type, ROW_BUDGET["cpu"])
 
-    def vectors(self, states: Tensor) -> Tensor:
-        """Return the vectors [token, vector, width] of states [token, width]."""
-        return self.measure.vectors(states, self.generator)
+
+class Seed(NamedTuple):
+    """The vectors [vector, width] of one target, and where in a text they start."""
+
+    target: int
+    site: Site
+    token: int
+    vectors: Tensor
 
 
 class _Sums:
-    """Sums of product sizes, [source site, target, source token], in float64."""
+    """Sums of product sizes, [source site, target, source token], in float64.
+
+    With `squares` there are also sums of their squares.
+    """
 
     def __init__(self, axes: Axes, targets: int, *, squares: bool) -> None:
         self.axes = axes
-        shape = len(axes.sites), targets, axes.tokens
-        self.first = torch.zeros(shape, dtype=torch.float64)
-        self.second: Tensor | None = None
-        if squares:
-            self.second = torch.zeros(shape, dtype=torch.float64)
-        self._rows = {site: row for row, site in enumerate(axes.sites)}
+        shape = 1 + squares, len(axes.sites), targets, axes.tokens
+        self.powers = torch.zeros(shape, dtype=torch.float64)
 
     def add(self, site: Site, sizes: Tensor, targets: Tensor) -> None:
         """Add the sizes [vector, token] at a source, each vector to its target."""
         sizes = sizes.cpu()
         count, tokens = sizes.shape
-        # Vectors come from the top target down, so those that reach this source are the
-        # first; a target below the source has no product there.
-        targets = targets[:count]
-        row = self._rows[site]
-        start = self.axes.starts[site.stack]
-        columns = slice(start, start + tokens)
-        self.first[row, :, columns].index_add_(0, targets, sizes)
-        if self.second is not None:
-            squares = sizes.square()
-            self.second[row, :, columns].index_add_(0, targets, squares)
+        row = self.axes.sites.index(site)
+        start = self.axes.columns(site.stack).start
+        for power, sums in enumerate(self.powers, 1):
+            # Vectors come from the top target down, so those that reach this source are
+            # the first; a target below the source has no product there.
+            sums[row, :, start : start + tokens].index_add_(
+                0, targets[:count], sizes**power
+            )
 
-    def arrays(self, *shape: int) -> tuple[Floats, Floats]:
-        """Return the sums and the sums of squares.
+    def add_products(
+        self, measurement: Measurement, run: Tape, seeds: Iterable[Seed], tokens: int
+    ) -> None:
+        """Add the products of all seeds, which come from the top down."""
+        # Their targets lie at many sites, so about half of them have begun at a block.
+        most = max(1, 2 * measurement.row_budget // tokens)
+        for batch in _batches(seeds, most):
+            starts: dict[Site, list[Tensor]] = {}
+            targets: list[int] = []
+            for seed in batch:
+                states = run.values(seed.site)
+                start = states.new_zeros((len(seed.vectors), *states.shape))
+                start[:, seed.token] = seed.vectors
+                starts.setdefault(seed.site, []).append(start)
+                targets += [seed.target] * len(seed.vectors)
+            vectors = {site: torch.cat(parts) for site, parts in starts.items()}
+            for site, products in run.pull(vectors):
+                sizes = measurement.measure.size(products)
+                self.add(site, sizes, torch.tensor(targets))
+
+    def values(
+        self, measure: InfluenceMeasure, *shape: int
+    ) -> tuple[Floats, Floats | None]:
+        """Return the measure and half of its interval.
 
         Both are [*shape, source site, source token]; the shape is that of the targets.
         """
-        second = self.first if self.second is None else self.second
-        return _by_target(self.first, shape), _by_target(second, shape)
+        _, sites, _, tokens = self.powers.shape
+        by_target = self.powers.transpose(1, 2).reshape(-1, *shape, sites, tokens)
+        arrays = by_target.numpy()
+        return measure.values(arrays[0], arrays[-1])
 
 
-def _by_target(sums: Tensor, shape: tuple[int, ...]) -> Floats:
-    sites, _, tokens = sums.shape
-    by_target = sums.transpose(0, 1)
-    array: Floats = by_target.reshape(*shape, sites, tokens).numpy()
-    return array
+def _batches(seeds: Iterable[Seed], most: int) -> Iterator[list[Seed]]:
+    """Yield batches of at most `most` vectors; a target with more is split."""
+    batch: list[Seed] = []
+    size = 0
+    for seed in seeds:
+        for vectors in torch.split(seed.vectors, most):
+            if size + len(vectors) > most:
+                yield batch
+                batch, size = [], 0
+            batch.append(seed._replace(vectors=vectors))
+            size += len(vectors)
+    yield batch
 
 
 def influence_on_states(
@@ -274,61 +276,42 @@ def influence_on_states(
 
     The map is [site, token, source site, source token].
     """
-    axes, measure = measurement.axes, measurement.measure
+    axes, measure, model = measurement.axes, measurement.measure, measurement.model
     sums = _Sums(axes, len(axes.sites) * axes.tokens, squares=measure.estimated)
     norms = np.ones(axes.cells)
+
+    def seeds(run: Tape, rows: list[int], first: int, tokens: range) -> Iterator[Seed]:
+        """Yield the vectors of the states of some tokens, and put their norms."""
+        for row in sorted(rows, key=axes.sites.__getitem__, reverse=True):
+            site = axes.sites[row]
+            states = run.values(site)[tokens.start :]
+            columns = slice(first + tokens.start, first + tokens.stop)
+            norms[row, columns] = states.double().norm(dim=-1).cpu()
+            vectors = measure.vectors(states, measurement.generator)
+            for token, of_token in zip(tokens, vectors, strict=True):
+                # Targets are numbered row after row of the map.
+                yield Seed(row * axes.tokens + first + token, site, token, of_token)
+
     for stack in axes.lengths:
-        for span in _spans(measurement, stack):
-            _add_span(measurement, text, span, sums, norms)
-            advance(len(span.sites) * len(span.tokens))
-    values, half = measure.values(*sums.arrays(*axes.cells))
+        rows = axes.rows(stack)
+        if not rows:
+            continue
+        last = axes.sites[rows[-1]]
+        sources = [site for site in axes.sites if not site > last]
+        widths = [model.anatomy.width(axes.sites[row]) for row in rows]
+        for tokens in _pieces(measurement, stack, sum(map(measure.count, widths))):
+            part = cut_texts(text, stack, tokens.stop)
+            run = tape(model, part, sources)
+            of_piece = seeds(run, rows, axes.columns(stack).start, tokens)
+            sums.add_products(measurement, run, of_piece, tokens.stop)
+            advance(len(rows) * len(tokens))
+    values, half = sums.values(measure, *axes.cells)
     if measure.name == "relative":
         with np.errstate(divide="ignore", invalid="ignore"):
             scale = norms[None, None] / norms[:, :, None, None]
         values = values * scale
         half = None if half is None else half * scale
-    _check_finite(values, axes)
-    return values, half
-
-
-def _add_span(
-    measurement: Measurement, text: Inputs, span: "_Span", sums: _Sums, norms: Floats
-) -> None:
-    """Add the influences on the states of a span, and put their norms."""
-    axes, measure = measurement.axes, measurement.measure
-    sources = [site for site in axes.sites if not site > span.sites[-1]]
-    text = cut_texts(text, span.stack, span.tokens.stop)
-    run = tape(measurement.model, text, sources)
-    seeds = _span_seeds(measurement, run, span)
-    most = _most_vectors(measurement, span.tokens.stop)
-    for batch in batched(run, seeds, most):
-        for site, products in run.pull(batch.vectors):
-            sums.add(site, measure.size(products), batch.targets)
-    first = axes.starts[span.stack]
-    columns = slice(first + span.tokens.start, first + span.tokens.stop)
-    for site in span.sites:
-        states = run.values(site)[span.tokens.start :].double()
-        row = axes.sites.index(site)
-        norms[row, columns] = states.norm(dim=-1).cpu()
-
-
-def _most_vectors(measurement: Measurement, tokens: int) -> int:
-    """Return how many vectors go backward together through a pass of so many tokens."""
-    # Their targets lie at many sites, so about half of them have begun at a block.
-    return max(1, 2 * measurement.row_budget // tokens)
-
-
-def _span_seeds(measurement: Measurement, run: Tape, span: "_Span") -> Iterator[Seed]:
-    """Yield the vectors of all states of a span, from the top down."""
-    axes = measurement.axes
-    for site in sorted(span.sites, reverse=True):
-        states = run.values(site)[span.tokens.start :]
-        row = axes.sites.index(site)
-        # Targets are numbered row after row of the map.
-        first = row * axes.tokens + axes.starts[span.stack]
-        vectors = measurement.vectors(states)
-        for token, of_token in zip(span.tokens, vectors, strict=True):
-            yield Seed(first + token, site, token, of_token)
+    return _finite(values, axes), half
 
 
 def influence_on_targets(
@@ -342,40 +325,24 @@ def influence_on_targets(
     axes, measure = measurement.axes, measurement.measure
     sums = _Sums(axes, len(targets), squares=measure.estimated)
     # The pass is made once; all vectors go backward through it together.
-    run = tape(measurement.model, text, axes.sites)
-    seeds = _target_seeds(measurement, run, targets)
-    most = _most_vectors(measurement, axes.tokens)
-    for batch in batched(run, seeds, most):
-        for site, products in run.pull(batch.vectors):
-            sums.add(site, measure.size(products), batch.targets)
-    values, _ = measure.values(*sums.arrays(len(targets)))
+    run = tape(measurement.model, text, axes.sites, module=measurement.module)
+
+    def seeds() -> Iterator[Seed]:
+        sites = [axes.sites[target.row] for target in targets]
+        order = sorted(range(len(targets)), key=sites.__getitem__)
+        for number in reversed(order):
+            token = targets[number].token
+            states = run.values(sites[number])
+            state = states[token : token + 1]
+            (vectors,) = measure.vectors(state, measurement.generator)
+            yield Seed(number, sites[number], token, vectors)
+
+    sums.add_products(measurement, run, seeds(), axes.tokens)
+    values, _ = sums.values(measure, len(targets))
     if measure.name == "relative":
-        values = values * _norms(run, axes)
-    _check_finite(values, axes)
-    return values
-
-
-def _norms(run: Tape, axes: Axes) -> Floats:
-    """Return the norms of all states, [site, token]."""
-    norms = []
-    for site in axes.sites:
-        states = run.values(site).double()
-        norms.append(states.norm(dim=-1))
-    stacked: Floats = torch.stack(norms).cpu().numpy()
-    return stacked
-
-
-def _target_seeds(
-    measurement: Measurement, run: Tape, targets: Sequence[DrawnTarget]
-) -> Iterator[Seed]:
-    """Yield the vectors of drawn targets, from the top down."""
-    sites = [measurement.axes.sites[target.row] for target in targets]
-    order = sorted(range(len(targets)), key=sites.__getitem__)
-    for number in reversed(order):
-        token = targets[number].token
-        states = run.values(sites[number])
-        (vectors,) = measurement.vectors(states[token : token + 1])
-        yield Seed(number, sites[number], token, vectors)
+        norms = [run.values(site).double().norm(dim=-1) for site in axes.sites]
+        values = values * torch.stack(norms).cpu().numpy()
+    return _finite(values, axes)
 
 
 def influence_on_log_probability(
@@ -383,58 +350,62 @@ def influence_on_log_probability(
     text: Inputs,
     predicted: Sequence[int],
     advance: Callable[[float], None],
-) -> Floats:
-    """Return one text's map [token, source site, source token].
+) -> tuple[Floats, None]:
+    """Return one text's map [token, source site, source token], which is exact.
 
     It is of the log-probability of one predicted token at each place.
     """
-    axes = measurement.axes
+    axes, measure = measurement.axes, measurement.measure
     stack = axes.last_stack
-    length = axes.lengths[stack]
-    sums = _Sums(axes, length, squares=False)
-    for tokens in _ranges(measurement, Site(0, "", stack), length, 1):
+    sums = _Sums(axes, axes.lengths[stack], squares=False)
+    for tokens in _pieces(measurement, stack, 1):
         part = cut_texts(text, stack, tokens.stop)
         run = tape(measurement.model, part, axes.sites, logits=True)
-        outputs = _log_probabilities(run, predicted[: tokens.stop])
-        _add_outputs(measurement, run, outputs, tokens, sums)
+        assert run.logits is not None
+        wide = torch.promote_types(run.logits.dtype, torch.float32)
+        ids = torch.tensor(predicted[: tokens.stop], device=run.logits.device)
+        with autograd.restored(), torch.enable_grad():
+            log_probabilities = run.logits.to(wide).log_softmax(-1)
+            outputs = log_probabilities.gather(-1, ids[:, None])[:, 0]
+        units = torch.eye(len(outputs), dtype=outputs.dtype, device=outputs.device)
+        most = max(1, measurement.row_budget * ROW_WIDTH // run.logits.shape[1])
+        for start in range(0, len(tokens), most):
+            targets = torch.tensor(tokens[start : start + most])
+            vectors = units[targets.to(units.device)]
+            for site, products in run.pull({}, (outputs, vectors)):
+                sums.add(site, measure.size(products), targets)
         advance(len(tokens))
-    squares, _ = sums.arrays(length)
-    values: Floats = np.sqrt(squares)
-    _check_finite(values, axes)
+    values, _ = sums.values(measure, axes.lengths[stack])
+    return _finite(values, axes), None
+
+
+def _finite(values: Floats, axes: Axes) -> Floats:
+    """Return a map; refuse one that holds a NaN or an infinity."""
+    finite = np.isfinite(values)
+    if not finite.all():
+        *place, row, token = np.argwhere(~finite)[0]
+        value = values[(*place, row, token)]
+        raise NotFinite(
+            "An influence is not finite",
+            f"that of {axes.sites[row]} at token {token} is {value}",
+            "Look at the states with profile(), or choose other sites.",
+        )
     return values
 
 
-def _log_probabilities(run: Tape, predicted: Sequence[int]) -> Tensor:
-    """Return the log-probability of the token predicted at each place."""
-    assert run.logits is not None
-    wide = torch.promote_types(run.logits.dtype, torch.float32)
-    ids = torch.tensor(predicted, device=run.logits.device)
-    with autograd.restored(), torch.enable_grad():
-        log_probabilities = run.logits.to(wide).log_softmax(-1)
-        of_predicted = log_probabilities.gather(-1, ids[:, None])
-        return of_predicted[:, 0]
+def needs_whole(model: Model, length: int) -> bool:
+    """Tell whether the start of a text has other states if it is run without the rest.
 
-
-def _add_outputs(
-    measurement: Measurement, run: Tape, outputs: Tensor, tokens: range, sums: _Sums
-) -> None:
-    """Add the influences on the outputs [token] of a pass at some tokens."""
-    assert run.logits is not None
-    units = torch.eye(len(outputs), dtype=outputs.dtype, device=outputs.device)
-    vocabulary = run.logits.shape[1]
-    most = max(1, measurement.row_budget * ROW_WIDTH // vocabulary)
-    for start in range(0, len(tokens), most):
-        targets = torch.tensor(tokens[start : start + most])
-        vectors = units[targets.to(units.device)]
-        for site, products in run.pull({}, (outputs, vectors)):
-            sums.add(site, measurement.measure.size(products), targets)
+    Beyond some length LongRoPE scales positions.
+    """
+    switch = model.batching.rope_switch
+    return switch is not None and length > switch
 
 
 def cut_texts(inputs: Inputs, stack: str | None, length: int) -> Inputs:
     """Cut the texts of one stack; the texts of the other stay whole."""
     if stack == "decoder" and inputs.targets is not None:
-        targets = cut_texts(inputs.targets, None, length)
-        return inputs.with_targets(targets)
+        return inputs.with_targets(cut_texts(inputs.targets, None, length))
     ids = tuple(text[:length] for text in inputs.ids)
     spans = inputs.spans
     if spans:
@@ -442,28 +413,8 @@ def cut_texts(inputs: Inputs, stack: str | None, length: int) -> Inputs:
     return Inputs(ids, inputs.texts, spans, inputs.targets)
 
 
-class _Span(NamedTuple):
-    """The sites of a stack, and a piece of its tokens that has a pass of its own."""
-
-    stack: str | None
-    sites: list[Site]
-    tokens: range
-
-
-def _spans(measurement: Measurement, stack: str | None) -> Iterator[_Span]:
-    """Yield the spans of a stack; none where it has no sites."""
-    axes, anatomy = measurement.axes, measurement.model.anatomy
-    sites = [axes.sites[row] for row in axes.rows(stack)]
-    if not sites:
-        return
-    widths = map(anatomy.width, sites)
-    vectors = sum(map(measurement.measure.count, widths))
-    for tokens in _ranges(measurement, sites[0], axes.lengths[stack], vectors):
-        yield _Span(stack, sites, tokens)
-
-
-def _ranges(
-    measurement: Measurement, site: Site, length: int, vectors: int
+def _pieces(
+    measurement: Measurement, stack: str | None, vectors: int
 ) -> Iterator[range]:
     """Cut the target tokens of a causal stack into pieces with a pass of their own.
 
@@ -471,29 +422,12 @@ def _ranges(
     vectors together take `vectors * length**2` rows, and each piece gets as many as go
     through a block together.
     """
-    model = measurement.model
-    # Beyond this length LongRoPE scales positions, so the start of a text run without
-    # the rest would have other states.
-    switch = model.batching.rope_switch
-    is_long = switch is not None and length > switch
+    length = measurement.axes.lengths[stack]
     count = 1
-    if model.anatomy.stack(site).causal and not is_long:
+    model = measurement.model
+    causal = model.anatomy.stack_named(stack).causal
+    if causal and not needs_whole(model, length):
         passes = round(vectors * length**2 / measurement.row_budget)
         count = min(length, max(1, passes))
     ends = [round(length * part / count) for part in range(count + 1)]
     return itertools.starmap(range, itertools.pairwise(ends))
-
-
-def _check_finite(values: Floats, axes: Axes) -> None:
-    """Refuse a map that holds a NaN or an infinity."""
-    finite = np.isfinite(values)
-    if finite.all():
-        return
-    place = np.argwhere(~finite)[0]
-    *_, row, token = place
-    value = values[tuple(place)]
-    raise NotFinite(
-        "An influence is not finite",
-        f"that of {axes.sites[row]} at token {token} is {value}",
-        "Look at the states with profile(), or choose other sites.",
-    )

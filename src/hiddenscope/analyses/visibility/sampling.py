@@ -1,18 +1,19 @@
-"""How much of a map is computed, and how the texts are put together.
+"""Sampling: which states of each text are measured, and how texts are averaged.
 
-Nothing here imports torch.
+Nothing here imports torch or numpy.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product, starmap
-from typing import Literal, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import TextError
-from hiddenscope.states.arrays import Ints
+from hiddenscope.interface import ask
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Targets of each text. A target of a 64-token text of smollm2 costs about a third of a
 # second of one core, so that 200 texts take minutes.
@@ -37,13 +38,29 @@ class Sampling:
     4
     """
 
-    per_text: int = DEFAULT_TARGETS
-    align: Literal["distance", "position"] = "distance"
-    baseline: Literal["random"] | None = None
-    probes: int | None = None
+    per_text: Annotated[
+        int, ask("Of several texts: how many states of each are drawn.", aside=True)
+    ] = DEFAULT_TARGETS
+    align: Annotated[
+        Literal["distance", "position"],
+        ask(
+            "Average several texts by distance, or whole maps by position.", aside=True
+        ),
+    ] = "distance"
+    baseline: Annotated[
+        Literal["random"] | None,
+        ask("Of several texts: compare with random weights.", aside=True),
+    ] = None
+    probes: Annotated[
+        int | None,
+        ask("Random vectors that estimate a Frobenius norm.", least=2, aside=True),
+    ] = None
 
     def __post_init__(self) -> None:
         integer(self.per_text, "per_text", 1)
+        if self.probes is not None:
+            # An interval needs two.
+            integer(self.probes, "probes", 2)
 
 
 class DrawnTarget(NamedTuple):
@@ -69,16 +86,14 @@ class DistanceWindow:
 
     @classmethod
     def of(cls, shortest: int, causal: bool) -> "DistanceWindow":
-        """Return the window of texts with at least so many tokens."""
+        """Return the window of texts with at least this many tokens."""
         if shortest < SHORTEST:
             raise TextError(
                 "Cannot align these texts by distance",
                 f"the shortest has {shortest} tokens, and {SHORTEST} are needed",
                 "Give longer texts, or Sampling(align='position').",
             )
-        if causal:
-            return cls(shortest // 2, causal)
-        return cls((shortest - 1) // 3, causal)
+        return cls(shortest // 2 if causal else (shortest - 1) // 3, causal)
 
     def places(self, length: int) -> range:
         """Return the tokens of a text of this length that see every distance.
@@ -91,20 +106,8 @@ class DistanceWindow:
         return range(self.farthest, length - self.farthest)
 
 
-def deepest_of(sites: int) -> int:
-    """Return the largest depth that is counted: half of the sites below the last.
-
-    As with distances, a depth is counted only of targets that have all depths. Targets
-    of the upper half have them.
-
-    >>> deepest_of(32), deepest_of(2)
-    (15, 1)
-    """
-    return max(1, (sites - 1) // 2)
-
-
 def draw_targets(
-    rows: Sequence[int], places: range, count: int, generator: np.random.Generator
+    rows: Sequence[int], places: range, count: int, generator: "np.random.Generator"
 ) -> list[DrawnTarget]:
     """Draw states of some rows and places, each with the same chance.
 
@@ -112,6 +115,7 @@ def draw_targets(
     differ by at most one. The places of a row are drawn systematically too, so that
     they spread over the text. If `count` states or fewer exist, all are returned.
 
+    >>> import numpy as np
     >>> generator = np.random.default_rng(0)
     >>> len(draw_targets([1, 2, 3], range(5, 8), 4, generator))
     4
@@ -120,20 +124,13 @@ def draw_targets(
     """
     if count >= len(rows) * len(places):
         return list(starmap(DrawnTarget, product(rows, places)))
-    counts = np.full(len(rows), count // len(rows))
-    extra = generator.permutation(len(rows))[: count % len(rows)]
-    counts[extra] += 1
+    counts = [count // len(rows)] * len(rows)
+    for place in generator.permutation(len(rows))[: count % len(rows)]:
+        counts[place] += 1
     targets = []
-    for row, of_row in zip(rows, counts.tolist(), strict=True):
-        for place in _systematic(len(places), of_row, generator):
-            targets.append(DrawnTarget(row, places[int(place)]))
+    for row, of_row in zip(rows, counts, strict=True):
+        start = generator.random() if of_row else 0.0
+        for step in range(of_row):
+            place = int((start + step) * len(places) / of_row)
+            targets.append(DrawnTarget(row, places[place]))
     return targets
-
-
-def _systematic(size: int, count: int, generator: np.random.Generator) -> Ints:
-    """Draw `count` of `size` numbers, evenly spread, each with the same chance."""
-    if not count:
-        return np.zeros(0, dtype=np.int64)
-    steps = (generator.random() + np.arange(count)) * size / count
-    numbers: Ints = np.floor(steps).astype(np.int64)
-    return numbers
