@@ -334,46 +334,22 @@ def tables(outcomes: Sequence[Outcome]) -> str:
 
 
 def fault_text(title: str, rows: Rows) -> str:
-    """List what was always found in a sentence, and the rest in a table."""
-    *rows, everything = rows
-    always, rest = [], []
-    for name, planted, effective, sites, modules in rows:
-        if not effective == sites == modules:
-            rest.append([name, planted, effective, sites, modules])
-        elif effective == planted:
-            always.append(f"{name} {planted}")
-        else:
-            always.append(f"{name} {effective} of {planted}")
-    _, planted, effective, sites, modules = everything
-    parts = [
+    """Say how many were found, and tabulate where some were not."""
+    *rows, (_, planted, effective, sites, modules) = rows
+    missed = [row for row in rows if not row[2] == row[3] == row[4]]
+    told = (
         f"{effective} of {planted} planted faults are effective; the first layer is"
         f" exact in {sites} of these, the module in {modules}."
-    ]
-    if always:
-        parts.append(
-            "Both are exact in every effective case of (effective of planted):"
-            f" {', '.join(always)}."
-        )
-    if rest:
-        parts.append(markdown([title, *HEADS], rest))
-    return "\n\n".join(parts)
+    )
+    return f"{told}\n\n{markdown([title, *HEADS], missed)}" if missed else told
 
 
 def harmless_text(rows: Rows) -> str:
-    """List the harmless changes in a sentence, and those with false alarms by name."""
+    """Count the harmless pairs, and name the changes with false alarms."""
     *rows, (_, pairs, alarms, _) = rows
-    changes, alarming = [], []
-    for name, count, false, moved in rows:
-        changes.append(f"{name} {count} ({moved})")
-        if false:
-            alarming.append(f"{name} {false}")
-    told = f"{alarms} false alarms in {pairs} pairs"
-    if alarming:
-        told += f" ({', '.join(alarming)})"
-    return (
-        f"{told}. Pairs of each change, and by how many times its noise it moved the"
-        f" output at most: {', '.join(changes)}."
-    )
+    alarming = [f"{name} {false}" for name, _, false, _ in rows if false]
+    where = f" ({', '.join(alarming)})" if alarming else ""
+    return f"{alarms} false alarms in {pairs} pairs{where}."
 
 
 def port_text(rows: Rows) -> str:

@@ -20,7 +20,6 @@ def tables(outcomes: Sequence[Measured]) -> list[str]:
     return [
         f"**Sound pairs.** {_sound_sentence(sound)}",
         _sound_table("dtype and device", sound, _where),
-        _change_sentence(sound),
         (
             "**Small faults in bfloat16.** How many are found in the states, and how"
             " many in the states or the single modules, called on equal input."
@@ -86,15 +85,6 @@ def _sound_table(title: str, sound: Sequence[Measured], key: Key) -> str:
         "strongest module",
     ]
     return markdown(head, lines)
-
-
-def _change_sentence(sound: Sequence[Measured]) -> str:
-    """List the strongest part of each change."""
-    changes = []
-    for name, group in _groups(sound, lambda outcome: outcome.trial.kind).items():
-        strongest = max(outcome.beyond for outcome in group)
-        changes.append(f"{name} {len(group)} ({strongest:.2f})")
-    return f"Pairs of each change, with the strongest part: {', '.join(changes)}."
 
 
 def _power_table(planted: Sequence[Measured]) -> str:

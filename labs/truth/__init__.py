@@ -17,5 +17,5 @@ scores/      one analysis each: what it should find, and what it did
 tally        questions, cases, scores and their intervals
 baselines    the questions of patching, put to TransformerLens
 runs         every analysis on every model
-report       the tables of docs/truth.md
+report       the tables of tables.md
 """

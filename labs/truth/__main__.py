@@ -3,7 +3,7 @@
 python -m labs.truth                          every model, with what each question scored
 python -m labs.truth --only induction gpt2    some, by program or host
 python -m labs.truth --peers                  with TransformerLens beside them
-python -m labs.truth --write                  every model, and write docs/truth.md and tables.md
+python -m labs.truth --write                  every model, and write tables.md
 python -m labs.truth --save models/           compiled models as folders that load like any other
 python -m labs.truth --device cuda            on another device
 """
@@ -20,14 +20,11 @@ from pathlib import Path
 
 from labs.truth.hosts import HOSTS, compile_into
 from labs.truth.programs import PROGRAMS
-from labs.truth.report import report, summary
+from labs.truth.report import report
 from labs.truth.runs import Job, Outcome, begin_worker, every_job, run
 from labs.truth.save import save
 
-PAGE = Path(__file__).parents[2] / "docs" / "truth.md"
 TABLES = Path(__file__).with_name("tables.md")
-MARK = "<!-- measured: written by `make truth` -->\n"
-END = "<!-- end of what is measured by `make truth` -->\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="processes of one thread each; as many as there are cores if not given",
     )
     parser.add_argument("--device", default="cpu", help="where the models are")
-    parser.add_argument("--write", action="store_true", help="write docs/truth.md")
+    parser.add_argument("--write", action="store_true", help="write tables.md")
     parser.add_argument(
         "--peers", action="store_true", help="put the questions to TransformerLens too"
     )
@@ -82,15 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _write(outcomes: Sequence[Outcome]) -> None:
-    PAGE.write_text(written(PAGE.read_text(), summary(outcomes)))
     TABLES.write_text(f"# Every score of `make truth`\n\n{report(outcomes)}")
-
-
-def written(page: str, tables: str) -> str:
-    """Return a page with new tables between its marks."""
-    before, _, rest = page.partition(MARK)
-    _, _, after = rest.partition(END)
-    return f"{before}{MARK}\n{tables}\n{END}{after}"
 
 
 def _is_wanted(job: Job, names: Sequence[str]) -> bool:

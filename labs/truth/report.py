@@ -1,8 +1,8 @@
-"""Every table of what came of the models, and the short form of docs/truth.md."""
+"""Every table of what came of the models: labs/truth/tables.md."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from labs.truth.circuit import circuit_of
 from labs.truth.hosts import HOSTS
@@ -22,9 +22,6 @@ NAMES = {
     "llama": "Llama",
     "trained": "trained",
 }
-
-# What two digits round to 1.
-PERFECT = 0.995
 
 EXAMINED = (ACCURACY, INTERCHANGED, STRICT)
 
@@ -51,102 +48,6 @@ def report(outcomes: Sequence[Outcome]) -> str:
     if refusals:
         parts += ["### Refused", refusals]
     return "\n\n".join(parts) + "\n"
-
-
-def summary(outcomes: Sequence[Outcome]) -> str:
-    """Return what docs/truth.md shows: what is always right, and scores of the rest."""
-    parts = ["### Models", _models_text(outcomes), _trained_text(outcomes)]
-    questions = _questions(outcomes)
-    for analysis in _in_order(question.analysis for question in questions):
-        asked = [each for each in questions if each.analysis == analysis]
-        scores = []
-        for question in asked:
-            by_host = {}
-            for host in _hosts([question], outcomes):
-                by_host[host] = score(question, _cases(question, outcomes, host))
-            scores.append(by_host)
-        parts += [f"### {analysis}", score_text(scores)]
-    for analysis, reason, names in _refusal_rows(outcomes):
-        parts.append(f"`{analysis}` refuses {names}: {reason}")
-    return "\n\n".join(parts) + "\n"
-
-
-def score_text(scores: Sequence[Mapping[str, Score]]) -> str:
-    """List what is always right, and tabulate what is not."""
-    always, bounds, rows = [], [], []
-    perfect = False
-    for by_host in scores:
-        compiled = [each for host, each in by_host.items() if host != "trained"]
-        trained = by_host.get("trained")
-        question = next(iter(by_host.values())).question
-        if question.null == "null" and perfect:
-            # What knowing nothing scores tells little beside what is always right.
-            continue
-        beside = ""
-        if trained is not None and compiled and trained.value < PERFECT:
-            beside = f" (trained {_cell(trained)})"
-        compared = compiled or [each for each in (trained,) if each is not None]
-        least = min(compared, key=lambda each: each.value)
-        most = max(compared, key=lambda each: each.value)
-        if question.kind == "largest":
-            bounds.append(f"{question.asked}: {_cell(most)}{beside}")
-            continue
-        perfect = least.value >= PERFECT
-        if perfect:
-            always.append(question.asked + beside)
-        else:
-            span = _cell(least)
-            if f"{least.value:.2f}" != f"{most.value:.2f}":
-                span += f" to {most.value:.2f}"
-            own = _cell(trained) if trained is not None and compiled else ""
-            rows.append([question.asked, _chance(question.null), span, own])
-    parts = []
-    if always:
-        parts.append(f"1.00 in every compiled model: {_list(always)}.")
-    if bounds:
-        parts.append(f"At most, in any compiled model: {_list(bounds)}.")
-    if rows:
-        head = ["what", "knowing nothing", "compiled, least to most", "trained"]
-        parts.append(_table(head, rows))
-    return "\n\n".join(parts)
-
-
-def _list(items: Sequence[str]) -> str:
-    return "; ".join(items)
-
-
-def _chance(null: str) -> str:
-    """Return the number that a note on chance begins with, if it does."""
-    number, colon, _ = null.partition(":")
-    return number if colon and number[0].isdigit() else ""
-
-
-def _models_text(outcomes: Sequence[Outcome]) -> str:
-    """Say what the programs put out, and how exact the compiled models are."""
-    tasks, wrong, errors = [], 0, []
-    for name, make in PROGRAMS.items():
-        checked = []
-        for outcome in outcomes:
-            if outcome.job.program == name and outcome.outputs is not None:
-                checked.append(outcome.outputs)
-        if checked:
-            tasks.append(f"{name} ({make().task}; {checked[0].inputs:,} inputs)")
-        wrong += sum(outputs.wrong for outputs in checked)
-        errors += checked
-    if not errors:
-        return "None."
-    logit = max(outputs.logit_error for outputs in errors)
-    leak = max(outputs.leak for outputs in errors)
-    return models_sentence(tasks, wrong, logit, leak)
-
-
-def models_sentence(tasks: Sequence[str], wrong: int, logit: float, leak: float) -> str:
-    """Return the sentence on the programs and their errors."""
-    return (
-        f"Programs: {_list(tasks)}. Of all inputs in all hosts {wrong} are answered"
-        f" wrong; a logit of 10 is off by at most {logit:.0e}, and a channel of 1 by"
-        f" {leak:.0e}."
-    )
 
 
 def _compiled_table(outcomes: Sequence[Outcome]) -> str:
@@ -205,42 +106,6 @@ def _trained_table(outcomes: Sequence[Outcome]) -> str:
                 row.append(_cell(score(question, card.cases[question])))
             rows.append(row)
     return _table(header, rows) if rows else "None."
-
-
-def _trained_text(outcomes: Sequence[Outcome]) -> str:
-    """Say how the trained models did beside those that learned answers alone."""
-    taught: dict[str, list[float]] = {}
-    untaught: dict[str, list[float]] = {}
-    for outcome in outcomes:
-        if outcome.training is None:
-            continue
-        cards = (outcome.training.examination, outcome.training.untaught)
-        for values, card in zip((taught, untaught), cards, strict=True):
-            for question in EXAMINED:
-                value = score(question, card.cases[question]).value
-                values.setdefault(question.asked, []).append(value)
-    return trained_sentence(taught, untaught)
-
-
-def trained_sentence(
-    taught: Mapping[str, Sequence[float]], untaught: Mapping[str, Sequence[float]]
-) -> str:
-    """Return the sentence on trained models, from the shares of every program."""
-    if not taught:
-        return "No model was trained."
-    told = []
-    for asked, values in taught.items():
-        others = untaught[asked]
-        told.append(
-            f"{asked}: {_range(values)}, and {_range(others)} where answers alone were"
-            " learned"
-        )
-    return f"Trained models, from the least program to the best: {_list(told)}."
-
-
-def _range(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
-    return low if low == high else f"{low} to {high}"
 
 
 def _in_order(analyses: Iterable[str]) -> list[str]:

@@ -21,7 +21,7 @@ from labs.truth.hosts import HOSTS, compile_into
 from labs.truth.outputs import check_outputs
 from labs.truth.program import ASK, START
 from labs.truth.programs import PROGRAMS
-from labs.truth.report import report, summary
+from labs.truth.report import report
 from labs.truth.runs import Job, Outcome, require_program
 from labs.truth.save import save
 from labs.truth.scores import (
@@ -260,11 +260,6 @@ def test_scores_are_pooled_by_host_with_intervals() -> None:
     assert "| effects | 0 | 20 | 0.90 [0.70, 0.97] |" in tables
     assert "| errors | 0 | 3 | 2e-03 |" in tables
     assert "| lens | It has no head. | depth in plain |" in tables
-    told = summary([first, second])
-    assert "At most, in any compiled model: errors: 2e-03." in told
-    assert "| effects |  | 0.90 [0.70, 0.97] |  |" in told
-    assert "`lens` refuses depth in plain: It has no head." in told
-    assert "1.00 in every compiled model: effects." in summary([first])
 
 
 def test_means_have_the_interval_of_their_cases() -> None:
