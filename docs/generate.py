@@ -1,7 +1,7 @@
 """Write the generated pages: `make docs`.
 
-docs/cli.md is made from the commands, docs/questions.md and docs/stability.md from the
-catalog, docs/errors.md from the errors, the lists of docs/index.md and of the
+docs/cli.md is made from the commands, docs/questions.md, docs/stability.md and the list
+of README.md from the catalog, docs/errors.md from the errors, the lists of docs/index.md and of the
 sections' pages from docs/site/structure.toml, and the notebooks from their pages. The
 code of docs/coming-from/*.md comes from docs/coming_from.
 """
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 
 from typer.main import get_command
 
@@ -64,19 +65,18 @@ models and shipped datasets with the Tab key; `--show-completion` prints what th
 Every command takes these:
 
 {}
-Most commands take some of these, and name them at the end of their list. There, MODEL stands for `--model --device --dtype
---adapter --quantise`, and FIGURE for `--out --view --measure --width`.
+Several commands take these, and name them in their last line. There, MODEL stands for `--model --device --dtype --adapter
+--quantise`, and FIGURE for `--out --view --measure --width`.
 
 {}"""
 TOGETHER = {
     "MODEL": "--model --device --dtype --adapter --quantise",
     "FIGURE": "--out --view --measure --width",
 }
-KEEPS = re.compile(
-    r"Prints the findings\.\s+--out [\w-]+\.html keeps[^.]*,\s+\.csv the\s+numbers\."
-)
+# A sentence on what is printed and kept.
+KEEPS = re.compile(r"Prints |--out [\w-]+\.html keeps|Says what the job")
 # An option that this many commands have in the same words is listed once.
-SHARED_BY = 5
+SHARED_BY = 2
 HEADER = "\n| page | question |\n|---|---|\n"
 
 
@@ -98,41 +98,44 @@ def commands() -> str:
         helps[word] = _sections(command.get_help(context))
     counts: Counter[str] = Counter()
     for above, options in helps.values():
-        counts.update([*options, *above.splitlines()])
-    shared = set()
-    for _, options in helps.values():
-        shared |= {option for option in options if counts[option] >= SHARED_BY}
-    always = {option for option in shared if counts[option] == len(helps)}
-    tables = [_table_of(always), _table_of(shared - always)]
-    parts = [HEAD.format(*tables), _block(group.get_help(top))]
+        arguments = above.partition("\nArguments:\n")[2]
+        counts.update([*options, *_entries(arguments)])
+    # Of an option that commands say in several ways, the most common is shared.
+    shared: dict[str, str] = {}
+    for option, count in counts.most_common():
+        if option.startswith("-") and count >= SHARED_BY:
+            shared.setdefault(option.split()[0], option)
+    always = {option for option in shared.values() if counts[option] == len(helps)}
+    some = set(shared.values()) - always
+    parts = [HEAD.format(_table_of(always), _table_of(some))]
     for word, (above, options) in helps.items():
-        own = [f"  {option}" for option in options if option not in shared]
-        others = []
-        for option in options:
-            if option in shared - always:
-                others.append(option.split()[0])
-        text = _without_repeats(above, counts)
-        if own:
-            text += "\n\nOptions:\n" + "\n".join(own)
-        if others:
-            listed = " ".join(others)
-            for name, options_of in TOGETHER.items():
-                listed = listed.replace(options_of, name)
-            text += f"\n\nShared: {listed}"
-        parts.append(f"## {word}\n\n{_block(text)}")
+        own = [option for option in options if option not in always | some]
+        text = "\n".join([_without_repeats(above, counts), *own])
+        listed = " ".join(option.split()[0] for option in options if option in some)
+        for name, options_of in TOGETHER.items():
+            listed = listed.replace(options_of, name)
+        if listed:
+            text += f"\nShared: {listed}"
+        wrapped = [
+            fill(line, WIDTH + 20, subsequent_indent="  ") for line in text.splitlines()
+        ]
+        block = _block("\n".join(wrapped))
+        parts.append(f"## {word}\n\n{block}")
     return "\n".join(parts)
 
 
 def _without_repeats(text: str, counts: Counter[str]) -> str:
-    """Leave out of a command's help what HEAD says once of many commands."""
-    text = KEEPS.sub("", text)
-    lines = []
-    for line in text.splitlines():
-        # An argument in the same words as in other commands.
-        if not (line.startswith("  ") and counts[line] >= SHARED_BY):
-            lines.append(line.rstrip())
-    kept = re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
-    return kept.rstrip().removesuffix("Arguments:").rstrip()
+    """Return the usage, the help and the arguments of a command, without what HEAD says
+    once of many commands.
+    """
+    text, _, arguments = text.partition("\nArguments:\n")
+    usage, *paragraphs = text.strip().split("\n\n")
+    lines = [usage.removeprefix("Usage: ").replace(" [OPTIONS]", "")]
+    for paragraph in paragraphs:
+        sentences = re.split(r"(?<=[.;?]) ", " ".join(paragraph.split()))
+        lines.append(" ".join(s for s in sentences if not KEEPS.match(s)))
+    lines += [line for line in _entries(arguments) if counts[line] < SHARED_BY]
+    return "\n".join(filter(None, lines))
 
 
 def _table_of(options: set[str]) -> str:
@@ -143,17 +146,22 @@ def _table_of(options: set[str]) -> str:
 def _sections(text: str) -> tuple[str, list[str]]:
     """Split the help of a command into what is above its options, and each option."""
     above, _, listed = text.partition("\nOptions:\n")
-    options: list[str] = []
+    return above, _entries(listed)
+
+
+def _entries(listed: str) -> list[str]:
+    """Return the arguments or options of a help, each in a line."""
+    entries: list[str] = []
     for line in listed.splitlines():
         words = line.strip()
-        if line.startswith("  -"):
+        if re.match(r"  \S", line):
             # The columns of the names and of the meanings.
-            options.append(re.sub(r" {2,}", "  ", words))
-        elif options and words:
+            entries.append(re.sub(r" {2,}", "  ", words))
+        elif entries and words:
             # A word that was broken at its hyphen is made whole.
-            gap = "" if re.search(r"\w-$", options[-1]) else " "
-            options[-1] += gap + words
-    return above, options
+            gap = "" if re.search(r"\w-$", entries[-1]) else " "
+            entries[-1] += gap + words
+    return [re.sub(r" +\[", " [", entry) for entry in entries]
 
 
 def index() -> str:
@@ -174,6 +182,18 @@ def questions() -> str:
                 link = f"[{analysis.word}]({analysis.word}.md)"
                 tables += f"| {link} | {analysis.question} |\n"
     return _filled("questions", "analyses", tables)
+
+
+def readme() -> str:
+    """Return README.md as it should be."""
+    lines = "\n"
+    for group, title in GROUPS.items():
+        links = []
+        for analysis in ANALYSES:
+            if analysis.group == group:
+                links.append(f"[`hs.{analysis.word}`](docs/{analysis.word}.md)")
+        lines += f"- {title}: {', '.join(links)}.\n"
+    return _filled("../README", "analyses", lines)
 
 
 def error_table() -> str:
@@ -197,7 +217,7 @@ def section_page(section: Section) -> str:
         table += f"| [{page.title}]({link}) | {page.line} |\n"
     if section.word == "reference":
         table += _names()
-    return _filled(section.word, "pages", table)
+    return coming_from.filled(_filled(section.word, "pages", table))
 
 
 def _names() -> str:
@@ -246,6 +266,7 @@ def _pages() -> dict[str, Callable[[], str]]:
         "index.md": index,
         "questions.md": questions,
         "errors.md": error_table,
+        "../README.md": readme,
         "stability.md": stability,
     }
     for section in sections():

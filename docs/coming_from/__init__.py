@@ -1,7 +1,8 @@
 """Show the same ten tasks in four libraries: docs/coming-from/*.md.
 
 Each `in_<library>.py` is a script with a cell for every task. The pages show these
-cells and never a copy that somebody typed; `make docs` puts them there.
+cells and never a copy that somebody typed; `make docs` puts them there. Those of
+hiddenscope stand once, on docs/coming-from.md.
 `python -m labs.bench.coming_from` runs all four scripts on the same model, compares what
 they compute, and writes agreement.json, which the pages show.
 """
@@ -39,7 +40,7 @@ CELL = re.compile(r"^# %% (\w+)\n", re.MULTILINE)
 # A comment that names a cell, and the block below it that shows the cell.
 CODE = re.compile(
     r"^<!-- code: (?P<library>\w+) (?P<task>\w+) -->\n"
-    r"(?:\*\*[^\n]*\*\*\n\n```py\n.*?^```\n)?",
+    r"(?:\*\*[^\n]*\*\*\n\n)?(?:```py\n.*?^```\n)?",
     re.MULTILINE | re.DOTALL,
 )
 AGREEMENT = re.compile(
@@ -62,14 +63,22 @@ def cells(library: str) -> dict[str, str]:
 
 def page(path: Path) -> str:
     """Return a page as it should be, with its code and how closely results agree."""
-    text = CODE.sub(_code, path.read_text("utf-8"))
-    return AGREEMENT.sub(_agreement, text)
+    return filled(path.read_text("utf-8"))
+
+
+def filled(text: str) -> str:
+    """Return the text of a page with code and agreement in their places."""
+    return AGREEMENT.sub(_agreement, CODE.sub(_code, text))
 
 
 def _code(place: re.Match[str]) -> str:
     """Return a comment that names a cell, and below it the library and the cell."""
     library, task = place["library"], place["task"]
     comment = f"<!-- code: {library} {task} -->"
+    if task == "all":
+        parts = [f"# {TASKS[name]}\n{cell}" for name, cell in cells(library).items()]
+        script_text = "\n\n".join(parts)
+        return f"{comment}\n```py\n{script_text}\n```\n"
     name = LIBRARIES[library]
     return f"{comment}\n**{name}**\n\n```py\n{cells(library)[task]}\n```\n"
 
