@@ -79,8 +79,15 @@ def name_groups() -> list[NameGroup]:
     """Return the groups of public names in order."""
     groups = []
     for entry in _structure()["reference"]:
-        names = tuple(entry["names"])
-        groups.append(NameGroup(entry["word"], entry["title"], entry["line"], names))
+        names = []
+        for name in entry["names"]:
+            if name == "analyses":
+                names += [a.word for a in ANALYSES if a.group == entry["word"]]
+            else:
+                names.append(name)
+        groups.append(
+            NameGroup(entry["word"], entry["title"], entry["line"], tuple(names))
+        )
     return groups
 
 

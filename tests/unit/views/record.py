@@ -1,7 +1,7 @@
 """Record what the views make of results, after a change that is meant; told.json then
 shows what changed.
 
-    python -m tests.unit.views.record          of the results as they were recorded
+    python -m tests.unit.views.record          of the recorded results, and of new ones
     python -m tests.unit.views.record --anew   of results that are computed again
 """
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import numpy as np
@@ -124,12 +125,13 @@ def _run(name: str) -> hs.Result:
 
 
 def _record() -> None:
-    if "--anew" in sys.argv:
-        with ZipFile(RESULTS, "w", ZIP_DEFLATED) as archive:
-            runs = [f"{word}-{place}" for word, place in NUMBERED]
-            for name in sorted({*runs, *MORE} - LARGE):
-                content = to_bytes(_rounded(_run(name)), ".json")
-                archive.writestr(ZipInfo(f"{name}.json"), content, ZIP_DEFLATED, 9)
+    mode: Literal["w", "a"] = "w" if "--anew" in sys.argv else "a"
+    runs = [f"{word}-{place}" for word, place in NUMBERED]
+    with ZipFile(RESULTS, mode, ZIP_DEFLATED) as archive:
+        recorded = {Path(name).stem for name in archive.namelist()}
+        for name in sorted({*runs, *MORE} - LARGE - recorded):
+            content = to_bytes(_rounded(_run(name)), ".json")
+            archive.writestr(ZipInfo(f"{name}.json"), content, ZIP_DEFLATED, 9)
     lines = []
     for name in names():
         told = json.dumps(all_told(name), ensure_ascii=False)
