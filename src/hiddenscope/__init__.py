@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.project import project as project
     from hiddenscope.analyses.project.pictures import Pictures as Pictures
     from hiddenscope.analyses.search import search as search
+    from hiddenscope.analyses.steer import steer as steer
     from hiddenscope.analyses.steer.direction import Direction as Direction
-    from hiddenscope.analyses.steer.steer import steer as steer
     from hiddenscope.analyses.visibility import visibility as visibility
     from hiddenscope.analyses.visibility.sampling import Sampling as Sampling
     from hiddenscope.extract import Corpus as Corpus

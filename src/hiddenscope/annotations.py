@@ -15,6 +15,7 @@ from hiddenscope.analyses.project.pictures import Method as Method
 from hiddenscope.analyses.project.pictures import Pictures as Pictures
 from hiddenscope.analyses.search.compute import Query as Query
 from hiddenscope.analyses.search.compute import Searchable as Searchable
+from hiddenscope.analyses.steer.direction import Direction as Direction
 from hiddenscope.model import Model as Model
 from hiddenscope.model import ModelLike as ModelLike
 from hiddenscope.passes import Inputs as Inputs

@@ -9,6 +9,7 @@ nothing was tested.
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,12 @@ import torch
 import hiddenscope as hs
 from hiddenscope import progress
 from hiddenscope.analyses.lens.compute import half_from
+from hiddenscope.analyses.steer.story import Setting
 from hiddenscope.catalog import ANALYSES
 from hiddenscope.measures.distances import Distances
 from hiddenscope.measures.separation import separation
 from hiddenscope.results import story_of, views_of
 from hiddenscope.testing import tiny_model
-from hiddenscope.views.kinds.steer import _moved as steer_moved
 from tests.planted import random_graft, random_model, random_texts
 from tests.registry import ENTRIES
 
@@ -223,17 +224,20 @@ def test_a_share_that_falls_again_is_not_kept_from_there_on() -> None:
 
 
 def test_small_changes_and_shares_of_nothing_are_not_rounded_away() -> None:
-    setting = {
-        "probability_before": 0.0,
-        "probability": 0.1,
-        "ratio": float("nan"),
-        "perplexity_change": -3e-4,
-    }
-    assert steer_moved(setting) == "from a probability of 0 to 0.1, perplexity -0.03%"
-    setting |= {"probability_before": 0.05, "ratio": 2.0, "perplexity_change": 1.5}
+    setting = Setting(
+        answer=" a",
+        site="layer.1",
+        strength=1.0,
+        probability_before=0.0,
+        probability=0.1,
+        ratio=float("nan"),
+        perplexity=100.0,
+        perplexity_change=-3e-4,
+    )
+    assert setting.moved == "from a probability of 0 to 0.1, perplexity -0.03%"
+    twice = replace(setting, probability_before=0.05, ratio=2.0, perplexity_change=1.5)
     assert (
-        steer_moved(setting)
-        == "from a probability of 0.05 to 0.1 (2 times), perplexity +150%"
+        twice.moved == "from a probability of 0.05 to 0.1 (2 times), perplexity +150%"
     )
     right = np.zeros((12, 1000), dtype=bool)
     right[4:8, :8] = (

@@ -28,7 +28,7 @@ from hiddenscope.analyses.steer.continuations import (
     check_new_tokens,
     continue_prompts,
 )
-from hiddenscope.analyses.steer.reads import masked_model
+from hiddenscope.analyses.steer.sweep import masked_model
 from hiddenscope.app.answers import AnswerBytes, pack_result
 from hiddenscope.app.uploads import encodable
 from hiddenscope.errors import Error, SiteError, TextError, TooLarge
@@ -279,13 +279,13 @@ def continue_text(models: Models, request: Header) -> Header:
     inputs = model.encode(arguments["text"])
     check_new_tokens(model, inputs, new_tokens)
     with progress.status("Writing on"):
-        before = continue_prompts(model, inputs, new_tokens, None)[0][0]
+        before = continue_prompts(model, inputs, new_tokens)[0][0]
         continuation = {"before": encodable(before)}
         change = arguments.get("change")
         if change is not None:
             edit, _ = _build_change(models, model, site, token, change)
             with hs.editing(model, {site: edit}):
-                after = continue_prompts(model, inputs, new_tokens, None)[0][0]
+                after = continue_prompts(model, inputs, new_tokens)[0][0]
             continuation["after"] = encodable(after)
     return continuation
 

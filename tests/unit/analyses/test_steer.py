@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from hiddenscope.analyses.steer.findings import median_interval
+from hiddenscope.analyses.steer.compute import median_interval
 from hiddenscope.cli.main import app
 from hiddenscope.errors import (
     Error,
@@ -494,13 +494,13 @@ REFUSED: list[tuple[dict[str, Any], type[Error], str]] = [
     ({"sites": "layer.9"}, SiteError, "it has layer.0 to layer.3"),
     ({"answers": [" the cat"]}, TextError, "it is 3 tokens: ' the' ' c' 'at'"),
     ({"answers": [" t", " t"]}, TextError, "two of them are the same token"),
-    ({"answers": []}, TextError, "answers must not be empty"),
+    ({"answers": []}, TextError, "there are none"),
     ({"answers": [999]}, TextError, "0 to 127"),
     ({"quality": [[7]]}, TextError, "nothing to predict"),
     ({"quality": []}, TextError, "No texts"),
     ({"pool": "median"}, StatesError, "No pooling 'median'"),
     ({"new_tokens": 500}, TextError, "takes 128"),
-    ({"new_tokens": -1}, TextError, "new_tokens must be an integer >= 0: got -1"),
+    ({"new_tokens": -1}, StatesError, "new_tokens must be an integer >= 0: got -1"),
 ]
 
 
@@ -557,7 +557,7 @@ def test_it_is_shown_and_told(tiny: Tiny) -> None:
     best, sections = result.facts["best"], story_of(result)
     told = " ".join(section.prose for section in sections)
     assert f"{best['perplexity_change']:+.1%}" in told
-    answers, written = sections[0].tables
+    answers, written, printed = sections[0].tables
     assert answers.columns[2:4] == ("probability before", "after")
     both = (best["probability_before"], best["probability"])
     assert both in [row[2:4] for row in answers.rows]
@@ -566,6 +566,7 @@ def test_it_is_shown_and_told(tiny: Tiny) -> None:
     columns = (here["prompt"], here["written_before"], here["written"])
     rows = zip(*(column.values.tolist() for column in columns), strict=True)
     assert [*written.rows] == [tuple(cell.strip() for cell in row) for row in rows]
+    assert len(printed.rows) == len(PROMPTS) * 4, "before, and with each strength"
     assert sum(len(section.views) for section in sections) == 5
 
 

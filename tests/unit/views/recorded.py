@@ -33,6 +33,7 @@ SETTING = {
     "probability_before": 0.01,
     "probability": 0.25,
     "ratio": 25.0,
+    "perplexity": 330.0,
     "perplexity_change": 0.5,
 }
 QUANTISED = {

@@ -1,10 +1,159 @@
 """Can a direction change what the model writes, and what does that cost?
 
-direction      along what the states are changed, and at which sites
-intervention   the change of states itself
-reads          which tokens are read, and where in which texts
-logprobs       what the model gives to these tokens
-continuations  what it writes after the prompts
-sweep          one site after another, with every strength
-findings       the labelled arrays, and the facts
+direction       along what the states are changed, and at which sites
+control_vector  directions in the files of llama.cpp
+sweep           what the model gives to some tokens, steered at one site after another
+continuations   what it writes after the prompts
+compute         the labelled arrays, and the report
+story           what is said and shown
 """
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from hiddenscope.interface import (
+    POOL_BY_STACK,
+    SITES,
+    STACK_POOL,
+    TEXTS,
+    Parameter,
+    analysis,
+    ask,
+)
+from hiddenscope.states.pooling import CHOICES
+
+if TYPE_CHECKING:
+    from hiddenscope.annotations import Direction, Inputs, ModelLike, Result, Texts
+
+# The parameters of `Direction.between`, after its model. Its module imports torch, so
+# they stand here.
+DIRECTION = (
+    Parameter(
+        "toward",
+        "texts",
+        "A text, @FILE, or with --data a label, to steer to.",
+        required=True,
+        positional=True,
+        spelling=("--toward",),
+        repeated=True,
+        label="Toward these texts",
+        form_help="",
+    ),
+    Parameter(
+        "away",
+        "texts",
+        "A text, @FILE, or with --data a label, to steer away from.",
+        required=True,
+        positional=True,
+        spelling=("--away",),
+        repeated=True,
+        label="Away from these texts",
+        form_help="",
+    ),
+    replace(SITES, help="Which states, one at a time; ten layers if not given."),
+    replace(
+        STACK_POOL,
+        help=f"Which states of a text make its direction: {CHOICES}; if not given,"
+        f" {POOL_BY_STACK}.",
+        aside=True,
+    ),
+    Parameter(
+        "upwards",
+        "flag",
+        "In every layer above each site too.",
+        default=False,
+        spelling=("--upwards",),
+    ),
+    Parameter(
+        "spare_first",
+        "flag",
+        "Take the first tokens' mean state out of the direction.",
+        default=False,
+        spelling=("--spare-first",),
+    ),
+)
+
+
+@analysis(
+    verb_if_head_needed="steer",
+    summary="Change what the model answers and writes along the difference of two sets"
+    " of texts.",
+    details="Prints what moves and what it costs, and the texts before and after;"
+    " --out steer.html keeps the pictures.",
+)
+def steer(
+    model: "ModelLike",
+    prompts: Annotated["Texts | Inputs", TEXTS],
+    direction: Annotated[
+        "Direction",
+        ask(
+            "A direction between two sets of texts.",
+            kind="direction",
+            fields=DIRECTION,
+            constructor="Direction.between",
+            takes_model=True,
+        ),
+    ],
+    *,
+    strengths: Annotated[
+        Sequence[float] | float | Literal["ablate"],
+        ask("Multiples of the difference, a comma list: -1,1,2.", kind="numbers"),
+    ] = (-2.0, -1.0, 0.0, 1.0, 2.0),
+    answers: Annotated[
+        str | int | Sequence[str | int] | None,
+        ask(
+            "A token to look at, with its space: ' Paris'.",
+            kind="texts",
+            spelling=("--answer",),
+            repeated=True,
+            form_help="",
+        ),
+    ] = None,
+    quality: Annotated[
+        "Texts | Inputs | None",
+        ask(
+            kind="texts",
+            python_only="`hiddenscope steer` reads the texts of --quality from a file.",
+            python_default=("--quality", "plain"),
+            aside=True,
+        ),
+    ] = None,
+    new_tokens: Annotated[
+        int | None,
+        ask(
+            "How many tokens are written; 0 for none.",
+            least=0,
+            label="Tokens to write",
+        ),
+    ] = None,
+) -> "Result":
+    """Steer a model along a direction: what it answers, what it writes, what it costs.
+
+    The direction is added to the state of every token, `strengths` times; with
+    `strengths="ablate"` it is projected out. `answers` are the tokens to look at, the
+    model's most likely ones if not given. `quality` are the texts that the perplexity
+    is measured on, 40 plain sentences if not given. `new_tokens` are written after each
+    prompt.
+
+    >>> import hiddenscope as hs
+    >>> from hiddenscope.testing import tiny_model
+    >>> model = hs.load((tiny_model("llama"), None))
+    >>> direction = hs.Direction.between(model, [[5, 6]], [[7, 8]])
+    >>> quality = [[9, 8, 7, 6]]
+    >>> prompts = [[5, 6, 7]]
+    >>> result = hs.steer(model, prompts, direction, answers=[3, 4], quality=quality)
+    >>> dict(result.data["probability"].sizes)
+    {'site': 3, 'strength': 5, 'text': 1, 'answer': 2}
+    """
+    from hiddenscope.analyses.steer.compute import steer_prompts
+
+    return steer_prompts(
+        model,
+        prompts,
+        direction,
+        strengths=strengths,
+        answers=answers,
+        quality=quality,
+        new_tokens=new_tokens,
+    )

@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,13 @@ from hiddenscope.analyses.steer.control_vector import (
     read_control_vector,
     write_control_vector,
 )
+from hiddenscope.analyses.steer.story import Origin
 from hiddenscope.arguments import checked
 from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError, TextError
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts
+from hiddenscope.results.report import read_report
 from hiddenscope.sites import Site, SitePatterns, select, summarise
 from hiddenscope.states import Pair, Pooling, States
 
@@ -107,12 +110,12 @@ class Direction:
             raise TextError(
                 NO_DIFFERENCE, "both are the same", "Give texts that differ."
             )
-        changed_sites = _with_sites_above(model.anatomy.sites, selected, upwards)
+        changed = changed_sites(model.anatomy.sites, selected, upwards=upwards)
         # The states of one side are let go before those of the other are captured.
-        toward_states = _pooled_states(model, toward_inputs, changed_sites, pool)
-        away_states = _pooled_states(model, away_inputs, changed_sites, pool)
+        toward_states = _pooled_states(model, toward_inputs, changed, pool)
+        away_states = _pooled_states(model, away_inputs, changed, pool)
         vectors = {}
-        for site in changed_sites:
+        for site in changed:
             ends, starts = toward_states[site], away_states[site]
             vector = ends.mean(0) - starts.mean(0)
             mean_norm = torch.cat([ends, starts]).norm(dim=-1).mean()
@@ -255,7 +258,7 @@ class Steered:
 
     vectors: Mapping[Site, Tensor]
     sites: tuple[Site, ...]
-    facts: Facts
+    origin: Origin
 
 
 def in_model(direction: Direction, model: Model) -> Steered:
@@ -283,8 +286,8 @@ def in_model(direction: Direction, model: Model) -> Steered:
                 f"it has vectors for {summarise(keys)}",
                 "Give one, or leave the site out.",
             )
-    changed_sites = _with_sites_above(tuple(keys), selected, direction.upwards)
-    vectors = {site: direction.vectors[keys[site]] for site in changed_sites}
+    changed = changed_sites(tuple(keys), selected, upwards=direction.upwards)
+    vectors = {site: direction.vectors[keys[site]] for site in changed}
     for site, vector in vectors.items():
         width = model.anatomy.width(site)
         if vector.shape != (width,):
@@ -293,16 +296,16 @@ def in_model(direction: Direction, model: Model) -> Steered:
                 f"the states at {site} of {model.name} have {width} numbers",
                 f"Give a vector of {width}.",
             )
-    facts = dict(direction.facts)
+    facts = {"origin": "vector", **direction.facts}
     if direction.fitted:
         # Sites where a probe is used that was fitted at another.
         elsewhere = []
-        for site in changed_sites:
+        for site in changed:
             if direction.fitted.get(keys[site], str(site)) != str(site):
                 elsewhere.append(str(site))
         facts["used_elsewhere"] = elsewhere
     facts["spare_first"] = direction.spare_first
-    return Steered(vectors, selected, facts)
+    return Steered(vectors, selected, read_report(Origin, facts))
 
 
 def without_first_tokens(
@@ -328,7 +331,7 @@ def without_first_tokens(
                 "Leave `spare_first` out, or give another direction.",
             )
         vectors[site] = rest
-    return Steered(vectors, steered.sites, steered.facts)
+    return replace(steered, vectors=vectors)
 
 
 def in_stack(states: States | Pair, site: Site) -> States:
@@ -338,30 +341,20 @@ def in_stack(states: States | Pair, site: Site) -> States:
     return states
 
 
-def sites_above(known: tuple[Site, ...], site: Site, upwards: bool) -> tuple[Site, ...]:
-    """Return the site, and with `upwards` the same part of every layer above it.
+def changed_sites(
+    known: Sequence[Site], sites: Sequence[Site], *, upwards: bool
+) -> list[Site]:
+    """Return the sites in order, and with `upwards` the same part of every layer above.
 
     >>> known = (Site(1), Site(2, "mlp"), Site(2), Site(3), Site(None))
-    >>> sites_above(known, Site(2), True)
-    (Site('layer.2'), Site('layer.3'))
+    >>> changed_sites(known, [Site(2)], upwards=True)
+    [Site('layer.2'), Site('layer.3')]
     """
-    if not upwards or site.layer is None:
-        return (site,)
-    above = []
-    for other in known:
+    changed = set(sites)
+    for site, other in product(sites, known):
         same_part = (other.stack, other.part) == (site.stack, site.part)
-        if same_part and other.layer is not None and other.layer >= site.layer:
-            above.append(other)
-    return tuple(above)
-
-
-def _with_sites_above(
-    known: tuple[Site, ...], sites: Sequence[Site], upwards: bool
-) -> list[Site]:
-    """Return every site that is changed, in order."""
-    changed: set[Site] = set()
-    for site in sites:
-        changed.update(sites_above(known, site, upwards))
+        if upwards and same_part and other.layer is not None and other > site:
+            changed.add(other)
     return sorted(changed)
 
 

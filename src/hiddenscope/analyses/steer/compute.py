@@ -1,0 +1,426 @@
+"""The numbers of steering: the answers and the perplexity by site and strength, what is
+written, and the report.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hiddenscope import progress, texts
+from hiddenscope.analyses.steer.continuations import (
+    cannot_generate,
+    check_new_tokens,
+    continue_prompts,
+)
+from hiddenscope.analyses.steer.direction import (
+    Direction,
+    in_model,
+    without_first_tokens,
+)
+from hiddenscope.analyses.steer.story import (
+    Quality,
+    Setting,
+    Sizes,
+    SteeredAnswer,
+    SteerReport,
+    Written,
+    WrittenText,
+)
+from hiddenscope.analyses.steer.sweep import (
+    MASKED,
+    How,
+    LogProbs,
+    Measured,
+    Sweep,
+    masked_model,
+    prompt_reads,
+    quality_reads,
+)
+from hiddenscope.errors import NotFinite, PassError, StatesError, TextError
+from hiddenscope.model import Model, ModelLike, as_model
+from hiddenscope.passes import Inputs, Texts, load_with_head, record
+from hiddenscope.passes.text_encoder import notes_on_spaces
+from hiddenscope.results import Result
+from hiddenscope.results.dataset import (
+    Attributes,
+    Coordinates,
+    Variables,
+    site_names,
+    text_array,
+    to_dataset,
+)
+from hiddenscope.results.report import ABSENT, Absent
+from hiddenscope.sites import Site
+from hiddenscope.states import Pair, States
+from hiddenscope.states.arrays import Floats
+
+if TYPE_CHECKING:
+    import xarray
+
+NEW_TOKENS = 20
+# Prompts whose texts are in the report; all are in the data.
+MOST_TEXTS = 12
+# A change of the perplexity that leaves the model as good as it was.
+WITHIN = 0.05
+LEVEL = 0.95
+ATTRIBUTES: Mapping[str, Attributes] = {
+    "probability": {"long_name": "probability of the answer"},
+    "log_odds": {
+        "long_name": "log-odds of the answer",
+        "units": "nats",
+        "meaning": "diverging",
+    },
+    "perplexity": {"long_name": "perplexity on other texts", "scale": "log"},
+    "perplexity_change": {
+        "long_name": "change of the perplexity, as a share of it",
+        "meaning": "diverging",
+    },
+    "size": {
+        "long_name": "norm of the direction over the median norm of the prompts' states"
+    },
+    "written": {"long_name": "text written after the prompt"},
+}
+
+
+def steer_prompts(
+    model: ModelLike,
+    prompts: Texts | Inputs,
+    direction: Direction,
+    *,
+    strengths: Any,
+    answers: str | int | Sequence[str | int] | None,
+    quality: Texts | Inputs | None,
+    new_tokens: int | None,
+) -> Result:
+    """Measure the answers, then the perplexity, and write at the best setting."""
+    model = as_model(model)
+    _check_head(model)
+    steered = in_model(direction, model)
+    how, multiples = _strengths(strengths)
+    prompt_inputs = model.encode(prompts)
+    cannot_write = cannot_generate(model)
+    if cannot_write and new_tokens:
+        raise PassError(
+            f"{model.name} cannot write {new_tokens} new tokens",
+            cannot_write,
+            "Leave `new_tokens` out.",
+        )
+    if new_tokens is None:
+        new_tokens = 0 if cannot_write else NEW_TOKENS
+    check_new_tokens(model, prompt_inputs, new_tokens)
+    listed = [answers] if isinstance(answers, str | int) else answers
+    answer_ids = _answer_ids(model, prompt_inputs, listed)
+    answer_reads = prompt_reads(model, prompt_inputs, tuple(answer_ids))
+    if quality is None:
+        quality = texts.read("plain").texts
+    text_reads = quality_reads(model, quality)
+    if direction.spare_first:
+        all_texts = [*answer_reads.inputs.ids, *text_reads.inputs.ids]
+        steered = without_first_tokens(model, steered, all_texts)
+    sweep = Sweep(model, steered, how, multiples, direction.upwards)
+    # A tokenizer serves one thread at a time.
+    with model.lock:
+        sweep.notes += notes_on_spaces(model.tokenizer, listed or ())
+    states = model.capture(prompt_inputs, steered.sites)
+    total = sweep.tokens(answer_reads)
+    with progress.track("Steering the prompts", total=total) as advance:
+        on_prompts = sweep.measure(answer_reads, states, advance)
+    string = model.text_encoder.string
+    answer_strings = list(map(string, answer_ids))
+    # The perplexity takes many times as long.
+    for line in _first_look(sweep, on_prompts, answer_strings):
+        progress.note(line)
+    # Passes are resumed at whole layers, and not inside a block.
+    whole = [site for site in steered.sites if not site.part]
+    total = sweep.tokens(text_reads)
+    with progress.track("Measuring the perplexity", total=total) as advance:
+        text_states = model.capture(text_reads.inputs, whole) if whole else None
+        on_quality = sweep.measure(text_reads, text_states, advance)
+    prompt_strings = prompt_inputs.texts or [
+        " ".join(map(string, ids)) for ids in prompt_inputs.ids
+    ]
+    coords: Coordinates = {
+        "site": site_names(steered.sites),
+        "strength": np.array(multiples),
+        "prompt": ("text", text_array(prompt_strings)),
+        "answer": text_array(answer_strings),
+        "id": ("answer", np.array(answer_ids)),
+    }
+    columns = _columns(sweep, on_prompts, on_quality, states)
+    data = to_dataset(columns, coords)
+    best = strongest_setting(data, 0)
+    strongest = strongest_setting(data, 0, within=math.inf)
+    written: Written | None = None
+    not_written: str | Absent | None = cannot_write or None
+    if new_tokens:
+        written = _write(sweep, prompt_inputs, new_tokens, data, best or strongest)
+        not_written = ABSENT
+    sizes = data["size"].to_numpy()
+    report = SteerReport(
+        direction=steered.origin,
+        how=how,
+        upwards=direction.upwards,
+        sites=site_names(steered.sites),
+        size=Sizes(smallest=float(sizes.min()), largest=float(sizes.max())),
+        settings=len(steered.sites) * len(sweep.steps),
+        prompts=len(prompt_inputs),
+        quality=Quality(
+            texts=len(text_reads.inputs),
+            tokens=sum(map(len, text_reads.positions)),
+            masked_every=MASKED if masked_model(model) else None,
+            perplexity=float(data["perplexity_before"]),
+            within=WITHIN,
+        ),
+        best=best,
+        strongest=strongest,
+        answers=[
+            SteeredAnswer(
+                answer=answer,
+                probability=float(data["probability_before"][:, place].mean()),
+                lowest=strongest_setting(data, place, sign=-1),
+                highest=strongest_setting(data, place, sign=1),
+            )
+            for place, answer in enumerate(answer_strings)
+        ],
+        written=written,
+        not_written=not_written,
+        notes=sweep.notes,
+    )
+    return Result("steer", data, report, model.source(model.anatomy.sites[-1].stack))
+
+
+def _check_head(model: Model) -> None:
+    """Refuse a model without logits, and a masked language model without a mask."""
+    problem = f"Cannot steer {model.name}"
+    if not model.anatomy.makes_logits:
+        raise PassError(
+            problem, "it has no head, and makes no logits", load_with_head(model)
+        )
+    mask = getattr(model.tokenizer, "mask_token_id", None)
+    if masked_model(model) and not isinstance(mask, int):
+        raise PassError(
+            problem,
+            "it is a masked language model, and its tokenizer has no mask token",
+            "Load it with the tokenizer that has one.",
+        )
+
+
+def _strengths(strengths: Any) -> tuple[How, tuple[float, ...]]:
+    """Return how states are changed, and the multiples of the direction.
+
+    An ablation has the strength 1.
+    """
+    if isinstance(strengths, str) and strengths == "ablate":
+        return "ablate", (1.0,)
+    try:
+        values = [strengths] if np.ndim(strengths) == 0 else strengths
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError):
+        raise StatesError(
+            "strengths must be numbers or 'ablate'",
+            f"got {strengths!r:.60}",
+            "Give numbers such as [-1, 1].",
+        ) from None
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise StatesError(
+            f"strengths are {numbers}",
+            "one comes twice" if numbers else "there are none",
+            "Give at least one, and each once.",
+        )
+    if not all(map(math.isfinite, numbers)):
+        raise NotFinite(
+            f"strengths are {numbers}", "one is not finite", "Give finite numbers."
+        )
+    return "add", tuple(sorted(numbers))
+
+
+def _answer_ids(
+    model: Model, prompts: Inputs, answers: Sequence[str | int] | None
+) -> list[int]:
+    """Return the answers as single tokens: by default those that are the most likely
+    after each prompt.
+    """
+    ids: list[int] = []
+    if answers is None:
+        reads = prompt_reads(model, prompts, ())
+        for number, (position,) in enumerate(reads.positions):
+            logits = record(model, prompts.some([number]), (), logits=True).logits
+            assert logits is not None
+            ids.append(int(logits[position].argmax()))
+        return list(dict.fromkeys(ids))
+    with model.lock:
+        ids += [model.text_encoder.single(answer, "answer") for answer in answers]
+    if not ids or len(set(ids)) < len(ids):
+        raise TextError(
+            f"Cannot use the answers {answers}",
+            "two of them are the same token" if ids else "there are none",
+            "Give each once, or leave `answers` out.",
+        )
+    return ids
+
+
+def _columns(
+    sweep: Sweep, on_prompts: Measured, on_quality: Measured, states: States | Pair
+) -> Variables:
+    """Return probabilities, log-odds and perplexities by site and strength.
+
+    `states` are those of the prompts, beside which the direction is large or small.
+    """
+    settings, cells = ("site", "strength"), ("text", "answer")
+    perplexities = [[_perplexity(texts) for texts in row] for row in on_quality.after]
+    perplexity = np.array(perplexities)
+    perplexity_before = np.array(_perplexity(on_quality.before))
+    sizes = []
+    for site in sweep.steered.sites:
+        norms = states[site].double().norm(dim=-1)
+        # torch's median is the lower of the two middle values of an even number; a
+        # quantile is their mean.
+        sizes.append(float(sweep.steered.vectors[site].norm() / norms.quantile(0.5)))
+    columns = {
+        "probability": (settings + cells, np.exp(on_prompts.answers_after)),
+        "log_odds": (settings + cells, _log_odds(on_prompts.answers_after)),
+        "perplexity": (settings, perplexity),
+        "perplexity_change": (settings, perplexity / perplexity_before - 1),
+        "probability_before": (cells, np.exp(on_prompts.answers_before)),
+        "log_odds_before": (cells, _log_odds(on_prompts.answers_before)),
+        "perplexity_before": ((), perplexity_before),
+        "size": (("site",), np.array(sizes)),
+    }
+    return {
+        name: (dims, values, _attributes(name))
+        for name, (dims, values) in columns.items()
+    }
+
+
+def _attributes(name: str) -> Attributes:
+    """Return the attributes of a variable, also of one before steering."""
+    attributes = ATTRIBUTES[name.removesuffix("_before")].copy()
+    if name.endswith("_before"):
+        attributes["long_name"] += ", before"
+    return attributes
+
+
+def _log_odds(logs: Floats) -> Floats:
+    """Return ln p/(1-p) of log-probabilities."""
+    # Near p = 1, 1 - p is no smaller than float64 can tell.
+    smallest = np.finfo(np.float64).eps
+    odds: Floats = logs - np.log(np.maximum(-np.expm1(logs), smallest))
+    return odds
+
+
+def _perplexity(texts: LogProbs) -> float:
+    """Return the perplexity over all tokens of all texts."""
+    logs = np.concatenate([text[:, 0] for text in texts])
+    with np.errstate(over="ignore"):
+        return float(np.exp(-logs.mean()))
+
+
+def _first_look(
+    sweep: Sweep, measured: Measured, answers: Sequence[str]
+) -> Iterator[str]:
+    """Yield the lowest and the highest probability of each answer, at any cost.
+
+    Probabilities are averaged over the prompts.
+    """
+    before = np.exp(measured.answers_before).mean(0)
+    after = np.exp(measured.answers_after).mean(2)
+    for place, answer in enumerate(answers):
+        extremes = []
+        for name, find in (("lowest", np.argmin), ("highest", np.argmax)):
+            site, strength = np.unravel_index(find(after[..., place]), after.shape[:2])
+            where = str(sweep.steered.sites[site])
+            if sweep.how == "add":
+                where += f", strength {sweep.strengths[strength]:g}"
+            extremes.append(f"{name} {after[site, strength, place]:.2g} at {where}")
+        yield (
+            f"{answer!r}: probability {before[place]:.2g} before;"
+            f" {'; '.join(extremes)}. The perplexity follows."
+        )
+
+
+def strongest_setting(
+    data: "xarray.Dataset", answer: int, *, sign: int = 0, within: float = WITHIN
+) -> Setting | None:
+    """Return the setting that moves an answer's log-odds most, of those that are cheap:
+    up or down by the `sign`, and either way with 0.
+
+    Log-odds are averaged over the prompts. A setting is cheap if it changes the
+    perplexity by at most `within`.
+    """
+    means = data["log_odds"].mean("text") - data["log_odds_before"].mean("text")
+    moves = means.to_numpy()[..., answer]
+    distances = sign * moves if sign else np.abs(moves)
+    cheap = np.abs(data["perplexity_change"].to_numpy()) <= within
+    distances = np.where(cheap & (distances > 0), distances, 0)
+    if not distances.any():
+        return None
+    site, strength = np.unravel_index(np.argmax(distances), distances.shape)
+    here = data.isel(site=site, strength=strength)
+    # A prompt that was given again is no further evidence.
+    _, distinct = np.unique(data["prompt"], return_index=True)
+    by_prompt = (here["log_odds"] - here["log_odds_before"]).to_numpy()
+    changes = by_prompt[distinct, answer]
+    before = float(data["probability_before"].isel(answer=answer).mean())
+    after = float(here["probability"].isel(answer=answer).mean())
+    return Setting(
+        answer=str(data["answer"].values[answer]),
+        site=str(here["site"].item()),
+        strength=float(here["strength"]),
+        probability_before=before,
+        probability=after,
+        ratio=after / before if before else math.nan,
+        log_odds_change=float(np.median(changes)),
+        interval=median_interval(changes, data["perplexity"].size),
+        perplexity=float(here["perplexity"]),
+        perplexity_change=float(here["perplexity_change"]),
+    )
+
+
+def median_interval(changes: Floats, settings: int) -> list[float] | None:
+    """Return the 95% interval of the median of independent changes.
+
+    Its ends are two of them, which hold the median whatever the distribution (Thompson
+    1936), corrected for the choice among settings by Bonferroni's inequality. Too few
+    changes have none.
+    """
+    from scipy.stats import binom
+
+    beyond = int(binom.ppf((1 - LEVEL) / 2 / settings, len(changes), 0.5))
+    if not beyond:
+        return None
+    ranked = np.sort(changes).tolist()
+    return [ranked[beyond - 1], ranked[-beyond]]
+
+
+def _write(
+    sweep: Sweep,
+    prompts: Inputs,
+    new_tokens: int,
+    data: "xarray.Dataset",
+    shown: Setting | None,
+) -> Written:
+    """Continue the prompts before and after steering at one site, and put the texts
+    into the data; those of other sites are empty.
+    """
+    site, strength = sweep.steered.sites[0], sweep.strengths[-1]
+    if shown is not None:
+        site, strength = Site.parse(shown.site), shown.strength
+    (before,) = continue_prompts(sweep.model, prompts, new_tokens)
+    steered: list[list[str]] = []
+    if sweep.steps:
+        intervention = sweep.intervention(site)
+        steered = continue_prompts(sweep.model, prompts, new_tokens, intervention)
+    by_strength = sweep.with_unchanged(steered, before)
+    dims = ("site", "strength", "text")
+    after = np.full([data.sizes[dim] for dim in dims], "", dtype=object)
+    after[sweep.steered.sites.index(site)] = by_strength
+    data["written"] = dims, after, _attributes("written")
+    attributes = _attributes("written_before")
+    data["written_before"] = "text", text_array(before), attributes
+    data.attrs["written_at"] = str(site)
+    prompt_strings = data["prompt"].to_numpy().tolist()
+    steered_texts = by_strength[sweep.strengths.index(strength)]
+    written = map(WrittenText, prompt_strings, before, steered_texts)
+    return Written(site=str(site), strength=strength, texts=list(written)[:MOST_TEXTS])
