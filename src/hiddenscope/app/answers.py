@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from hiddenscope.results import Result, findings_of, story_of, to_bytes
 from hiddenscope.results.drawing import MOST_TOKENS
 from hiddenscope.views import pack
-from hiddenscope.views.painter import named_views
+from hiddenscope.views.render import named_views
 from hiddenscope.workers import Header
 
 # Below this size JSON is written faster than netCDF, which takes 20 ms or more.

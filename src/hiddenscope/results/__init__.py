@@ -8,13 +8,13 @@ drawing    from labelled arrays to pictures
 sentences  the phrases that all stories share
 """
 
-from hiddenscope.results.findings import in_words as in_words
 from hiddenscope.results.report import Facts as Facts
 from hiddenscope.results.report import Report as Report
 from hiddenscope.results.result import Look as Look
 from hiddenscope.results.result import Result as Result
 from hiddenscope.results.result import Width as Width
 from hiddenscope.results.result import to_bytes as to_bytes
+from hiddenscope.results.sentences import in_words as in_words
 from hiddenscope.results.story import Aside as Aside
 from hiddenscope.results.story import Explanation as Explanation
 from hiddenscope.results.story import Listing as Listing

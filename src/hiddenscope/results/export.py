@@ -22,18 +22,19 @@ from typing import (
     TypedDict,
 )
 
+import numpy as np
+
 from hiddenscope.errors import StatesError
 from hiddenscope.files import UNSEALED, seal
-from hiddenscope.results.findings import printable
-from hiddenscope.results.netcdf import NetcdfFile
 from hiddenscope.results.report import plain_fields
+from hiddenscope.results.sentences import printable
 from hiddenscope.sites import Site
 
 if TYPE_CHECKING:
-    import numpy as np
+    import h5py
     import xarray
 
-    Array: TypeAlias = np.ndarray[Any, Any]
+Array: TypeAlias = np.ndarray[Any, Any]
 
 Json: TypeAlias = Any
 """A value of JSON's kinds: dict, list, str, int, float, bool or None."""
@@ -51,6 +52,11 @@ _HEADER = "hiddenscope_notes"
 _LONGEST_ATTRIBUTE = 1_000
 _NUMBERS = {"bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"}
 _NUMBERS |= {"uint8", "uint16", "uint32", "uint64"}
+# How an HDF5 file begins.
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+# HDF5 stores a string as its length in 4 bytes, the address of its heap in 8 bytes and
+# its index in that heap in 4.
+_STRING_BYTES = 16
 # netCDF has neither of these.
 _STORED_AS = {"float16": "float32", "bool": "uint8"}
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
@@ -209,7 +215,7 @@ def dtype_names(data: "xarray.Dataset") -> dict[str, str]:
     return names
 
 
-def _is_text(array: "Array") -> bool:
+def _is_text(array: Array) -> bool:
     if array.dtype.kind != "O":
         return False
     types = set(map(type, array.ravel().tolist()))
@@ -226,10 +232,8 @@ def _number_dtype(name: str) -> str:
     return name
 
 
-def object_array(values: Sequence[Any]) -> "Array":
+def object_array(values: Sequence[Any]) -> Array:
     """Return values as an array of Python objects with one dimension."""
-    import numpy as np
-
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array
@@ -257,7 +261,7 @@ def _header(contents: Contents) -> _Header:
     }
 
 
-def _restore(header: _Header, arrays: Mapping[str, "Array"]) -> Contents:
+def _restore(header: _Header, arrays: Mapping[str, Array]) -> Contents:
     """Return the contents that `_header` and the arrays were made of."""
     import xarray
 
@@ -295,7 +299,7 @@ def _write_json(contents: Contents, path: Path) -> None:
     seal(path)
 
 
-def _nested_lists(array: "Array", dtype: str) -> Json:
+def _nested_lists(array: Array, dtype: str) -> Json:
     """Return the values of a variable as JSON's lists.
 
     Among numbers, the word "NaN" can only be a number. In facts it may also be text, so
@@ -310,13 +314,11 @@ def _nested_lists(array: "Array", dtype: str) -> Json:
     return object_array(flat).reshape(array.shape).tolist()
 
 
-def _shortest_floats(array: "Array") -> list[float | str]:
+def _shortest_floats(array: Array) -> list[float | str]:
     """Return the shortest numbers that come back exactly; NaN and infinity are words.
 
     A float32 of 0.1 is written as 0.1, not as 0.10000000149011612.
     """
-    import numpy as np
-
     short = np.array([float(str(value)) for value in array.flat])
     exact = array.astype(np.float64).ravel()
     # A short number is rounded twice, to float64 and then to the dtype, which seldom
@@ -327,8 +329,6 @@ def _shortest_floats(array: "Array") -> list[float | str]:
 
 
 def _read_json(path: Path) -> Contents:
-    import numpy as np
-
     header = json.loads(path.read_text("utf-8"))
     arrays = {}
     for name, variable in header["variables"].items():
@@ -391,16 +391,83 @@ def _write_netcdf(contents: Contents, path: Path) -> None:
 
 
 def _read_netcdf(path: Path) -> Contents:
+    import h5py
+
+    content = path.read_bytes()
+    if not content.startswith(_SIGNATURE):
+        raise ValueError("it is no HDF5 file")
     arrays = {}
-    with NetcdfFile(path.read_bytes()) as file:
-        header = json.loads(file.read(_HEADER).item())
+    with h5py.File(io.BytesIO(content), "r") as file:
+        header = json.loads(_read_variable(file, _HEADER, content).item())
         for name, variable in header["variables"].items():
-            array = file.read(name)
+            array = _read_variable(file, name, content)
             if variable["dtype"] == "str":
                 arrays[name] = object_array([_unescape(text) for text in array.flat])
             else:
                 arrays[name] = array.astype(_number_dtype(variable["dtype"]))
     return _restore(header, arrays)
+
+
+def _read_variable(file: "h5py.File", name: str, content: bytes) -> Array:
+    """Return the values of a variable of a netCDF-4 file, text as an array of objects,
+    and trust nothing in the file.
+
+    Such a file is an HDF5 file, and an HDF5 variable can be much more than numbers:
+    values in another file or in a pipe, views of other variables, links to other files,
+    compressed zeros, a terabyte of one fill value, code in a filter plugin, one string
+    that is referenced a million times. `Result.save` writes none of that. So the layout
+    is checked before any value is read; xarray and h5netcdf would read everything.
+    """
+    import h5py
+
+    link = None
+    # A name with a slash is a path, and any step of a path may be a link.
+    if "/" not in name:
+        link = file.get(name, getlink=True)
+    if link is None:
+        raise LookupError(f"there is no variable {name!r}")
+    if not isinstance(link, h5py.HardLink):
+        raise ValueError(f"variable {name!r} is a link")
+    dataset = file[name]
+    if not isinstance(dataset, h5py.Dataset):
+        raise ValueError(f"{name!r} is no variable")
+    properties = dataset.id.get_create_plist()
+    text = h5py.check_string_dtype(dataset.dtype)
+    layout = properties.get_layout()
+    sizes = file.id.get_create_plist().get_sizes()
+    # HDF5 gives a variable without values a chunked layout.
+    in_pieces = layout != h5py.h5d.CONTIGUOUS and dataset.size
+    neither = text is None and dataset.dtype.kind not in "biuf"
+    refusals = {
+        "has its values in another file": properties.get_external_count() > 0,
+        "is a view of others": layout == h5py.h5d.VIRTUAL,
+        "is compressed": properties.get_nfilters() > 0,
+        "is not in one piece": in_pieces,
+        "holds neither numbers nor text": neither,
+        "holds strings of a fixed length": text is not None and text.length is not None,
+        "has addresses of other than 8 bytes": sizes != (8, 8),
+    }
+    for refusal, holds in refusals.items():
+        if holds:
+            raise ValueError(f"variable {name!r} {refusal}")
+    item_bytes = dataset.dtype.itemsize if text is None else _STRING_BYTES
+    stored, needed = dataset.id.get_storage_size(), dataset.size * item_bytes
+    if stored != needed or needed > len(content):
+        raise ValueError(
+            f"variable {name!r} has {dataset.size:,} values, and the file holds"
+            f" {stored:,} bytes of it"
+        )
+    if text is None:
+        return np.asarray(dataset[()])
+    if dataset.size:
+        # Strings that are longer than the file must be referenced many times, and would
+        # fill the memory.
+        words = np.frombuffer(content, "<u4", 4 * dataset.size, dataset.id.get_offset())
+        if int(words[::4].sum(dtype=np.uint64)) > len(content):
+            raise ValueError(
+                f"the strings of variable {name!r} are longer than the file"
+            )
+    return np.array(dataset.asstr()[()], dtype=object)
 
 
 def _escape(text: str) -> str:
@@ -453,7 +520,7 @@ def _write_csv(contents: Contents, path: Path) -> None:
 
 def _label_cells(
     label: "xarray.DataArray", variable: "xarray.DataArray"
-) -> "Array | str":
+) -> Array | str:
     """Return a label for every number of a variable, or "" where it does not apply."""
     if not set(label.dims) <= set(variable.dims):
         return ""

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,7 +33,6 @@ MOST_FINE_WEIGHTS, MOST_BYTE_WEIGHTS = 1_000_000, 16_000_000
 FINE_STEPS, BYTE_STEPS, COARSE_STEPS = 65_535, 255, 63
 # Panels of a row that are shown at first.
 FIRST = 5
-HEAD_NUMBERS = ("here", "score", "null", "p")
 _LAYER = re.compile(r"layer\.(\d+)")
 
 
@@ -62,22 +61,18 @@ class Measure:
     title: str = ""
 
     def __post_init__(self) -> None:
-        _check_choice(self, "meaning", Meaning)
-        _check_choice(self, "scale", ColourScale)
+        _check_choices(self, meaning=Meaning, scale=ColourScale)
         values: ArrayLike | None = self.values
         if self.influence is not None:
-            influence = floats(self.influence, f"{self.name}.influence", 4)
+            name = f"the influence of {self.name!r}"
+            influence = floats(self.influence, name, (None,) * 4)
             _set(self, influence=influence)
             if values is None:
                 # Sums of float32 over thousands of sources would lose digits.
                 values = np.nansum(influence.astype(np.float64), axis=(2, 3))
-        if values is None:
-            raise StatesError(
-                f"Cannot draw the measure {self.name!r}",
-                "it has no values",
-                "Give values or an influence map.",
-            )
-        _set(self, values=floats(values, self.name, 2))
+        what = f"the measure {self.name!r}"
+        _refuse(what, (values is None, "it has no values", "Give values or a map."))
+        _set(self, values=floats(values, what, (None, None)))
         if self.limits is not None:
             low, high = self.limits
             _set(self, limits=(float(low), float(high)))
@@ -94,8 +89,8 @@ class Words:
     """The top words of every cell: `chosen` `[site, token, rank]` indexes `words`, and
     is -1 where there is none.
 
-    With `framed`, a frame marks in each column the cell from which on the word is that
-    of the top row and stays so.
+    With `framed`, a frame marks in each column the cell above which the word no longer
+    changes.
 
     >>> top = Words.of([[["Paris", "Rome"], ["Paris", ""]]], [[[0.9, 0.1], [1.0, 0.0]]])
     >>> top.words, top.chosen.tolist()
@@ -111,18 +106,14 @@ class Words:
         # Any negative number means that there is no word; a payload holds -1.
         indices = np.asarray(self.chosen)
         is_integer = indices.ndim == 3 and indices.dtype.kind in "iu"
-        if not is_integer or (indices >= len(self.words)).any():
-            raise StatesError(
-                "Cannot draw the words of a grid",
-                f"their indices are {indices.dtype} {list(indices.shape)}, for"
-                f" {len(self.words)} words",
-                "Give integers [site, token, rank].",
-            )
+        wrong = not is_integer or bool((indices >= len(self.words)).any())
+        shape = f"their indices are {indices.dtype} {list(indices.shape)}"
+        reason = f"{shape}, for {len(self.words)} words"
+        _refuse("these words", (wrong, reason, "Give integers [site, token, rank]."))
         indices = np.maximum(indices, -1).astype(np.int32)
         _set(self, words=tuple(self.words), chosen=indices)
         if self.probabilities is not None:
-            probabilities = floats(self.probabilities, "probabilities", 3)
-            _check_shape(probabilities, indices.shape, "the probabilities of words")
+            probabilities = floats(self.probabilities, "probabilities", indices.shape)
             _set(self, probabilities=probabilities)
 
     def settled_rows(self) -> list[int]:
@@ -149,9 +140,10 @@ class Words:
         for word in array.flat:
             index_of.setdefault(word, len(index_of) - 1)
         indices = np.array([index_of[word] for word in array.flat], dtype=np.int32)
+        indices = indices.reshape(array.shape)
         if probabilities is not None:
-            probabilities = floats(probabilities, "probabilities", 3)
-        return cls(tuple(index_of)[1:], indices.reshape(array.shape), probabilities)
+            probabilities = floats(probabilities, "probabilities", indices.shape)
+        return cls(tuple(index_of)[1:], indices, probabilities)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,39 +174,36 @@ class Grid:
     bars: int = 0
 
     def __post_init__(self) -> None:
-        _set_tuples(self, "tokens", "measures", "second", "texts", "token_rows")
         _set(self, sites=tuple(map(str, self.sites)))
-        _set(self, text_of=tuple(map(int, self.text_of)))
+        _set_tuples(self, None, "tokens", "measures", "texts")
         shape = len(self.sites), len(self.tokens)
-        if not self.measures or 0 in shape:
-            raise StatesError(
-                f"Cannot draw the grid {self.title!r}",
-                "it is empty",
-                "Give sites, tokens and a measure.",
-            )
-        for measure in self.measures:
-            _check_shape(measure.numbers, shape, f"the measure {measure.name!r}")
-            if measure.influence is not None:
-                what = f"the influence of {measure.name!r}"
-                _check_shape(measure.influence, shape + shape, what)
-        if self.words is not None:
-            ranks = self.words.chosen.shape[2]
-            _check_shape(self.words.chosen, (*shape, ranks), "the words of a grid")
-        _check_count("second", self.second, len(self.tokens), "tokens")
-        _check_count("text_of", self.text_of, len(self.tokens), "tokens")
-        _check_count("token_rows", self.token_rows, 2, "rows of tokens")
-        if not 0 <= self.bars < len(self.tokens):
-            raise StatesError(
-                f"Cannot draw {self.bars} columns of a grid as bars",
-                f"it has {len(self.tokens)} columns",
+        columns = shape[1]
+        _set(self, text_of=tuple(map(int, self.text_of)))
+        _set_tuples(self, columns, "second", "text_of")
+        _set_tuples(self, 2, "token_rows")
+        texts = range(max(len(self.texts), 1))
+        empty = not self.measures or 0 in shape
+        _refuse(
+            f"the grid {self.title!r}",
+            (empty, "it is empty", "Give sites, tokens and a measure."),
+            (
+                not empty and not 0 <= self.bars < columns,
+                f"{self.bars} of {columns} columns are bars",
                 "Leave at least one column to colours.",
-            )
-        if not all(0 <= text < max(len(self.texts), 1) for text in self.text_of):
-            raise StatesError(
-                "Cannot place the columns of a grid",
-                "one names a text that is not there",
+            ),
+            (
+                any(text not in texts for text in self.text_of),
+                "a column names a text that is not there",
                 "Count texts from 0.",
-            )
+            ),
+        )
+        for measure in self.measures:
+            what = f"the measure {measure.name!r}"
+            floats(measure.numbers, what, shape)
+            if measure.influence is not None:
+                floats(measure.influence, f"the influence of {what}", shape + shape)
+        if self.words is not None:
+            floats(self.words.chosen, "the words", (*shape, None))
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,25 +241,18 @@ class Panels:
     first: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        _set(self, points=floats(self.points, "points", 3))
+        panels = len(self.sites)
         _set(self, sites=tuple(map(str, self.sites)))
-        _set_tuples(self, "labels", "texts", "captions", "messages", "rows", "marks")
-        panels, points = len(self.sites), self.points.shape[1]
-        _check_shape(self.points, (panels, points, 2), "the points of panels")
-        for name in ("labels", "texts"):
-            _check_count(name, getattr(self, name), points, "points")
-        for name in ("captions", "messages", "rows", "marks", "depths"):
-            _check_count(name, getattr(self, name), panels, "panels")
+        _set(self, points=floats(self.points, "points", (panels, None, 2)))
+        _set_tuples(self, self.points.shape[1], "labels", "texts")
+        _set_tuples(self, panels, "captions", "messages", "rows", "marks", "depths")
         depths = self.depths or by_order(self.rows, panels)
         _set(self, depths=tuple(map(float, depths)))
         first = self.first or shown_first(self.depths, self.rows)
         _set(self, first=tuple(tuple(map(int, row)) for row in first))
-        if any(not -1 <= panel < panels for panel in chain(*self.first)):
-            raise StatesError(
-                "Cannot show the first panels",
-                "one is not there",
-                "Count panels from 0, and give -1 for none.",
-            )
+        missing = any(not -1 <= panel < panels for panel in chain(*self.first))
+        remedy = "Count panels from 0, and give -1 for none."
+        _refuse("the first panels", (missing, "one is not there", remedy))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -295,20 +277,15 @@ class Series:
     style: Style = "line"
 
     def __post_init__(self) -> None:
-        _check_choice(self, "style", Style)
-        _set(self, y=floats(self.y, self.name, 1))
-        if (self.low is None) != (self.high is None):
-            raise StatesError(
-                f"Cannot draw the band of {self.name!r}",
-                "it has only one side",
-                "Give low and high.",
-            )
+        _check_choices(self, style=Style)
+        what = f"the series {self.name!r}"
+        _set(self, y=floats(self.y, what, (None,)))
+        half = (self.low is None) != (self.high is None)
+        _refuse(what, (half, "its band has only one side", "Give low and high."))
         for name in ("low", "high"):
             side = getattr(self, name)
             if side is not None:
-                side = floats(side, f"{self.name}.{name}", 1)
-                _check_shape(side, self.y.shape, f"the band of {self.name!r}")
-                _set(self, **{name: side})
+                _set(self, **{name: floats(side, f"{name} of {what}", self.y.shape)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,18 +306,14 @@ class Lines:
     x_scale: ColourScale = "linear"
 
     def __post_init__(self) -> None:
-        _set_tuples(self, "series")
+        _set_tuples(self, None, "series")
         _set(self, x=tuple(map(str, self.x)))
-        _check_choice(self, "scale", ColourScale)
-        _check_choice(self, "x_scale", ColourScale)
-        if not self.series or not self.x:
-            raise StatesError(
-                f"Cannot draw the lines {self.title!r}",
-                "there are none",
-                "Give places and at least one series.",
-            )
+        _check_choices(self, scale=ColourScale, x_scale=ColourScale)
+        empty = not self.series or not self.x
+        remedy = "Give places and at least one series."
+        _refuse(f"the lines {self.title!r}", (empty, "there are none", remedy))
         for series in self.series:
-            _check_shape(series.y, (len(self.x),), f"the series {series.name!r}")
+            floats(series.y, f"the series {series.name!r}", (len(self.x),))
 
     @property
     def places(self) -> tuple[float, ...]:
@@ -390,10 +363,14 @@ class HeadScore:
     p: PackedFloats | None = None
 
     def __post_init__(self) -> None:
-        for name in HEAD_NUMBERS:
+        self.check((None, None))
+
+    def check(self, shape: tuple[int | None, ...]) -> None:
+        """Keep the numbers as a payload holds them, if they have this shape."""
+        for name in ("here", "score", "null", "p"):
             numbers = getattr(self, name)
             if numbers is not None:
-                _set(self, **{name: floats(numbers, f"{self.name}.{name}", 2)})
+                _set(self, **{name: floats(numbers, f"{self.name}.{name}", shape)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -423,37 +400,29 @@ class Patterns:
     note: str = ""
 
     def __post_init__(self) -> None:
-        _set_tuples(self, "queries", "keys", "scores")
+        _set_tuples(self, None, "queries", "keys", "scores")
         _set(self, sites=tuple(map(str, self.sites)))
         _set(self, heads=tuple(map(str, self.heads)))
-        _set(self, positions=tuple(map(int, self.positions)))
-        _set(self, weights=floats(self.weights, "weights", 4))
-        _set(self, norms=floats(self.norms, "norms", 3))
-        row, head = self.large
-        _set(self, large=(int(row), int(head)))
         shape = len(self.sites), len(self.heads)
-        texts = len(self.queries), len(self.keys)
-        if 0 in (*shape, *texts):
-            raise StatesError(
-                f"Cannot draw the heads {self.title!r}",
-                "there are none",
-                "Give sites, heads, queries and keys.",
-            )
-        _check_shape(self.weights, shape + texts, "the weights of heads")
-        _check_shape(self.norms, (*shape, texts[1]), "the norms of heads")
+        queries, keys = len(self.queries), len(self.keys)
+        _set(self, positions=tuple(map(int, self.positions)))
+        _set_tuples(self, queries, "positions")
+        weights = floats(self.weights, "weights", (*shape, queries, keys))
+        norms = floats(self.norms, "norms", (*shape, keys))
+        row, head = map(int, self.large)
+        _set(self, weights=weights, norms=norms, large=(row, head))
         for score in self.scores:
-            for name in HEAD_NUMBERS:
-                numbers = getattr(score, name)
-                if numbers is not None:
-                    _check_shape(numbers, shape, f"{name} of {score.name!r}")
-        _check_count("positions", self.positions, texts[0], "queries")
-        inside = 0 <= row < shape[0] and 0 <= head < shape[1]
-        if not inside or any(not 0 <= at < texts[1] for at in self.positions):
-            raise StatesError(
-                "Cannot place the tokens or the large head of a picture",
-                "one is not there",
+            score.check(shape)
+        inside = row in range(shape[0]) and head in range(shape[1])
+        _refuse(
+            f"the heads {self.title!r}",
+            (0 in weights.shape, "there are none", "Give sites, heads and tokens."),
+            (
+                not inside or any(place not in range(keys) for place in self.positions),
+                "a token or the large head is not there",
                 "Count sites, heads and keys from 0.",
-            )
+            ),
+        )
 
     @property
     def exists(self) -> NDArray[np.bool_]:
@@ -474,17 +443,26 @@ class Patterns:
 View: TypeAlias = Grid | Panels | Lines | Patterns
 
 
-def floats(numbers: ArrayLike, name: str, dims: int) -> PackedFloats:
+def floats(
+    numbers: ArrayLike | None, name: str, shape: tuple[int | None, ...]
+) -> PackedFloats:
     """Return the numbers as a payload holds them, read-only: float16 stays, anything
-    else becomes float32.
+    else becomes float32. Where `shape` is None, any length will do.
     """
     array = np.asarray(numbers)
-    if array.dtype.kind not in "fiub" or array.ndim != dims:
-        raise StatesError(
-            "Cannot draw these numbers",
-            f"{name} is {array.dtype} {list(array.shape)}",
-            f"Give numbers in {dims} dimensions.",
-        )
+    has_shape = array.ndim == len(shape) and all(
+        wanted in (None, length)
+        for wanted, length in zip(shape, array.shape, strict=True)
+    )
+    lengths = str(list(shape)).replace("None", "any")
+    _refuse(
+        name,
+        (
+            array.dtype.kind not in "fiub" or not has_shape,
+            f"it is {array.dtype} {list(array.shape)}",
+            f"Give numbers {lengths}.",
+        ),
+    )
     packed: PackedFloats
     if array.dtype == np.float16:
         packed = np.ascontiguousarray(array, dtype=np.float16)
@@ -502,37 +480,28 @@ def _set(value: object, **fields: object) -> None:
         object.__setattr__(value, name, field)
 
 
-def _set_tuples(value: object, *names: str) -> None:
+def _set_tuples(value: object, count: int | None, *names: str) -> None:
+    """Make fields tuples, each of `count` items or none."""
     for name in names:
-        object.__setattr__(value, name, tuple(getattr(value, name)))
+        items = tuple(getattr(value, name))
+        other = count is not None and len(items) not in (0, count)
+        reason = f"there are {len(items)}"
+        _refuse(f"these {name}", (other, reason, f"Give {count}, or none."))
+        object.__setattr__(value, name, items)
 
 
-def _check_choice(value: object, name: str, choices: object) -> None:
-    choice, options = getattr(value, name), get_args(choices)
-    if choice not in options:
-        raise StatesError(
-            f"{name} must be one of {', '.join(options)}",
-            f"got {choice!r}",
-            "Choose one of these.",
-        )
+def _check_choices(value: object, **choices: object) -> None:
+    for name, literal in choices.items():
+        choice, words = getattr(value, name), get_args(literal)
+        remedy = f"Choose one of {', '.join(words)}."
+        _refuse(f"this {name}", (choice not in words, f"got {choice!r}", remedy))
 
 
-def _check_shape(array: NDArray[Any], shape: tuple[int, ...], what: str) -> None:
-    if array.shape != shape:
-        raise StatesError(
-            f"Cannot draw {what}",
-            f"its shape is {list(array.shape)}",
-            f"Give {list(shape)}.",
-        )
-
-
-def _check_count(name: str, values: Sequence[object], count: int, of: str) -> None:
-    if values and len(values) != count:
-        raise StatesError(
-            f"Cannot draw {name} of {count} {of}",
-            f"there are {len(values)}",
-            f"Give {count}, or none.",
-        )
+def _refuse(what: str, *refusals: tuple[bool, str, str]) -> None:
+    """Raise for the first refusal that holds: a condition, a reason and a remedy."""
+    for holds, reason, remedy in refusals:
+        if holds:
+            raise StatesError(f"Cannot draw {what}", reason, remedy)
 
 
 def runs(rows: Sequence[str], count: int) -> list[list[int]]:

@@ -43,8 +43,8 @@ from hiddenscope.results.export import (
     tag,
     to_plain,
 )
-from hiddenscope.results.findings import fact_lines, printable
 from hiddenscope.results.report import Facts, Report
+from hiddenscope.results.sentences import fact_lines, printable
 from hiddenscope.results.story import Table, findings_of, tables_of
 
 if TYPE_CHECKING:

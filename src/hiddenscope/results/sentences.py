@@ -1,10 +1,9 @@
 """Sentences: the phrases in which every kind of result states its findings."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hiddenscope.results.findings import in_words
-from hiddenscope.results.report import Grouped
+from hiddenscope.results.report import Facts, Grouped
 from hiddenscope.sites import Site, summarise
 from hiddenscope.states.pooling import POOLINGS, meaning_of
 
@@ -19,6 +18,54 @@ LONGEST_DETAIL, LONGEST_HASH = 40, 20
 MANY = 0.1
 # An example is cut here, in characters.
 SHOWN = 60
+# Items of a list, and characters of a text, that one line shows.
+MOST_ITEMS = 12
+LONGEST_TEXT = 200
+
+
+def fact_lines(facts: Facts, indent: str = "") -> Iterator[str]:
+    """Yield one line for each fact; inner mappings are indented beneath their key.
+
+    >>> list(fact_lines({"largest": 2.5, "at": "layer.1"}))
+    ['largest  2.5', 'at       layer.1']
+    """
+    widths = [0]
+    for key, value in facts.items():
+        if not isinstance(value, dict):
+            widths.append(len(printable(key)))
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            yield f"{indent}{printable(key)}"
+            yield from fact_lines(value, indent + "  ")
+        else:
+            yield f"{indent}{printable(key):<{max(widths)}}  {in_words(value)}"
+
+
+def in_words(value: object) -> str:
+    """Return a fact as one short line that is safe to print on a terminal."""
+    if isinstance(value, list):
+        items = [in_words(item) for item in value[:MOST_ITEMS]]
+        if len(value) > MOST_ITEMS:
+            items.append("…")
+        return ", ".join(items) or "none"
+    if isinstance(value, dict):
+        return "; ".join(
+            f"{printable(key)} {in_words(inner)}" for key, inner in value.items()
+        )
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    # Escaped before it is cut, since an escape may take ten characters.
+    text = printable(text)
+    if len(text) > LONGEST_TEXT:
+        text = text[: LONGEST_TEXT - 1] + "…"
+    return text
+
+
+def printable(text: str) -> str:
+    """Return the text with every character escaped that a terminal cannot print."""
+    parts = []
+    for char in text:
+        parts.append(char if char.isprintable() else ascii(char)[1:-1])
+    return "".join(parts)
 
 
 def quote(text: str) -> str:

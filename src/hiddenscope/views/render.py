@@ -1,7 +1,8 @@
 """Results as pages, figures and notebook outputs.
 
-page     one result: its findings, its views, and where it comes from
-story    several results on one page, each with its findings and its views
+page       one result: its findings, its views, and where it comes from
+story      several results on one page, each with its findings and its views
+figure_of  some of the views, drawn with matplotlib
 
 `Result` imports this module when it is saved as a page or a figure, or shown.
 """
@@ -11,30 +12,35 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
+
+import numpy as np
 
 from hiddenscope.arguments import checked
 from hiddenscope.catalog import ANALYSIS
-from hiddenscope.errors import FileError
+from hiddenscope.errors import FileError, StatesError
 from hiddenscope.files import replacing
 from hiddenscope.results import (
     Facts,
     Listing,
+    Look,
     Result,
-    Section,
     findings_of,
     in_words,
     story_of,
     views_of,
 )
+from hiddenscope.results.drawing import long_name
+from hiddenscope.results.pictures import Grid, Patterns, View
 from hiddenscope.results.sentences import capitalised
-from hiddenscope.views.figures.pages import image
-from hiddenscope.views.page import frame
-from hiddenscope.views.painter import figure_bytes as figure_bytes
-from hiddenscope.views.painter import figure_of as figure_of
-from hiddenscope.views.painter import named_views as named_views
-from hiddenscope.views.story import story_page, unfolded
+from hiddenscope.views.figures.pages import FigureFormat, figure, image
+from hiddenscope.views.page import frame, story_page
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDTHS: dict[str, float | None] = {"": None, "column": 3.3, "page": 6.9}  # inches
 NOTEBOOK_DPI = 130
 # The height of a notebook's output until the page has reported its own.
 HEIGHT = 620
@@ -67,47 +73,41 @@ def page(result: Result, docs: str = "", *, folds: bool = False) -> str:
     the docs lie, seen from the page. With `folds`, all but the main view is closed at
     first.
     """
-    sections = list(unfolded(story_of(result), folds=folds))
-    first = sections[0]
+    sections = []
+    for section in story_of(result):
+        # The findings stand above all sections, so that these have no prose.
+        folded = folds and section.folded
+        title = section.title if section.reading or folded else ""
+        sections.append(replace(section, title=title, sentences=(), folded=folded))
+    first, *others = sections
     findings = []
     for sentence in findings_of(result):
         # What the caption of the first picture says need not be said beside it.
         if sentence not in first.reading:
             findings.append(sentence.replace("\n", " "))
-    sections[0], more = _with_findings(first, findings)
+    lead, *more = findings or [""]
+    beside = len(more) if len(more) <= BESIDE + 1 else BESIDE
+    tables = first.tables
     # A kind without sentences shows its facts as they are.
     if result.kind not in ANALYSIS and result.facts:
-        tables = (_facts_table(result.facts), *sections[0].tables)
-        sections[0] = replace(sections[0], tables=tables)
+        rows = [(name.replace("_", " "), value) for name, value in _items(result.facts)]
+        facts = Listing("What was found", ("name", "value"), tuple(rows))
+        tables = (facts, *tables)
+    # The title of the page says what the first section is about.
+    sentences = (lead, _bullets(more[:beside]))
+    first = replace(first, title="", sentences=sentences, tables=tables)
     closing = []
-    if more:
-        closing += ["# More findings", "\n".join(f"- {sentence}" for sentence in more)]
-    origin = [f"- {name}: {value}" for name, value in _items(_origin(result))]
+    if more[beside:]:
+        closing += ["# More findings", _bullets(more[beside:])]
+    origin = [f"{name}: {value}" for name, value in _items(_origin(result))]
     if origin:
-        closing += ["# Where it comes from", "\n".join(origin)]
-    title = capitalised(result.title)
-    return story_page(sections, title, closing="\n\n".join(closing), docs=docs)
+        closing += ["# Where it comes from", _bullets(origin)]
+    title, end = capitalised(result.title), "\n\n".join(closing)
+    return story_page([first, *others], title, closing=end, docs=docs)
 
 
-def _with_findings(
-    first: Section, findings: Sequence[str]
-) -> tuple[Section, Sequence[str]]:
-    """Return the first section with the findings that stand around its picture, and
-    those for the end of the page.
-
-    The title of the page says what the first section is about, and the first finding
-    stands right above its picture.
-    """
-    lead, *others = findings or [""]
-    count = len(others) if len(others) <= BESIDE + 1 else BESIDE
-    beside = "\n".join(f"- {sentence}" for sentence in others[:count])
-    return replace(first, title="", sentences=(lead, beside)), others[count:]
-
-
-def _facts_table(facts: Facts) -> Listing:
-    """Return the facts of a kind that has no sentences for them."""
-    rows = [(name.replace("_", " "), value) for name, value in _items(facts)]
-    return Listing("What was found", ("name", "value"), tuple(rows))
+def _bullets(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {sentence}" for sentence in sentences)
 
 
 def _origin(result: Result) -> Facts:
@@ -150,16 +150,13 @@ def _items(facts: Facts) -> list[tuple[str, str]]:
     items = []
     for key, value in facts.items():
         key = key.replace("\n", " ")
-        if isinstance(value, dict) and _is_large(value):
+        inner = value.values() if isinstance(value, dict) else ()
+        has_groups = any(isinstance(group, dict) for group in inner)
+        if has_groups or len(inner) > LARGE_GROUP:
             items += [(key, f"{name}: {words}") for name, words in _items(value)]
         elif value not in (None, "", [], {}):
             items.append((key, in_words(value)))
     return items
-
-
-def _is_large(group: Facts) -> bool:
-    has_groups = any(isinstance(inner, dict) for inner in group.values())
-    return has_groups or len(group) > LARGE_GROUP
 
 
 @checked
@@ -223,3 +220,105 @@ def encoded_figure(result: Result) -> str:
     """Return the views of a result as a PNG, in base64."""
     png = image(views_of(result), ".png", dpi=NOTEBOOK_DPI)
     return base64.b64encode(png).decode("ascii")
+
+
+def figure_of(result: Result, look: Look) -> "Figure":
+    """Draw the selected views as a figure."""
+    return figure(_selected_views(result, look), WIDTHS[look.width])
+
+
+def figure_bytes(result: Result, suffix: FigureFormat, look: Look) -> bytes:
+    """Draw the selected views as a file of this format."""
+    return image(_selected_views(result, look), suffix, width=WIDTHS[look.width])
+
+
+def named_views(result: Result) -> dict[str, View]:
+    """Return the views of a result by name: what a view is (grid, panels, lines), with
+    a number from the second on.
+    """
+    views: dict[str, View] = {}
+    for view in views_of(result):
+        kind = type(view).__name__.lower()
+        count = sum(type(other) is type(view) for other in views.values())
+        views[f"{kind}-{count + 1}" if count else kind] = view
+    return views
+
+
+def _selected_views(result: Result, look: Look) -> list[View]:
+    if look.width not in WIDTHS:
+        choices = " or ".join(repr(name) for name in WIDTHS if name)
+        raise StatesError(
+            "Cannot draw a figure of this width",
+            f"got {look.width!r}",
+            f"Give {choices}, or leave it out.",
+        )
+    views = named_views(result)
+    # Without a name it is the main view, which comes first.
+    if look.view == "all":
+        selected = list(views.values())
+    elif not look.view:
+        selected = [next(iter(views.values()))]
+    elif look.view in views:
+        selected = [views[look.view]]
+    else:
+        raise StatesError(
+            f"No view {look.view!r} of a {result.kind}",
+            f"there are {', '.join(views)}",
+            'Choose one of these, or "all".',
+        )
+    if not look.measure:
+        return selected
+    measure = look.measure
+    if all(isinstance(view, Patterns) for view in selected):
+        return [_with_head(view, measure) for view in selected]
+    # A measure may be named as the data names it, or as the grid does.
+    variable = result.data.get(measure)
+    if variable is not None:
+        measure = long_name(variable)
+    return [_with_measure(view, measure) for view in selected]
+
+
+def _with_measure(view: View, name: str) -> View:
+    """Return a grid whose first measure is the named one, with a title that says so."""
+    measures = view.measures if isinstance(view, Grid) else ()
+    spelt = name.lower().replace("_", " ")
+    places = {
+        measure.name.lower().replace("_", " "): place
+        for place, measure in enumerate(measures)
+    }
+    place = places.get(spelt)
+    if not isinstance(view, Grid) or place is None:
+        names = ", ".join(measure.name for measure in measures)
+        raise StatesError(
+            f"No measure {name!r} in {view.title!r}",
+            f"there are {names}" if measures else "it is not a grid",
+            "Choose one of a grid's measures.",
+        )
+    first = measures[place]
+    title = f"{view.title}: {first.name}" if place else view.title
+    others = (*measures[:place], *measures[place + 1 :])
+    return replace(view, title=first.title or title, measures=(first, *others))
+
+
+def _with_head(view: View, words: str) -> View:
+    """Return heads of which the named one is large, value-weighted where that is asked
+    for: "layer.3.attn.head.5", "weighted", or both.
+    """
+    assert isinstance(view, Patterns)
+    names = {}
+    for row, head in np.argwhere(view.exists):
+        names[view.name_of(int(row), int(head))] = (int(row), int(head))
+    large, weighted = view.large, view.weighted
+    for word in words.split():
+        if word in ("pattern", "weighted"):
+            weighted = word == "weighted"
+        elif word in names:
+            large = names[word]
+        else:
+            first, *_, last = [*names, *names]
+            raise StatesError(
+                f"No head {word!r} in {view.title!r}",
+                f"there are {first} to {last}",
+                'Name one of these, "weighted", or both.',
+            )
+    return replace(view, large=large, weighted=weighted)

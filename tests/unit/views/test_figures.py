@@ -319,7 +319,7 @@ def test_panels_on_paper_have_marks_and_grey_points() -> None:
     spines = (axes.spines["left"] for axes in (plain, marked))
     assert [to_hex(spine.get_edgecolor()) for spine in spines] == [FAINT, ACCENT]
     colours = map(to_hex, np.atleast_2d(plain.collections[0].get_facecolor()))
-    assert [*colours] == [NO_CLASS["light"][0], CLASSES["light"][0]]
+    assert [*colours] == [NO_CLASS, CLASSES[0]]
     legend = next(axes for axes in figure.axes if axes.get_legend())
     assert place(legend, figure)[1] <= place(plain, figure)[1], "the legend is on top"
 

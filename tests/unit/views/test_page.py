@@ -16,7 +16,7 @@ from hiddenscope.errors import StatesError
 from hiddenscope.results import Listing
 from hiddenscope.views import page, unpack
 from hiddenscope.views.figures import style
-from hiddenscope.views.listing import html_lists
+from hiddenscope.views.page import html_lists
 from hiddenscope.views.terms import new_terms
 from tests.pages.scenes import HOSTILE, hostile, lines, norms
 
@@ -169,11 +169,17 @@ def test_scripts_make_no_markup_run_no_text_and_ask_no_network() -> None:
         assert text.count("\n") <= 500, script.name
 
 
+def shades_of_the_page() -> list[tuple[str, ...]]:
+    """Return every table of colours: maps, light and dark, then classes."""
+    text = (STATIC / "colour.js").read_text("utf-8")
+    tables = re.findall(r"(?:light|dark): \[([^]]*)\]", text)
+    return [tuple(re.findall(r"#\w{6}", table)) for table in tables]
+
+
 def test_the_page_and_the_figures_have_one_set_of_colours() -> None:
-    text = " ".join((STATIC / "colour.js").read_text("utf-8").split())
-    for table in (style.SEQUENTIAL, style.DIVERGING, style.CLASSES, style.NO_CLASS):
-        for shades in table.values():
-            assert ", ".join(f'"{shade}"' for shade in shades) in text
+    light = shades_of_the_page()[::2]
+    on_paper = [style.SEQUENTIAL, style.DIVERGING, style.CLASSES, (style.NO_CLASS,)]
+    assert light == on_paper
 
 
 def lightness(shade: str) -> float:
@@ -186,14 +192,14 @@ def lightness(shade: str) -> float:
     return float(116 * y ** (1 / 3) - 16)
 
 
-@pytest.mark.parametrize("table", [style.SEQUENTIAL, style.DIVERGING])
-def test_lightness_runs_evenly(table: dict[str, tuple[str, ...]]) -> None:
+def test_lightness_runs_evenly() -> None:
     """Steps are alike, and a diverging map is as light left as right: order is seen
     with any eyes.
     """
-    for shades in table.values():
+    for place, shades in enumerate(shades_of_the_page()[:4]):
         levels = [lightness(shade) for shade in shades]
-        if table is style.DIVERGING:
+        assert len(levels) == 9
+        if place >= 2:
             mirrored = zip(levels, levels[::-1], strict=True)
             assert all(abs(a - b) < 8 for a, b in mirrored)
             levels = levels[4:]

@@ -20,8 +20,8 @@ from hiddenscope.results.pictures import (
     steps_of,
 )
 from hiddenscope.views import pack, unpack
-from hiddenscope.views.painter import figure_of
 from hiddenscope.views.payload import quantised
+from hiddenscope.views.render import figure_of
 from tests.pages.inside import SENTENCE, attention, contributions, heads_of
 from tests.unit.views.recorded import recorded
 

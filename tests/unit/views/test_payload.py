@@ -149,7 +149,7 @@ MAP = (Measure("m", [[1.0]], influence=np.zeros((1, 1, 1, 2))),)
 POINTS = np.zeros((1, 3, 2))
 WRONG: dict[str, list[Any]] = {
     "no values": [lambda: Measure("m")],
-    "2 dimensions": [lambda: Measure("m", [1.0]), lambda: Measure("m", [["a"]])],
+    r"\[any, any\]": [lambda: Measure("m", [1.0]), lambda: Measure("m", [["a"]])],
     "sequential, diverging": [lambda: Measure("m", [[1.0]], meaning="odd")],
     r"\[1, 2\]": [lambda: Grid("g", SITES, ("a", "b"), ONE)],
     "empty": [lambda: Grid("g", SITES, ("a",), ())],
@@ -163,7 +163,7 @@ WRONG: dict[str, list[Any]] = {
     ],
     r"\[1, 1, 1, 1\]": [lambda: Grid("g", SITES, ("a",), MAP)],
     "Give integers": [lambda: Words(("a",), np.array([[[1]]]))],
-    r"\[1, 3, 2\]": [lambda: Panels("p", SITES, np.zeros((2, 3, 2)))],
+    r"\[1, any, 2\]": [lambda: Panels("p", SITES, np.zeros((2, 3, 2)))],
     "3": [lambda: Panels("p", SITES, POINTS, labels=("a",))],
     "one side": [lambda: Series("s", [1.0], low=[1.0])],
     r"\[1\]": [lambda: Lines("l", SITES, (Series("s", [1.0, 2.0]),))],

@@ -1,22 +1,26 @@
-"""The grid on paper: tokens across, layers up."""
+"""Cells on paper: the grid, tokens across and layers up, and attention, small multiples
+of layer by head and one head large.
+"""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.results.pictures import Grid, Measure
+from hiddenscope.results.pictures import Grid, Measure, Patterns
 from hiddenscope.views.figures import style
-from hiddenscope.views.figures.sheet import Box, Sheet
 from hiddenscope.views.figures.style import Lettering, number, width_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
+
+    from hiddenscope.views.figures.pages import Sheet
 
 _Array: TypeAlias = NDArray[np.float64]
 _Flags: TypeAlias = NDArray[np.bool_]
@@ -54,144 +58,145 @@ DECADES = 1e-6
 BEND = 1e-4
 # The brightness of a colour as the eye has it, and from where on ink is dark.
 BRIGHTNESS, LIGHT = (0.299, 0.587, 0.114), 140 / 255
+# How high all small pictures of heads may be, and how wide each.
+HIGHEST_HEADS, NARROWEST_HEAD, WIDEST_HEAD = 620.0, 3.0, 34.0
+# Cells of the large head are at most this wide, and all of its rows this high.
+WIDEST_LARGE_CELL, HIGHEST_LARGE = 26.0, 470.0
+LONGEST_HEAD_LABEL = 90.0
+# Pixels along the side of a small picture; a longer text is thinned to this many.
+MOST_PIXELS = 48
+READING = (
+    "Tokens that read run down, and tokens that are read run across. Each small picture"
+    " above runs from 0 to its own largest weight."
+)
+# The gap between two pictures, as a share of a cell.
+GAP = 0.08
 
 
-class CellSize(NamedTuple):
-    """The size of every cell, in points."""
-
-    wide: float
-    high: float
-
-
-def draw_grid(grid: Grid, sheet: Sheet) -> None:
+def draw_grid(grid: Grid, sheet: "Sheet") -> None:
     """Draw the grid's first measure, with its words where it has some, and what the
     colours mean.
 
     A text that is too long for the page goes on beneath itself, as lines of a book do.
     """
-    from matplotlib.cm import ScalarMappable
-
+    lettering = sheet.lettering
     measure = grid.measures[0]
-    painted = ScalarMappable(norm_of(measure), style.colormap(measure.meaning))
-    values = _values_to_colour(measure)
+    painted, colours = _colours_of(measure)
+    cells = len(grid.tokens) - grid.bars
     is_zero = (measure.numbers == 0) & (grid.words is None)
-    first = _token_labels(grid.tokens, sheet.lettering, grid.x_name)
-    second = _token_labels(grid.second, sheet.lettering, grid.x_name)
+    colours[:, :cells][is_zero[:, :cells]] = (1, 1, 1, 0)
+    longest = LONGEST_LABEL if grid.x_name == "token" else LONGEST_NAME
+    first = _fitted_labels(grid.tokens, lettering, longest, grid.x_name)
+    second = _fitted_labels(grid.second, lettering, longest, grid.x_name)
     label = max(width_of(token, style.LABEL) for token in (*first, *second)) + 5
-    room = _room(grid, sheet.room(PAGE), label)
-    room -= BAR_WIDTH * grid.bars
-    lines = _lines_of_tokens(grid, room, label)
-    count = len(lines[0]) - grid.bars
-    size = _cell_size(grid, label, room, count, fixed=sheet.width is not None)
+    # Names stand at the left of the cells, and a turned token reaches as far.
+    row_names = grid.token_rows or ("first", "second")
+    left = max(width_of(site[:40], style.LABEL) for site in grid.sites)
+    if second:
+        widest = max(width_of(name, style.SMALL) for name in row_names)
+        left = max(left, min(widest, LONGEST_LABEL))
+    room = sheet.room(PAGE) - max(left + 8, 0.75 * label) - BAR_WIDTH * grid.bars
+    lines, wide, high = _layout(grid, room, label, fixed=sheet.width is not None)
     top = bottom = 0.0
-    for columns in lines:
-        across = _edges(len(columns), grid.bars, size)
-        axes = sheet.axes(
-            Box(0, top, size.wide * across[-1], size.high * len(grid.sites))
-        )
-        axes.set(xlim=(0, across[-1]), ylim=(0, len(grid.sites)))
-        colours = painted.to_rgba(values[:, columns])
-        part = _part_of(grid, columns)
-        _draw_cells(axes, part, colours, is_zero[:, columns], size, sheet.lettering)
-        _draw_bars(axes, part, colours, across)
-        _label_sites(axes, grid, size.high, sheet.lettering)
-        here = slice(columns.start, columns.stop)
+    for here in lines:
+        # Where columns begin and end, in widths of a cell: bars are wider.
+        widths = np.ones(here.stop - here.start)
+        widths[len(widths) - grid.bars :] = BAR_WIDTH / wide
+        edges = np.concatenate([[0.0], np.cumsum(widths)])
+        axes = sheet.axes(0, top, wide * edges[-1], high * len(grid.sites))
+        axes.set(xlim=(0, edges[-1]), ylim=(0, len(grid.sites)))
+        shown = slice(here.start, min(here.stop, cells))
+        _draw_cells(axes, measure, colours, is_zero, shown, min(wide, high))
+        # Words of thinner rows would stand on one another.
+        if high >= LOWEST_WORD_CELL:
+            _write_words(axes, grid, colours, here, wide, lettering)
+        # A line where a text ends and the next begins has paper on both sides.
+        for column, (before, after) in enumerate(pairwise(grid.text_of[here]), 1):
+            for colour, width in ((style.PAPER, 2.4), (style.INK, 0.8)):
+                if before != after:
+                    ends_at = {"ymin": -0.02, "ymax": 1.02, "clip_on": False}
+                    axes.axvline(column, color=colour, linewidth=width, **ends_at)
+        if grid.bars:
+            _draw_bars(axes, grid, colours, edges)
+        rows = range(0, len(grid.sites), math.ceil(LABEL_APART / high))
+        sites = [lettering.text(grid.sites[row], 40) for row in rows]
+        axes.set_yticks([row + 0.5 for row in rows], sites)
+        axes.tick_params("y", length=0, pad=5, labelsize=style.LABEL)
         upper, lower = (first, second) if second else ([], first)
-        middles = (across[:-1] + across[1:]) / 2
-        _label_tokens(axes, upper[here], lower[here], middles, size.wide, label)
-        if second:
-            _name_token_rows(axes, grid, sheet.lettering)
+        middles = (edges[:-1] + edges[1:]) / 2
+        _label_tokens(axes, upper[here], lower[here], middles, wide, label)
+        for name, corner, away in zip(row_names, (1, 0), (8, -8), strict=True):
+            if second:
+                name = lettering.fitted(
+                    lettering.text(name), LONGEST_LABEL, style.SMALL
+                )
+                style.note(axes, name, (0, corner), (-5, away), "right", "center")
         bottom = sheet.extent(axes).bottom
         # The labels of a second row stand above the next line.
         top = bottom + 8 + (label if second else 0)
     draw_key(measure, painted, sheet, bottom, min(KEY, room), zero=bool(is_zero.any()))
 
 
-def _edges(columns: int, bars: int, size: CellSize) -> _Array:
-    """Return where columns begin and end, in widths of a cell: bars are wider."""
-    widths = np.ones(columns)
-    if bars:
-        widths[-bars:] = BAR_WIDTH / size.wide
-    return np.concatenate([[0.0], np.cumsum(widths)])
-
-
-def _token_labels(
-    tokens: tuple[str | None, ...], lettering: Lettering, x_name: str
+def _fitted_labels(
+    tokens: Sequence[str | None], lettering: Lettering, room: float, name: str = "token"
 ) -> list[str]:
-    if x_name == "token":
-        shown = [lettering.token(token) for token in tokens]
-        room = LONGEST_LABEL
-    else:
-        shown = [lettering.text(token or "") for token in tokens]
-        room = LONGEST_NAME
-    return [lettering.fitted(label, room, style.LABEL) for label in shown]
+    labels = []
+    for token in tokens:
+        label = lettering.token(token)
+        if name != "token":
+            label = lettering.text(token or "")
+        labels.append(lettering.fitted(label, room, style.LABEL))
+    return labels
 
 
-def _room(grid: Grid, page: float, label: float) -> float:
-    """Return how wide all cells of a row may be: names stand at their left, and a
-    turned token reaches as far.
+def _layout(
+    grid: Grid, room: float, label: float, *, fixed: bool
+) -> tuple[list[slice], float, float]:
+    """Return the columns of each line of tokens, and the width and height of a cell.
+
+    A grid of pairs of sites, with bars, or of very many tokens, stays in one line.
+    Cells are as wide as the page allows, within reason; labels that nearly fit get the
+    room they need. A page of a `fixed` width does not grow with them.
     """
-    left = max(width_of(site[:40], style.LABEL) for site in grid.sites)
-    if grid.second:
-        names = max(width_of(name, style.SMALL) for name in _row_names(grid))
-        left = max(left, min(names, LONGEST_LABEL))
-    return page - max(left + 8, 0.75 * label)
-
-
-def _row_names(grid: Grid) -> tuple[str, ...]:
-    """Return what the row of tokens above the grid is called, and the one below it."""
-    return grid.token_rows or ("first", "second")
-
-
-def _lines_of_tokens(grid: Grid, room: float, label: float) -> list[range]:
-    """Return the columns of each line of tokens; a grid of pairs of sites, with bars,
-    or of very many tokens, stays in one.
-    """
-    count = len(grid.tokens)
+    count, sites = len(grid.tokens), len(grid.sites)
     narrowest = NARROWEST_WORD_CELL if grid.words else NARROWEST_CELL
     most = max(1, int(room / narrowest))
     lines = math.ceil(count / most)
-    is_of_sites = grid.tokens[: len(grid.sites)] == grid.sites or grid.bars > 0
-    is_too_high = lines * (len(grid.sites) * LOW_CELL + label) > HIGHEST
+    is_of_sites = grid.tokens[:sites] == grid.sites or grid.bars > 0
+    is_too_high = lines * (sites * LOW_CELL + label) > HIGHEST
     if lines == 1 or is_of_sites or (is_too_high and not grid.words):
-        return [range(count)]
-    return [range(start, min(start + most, count)) for start in range(0, count, most)]
-
-
-def _cell_size(
-    grid: Grid, label: float, room: float, columns: int, *, fixed: bool
-) -> CellSize:
-    """Return cells as wide as the page allows, within reason; labels that nearly fit
-    get the room they need. A page of a `fixed` width does not grow with them.
-    """
-    high = HIGH_CELL if grid.words or len(grid.sites) <= FEW_SITES else LOW_CELL
-    high = min(high, max(LONGEST / len(grid.sites), 0.5))
-    share = room / columns
+        most = count
+    starts = range(0, count, most)
+    columns = [slice(start, min(start + most, count)) for start in starts]
+    high = HIGH_CELL if grid.words or sites <= FEW_SITES else LOW_CELL
+    high = min(high, max(LONGEST / sites, 0.5))
+    cells = min(most, count) - grid.bars
+    share = room / cells
     if grid.words:
-        return CellSize(min(WIDEST_WORD_CELL, max(NARROWEST_WORD_CELL, share)), high)
-    narrowest = min(NARROWEST_CELL, LONGEST / columns)
+        return columns, min(WIDEST_WORD_CELL, max(narrowest, share)), high
+    narrowest = min(narrowest, LONGEST / cells)
     if fixed or grid.bars:
         narrowest = min(narrowest, max(share, 0.1))
     wide = max(narrowest, share)
     if label <= min(WIDEST_CELL, share * 1.02):
         wide = max(wide, label)
-    return CellSize(min(WIDEST_CELL, wide), high)
+    return columns, min(WIDEST_CELL, wide), high
 
 
-def _part_of(grid: Grid, columns: range) -> Grid:
-    """Return some columns of a grid."""
-    here = slice(columns.start, columns.stop)
-    words, measure = grid.words, grid.measures[0]
-    if words is not None:
-        words = replace(words, chosen=words.chosen[:, here], probabilities=None)
-    return replace(
-        grid,
-        measures=(replace(measure, values=measure.numbers[:, here], influence=None),),
-        words=words,
-        tokens=grid.tokens[here],
-        second=grid.second[here],
-        text_of=grid.text_of[here],
-    )
+def _colours_of(measure: Measure) -> "tuple[ScalarMappable, _Array]":
+    """Return what paints a measure, and the colour of each cell."""
+    from matplotlib.cm import ScalarMappable
+
+    painted = ScalarMappable(norm_of(measure), style.colormap(measure.meaning))
+    values = measure.numbers.astype(np.float64)
+    if measure.each_layer:
+        # A value is coloured by its place on the scale of its layer.
+        whole_scale = replace(measure, influence=None, each_layer=False, limits=None)
+        for row in values:
+            layer = replace(whole_scale, values=row[None])
+            placed = norm_of(layer)(layer.numbers[0].astype(np.float64))
+            row[:] = np.ma.filled(placed, np.nan)
+    return painted, painted.to_rgba(values)
 
 
 def norm_of(measure: Measure) -> "Normalize":
@@ -239,33 +244,18 @@ def ends(values: _Array, measure: Measure) -> tuple[float, float]:
     return min(0.0, low), max(0.0, high)
 
 
-def _values_to_colour(measure: Measure) -> _Array:
-    """Return the values; where each layer has its own scale, their places on it."""
-    values = measure.numbers.astype(np.float64)
-    if not measure.each_layer:
-        return values
-    places = []
-    whole_scale = replace(measure, influence=None, each_layer=False, limits=None)
-    for row in values:
-        layer = replace(whole_scale, values=row[None])
-        placed = norm_of(layer)(layer.numbers.astype(np.float64))
-        places.append(np.ma.filled(placed, np.nan))
-    return np.concatenate(places)
-
-
 def _draw_cells(
     axes: "Axes",
-    grid: Grid,
+    measure: Measure,
     colours: _Array,
     is_zero: _Flags,
-    size: CellSize,
-    lettering: Lettering,
+    here: slice,
+    smaller: float,
 ) -> None:
-    """Draw cells with their words, and marks for what is missing or exactly zero."""
-    cells = colours.shape[1] - grid.bars
-    is_zero, colours = is_zero[:, :cells], colours[:, :cells]
-    colours[is_zero] = (1, 1, 1, 0)
-    smaller = min(size)
+    """Draw some columns of cells, and marks for what is missing or exactly zero, while
+    these are few enough to be looked at one by one.
+    """
+    colours = colours[:, here]
     has_seams = smaller >= 8
     axes.pcolormesh(
         colours,
@@ -275,14 +265,15 @@ def _draw_cells(
         antialiased=True,
         rasterized=colours.shape[0] * colours.shape[1] > MOST_VECTORS,
     )
-    if smaller > 6:
-        is_missing = np.isnan(grid.measures[0].numbers[:, :cells])
-        _mark(axes, is_missing, (2, 2, -45), smaller - 4, style.FAINT)
-        _mark(axes, is_zero, ".", 2.4, style.MUTED)
-    # Words of thinner rows would stand on one another.
-    if size.high >= LOWEST_WORD_CELL:
-        _write_words(axes, grid, colours, size.wide, lettering)
-    _part_texts(axes, grid)
+    marks: list[tuple[_Flags, Any, float, str]] = [
+        (np.isnan(measure.numbers), (2, 2, -45), smaller - 4, style.FAINT),
+        (is_zero, ".", 2.4, style.MUTED),
+    ]
+    for cells, marker, size, colour in marks:
+        rows, columns = np.nonzero(cells[:, here])
+        if smaller > 6 and 0 < len(rows) <= MOST_MARKS:
+            look = {"marker": marker, "markersize": size, "color": colour}
+            axes.plot(columns + 0.5, rows + 0.5, linestyle="", mew=0.6, **look)
 
 
 def _draw_bars(axes: "Axes", grid: Grid, colours: _Array, edges: _Array) -> None:
@@ -306,29 +297,13 @@ def _draw_bars(axes: "Axes", grid: Grid, colours: _Array, edges: _Array) -> None
         axes.plot([middle] * 2, [0, len(values)], color=style.MUTED, linewidth=0.6)
 
 
-def _mark(
-    axes: "Axes",
-    cells: _Flags,
-    marker: str | tuple[int, int, int],
-    size: float,
-    colour: str,
-) -> None:
-    """Mark cells, while they are few enough to be looked at one by one."""
-    if 0 < cells.sum() <= MOST_MARKS:
-        rows, columns = np.nonzero(cells)
-        axes.plot(
-            columns + 0.5,
-            rows + 0.5,
-            linestyle="",
-            marker=marker,
-            markersize=size,
-            color=colour,
-            mew=0.6,
-        )
-
-
 def _write_words(
-    axes: "Axes", grid: Grid, colours: _Array, wide: float, lettering: Lettering
+    axes: "Axes",
+    grid: Grid,
+    colours: _Array,
+    here: slice,
+    wide: float,
+    lettering: Lettering,
 ) -> None:
     """Write the first word of every cell, in an ink that can be read on its colour;
     framed where it is settled.
@@ -338,10 +313,10 @@ def _write_words(
     words = grid.words
     if words is None:
         return
-    settled = words.settled_rows()
-    for row, column in np.argwhere(words.chosen[:, :, 0] >= 0):
-        word = lettering.token(words.words[words.chosen[row, column, 0]], 30)
-        *colour, alpha = colours[row, column]
+    settled, top_words = words.settled_rows()[here], words.chosen[:, here, 0]
+    for row, column in np.argwhere(top_words >= 0):
+        word = lettering.token(words.words[top_words[row, column]], 30)
+        *colour, alpha = colours[:, here][row, column]
         is_light = float(np.array(colour) @ BRIGHTNESS) > LIGHT or alpha == 0
         ink = style.INK if is_light else style.PAPER
         if words.framed and row == settled[column]:
@@ -359,23 +334,6 @@ def _write_words(
             va="center_baseline",
             in_layout=False,
         )
-
-
-def _part_texts(axes: "Axes", grid: Grid) -> None:
-    """Draw a line where one text ends and the next begins, with paper on both sides."""
-    for column, (before, after) in enumerate(pairwise(grid.text_of), 1):
-        if before != after:
-            for colour, width in ((style.PAPER, 2.4), (style.INK, 0.8)):
-                axes.axvline(
-                    column, -0.02, 1.02, color=colour, linewidth=width, clip_on=False
-                )
-
-
-def _label_sites(axes: "Axes", grid: Grid, high: float, lettering: Lettering) -> None:
-    rows = range(0, len(grid.sites), math.ceil(LABEL_APART / high))
-    names = [lettering.text(grid.sites[row], 40) for row in rows]
-    axes.set_yticks([row + 0.5 for row in rows], names)
-    axes.tick_params("y", length=0, pad=5, labelsize=style.LABEL)
 
 
 def _label_tokens(
@@ -412,26 +370,10 @@ def _label_tokens(
         top.tick_params("x", length=0, pad=4)
 
 
-def _name_token_rows(axes: "Axes", grid: Grid, lettering: Lettering) -> None:
-    """Name the row of tokens above the grid and the one below it, at their left."""
-    for name, (corner, away) in zip(_row_names(grid), ((1, 8), (0, -8)), strict=True):
-        axes.annotate(
-            lettering.fitted(lettering.text(name), LONGEST_LABEL, style.SMALL),
-            (0, corner),
-            (-5, away),
-            "axes fraction",
-            "offset points",
-            ha="right",
-            va="center",
-            color=style.MUTED,
-            size=style.SMALL,
-        )
-
-
 def draw_key(
     measure: Measure,
     painted: "ScalarMappable",
-    sheet: Sheet,
+    sheet: "Sheet",
     above: float,
     wide: float,
     *,
@@ -444,7 +386,7 @@ def draw_key(
     name = f"{lettering.text(measure.name)}{unit}"
     name = lettering.wrapped(name, room, style.LABEL)
     top = above + 8 + KEY_LINE * (name.count("\n") + 1)
-    axes = sheet.axes(Box(0, top, wide, 7))
+    axes = sheet.axes(0, top, wide, 7)
     bar = sheet.figure.colorbar(
         painted, cax=axes, orientation="horizontal", format=number
     )
@@ -471,15 +413,105 @@ def draw_key(
         bar.ax.xaxis.set_major_locator(style.linear_ticks(4))
     axes.tick_params("x", length=2.5, labelsize=style.SMALL)
     if zero:
-        axes.annotate(
-            "·  exactly 0",
-            (1, 1),
-            (0, 4),
-            "axes fraction",
-            "offset points",
-            size=style.SMALL,
-            color=style.MUTED,
-            va="bottom",
-            ha="right",
-        )
+        style.note(axes, "·  exactly 0", (1, 1), (0, 4), "right", "bottom")
     axes.set_title(name, color=style.MUTED, pad=3)
+
+
+def draw_patterns(view: Patterns, sheet: "Sheet") -> None:
+    """Draw every head small, and beneath them the large one with its tokens."""
+    from matplotlib.patches import Rectangle
+
+    names = [sheet.lettering.text(site, 40) for site in view.sites]
+    left = max(width_of(name, style.LABEL) for name in names) + 8
+    room = sheet.room(PAGE) - left
+    fitting = min(room / len(view.heads), HIGHEST_HEADS / len(names))
+    side = min(WIDEST_HEAD, max(NARROWEST_HEAD, fitting))
+    axes = sheet.axes(0, 0, side * len(view.heads), side * len(names))
+    axes.set(xlim=(0, len(view.heads)), ylim=(0, len(names)))
+    for row, head in np.argwhere(view.exists):
+        values = pooled(view.shown(int(row), int(head)), MOST_PIXELS)
+        most = float(np.nanmax(values)) or 1.0
+        edges = (head + GAP / 2, head + 1 - GAP / 2, row + GAP / 2, row + 1 - GAP / 2)
+        _draw_image(axes, values, edges, vmin=0.0, vmax=most)
+    # The frame of a large head at the edge reaches over the edge.
+    row, head = view.large
+    frame = Rectangle((head, row), 1, 1, fill=False, edgecolor=style.ACCENT)
+    frame.set(linewidth=1.2, clip_on=False)
+    axes.add_patch(frame)
+    every = math.ceil(LABEL_APART / side)
+    axes.set_yticks(_middles(names, every), names[::every])
+    widest = max(width_of(name, style.LABEL) for name in view.heads) + 3
+    every = math.ceil(widest / side)
+    axes.set_xticks(_middles(view.heads, every), view.heads[::every])
+    axes.tick_params(length=0, pad=4)
+    axes.set_xlabel("head", labelpad=2)
+    name = view.name_of(*view.large)
+    sheet.begin(f"What each token reads through {name}", READING)
+    _draw_large(view, sheet)
+
+
+def _draw_image(
+    axes: "Axes", values: _Array, edges: tuple[float, ...], **scale: Any
+) -> None:
+    """Draw one head; what cannot be read stays clear, as in a grid."""
+    axes.imshow(
+        np.where(values == 0, np.nan, values),
+        cmap=style.colormap("sequential"),
+        extent=edges,
+        aspect="auto",
+        interpolation="nearest",
+        **scale,
+    )
+
+
+def pooled(values: _Array, most: int) -> _Array:
+    """Return a pattern with at most this many rows and columns, each the largest of
+    those that it stands for.
+
+    >>> pooled(np.arange(16.0).reshape(4, 4), 2).tolist()
+    [[5.0, 7.0], [13.0, 15.0]]
+    """
+    for axis in (0, 1):
+        count = values.shape[axis]
+        if count > most:
+            starts = np.arange(most) * count // most
+            values = np.maximum.reduceat(values, starts, axis=axis)
+    return values
+
+
+def _draw_large(view: Patterns, sheet: "Sheet") -> None:
+    """Draw the large head in square cells, with as many tokens as there is room for."""
+    from matplotlib.cm import ScalarMappable
+
+    queries = _fitted_labels(view.queries, sheet.lettering, LONGEST_HEAD_LABEL)
+    keys = _fitted_labels(view.keys, sheet.lettering, LONGEST_HEAD_LABEL)
+    left = max(width_of(query, style.LABEL) for query in queries) + 8
+    label = max(width_of(key, style.LABEL) for key in keys)
+    room = sheet.room(PAGE) - left
+    fitting = min(room / len(keys), HIGHEST_LARGE / len(queries))
+    side = min(WIDEST_LARGE_CELL, fitting)
+    axes = sheet.axes(0, 0, side * len(keys), side * len(queries))
+    # A text runs down, and the axes of a figure run up.
+    axes.set(xlim=(0, len(keys)), ylim=(len(queries), 0))
+    values = view.shown(*view.large).astype(np.float32)
+    measure = Measure("attention weight", values)
+    if view.weighted:
+        measure = Measure("value-weighted attention", values, "L2")
+    norm = norm_of(measure)
+    _draw_image(axes, measure.numbers, (0, len(keys), len(queries), 0), norm=norm)
+    axes.spines[:].set(visible=True)
+    every = math.ceil(LABEL_APART / side)
+    axes.set_yticks(_middles(queries, every), queries[::every])
+    turn = 90 if label > side else 0
+    axes.set_xticks(_middles(keys, every), keys[::every], rotation=turn)
+    axes.tick_params(
+        length=0, pad=4, labelcolor=style.INK, labeltop=True, labelbottom=False
+    )
+    bottom = sheet.extent(axes).bottom
+    painted = ScalarMappable(norm, style.colormap("sequential"))
+    draw_key(measure, painted, sheet, bottom, min(KEY, room), zero=False)
+
+
+def _middles(names: Sequence[str], every: int) -> _Array:
+    """Return where every so many of the names stand, in the middle of their cells."""
+    return np.arange(0.5, len(names), every, dtype=np.float64)

@@ -10,17 +10,18 @@ from numpy.typing import NDArray
 
 from hiddenscope.results.pictures import Lines, PackedFloats, Series
 from hiddenscope.views.figures import style
-from hiddenscope.views.figures.sheet import Box, Sheet
 from hiddenscope.views.figures.style import Lettering, number, width_of
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
+    from hiddenscope.views.figures.pages import Sheet
+
 _Array: TypeAlias = NDArray[np.float64]
 
 WIDTH, HEIGHT = 440.0, 190.0
-# The numbers of the axis take so much room.
+# The numbers of the axis take this much room.
 TICKS = 40.0
 # A label beneath the axis is cut here, in characters.
 LONGEST_LABEL = 60
@@ -35,10 +36,10 @@ WIDEST_BAR = 26.0
 STEPS = (1, 2, 4, 5, 10, 20, 50, 100)
 
 
-def draw_lines(lines: Lines, sheet: Sheet) -> None:
+def draw_lines(lines: Lines, sheet: "Sheet") -> None:
     """Draw every series; the legend says what its band is."""
     wide = sheet.room(WIDTH + TICKS) - TICKS
-    axes = sheet.axes(Box(0, 0, wide, min(HEIGHT, 0.6 * wide)))
+    axes = sheet.axes(0, 0, wide, min(HEIGHT, 0.6 * wide))
     low, high = _limits(lines)
     axes.set(xlim=(-0.5, lines.places[-1] + 0.5), yscale=lines.scale, ylim=(low, high))
     ticks = style.linear_ticks(6)
@@ -57,14 +58,13 @@ def draw_lines(lines: Lines, sheet: Sheet) -> None:
     axes.set_title(sheet.lettering.wrapped(name, wide, style.LABEL), color=style.MUTED)
     # A single line without a band is named by the axis.
     if [series.name for series in lines.series if not series.band] != [lines.y_name]:
-        names = [_legend_name(series, sheet.lettering) for series in lines.series]
-        below = Box(0, sheet.extent(axes).bottom + 8, wide, 0)
-        sheet.legend(handles, names, below)
-
-
-def _legend_name(series: Series, lettering: Lettering) -> str:
-    band = f" (band: {lettering.text(series.band)})" if series.band else ""
-    return f"{lettering.text(series.name)}{band}"
+        names = []
+        for series in lines.series:
+            band = (
+                f" (band: {sheet.lettering.text(series.band)})" if series.band else ""
+            )
+            names.append(f"{sheet.lettering.text(series.name)}{band}")
+        sheet.legend(handles, names, sheet.extent(axes).bottom + 8, wide)
 
 
 def _limits(lines: Lines) -> tuple[float, float]:
@@ -102,7 +102,11 @@ def _label_places(
 ) -> None:
     """Label the places: in one line if they fit, else wrapped, else turned."""
     places = lines.places
-    labels = [lettering.text(_short(x), LONGEST_LABEL) for x in lines.x]
+    labels = []
+    for x in lines.x:
+        # `layer.3` is 3, and `encoder.layer.3` is enc 3.
+        short = re.sub(r"^(enc|dec)oder\.", r"\1 ", x).replace("layer.", "")
+        labels.append(lettering.text(short, LONGEST_LABEL))
     slot = wide / (places[-1] + 1)
     widest = max(width_of(label, style.SMALL) for label in labels)
     if lines.x_name == "site" or widest <= slot - 4:
@@ -125,11 +129,6 @@ def _label_places(
         )
     name = "layer" if lines.x_name == "site" else lettering.text(lines.x_name, 80)
     axes.set_xlabel(name)
-
-
-def _short(place: str) -> str:
-    """Shorten a site for a narrow place: `layer.3` is 3, `encoder.layer.3` is enc 3."""
-    return re.sub(r"^(enc|dec)oder\.", r"\1 ", place).replace("layer.", "")
 
 
 def _labels_that_fit(

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hiddenscope.results.pictures import Panels
-from hiddenscope.views.figures.sheet import Box, Sheet
 from hiddenscope.views.figures.style import (
     ACCENT,
     FAINT,
@@ -19,8 +18,10 @@ from hiddenscope.views.figures.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from hiddenscope.views.figures.pages import Sheet
+
 PAGE, GAP = 480.0, 10.0
-# So many panels may be larger.
+# This many panels may be larger.
 FEW = 4
 NARROWEST, WIDEST = 84.0, 120.0
 NARROWEST_OF_FEW, WIDEST_OF_FEW = 110.0, 180.0
@@ -33,7 +34,7 @@ MOST_CLASSES = 40
 MOST_VECTORS = 20_000
 
 
-def draw_panels(panels: Panels, sheet: Sheet) -> None:
+def draw_panels(panels: Panels, sheet: "Sheet") -> None:
     """Draw every panel, wrapped, with its caption; the classes stand above."""
     count, page, lettering = len(panels.sites), sheet.room(PAGE), sheet.lettering
     narrowest, widest = NARROWEST, WIDEST
@@ -63,7 +64,7 @@ def draw_panels(panels: Panels, sheet: Sheet) -> None:
             top += title_height + 2
         if begins_row:
             top += 5 + ROW_LINE * len(name.splitlines())
-        axes = sheet.axes(Box(len(row) * (size + GAP), top, size, size))
+        axes = sheet.axes(len(row) * (size + GAP), top, size, size)
         if begins_row:
             axes.annotate(
                 name,
@@ -79,7 +80,7 @@ def draw_panels(panels: Panels, sheet: Sheet) -> None:
         row.append(axes)
 
 
-def _draw_legend(panels: Panels, sheet: Sheet) -> float:
+def _draw_legend(panels: Panels, sheet: "Sheet") -> float:
     """Draw the classes by their colours, and return where the panels may begin."""
     from matplotlib.lines import Line2D
 
@@ -104,11 +105,11 @@ def _draw_legend(panels: Panels, sheet: Sheet) -> float:
     if len(classes) > MOST_CLASSES:
         names.append(f"and {len(classes) - MOST_CLASSES} more")
         handles.append(Line2D([], [], linestyle=""))
-    return sheet.legend(handles, names, Box(0, 0, sheet.room(PAGE), 0), handle=5) + 6
+    return sheet.legend(handles, names, 0, sheet.room(PAGE), handle=5) + 6
 
 
 def _draw_panel(
-    panels: Panels, panel: int, axes: "Axes", size: float, sheet: Sheet
+    panels: Panels, panel: int, axes: "Axes", size: float, sheet: "Sheet"
 ) -> None:
     lettering = sheet.lettering
     mark = lettering.text(panels.marks[panel], 40) if panels.marks else ""
@@ -153,7 +154,15 @@ def _scatter(panels: Panels, panel: int, axes: "Axes") -> None:
     finite = np.isfinite(points).all(axis=1)
     if not finite.any():
         return
-    radius, alpha = _dots(len(points))
+    # The more dots there are, the smaller and the fainter each is.
+    count, radius, alpha = len(points), 1.9, 0.88
+    for most, smaller, fainter in (
+        (200, 1.5, 0.88),
+        (1500, 1.1, 0.7),
+        (4000, 0.8, 0.55),
+    ):
+        if count > most:
+            radius, alpha = smaller, fainter
     # Both axes have one scale, so that distances can be compared.
     axes.set_aspect("equal", adjustable="datalim")
     axes.scatter(
@@ -169,21 +178,9 @@ def _scatter(panels: Panels, panel: int, axes: "Axes") -> None:
 
 def _colours(panels: Panels) -> dict[str, str]:
     """Return the colour of each class; grey uses up none of them."""
-    classes = [label for label in panels.classes if label != panels.grey]
-    if not panels.grey:
-        classes = list(panels.classes)
+    # A label may be empty where there is no grey.
+    classes = [name for name in panels.classes if name != panels.grey or not name]
     colours = {label: class_colour(place) for place, label in enumerate(classes)}
     if panels.grey:
-        colours[panels.grey] = NO_CLASS["light"][0]
+        colours[panels.grey] = NO_CLASS
     return colours
-
-
-def _dots(count: int) -> tuple[float, float]:
-    """Return the radius and the opacity of a dot: the more there are, the less."""
-    if count <= 200:
-        return 1.9, 0.88
-    if count <= 1500:
-        return 1.5, 0.88
-    if count <= 4000:
-        return 1.1, 0.7
-    return 0.8, 0.55

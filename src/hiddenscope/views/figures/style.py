@@ -17,12 +17,13 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from hiddenscope.results.pictures import Meaning
 from hiddenscope.results.sentences import shortened
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.ticker import Locator
 
@@ -31,87 +32,44 @@ ACCENT = "#b3401f"
 # Font sizes, in points.
 SMALL, LABEL = 8.0, 8.0
 
-# The page has the same colours, in `static/colour.js`.
-SEQUENTIAL: Final = {
-    "light": (
-        "#faf7e1",
-        "#cce3bc",
-        "#89d1b1",
-        "#51b8ac",
-        "#049daa",
-        "#037ea0",
-        "#005f97",
-        "#133f87",
-        "#1f206d",
-    ),
-    "dark": (
-        "#191d2f",
-        "#243159",
-        "#284886",
-        "#136a98",
-        "#148ba1",
-        "#23aca6",
-        "#5cca9f",
-        "#abe18d",
-        "#f8f085",
-    ),
-}
-"""From little to much, evenly spaced. Lightness runs evenly, so that colour-blind
-readers see the order too.
-"""
-
-DIVERGING: Final = {
-    "light": (
-        "#004b97",
-        "#3274c4",
-        "#74a0d8",
-        "#b3cbea",
-        "#f7f6f1",
-        "#e6bfae",
-        "#cf8a6b",
-        "#b55320",
-        "#803100",
-    ),
-    "dark": (
-        "#77c7fe",
-        "#459cd4",
-        "#3c7194",
-        "#30495a",
-        "#232321",
-        "#56402e",
-        "#8d6039",
-        "#c78142",
-        "#f8aa66",
-    ),
-}
-"""From below zero to above, evenly spaced, zero in the middle."""
-
-CLASSES: Final = {
-    "light": (
-        "#0072b2",
-        "#d55e00",
-        "#009e73",
-        "#b8569a",
-        "#c98a00",
-        "#3ba3dd",
-        "#7a6a00",
-        "#333b4d",
-    ),
-    "dark": (
-        "#4ba3dc",
-        "#f08343",
-        "#2fc49a",
-        "#d98cbf",
-        "#e8b13d",
-        "#8fd0f5",
-        "#d6ca5a",
-        "#e3e8f2",
-    ),
-}
-"""For labels and series, in this order; after eight they begin again."""
-
-NO_CLASS: Final = {"light": ("#8a919c",), "dark": ("#737b87",)}
-"""For points that belong to no class."""
+# The light colours of `static/colour.js`, which the page has. From little to much,
+# evenly spaced: lightness runs evenly, so that colour-blind readers see the order too.
+SEQUENTIAL = (
+    "#faf7e1",
+    "#cce3bc",
+    "#89d1b1",
+    "#51b8ac",
+    "#049daa",
+    "#037ea0",
+    "#005f97",
+    "#133f87",
+    "#1f206d",
+)
+# From below zero to above, evenly spaced, zero in the middle.
+DIVERGING = (
+    "#004b97",
+    "#3274c4",
+    "#74a0d8",
+    "#b3cbea",
+    "#f7f6f1",
+    "#e6bfae",
+    "#cf8a6b",
+    "#b55320",
+    "#803100",
+)
+# For labels and series, in this order; after eight they begin again.
+CLASSES = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#b8569a",
+    "#c98a00",
+    "#3ba3dd",
+    "#7a6a00",
+    "#333b4d",
+)
+# For points that belong to no class.
+NO_CLASS = "#8a919c"
 
 # It comes with matplotlib, so a figure is the same everywhere.
 FAMILY = "DejaVu Sans"
@@ -191,12 +149,26 @@ def colormap(meaning: Meaning) -> "Colormap":
     from matplotlib.colors import LinearSegmentedColormap
 
     table = DIVERGING if meaning == "diverging" else SEQUENTIAL
-    return LinearSegmentedColormap.from_list(meaning, table["light"])
+    return LinearSegmentedColormap.from_list(meaning, table)
 
 
 def class_colour(place: int) -> str:
     """Return the colour of a class or a series."""
-    return CLASSES["light"][place % len(CLASSES["light"])]
+    return CLASSES[place % len(CLASSES)]
+
+
+def note(
+    axes: "Axes",
+    text: str,
+    corner: tuple[float, float],
+    offset: tuple[float, float],
+    ha: str,
+    va: str,
+) -> None:
+    """Write a small text beside a corner of the axes, some points away from it."""
+    places = ("axes fraction", "offset points")
+    look = {"ha": ha, "va": va, "color": MUTED, "size": SMALL}
+    axes.annotate(text, corner, offset, *places, **look)
 
 
 def number(value: float, _: float | None = None) -> str:
@@ -210,7 +182,7 @@ def number(value: float, _: float | None = None) -> str:
 
 
 def linear_ticks(most: int) -> "Locator":
-    """Place at most so many ticks, at round numbers."""
+    """Place at most this many ticks, at round numbers."""
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(most, steps=[1, 2, 2.5, 5, 10])
@@ -245,20 +217,23 @@ def font_families() -> list[str]:
 
 
 @cache
-def _characters(bold: bool) -> frozenset[int]:
+def _characters() -> frozenset[int]:
+    """Return the characters that the fonts have, light and bold."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    weight = "bold" if bold else "normal"
-    characters: set[int] = set()
-    for name in font_families():
-        path = findfont(FontProperties(family=name, weight=weight))
-        characters.update(get_font(path).get_charmap())
-    return frozenset(characters)
+    weights: list[set[int]] = []
+    for weight in ("normal", "bold"):
+        characters: set[int] = set()
+        for name in font_families():
+            path = findfont(FontProperties(family=name, weight=weight))
+            characters.update(get_font(path).get_charmap())
+        weights.append(characters)
+    return frozenset.intersection(*map(frozenset, weights))
 
 
 def drawable(char: str) -> bool:
     """Tell whether the fonts have a character, light and bold."""
-    return ord(char) in _characters(False) and ord(char) in _characters(True)
+    return ord(char) in _characters()
 
 
 def width_of(text: str, size: float, *, bold: bool = False) -> float:
@@ -302,7 +277,7 @@ class Lettering:
         return self.text(token, most).replace(" ", "␣") or "∅"
 
     def text(self, text: str, most: int = 300) -> str:
-        """Return a text of at most so many characters: spaces stay spaces, and what
+        """Return a text of at most this many characters: spaces stay spaces, and what
         cannot be seen is marked.
         """
         text = shortened(text, most)
@@ -318,8 +293,8 @@ class Lettering:
         return visible
 
     def fitted(self, text: str, room: float, size: float, *, bold: bool = False) -> str:
-        """Return as much of a text as fits into so many points; an ellipsis shows where
-        it is cut.
+        """Return as much of a text as fits into this many points; an ellipsis shows
+        where it is cut.
         """
         if width_of(text, size, bold=bold) <= room:
             return text
@@ -335,37 +310,29 @@ class Lettering:
     def wrapped(
         self, text: str, room: float, size: float, *, bold: bool = False
     ) -> str:
-        """Return a text in lines of at most so many points; a word that is longer than
-        a line is broken.
+        """Return a text in lines of at most this many points; a word that is longer
+        than a line is broken.
         """
         lines: list[str] = []
         for word in filter(None, text.split(" ")):
             longer = f"{lines[-1]} {word}" if lines else word
             if lines and width_of(longer, size, bold=bold) <= room:
                 lines[-1] = longer
-            else:
-                lines += _broken(word, room, size, bold=bold)
+                continue
+            lines.append("")
+            for char in word:
+                longer = f"{lines[-1]}{char}"
+                if lines[-1] and width_of(longer, size, bold=bold) > room:
+                    lines.append("")
+                lines[-1] += char
         return "\n".join(lines)
 
     def _visible(self, char: str) -> str:
-        if unicodedata.category(char) in UNSEEN or char in BLANK:
-            picture = CONTROL_PICTURES.get(char, "")
-            if not picture and ord(char) < 32:
-                # Unicode has pictures of the control characters, in their order.
-                picture = chr(0x2400 + ord(char))
-            return picture if picture and drawable(picture) else _code(char)
-        return char if self.any_character or drawable(char) else _code(char)
-
-
-def _broken(word: str, room: float, size: float, *, bold: bool) -> list[str]:
-    """Break a word into pieces of at most so many points, at least a character each."""
-    pieces = [""]
-    for char in word:
-        if pieces[-1] and width_of(f"{pieces[-1]}{char}", size, bold=bold) > room:
-            pieces.append("")
-        pieces[-1] += char
-    return pieces
-
-
-def _code(char: str) -> str:
-    return f"‹U+{ord(char):04X}›"
+        code = f"‹U+{ord(char):04X}›"
+        if unicodedata.category(char) not in UNSEEN and char not in BLANK:
+            return char if self.any_character or drawable(char) else code
+        picture = CONTROL_PICTURES.get(char, "")
+        if not picture and ord(char) < 32:
+            # Unicode has pictures of the control characters, in their order.
+            picture = chr(0x2400 + ord(char))
+        return picture if picture and drawable(picture) else code

@@ -24,6 +24,8 @@ from tests.pages.scenes import (
     words,
 )
 
+DARK = ("#191d2f", "#243159", "#284886", "#136a98", "#148ba1", "#23aca6")
+DARK += ("#5cca9f", "#abe18d", "#f8f085")
 # Of a grid of 32 or 14 sites and 7 tokens in a wide window.
 TOP, HIGH, LOW, RIGHT = 6, 18, 26, 10
 LEFT = """() => {
@@ -44,7 +46,7 @@ def place(shown: Shown, row: int, column: int, rows: int = 32) -> tuple[float, f
 
 
 def shade(level: float, dark: bool = False) -> tuple[int, ...]:
-    shades = style.SEQUENTIAL["dark" if dark else "light"]
+    shades = DARK if dark else style.SEQUENTIAL
     at = round(255 * level) / 255 * (len(shades) - 1)
     parts = []
     for k in (1, 3, 5):
