@@ -2,11 +2,10 @@
 
 Whatever must know which analyses exist reads `ANALYSES`: the public names
 (`hiddenscope.__init__`), the commands (`cli`), the forms and requests of the workbench
-(`app`), the kinds of results (`views/kinds`) and the index of the docs.
+(`app`), the stories of results (`results/story.py`) and the index of the docs.
 
-To add an analysis, write `analyses/<word>` with its function and its `parameters.py`,
-`views/kinds/<word>.py`, `docs/<word>.md` and `tests/analyses/test_<word>.py`, and add
-one entry to `ANALYSES`. To add another public name, add one line to `NAMES`. The
+To add an analysis, write `analyses/<word>` with its function, `compute.py` and
+`story.py`, `docs/<word>.md` and `tests/unit/analyses/test_<word>.py`, and add one entry to `ANALYSES`. To add another public name, add one line to `NAMES`. The
 imports that type checkers read in `hiddenscope/__init__.py` follow these lists; a test
 prints the lines that are missing there.
 

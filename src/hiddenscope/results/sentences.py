@@ -142,17 +142,6 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}" if abs(value) >= 99.5 else f"{value:.{digits}g}"
 
 
-def as_prose(sentences: Iterable[str]) -> str:
-    """Join findings as the prose of a section: the first is a paragraph of its own, as
-    it stands above the picture.
-
-    >>> as_prose(["Norms grow.", "They grow most at layer.3.", "Not tested."])
-    'Norms grow.\\n\\nThey grow most at layer.3. Not tested.'
-    """
-    lead, *others = [*sentences] or [""]
-    return f"{lead}\n\n{' '.join(others)}".strip()
-
-
 def in_series(parts: Sequence[str], conjunction: str = "and") -> str:
     """Join the parts of a sentence as English does.
 

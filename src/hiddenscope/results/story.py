@@ -16,7 +16,6 @@ A result of any other kind is shown by the dimensions of its data.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from hiddenscope.catalog import ANALYSIS
@@ -136,10 +135,8 @@ def story_of(result: "Result") -> list[Section]:
     if result.kind not in ANALYSIS:
         title = result.title.capitalize()
         return [Section(title, views=tuple(by_dimensions(result)))]
-    module = _story_module(result.kind)
-    if module is None:
-        return _legacy_sections(result)
-    first, *others = module.story(report_of(result), result)
+    story = _story_module(result.kind).story
+    first, *others = story(report_of(result), result)
     return [replace(first, docs=result.kind), *others]
 
 
@@ -154,9 +151,6 @@ def findings_of(result: "Result") -> list[str]:
 
     A sentence that several sections repeat is told at the end.
     """
-    legacy = _legacy(result)
-    if legacy is not None:
-        return list(legacy.findings(result)) if hasattr(legacy, "findings") else []
     findings: dict[str, None] = {}
     for section in story_of(result):
         for sentence in section.sentences:
@@ -168,9 +162,6 @@ def findings_of(result: "Result") -> list[str]:
 
 def tables_of(result: "Result") -> list[Table]:
     """Return what a terminal prints beneath the findings."""
-    legacy = _legacy(result)
-    if legacy is not None:
-        return list(legacy.tables(result)) if hasattr(legacy, "tables") else []
     tables: list[Table] = []
     for section in story_of(result):
         tables += [table for table in section.tables if isinstance(table, Table)]
@@ -179,13 +170,9 @@ def tables_of(result: "Result") -> list[Table]:
 
 def views_of(result: "Result") -> tuple[View, ...]:
     """Return the views of a result, the main one first."""
-    legacy = _legacy(result)
     views: list[View] = []
-    if legacy is not None:
-        views += legacy.views(result)
-    else:
-        for section in story_of(result):
-            views += (*section.figures, *section.views)
+    for section in story_of(result):
+        views += (*section.figures, *section.views)
     if not views:
         dimensions = [
             f"{name} has {', '.join(map(str, variable.dims))}"
@@ -200,19 +187,4 @@ def views_of(result: "Result") -> tuple[View, ...]:
 
 
 def _story_module(word: str) -> Any:
-    name = f"hiddenscope.{ANALYSIS[word].package}{word}.story"
-    return import_module(name) if find_spec(name) else None
-
-
-def _legacy(result: "Result") -> Any:
-    if result.kind not in ANALYSIS or _story_module(result.kind):
-        return None
-    return import_module(f"hiddenscope.views.kinds.{result.kind}")
-
-
-def _legacy_sections(result: "Result") -> list[Section]:
-    module = _legacy(result)
-    if not hasattr(module, "sections"):
-        return [Section(result.title.capitalize(), views=tuple(module.views(result)))]
-    first, *others = module.sections(result)
-    return [replace(first, docs=result.kind), *others]
+    return import_module(f"hiddenscope.{ANALYSIS[word].package}{word}.story")
