@@ -5,9 +5,10 @@ Whatever must know which analyses exist reads `ANALYSES`: the public names
 (`app`), the stories of results (`results/story.py`) and the index of the docs.
 
 To add an analysis, write `analyses/<word>` with its function, `compute.py` and
-`story.py`, `docs/<word>.md` and `tests/unit/analyses/test_<word>.py`, and add one entry to `ANALYSES`. To add another public name, add one line to `NAMES`. The
-imports that type checkers read in `hiddenscope/__init__.py` follow these lists; a test
-prints the lines that are missing there.
+`story.py`, `docs/<word>.md` and `tests/unit/analyses/test_<word>.py`, and add one entry
+to `ANALYSES`. To add another public name, add one line to `NAMES`. The imports that
+type checkers read in `hiddenscope/__init__.py` follow these lists; a test prints the
+lines that are missing there.
 
 >>> ANALYSIS["lens"].question
 'What would each layer predict, if it were the last?'
