@@ -64,32 +64,6 @@ def checked(target: Public) -> Public:
     return target
 
 
-def renamed(
-    remedies: Mapping[str, str] = types.MappingProxyType({}), /, **names: str
-) -> Callable[[Public], Public]:
-    """Name the parameters of a `checked` function that had another name before, or have
-    one elsewhere.
-
-    `remedies` says what to do about an old value that the new parameter does not take,
-    or about every value of an old name.
-
-    >>> @checked
-    ... @renamed(token="pool")
-    ... def probe(pool: str = "last") -> str:
-    ...     return pool
-    >>> probe(token="mean")
-    Traceback (most recent call last):
-    hiddenscope.errors.ArgumentError: Cannot call probe: token is called pool here. Give pool='mean'.
-    """  # noqa: E501
-
-    def mark(function: Public) -> Public:
-        vars(function)["__renamed__"] = names
-        vars(function)["__remedies__"] = remedies
-        return function
-
-    return mark
-
-
 def integer(value: object, name: str, lower_bound: int) -> int:
     """Return a parameter that must be an integer of at least this size.
 
@@ -189,15 +163,8 @@ def _mismatch(
     """Return the error for arguments that are not those of a function."""
     reason, remedy = str(refusal), f"Call {_usage(function, called)}."
     parameters = inspect.signature(function).parameters
-    old_names = getattr(function, "__renamed__", {})
-    for name, value in kwargs.items():
-        if name in old_names:
-            new, remedies = old_names[name], vars(function)["__remedies__"]
-            reason = f"{name} is called {new} here"
-            remedy = remedies.get(name, f"Give {new}={shown(value)}.")
-            if isinstance(value, str):
-                remedy = remedies.get(value, remedy)
-        elif name not in parameters:
+    for name in kwargs:
+        if name not in parameters:
             reason = f"it has no parameter {name!r}"
             for near in get_close_matches(name, parameters, 1):
                 remedy = f"Did you mean {near}?"

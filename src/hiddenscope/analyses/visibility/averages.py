@@ -1,6 +1,6 @@
 """Averages: influence over many texts, aligned by distance and depth."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -154,13 +154,13 @@ def average_texts(
         deepest=tallies[0].deepest,
         source_site=str(sites[0]),
         site=str(sites[-1]),
-        laws=_laws(estimates),
+        laws=[*_laws(estimates)],
         own_column=_guess(estimates["own_column"], HALF),
         own_below=_guess(estimates["own_mean"], HALF),
         own_first=_guess(estimates["own_first"], HALF),
         opening=_interval(estimates["opening"]),
         locality=_guess(estimates["locality_trend"], 0.0),
-        random=_random_laws(estimates) if len(tallies) > 1 else None,
+        random=[*_random_laws(estimates)] if len(tallies) > 1 else None,
     )
     report = VisibilityReport(
         measure=measure.name,
@@ -181,29 +181,25 @@ def _check_alignable(
     inputs: Inputs, sites: Sequence[Site], measure: InfluenceMeasure, groups: Ints
 ) -> None:
     """Refuse what has no distance, no depth or no interval."""
-    reason = ""
+    problem = "Cannot align these texts by distance"
+    remedy = "Give Sampling(align='position'), or other sites or another measure."
     if measure.name == "logit":
         reason = "predictions have no layers to align"
     elif len({site.stack for site in sites}) > 1 or inputs.targets is not None:
         reason = "an encoder and a decoder have no distances between them"
-    if reason:
-        raise TextError(
-            "Cannot align these texts by distance",
-            reason,
-            "Give Sampling(align='position'), or other sites or another measure.",
+    elif groups.max() < 1:
+        problem = "No interval over these texts"
+        reason = (
+            "they all belong to one group, and what differs between groups is unknown"
         )
-    if groups.max() < 1:
-        raise TextError(
-            "No interval over these texts",
-            "they all belong to one group, and what differs between groups is unknown",
-            "Give texts of several groups, or Sampling(align='position').",
-        )
-    if len(sites) < 2:
-        raise TextError(
-            "No influence to average",
-            f"{sites[0]} alone has no sites below it",
-            "Choose at least two sites, such as 'layer.*'.",
-        )
+        remedy = "Give texts of several groups, or Sampling(align='position')."
+    elif len(sites) < 2:
+        problem = "No influence to average"
+        reason = f"{sites[0]} alone has no sites below it"
+        remedy = "Choose at least two sites, such as 'layer.*'."
+    else:
+        return
+    raise TextError(problem, reason, remedy)
 
 
 def _dataset(
@@ -239,9 +235,8 @@ def _dataset(
     return to_dataset(variables, coords, {})
 
 
-def _laws(estimates: Mapping[str, Estimate]) -> list[LawFit]:
-    """Return both fits of each decay, and which is better where the data tell."""
-    laws = []
+def _laws(estimates: Mapping[str, Estimate]) -> Iterator[LawFit]:
+    """Yield both fits of each decay, and which is better where the data tell."""
     for decay in DECAYS:
         exponent = estimates[f"exponent_{decay}"]
         advantage = estimates[f"advantage_{decay}"]
@@ -250,7 +245,7 @@ def _laws(estimates: Mapping[str, Estimate]) -> list[LawFit]:
         # Of shares that do not fall, neither law says anything.
         if decays == "above" and side != "undecided":
             better = "power" if side == "above" else "exponential"
-        law = LawFit(
+        yield LawFit(
             source=decay,
             exponent=_interval(exponent),
             rate=_interval(estimates[f"rate_{decay}"]),
@@ -259,25 +254,20 @@ def _laws(estimates: Mapping[str, Estimate]) -> list[LawFit]:
             better=better,
             decays=decays,
         )
-        laws.append(law)
-    return laws
 
 
-def _random_laws(estimates: Mapping[str, Estimate]) -> list[RandomFit]:
-    """Return the exponents with random weights, and how much larger the model's are."""
-    laws = []
+def _random_laws(estimates: Mapping[str, Estimate]) -> Iterator[RandomFit]:
+    """Yield the exponents with random weights, and how much larger the model's are."""
     for decay in DECAYS:
         exponent = estimates[f"random_exponent_{decay}"]
         excess = estimates[f"excess_{decay}"]
-        law = RandomFit(
+        yield RandomFit(
             source=decay,
             exponent=_interval(exponent),
             decays=_side(exponent),
             excess=_interval(excess),
             verdict=_side(excess),
         )
-        laws.append(law)
-    return laws
 
 
 def _guess(estimated: Estimate, boundary: float) -> Guess:

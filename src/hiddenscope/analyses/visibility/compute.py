@@ -43,6 +43,7 @@ from hiddenscope.passes import Inputs, Texts, record
 from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
+    Attributes,
     Coordinates,
     Variables,
     column_coords,
@@ -321,13 +322,13 @@ def _dataset(
         coords["site"] = names
         coords |= _token_coords(tokens, "")
     long_name, units = MEASURES[measure.name]
-    arrays = {measure.name: (values, long_name)}
+    arrays: dict[str, tuple[Floats, str]] = {measure.name: (values, long_name)}
     if half_interval is not None:
         arrays[f"{measure.name}_error"] = half_interval, "half the 95% interval"
     variables: Variables = {}
     for name, (array, words) in arrays.items():
         masked = np.where(empty, np.nan, array).astype(np.float32)
-        attributes = {"long_name": words, "units": units, "scale": "log"}
+        attributes: Attributes = {"long_name": words, "units": units, "scale": "log"}
         variables[name] = dims, masked, attributes
     texts = {}
     for stack, of_stack in tokens.items():
@@ -583,7 +584,7 @@ def _on_predictions(
             site = str(axes.sites[row])
             ends.append(SourceShare(source_site=site, share=float(shares[row])))
     last = inside[-1]
-    place, token = np.unravel_index(np.argmax(last), last.shape)
+    site_place, token = np.unravel_index(np.argmax(last), last.shape)
     strings = data["source_string"].to_numpy()[columns]
     decay = _decay(inside[:, 0], causal)
     _put_decays(data, {None: {"decay_first": decay}})
@@ -592,7 +593,7 @@ def _on_predictions(
         targets=data["target"].to_numpy().tolist(),
         own=ends,
         most_seen=MostSeen(
-            source_site=str(axes.sites[rows[place]]), source_token=strings[token]
+            source_site=str(axes.sites[rows[site_place]]), source_token=strings[token]
         ),
         distance_first=_distances(decay),
     )

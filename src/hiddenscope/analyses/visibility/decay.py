@@ -144,12 +144,13 @@ def estimate(
         return both
 
     estimates, count = jackknife(sums, statistics)
-    for name, (value, low, high) in estimates.items():
+    for name, estimated in estimates.items():
         statistic = name.removeprefix("random_")
         if statistic in LOGARITHMIC:
-            estimates[name] = Estimate(np.exp(value), np.exp(low), np.exp(high))
+            estimates[name] = Estimate(*map(np.exp, estimated))
         elif statistic in SHARES:
-            estimates[name] = Estimate(value, np.clip(low, 0, 1), np.clip(high, 0, 1))
+            ends = np.clip(estimated[1:], 0, 1)
+            estimates[name] = Estimate(estimated.value, *ends)
     return estimates, count
 
 

@@ -1,6 +1,6 @@
 """The story of visibility: which states influence which, and from how far."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -497,12 +497,11 @@ def _average_views(result: Result, deepest: int) -> Iterator[Lines]:
     """Yield lines by distance, by layer and by depth, with their intervals."""
     data, model = result.data, model_name(result)
     farthest = int(data["distance"].values[-1])
-    # The token itself, at distance 0, has no place on a log axis.
-    distances = range(1, farthest + 1)
     yield Lines(
         f"Influence by the distance in tokens, in {model}",
-        tuple(map(str, distances)),
-        _banded(result, BY_DISTANCE, distances),
+        # The token itself, at distance 0, has no place on a log axis.
+        labels(data, "distance")[1:],
+        _banded(result, BY_DISTANCE, start=1),
         "tokens back",
         "share of a token",
         scale="log",
@@ -526,7 +525,7 @@ def _average_views(result: Result, deepest: int) -> Iterator[Lines]:
         yield Lines(
             f"Influence by the depth, in {model}",
             labels(data, "depth")[:deepest],
-            _banded(result, {"decay_depth": "of a site"}, range(deepest)),
+            _banded(result, {"decay_depth": "of a site"}, stop=deepest),
             "sites below",
             "share of a site",
             scale="log",
@@ -552,22 +551,21 @@ def _average_views(result: Result, deepest: int) -> Iterator[Lines]:
 
 
 def _banded(
-    result: Result, names: Mapping[str, str], places: Sequence[int] | None = None
+    result: Result, names: Mapping[str, str], start: int = 0, stop: int | None = None
 ) -> tuple[Series, ...]:
     """Return a line with its interval for each variable, and for random weights."""
-    selected = slice(None) if places is None else list(places)
     styles: dict[str, Style] = {"": "line", "random_": "dash"}
     series = []
     for name, words in names.items():
         for prefix, style in styles.items():
             if f"{prefix}{name}" not in result.data:
                 continue
-            ends = []
-            for suffix in ("", "_low", "_high"):
-                values = result.data[f"{prefix}{name}{suffix}"].to_numpy()
-                ends.append(values[selected])
+            value, low, high = (
+                result.data[f"{prefix}{name}{suffix}"].to_numpy()[start:stop]
+                for suffix in ("", "_low", "_high")
+            )
             whose = f"{words}, random weights" if prefix else words
-            series.append(Series(whose, *ends, band="95% interval", style=style))
+            series.append(Series(whose, value, low, high, "95% interval", style))
     return tuple(series)
 
 
