@@ -26,30 +26,27 @@ from hiddenscope.states.pooling import CHOICES
 if TYPE_CHECKING:
     from hiddenscope.annotations import Direction, Inputs, ModelLike, Result, Texts
 
+TOWARD = Parameter(
+    "toward",
+    "texts",
+    "A text, @FILE, or with --data a label, to steer to.",
+    required=True,
+    positional=True,
+    spelling=("--toward",),
+    repeated=True,
+    label="Toward these texts",
+    form_help="",
+)
 # The parameters of `Direction.between`, after its model. Its module imports torch, so
 # they stand here.
 DIRECTION = (
-    Parameter(
-        "toward",
-        "texts",
-        "A text, @FILE, or with --data a label, to steer to.",
-        required=True,
-        positional=True,
-        spelling=("--toward",),
-        repeated=True,
-        label="Toward these texts",
-        form_help="",
-    ),
-    Parameter(
-        "away",
-        "texts",
-        "A text, @FILE, or with --data a label, to steer away from.",
-        required=True,
-        positional=True,
+    TOWARD,
+    replace(
+        TOWARD,
+        name="away",
+        help="A text, @FILE, or with --data a label, to steer away from.",
         spelling=("--away",),
-        repeated=True,
         label="Away from these texts",
-        form_help="",
     ),
     replace(SITES, help="Which states, one at a time; ten layers if not given."),
     replace(
@@ -149,11 +146,5 @@ def steer(
     from hiddenscope.analyses.steer.compute import steer_prompts
 
     return steer_prompts(
-        model,
-        prompts,
-        direction,
-        strengths=strengths,
-        answers=answers,
-        quality=quality,
-        new_tokens=new_tokens,
+        model, prompts, direction, strengths, answers, quality, new_tokens
     )

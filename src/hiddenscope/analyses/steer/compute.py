@@ -88,7 +88,6 @@ def steer_prompts(
     model: ModelLike,
     prompts: Texts | Inputs,
     direction: Direction,
-    *,
     strengths: Any,
     answers: str | int | Sequence[str | int] | None,
     quality: Texts | Inputs | None,

@@ -44,6 +44,8 @@ def continue_prompts(
 ) -> list[list[str]]:
     """Continue each prompt greedily, once for each strength."""
     module: Any = model.module
+    tokenizer: Any = model.tokenizer
+    problem = f"Cannot decode what {model.name} wrote"
     config = getattr(module, "generation_config", None)
     # Hugging Face has one id here, a list of them, or none.
     ends = getattr(config, "eos_token_id", None)
@@ -78,14 +80,10 @@ def continue_prompts(
         for row, tokens in enumerate(sequences[:, start:].tolist()):
             copy, place = divmod(row, len(numbers))
             written = list(takewhile(lambda token: token not in end_ids, tokens))
-            texts[copy][numbers[place]] = _decoded(model, written)
+            texts[copy][numbers[place]] = " ".join(map(str, written))
+            if tokenizer is not None:
+                with without_panic(TextError, problem, "Give new_tokens=0."):
+                    texts[copy][numbers[place]] = tokenizer.decode(
+                        written, clean_up_tokenization_spaces=False
+                    )
     return texts
-
-
-def _decoded(model: Model, ids: list[int]) -> str:
-    if model.tokenizer is None:
-        return " ".join(map(str, ids))
-    with without_panic(
-        TextError, f"Cannot decode what {model.name} wrote", "Give new_tokens=0."
-    ):
-        return str(model.tokenizer.decode(ids, clean_up_tokenization_spaces=False))

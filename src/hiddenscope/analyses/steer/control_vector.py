@@ -93,7 +93,20 @@ def read_control_vector(
             raise FileError(problem, reason, "Give a file of control vectors.")
         vectors = {}
         for tensor in reader.tensors:
-            vectors[str(_site(tensor, problem))] = _vector(tensor, problem)
+            match = _NAME.fullmatch(tensor.name)
+            if match is None or int(match["block"]) < 1:
+                reason = f"a tensor is called {tensor.name[:40]!a}"
+                remedy = "They are called direction.1, direction.2 and so on."
+                raise FileError(problem, reason, remedy)
+            values = np.array(tensor.data)
+            if values.ndim != 1 or values.dtype != np.float32:
+                reason = f"{tensor.name} is {values.dtype} {list(values.shape)}"
+                raise FileError(problem, reason, "Give float32 vectors.")
+            if not np.isfinite(values).all():
+                reason = f"{tensor.name} has a NaN or an infinity"
+                raise NotFinite(problem, reason, "Give finite numbers.")
+            site = Site(int(match["block"]) + 1)
+            vectors[str(site)] = torch.from_numpy(values).double()
         # repeng writes no facts.
         facts = json.loads(_string(reader, _FACTS) or "{}")
         hint = _string(reader, _HINT)
@@ -111,29 +124,3 @@ def read_control_vector(
 def _string(reader: Any, key: str) -> str:
     field = reader.get_field(key)
     return "" if field is None else str(field.contents())
-
-
-def _site(tensor: Any, problem: str) -> Site:
-    match = _NAME.fullmatch(tensor.name)
-    if match is None or int(match["block"]) < 1:
-        raise FileError(
-            problem,
-            f"a tensor is called {tensor.name[:40]!a}",
-            "They are called direction.1, direction.2 and so on.",
-        )
-    return Site(int(match["block"]) + 1)
-
-
-def _vector(tensor: Any, problem: str) -> Tensor:
-    values = np.array(tensor.data)
-    if values.ndim != 1 or values.dtype != np.float32:
-        raise FileError(
-            problem,
-            f"{tensor.name} is {values.dtype} {list(values.shape)}",
-            "Give float32 vectors.",
-        )
-    if not np.isfinite(values).all():
-        raise NotFinite(
-            problem, f"{tensor.name} has a NaN or an infinity", "Give finite numbers."
-        )
-    return torch.from_numpy(values).double()

@@ -98,7 +98,11 @@ class Direction:
             _spread_layers(model) if sites is None else model.anatomy.select(sites)
         )
         if pool is None:
-            pool = _default_pool(model, selected)
+            # The last token of a decoder has seen the whole text.
+            names = {site.stack for site in selected}
+            stacks = model.anatomy.stacks
+            used = [stack for stack in stacks if names & {None, stack.name}]
+            pool = "last" if all(stack.causal for stack in used) else "mean"
         for name, texts in (("toward", toward), ("away", away)):
             # A scalar array has no length; `encode` refuses it.
             if getattr(texts, "shape", None) != () and not len(texts):
@@ -134,11 +138,11 @@ class Direction:
             "away": len(away_inputs),
             "pool": pool,
         }
-        names = tuple(map(str, selected))
         # A module that is no model of transformers may have no config.
         config = getattr(model.module, "config", None)
         hint = str(getattr(config, "model_type", ""))
-        return cls(vectors, names, upwards, spare_first, facts=facts, hint=hint)
+        site_names = tuple(map(str, selected))
+        return cls(vectors, site_names, upwards, spare_first, facts=facts, hint=hint)
 
     @classmethod
     def of(
@@ -240,13 +244,6 @@ class Direction:
             return vectors
         selected = select(sites, tuple(vectors), owner="this direction")
         return {site: vectors[site] for site in selected}
-
-
-def _default_pool(model: Model, sites: Sequence[Site]) -> Pooling:
-    """Return the pooling: the last token of a decoder has seen the whole text."""
-    names = {site.stack for site in sites}
-    stacks = [stack for stack in model.anatomy.stacks if names & {None, stack.name}]
-    return "last" if all(stack.causal for stack in stacks) else "mean"
 
 
 @dataclass(frozen=True)

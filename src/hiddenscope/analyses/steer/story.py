@@ -318,8 +318,8 @@ def _answers(report: SteerReport) -> Iterator[Listing]:
     rows = []
     for name, _, setting in _extremes(report):
         where = f"{setting.site}, {report.change(setting.strength)}"
-        before, after = float(setting.probability_before), float(setting.probability)
-        rows.append((name, where, before, after, setting.cost))
+        probabilities = setting.probability_before, setting.probability
+        rows.append((name, where, *probabilities, setting.cost))
     if rows:
         yield Listing(
             "Answers before and after",

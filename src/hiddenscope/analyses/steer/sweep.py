@@ -4,7 +4,7 @@ ablated at one site after another.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -116,7 +116,7 @@ def quality_reads(model: Model, texts: Texts | Inputs) -> Reads:
         reads.positions.append(places)
         reads.tokens.append([(token,) for token in tokens])
     targets = Inputs(tuple(decoder_ids)) if decoder_ids else None
-    return Reads(Inputs(tuple(all_ids), targets=targets), reads.positions, reads.tokens)
+    return replace(reads, inputs=Inputs(tuple(all_ids), targets=targets))
 
 
 @dataclass(frozen=True)
