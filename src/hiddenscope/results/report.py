@@ -40,6 +40,9 @@ class Absent(Enum):
 
     ABSENT = "absent"
 
+    def __bool__(self) -> bool:
+        return False
+
 
 ABSENT = Absent.ABSENT
 

@@ -26,6 +26,7 @@ from hiddenscope.analyses.probe.labels import (
 )
 from hiddenscope.analyses.probe.significance import null_distribution
 from hiddenscope.errors import (
+    ArgumentError,
     Damaged,
     FileError,
     NotFinite,
@@ -325,7 +326,6 @@ REFUSED: list[tuple[Any, str, str]] = [
     (["a", "b"] * 40, "regress", "label 0 is 'a'"),
     ([1.0] * 80, "regress", "all labels are 1"),
     ([np.inf] * 80, "regress", "not a finite number"),
-    (["a", "b"] * 40, "guess", "No task"),
 ]
 
 
@@ -336,6 +336,8 @@ def test_labels_that_cannot_be_probed_are_refused() -> None:
             hs.probe(given, labels, task=task)  # type: ignore[arg-type]
     with pytest.raises(FileError, match="'yes': there is no such file"):
         hs.probe(given, "yes")
+    with pytest.raises(ArgumentError, match="task must be 'classify' or 'regress'"):
+        hs.probe(given, ["a", "b"] * 40, task="guess")  # type: ignore[arg-type]
 
 
 def test_other_bad_input_is_refused(tiny: Tiny) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hiddenscope as hs
-from hiddenscope.errors import SiteError, StatesError, TextError
+from hiddenscope.errors import ArgumentError, SiteError, StatesError, TextError
 from hiddenscope.measures import (
     RunningStatistics,
     effective_rank,
@@ -301,7 +301,7 @@ def test_what_cannot_be_profiled_is_said(tiny: Tiny) -> None:
         ((tiny("t5"), TEXTS), everywhere, StatesError, "two stacks"),
         ((tiny("bert"), TEXTS), everywhere, StatesError, "no final norm"),
         (texts, {"sites": "*.attn"} | everywhere, StatesError, "no whole layers"),
-        (texts, {"final_norm": ""}, StatesError, "'apart', 'everywhere', 'mixed'"),
+        (texts, {"final_norm": ""}, ArgumentError, "'everywhere' or 'mixed': got"),
         (texts, {"sample": 2}, StatesError, ">= 3: got 2"),
         ((TEXTS,), {}, StatesError, "it is list"),
         ((captured.select(tokens=[]),), {}, StatesError, "no tokens"),

@@ -366,7 +366,7 @@ def test_classes_of_one_and_one_class() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"method": "isomap"}, "No method 'isomap'"),
+    ({"method": "isomap"}, "method must be 'umap' or"),
     ({"data": ["a"] * 5}, "there are 5 labels for 12 texts"),
     ({"data": [str(k) for k in range(12)]}, "all 12 labels are different"),
     ({"data": ["a"] * 11 + [None]}, "A label is missing"),

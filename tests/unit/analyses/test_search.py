@@ -11,7 +11,13 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope.cli import main as cli
-from hiddenscope.errors import NotFinite, SiteError, StatesError, TextError
+from hiddenscope.errors import (
+    ArgumentError,
+    NotFinite,
+    SiteError,
+    StatesError,
+    TextError,
+)
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.vectors import collection, nearest
@@ -271,7 +277,7 @@ REFUSED: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (search(np.zeros((0, 4)), ONE[0]), StatesError, r"float64 \[0, 4\]"),
     (search([[1.0, 2.0]], [1.0, 2.0]), StatesError, "got list"),
     (search(ONE.astype(int), ONE[0]), StatesError, "int64"),
-    (search(ONE, ONE[0], nearness="angle"), StatesError, "No nearness 'angle'"),
+    (search(ONE, ONE[0], nearness="angle"), ArgumentError, "got 'angle'"),
     (of_model("A dog"), TextError, "no texts were given"),
     (of_model("A dog", texts=[]), TextError, "the list is empty"),
     (of_model("A dog", texts=["", "a"]), TextError, "Text 0: it is empty"),

@@ -196,7 +196,10 @@ def test_the_folder_of_a_store_can_be_the_source_of_a_search(written: Path) -> N
 
 def reads_states(analysis: Analysis) -> bool:
     first, *_ = inspect.signature(getattr(hs, analysis.word)).parameters.values()
-    return any(word in str(first.annotation) for word in ("Readable", "Searchable"))
+    return any(
+        word in str(first.annotation)
+        for word in ("Readable", "Searchable", "Reference")
+    )
 
 
 def test_every_analysis_of_states_reads_stores() -> None:

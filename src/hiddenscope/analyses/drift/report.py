@@ -1,9 +1,12 @@
 """What a comparison found: whether, where and why a candidate drifts."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from hiddenscope.results import Report
+from hiddenscope.results.report import ABSENT, Absent
+
+Explanation: TypeAlias = Literal["quantisation", "adapter", "weights", "dtype"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,11 +172,16 @@ class Baseline:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftReport(Report):
-    """Whether and where a candidate differs from its reference."""
+    """Whether and where a candidate differs from its reference.
+
+    The fields that may be absent are not in the results of older versions.
+    """
 
     drifted: bool
-    explained_by: Literal["quantisation", "adapter", "weights", "dtype"] | None
-    unexplained: DriftingSite | None
+    explained_by: (
+        Literal["quantisation", "adapter", "weights", "dtype"] | Absent | None
+    ) = ABSENT
+    unexplained: DriftingSite | Absent | None = ABSENT
     first_site: str | None
     module: str | None
     beyond: float
@@ -187,8 +195,8 @@ class DriftReport(Report):
     first_token: WorstToken | None
     largest: SiteBeyond
     drifting_sites: list[DriftingSite]
-    moved_layers: list[MovedLayer]
-    moved_tokens: list[MovedToken]
+    moved_layers: list[MovedLayer] | None = None
+    moved_tokens: list[MovedToken] | None = None
     reference: str
     candidate: str
     compared: Literal["parts", "passes"]

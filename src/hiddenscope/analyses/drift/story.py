@@ -8,6 +8,7 @@ import numpy as np
 
 from hiddenscope.analyses.drift.report import (
     Consequences,
+    DriftingSite,
     DriftReport,
     Systematic,
     WeightChange,
@@ -166,7 +167,7 @@ def _layer_table(report: DriftReport) -> Table:
             f"{layer.largest:.2%}",
             f"{layer.total:.2%}",
         )
-        for layer in report.moved_layers[: 2 * MOST_ROWS]
+        for layer in (report.moved_layers or [])[: 2 * MOST_ROWS]
     ]
     return Table(
         ("site", "added here", "at its worst token", "with what came before"),
@@ -220,7 +221,7 @@ def _explanation(report: DriftReport) -> str:
 def _unexplained(report: DriftReport) -> str:
     """Say where a difference begins that quantisation does not explain."""
     left = report.unexplained
-    assert left is not None
+    assert isinstance(left, DriftingSite)
     differs = f"differs at `{left.site}`, by {_times(left.beyond)} the noise envelope"
     if report.explained_by == "weights":
         return (
@@ -235,16 +236,16 @@ def _unexplained(report: DriftReport) -> str:
 
 def _moved(report: DriftReport) -> Iterator[str]:
     """Yield which layers and which tokens moved most."""
-    layers, tokens = report.moved_layers[:3], report.moved_tokens[:3]
+    layers, tokens = report.moved_layers or [], report.moved_tokens or []
     if layers:
-        names = [f"`{layer.site}` ({layer.local:.2%})" for layer in layers]
+        names = [f"`{layer.site}` ({layer.local:.2%})" for layer in layers[:3]]
         yield (
             "Most is added at " + ", ".join(names) + ": the median error over the"
             " tokens that the layer makes by itself, as a share of the norm."
         )
     if tokens:
         places = []
-        for token in tokens:
+        for token in tokens[:3]:
             moved = f"{token.error:.2%} of the norm"
             if token.kl is not None:
                 moved = f"{token.kl:.2g} nats"

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -138,13 +138,6 @@ def measure_states(
 ) -> Result:
     """Return the statistics of every state and site as a result."""
     source = as_source(source)
-    if final_norm not in get_args(FinalNorm):
-        choices = ", ".join(map(repr, get_args(FinalNorm)))
-        raise StatesError(
-            f"No final_norm {str(final_norm)[:40]!r}",
-            f"it is one of {choices}",
-            "Choose one of these.",
-        )
     captured = _states(source, texts, sites, targets, truncate)
     stacks: list[Readable] = (
         [captured.encoder, captured.decoder]

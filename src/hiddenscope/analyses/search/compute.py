@@ -28,7 +28,7 @@ from hiddenscope.vectors.collection import (
     collection_of,
     last_site,
 )
-from hiddenscope.vectors.nearest import NEARNESSES, Nearest, Nearness
+from hiddenscope.vectors.nearest import Nearest, Nearness
 
 if TYPE_CHECKING:
     import xarray
@@ -58,11 +58,6 @@ def find_nearest(
 ) -> Result:
     """Return the k rows nearest to every query."""
     source = as_source(source)
-    if nearness not in NEARNESSES:
-        problem = f"No nearness {str(nearness)[:40]!r}"
-        raise StatesError(
-            problem, "there are three measures", f"Use one of {', '.join(NEARNESSES)}."
-        )
     collection = collection_of(source, texts, site, pool)
     model = source if isinstance(source, Model) else None
     queries, names = _queries(collection, query, model, nearness)
