@@ -71,10 +71,10 @@ GROWTH = """\
 ## How cost grows
 
 The exponent of CPU time in one size while the others stay, with its 95 % interval: 1 means that twice the tokens take twice
-the time. A wide interval means that cost is no power of the size in this range; a fixed cost makes the exponent smaller. The
-last columns are the cost of the peer over ours at the largest size. Models have random weights and the shape of Llama (GPT-2
-for visibility). The peer of capture, lens and patch is TransformerLens, of visibility a loop of backward passes, of extract
-a loop with `torch.save`, of probe scikit-learn.
+the time. A wide interval means that cost is no power of the size in this range; a fixed cost makes the exponent smaller. Models
+have random weights and the shape of Llama (GPT-2 for visibility). The peer of capture, lens and patch is TransformerLens, of
+visibility a loop of backward passes, of extract a loop with `torch.save`, of probe scikit-learn. The numbers, with the cost of
+the peer over ours at the largest size, are in [rows.md](../labs/bench/rows.md).
 
 ![Exponents of CPU time for hiddenscope and its peers](pictures/growth.png)
 """
@@ -96,6 +96,11 @@ GPU_ROWS = """\
 
 Ratios of wall time, measured by `python -m labs.bench.gpu`.
 """
+EXPONENTS = """\
+## How cost grows
+
+Exponents of CPU time with 95 % intervals, and the cost of the peer over ours at the largest size.
+"""
 Record = Mapping[str, Any]
 
 
@@ -105,7 +110,8 @@ def page(results: Mapping[str, Record]) -> str:
     on_cpu = [name for name in order if name != "cuda"]
     parts = [INTRODUCTION]
     parts += _beside(results, order)
-    parts += _growth(results, order)
+    if any(record.get("growth") for record in results.values()):
+        parts.append(GROWTH)
     if "cuda" in results:
         parts.append(GPU_ROWS.format(**results["cuda"]["machine"]))
         parts.append(_table(_gpu_rows(results["cuda"])))
@@ -127,6 +133,9 @@ def every_row(results: Mapping[str, Record]) -> str:
     if "cuda" in results:
         parts.append(GPU_ROWS.format(**results["cuda"]["machine"]))
         parts.append(_table(_rows(results, ["cuda"])))
+    grown = [name for name in architectures(results) if results[name].get("growth")]
+    if grown:
+        parts += [EXPONENTS, _table(_exponents(results, grown))]
     return "\n".join(parts)
 
 
@@ -273,14 +282,6 @@ def _task_rank(standing: Record) -> int:
     if task in TASKS:
         return TASKS.index(task)
     return len(TASKS)
-
-
-def _growth(results: Mapping[str, Record], order: Sequence[str]) -> list[str]:
-    """Return the tables of exponents."""
-    measured = [name for name in order if results[name].get("growth")]
-    if not measured:
-        return []
-    return [GROWTH, _table(_exponents(results, measured))]
 
 
 def _exponents(
