@@ -21,4 +21,5 @@ The server imports no torch.
 from hiddenscope.app.application import SHIPPED as SHIPPED
 from hiddenscope.app.application import create_app as create_app
 from hiddenscope.app.application import server as server
+from hiddenscope.app.guard import is_loopback as is_loopback
 from hiddenscope.app.settings import Settings as Settings

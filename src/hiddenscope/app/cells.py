@@ -30,7 +30,6 @@ from hiddenscope.analyses.steer.continuations import (
 )
 from hiddenscope.analyses.steer.sweep import masked_model
 from hiddenscope.app.answers import AnswerBytes, pack_result
-from hiddenscope.app.uploads import encodable
 from hiddenscope.errors import Error, SiteError, TextError, TooLarge
 from hiddenscope.passes import Change
 from hiddenscope.results import Result
@@ -280,13 +279,13 @@ def continue_text(models: Models, request: Header) -> Header:
     check_new_tokens(model, inputs, new_tokens)
     with progress.status("Writing on"):
         before = continue_prompts(model, inputs, new_tokens)[0][0]
-        continuation = {"before": encodable(before)}
+        continuation = {"before": before}
         change = arguments.get("change")
         if change is not None:
             edit, _ = _build_change(models, model, site, token, change)
             with hs.editing(model, {site: edit}):
                 after = continue_prompts(model, inputs, new_tokens)[0][0]
-            continuation["after"] = encodable(after)
+            continuation["after"] = after
     return continuation
 
 
@@ -481,7 +480,7 @@ def _pack_search(
         # A store may lack texts of its corpus, and counts those that it has.
         number = int(stored.texts[text]) if isinstance(stored, hs.Store) else text
         if (number, token) != query_state:
-            shown = encodable(string[:MAX_CHARACTERS])
+            shown = string[:MAX_CHARACTERS]
             rows.append(
                 {"text": number, "token": token, "string": shown, "score": score}
             )

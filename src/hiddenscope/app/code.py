@@ -165,7 +165,8 @@ def _as_analysis(request: Values) -> Values:
 
 def _store_of(request: Values) -> str | None:
     """Return the name of the kept states that are asked, which may be gone by now."""
-    return request.get("store") or request["arguments"].get("store")
+    store: str | None = request.get("store") or request["arguments"].get("store")
+    return store
 
 
 def _file(word: str) -> str:

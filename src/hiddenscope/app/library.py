@@ -34,7 +34,7 @@ from hiddenscope.app.schemas import (
     StoreTextsAnswer,
 )
 from hiddenscope.app.settings import Settings
-from hiddenscope.app.uploads import UPLOAD_NAME, Upload, Uploads, encodable
+from hiddenscope.app.uploads import UPLOAD_NAME, Upload, Uploads
 from hiddenscope.errors import Error, FileError, LoadError, TextError, UnknownModel
 from hiddenscope.files import believable, identity
 from hiddenscope.loading import zoo
@@ -353,7 +353,7 @@ def describe_states(name: str, label: str, path: Path) -> StoreAnswer | None:
                     sites=[str(site) for site in store.sites][:MAX_SITES],
                     tokens=len(store),
                     texts=len(store.texts),
-                    model=encodable(str(store.source.model)[:200]),
+                    model=str(store.source.model)[:200],
                     dtype=store.dtype,
                     width=max(store.plan.widths.values()),
                     complete=store.complete,
@@ -370,7 +370,7 @@ def describe_states(name: str, label: str, path: Path) -> StoreAnswer | None:
             sites=sites[:MAX_SITES],
             tokens=sum(int(stack["shape"][1]) for stack in stacks.values()),
             texts=int(first["count"]),
-            model=encodable(str(first["source"].get("model", ""))[:200]),
+            model=str(first["source"].get("model", ""))[:200],
             dtype=DTYPES.get(first["dtype"], str(first["dtype"])[:20]),
             width=int(first["shape"][2]),
             complete=True,
@@ -384,8 +384,7 @@ def read_texts(path: Path, first: int, count: int) -> StoreTextsAnswer:
     page: list[StoreText] = []
 
     def add(number: int, text: str, tokens: int) -> None:
-        is_cut = len(text) > MAX_CHARACTERS
-        shown = encodable(text[:MAX_CHARACTERS])
+        shown, is_cut = text[:MAX_CHARACTERS], len(text) > MAX_CHARACTERS
         page.append(StoreText(number=number, text=shown, cut=is_cut, tokens=tokens))
 
     if path.is_dir():

@@ -61,10 +61,10 @@ def _analyse(models: Models, request: Header, preview: Preview) -> Result:
             arguments[parameter.name] = _convert(models, source, parameter, value)
         elif parameter.explicit:
             arguments[parameter.name] = None
-    if word in PREPARATIONS:
-        PREPARATIONS[word](source, arguments, preview)
-    if word in WITHOUT_RESULT:
-        return WITHOUT_RESULT[word](source, arguments)
+    if word == "project":
+        preview_pictures(arguments, preview)
+    elif word == "embed":
+        return embedded(source, arguments)
     result: Result = getattr(hs, word)(source, **arguments)
     return result
 
@@ -83,23 +83,17 @@ def _convert(
     return protect_from_file_lookup(parameter.kind, value)
 
 
-def _prepare_project(source: StateSource, arguments: Header, preview: Preview) -> None:
+def preview_pictures(arguments: Header, preview: Preview) -> None:
+    """Have `hs.project` show pictures by PCA while it computes those by the method."""
     defaults = {part.name: part.default for part in describe("project").parameters}
     method: Any = arguments.get("method", defaults["method"])
-    # PCA is drawn at once. The others show PCA while they are computed.
     if method != "pca":
         arguments["method"] = hs.Pictures(
             method, preview=lambda early: preview(pack_result(early))
         )
 
 
-# What some analyses take besides the fields of their form.
-PREPARATIONS: dict[str, Callable[[StateSource, Header, Preview], None]] = {
-    "project": _prepare_project,
-}
-
-
-def _embed(model: StateSource, arguments: Header) -> Result:
+def embedded(model: StateSource, arguments: Header) -> Result:
     """Return the vectors of `hs.embed`, which are a bare array, as a result."""
     assert isinstance(model, hs.Model), "stored states are not embedded"
     texts = arguments["texts"]
@@ -141,8 +135,6 @@ def _show_reads(models: Models, request: Header) -> AnswerBytes:
     return pack_result(reads, (title,))
 
 
-# Analyses whose function returns something else, which is made a result here.
-WITHOUT_RESULT: dict[str, Callable[[StateSource, Header], Result]] = {"embed": _embed}
 # Answers without views; the page shows them beside the grid.
 CELL_QUESTIONS: dict[str, Callable[[Models, Header], Header]] = {
     "state": describe_state,

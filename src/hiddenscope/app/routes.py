@@ -7,7 +7,7 @@ own, under which it can be read later.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -78,20 +78,26 @@ MEDIA_TYPES: dict[Format, str] = {
 }
 
 
-def _problem(description: str) -> dict[str, Any]:
-    return {"model": Problem, "description": description}
+def problems(descriptions: Mapping[int, str]) -> Responses:
+    """Return what the statuses of refusals mean, as FastAPI documents it."""
+    return {
+        status: {"model": Problem, "description": description}
+        for status, description in descriptions.items()
+    }
 
 
-PROBLEMS: Responses = {
-    401: _problem("No token."),
-    403: _problem("The request comes from another site."),
-    404: _problem("There is no such thing."),
-    413: _problem("The request is too large."),
-    421: _problem("The Host header names another machine."),
-    422: _problem("The request cannot be understood, or asks for what there is not."),
-}
-BUSY: Responses = {429: _problem("Too much is waiting already.")}
-NOT_JSON: Responses = {400: _problem("The body is not JSON.")}
+PROBLEMS = problems(
+    {
+        401: "No token.",
+        403: "The request comes from another site.",
+        404: "There is no such thing.",
+        413: "The request is too large.",
+        421: "The Host header names another machine.",
+        422: "The request cannot be understood, or asks for what there is not.",
+    }
+)
+BUSY = problems({429: "Too much is waiting already."})
+NOT_JSON = problems({400: "The body is not JSON."})
 EVENTS = {
     "content": {
         "text/event-stream": {
@@ -215,9 +221,9 @@ class Desk:
             names[store] = Named(str(self.library.store_path(store)))
         return names
 
-    def result(self, result_id: str) -> StoredResult:
+    def result(self, id: ResultId) -> StoredResult:  # noqa: A002
         """Return a result from the cache; without it, the answer is a 404."""
-        result = self.cache.get(result_id)
+        result = self.cache.get(id)
         if result is None:
             raise HTTPException(
                 404,
@@ -226,9 +232,9 @@ class Desk:
             )
         return result
 
-    def job(self, job_id: str) -> JobRecord:
+    async def job(self, id: JobId) -> JobRecord:  # noqa: A002
         """Return a job; without it, the answer is a 404."""
-        job = self.jobs.get(job_id)
+        job = self.jobs.get(id)
         if job is None:
             raise HTTPException(
                 404,
@@ -249,13 +255,9 @@ def _references(request: Header) -> Iterator[tuple[str, str, Any]]:
 def api(desk: Desk) -> APIRouter:
     """Return the routes under /api."""
     router = APIRouter(prefix="/api", responses=PROBLEMS)
-    _add_lists(router, desk)
-    _add_jobs(router, desk)
-    _add_results(router, desk)
-    return router
+    Job: TypeAlias = Annotated[JobRecord, Depends(desk.job)]
+    Stored: TypeAlias = Annotated[StoredResult, Depends(desk.result)]
 
-
-def _add_lists(router: APIRouter, desk: Desk) -> None:
     @router.get("/analyses")
     async def list_analyses() -> list[AnalysisAnswer]:
         """List every analysis, with its question and its parameters."""
@@ -308,8 +310,6 @@ def _add_lists(router: APIRouter, desk: Desk) -> None:
         """List the texts of stored states, a page at a time."""
         return read_texts(desk.library.store_path(name), first, count)
 
-
-def _add_jobs(router: APIRouter, desk: Desk) -> None:
     @router.post(
         "/jobs",
         status_code=202,
@@ -333,14 +333,13 @@ def _add_jobs(router: APIRouter, desk: Desk) -> None:
         return desk.jobs.status_of(job)
 
     @router.get("/jobs/{id}")
-    async def read_job(id: JobId) -> JobAnswer:  # noqa: A002
+    async def read_job(job: Job) -> JobAnswer:
         """Return how a job stands."""
-        return desk.jobs.status_of(desk.job(id))
+        return desk.jobs.status_of(job)
 
     @router.delete("/jobs/{id}")
-    async def cancel_job(id: JobId) -> JobAnswer:  # noqa: A002
+    async def cancel_job(job: Job) -> JobAnswer:
         """Cancel a job: it is taken from the queue, or stopped."""
-        job = desk.job(id)
         await desk.jobs.cancel(job)
         return desk.jobs.status_of(job)
 
@@ -362,19 +361,28 @@ def _add_jobs(router: APIRouter, desk: Desk) -> None:
         responses={200: EVENTS, **BUSY},
         dependencies=[Depends(count_stream)],
     )
-    async def follow_job(id: JobId) -> StreamingResponse:  # noqa: A002
+    async def follow_job(job: Job) -> StreamingResponse:
         """Follow a job: server-sent events, each a job as JSON, until it is over."""
-        events = _events(desk, desk.job(id))
-        return StreamingResponse(events, media_type="text/event-stream")
+
+        async def events() -> AsyncIterator[str]:
+            async with aclosing(desk.jobs.follow(job)) as statuses:
+                async for status in statuses:
+                    if status is None:
+                        # A line that begins with a colon is a comment, which browsers
+                        # skip.
+                        yield ": still there\n\n"
+                    else:
+                        yield f"data: {status.model_dump_json()}\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
 
     @router.get(
         "/jobs/{id}/partial",
         response_class=Response,
         responses={200: PAYLOAD, 204: {"description": "The job is over."}},
     )
-    async def read_partial(id: JobId) -> Response:  # noqa: A002
+    async def read_partial(job: Job) -> Response:
         """Return the views of the last partial result, packed, while the job runs."""
-        job = desk.job(id)
         if not job.partial_count:
             raise HTTPException(404, "This job has given no partial result.")
         if job.is_over:
@@ -382,22 +390,10 @@ def _add_jobs(router: APIRouter, desk: Desk) -> None:
             return Response(status_code=204)
         return Response(job.latest_partial, media_type="text/plain")
 
-
-async def _events(desk: Desk, job: JobRecord) -> AsyncIterator[str]:
-    async with aclosing(desk.jobs.follow(job)) as statuses:
-        async for status in statuses:
-            if status is None:
-                # A line that begins with a colon is a comment, which browsers skip.
-                yield ": still there\n\n"
-            else:
-                yield f"data: {status.model_dump_json()}\n\n"
-
-
-def _add_results(router: APIRouter, desk: Desk) -> None:
     @router.get("/results/{id}")
-    def read_result(id: ResultId) -> ResultAnswer:  # noqa: A002
+    def read_result(id: ResultId, stored: Stored) -> ResultAnswer:  # noqa: A002
         """Return the title, findings and views of a result, and the code behind it."""
-        header = desk.result(id).header
+        header = stored.header
         client_request = header["request"]
         word = client_request["analysis"]
         try:
@@ -421,13 +417,13 @@ def _add_results(router: APIRouter, desk: Desk) -> None:
     @router.get(
         "/results/{id}/payload", response_class=Response, responses={200: PAYLOAD}
     )
-    def read_payload(id: ResultId) -> Response:  # noqa: A002
+    async def read_payload(stored: Stored) -> Response:
         """Return the views of a result, packed as in the reports."""
-        return Response(desk.result(id).payload, media_type="text/plain")
+        return Response(stored.payload, media_type="text/plain")
 
     @router.get("/results/{id}/file", response_class=Response, responses={200: FILE})
     async def read_file(
-        id: ResultId,  # noqa: A002
+        stored: Stored,
         format: Format,  # noqa: A002
         view: Annotated[
             str,
@@ -443,7 +439,6 @@ def _add_results(router: APIRouter, desk: Desk) -> None:
         ] = "",
     ) -> Response:
         """Return a result as a file."""
-        stored = await asyncio.to_thread(desk.result, id)
         if not stored.data:
             raise HTTPException(
                 422,
@@ -458,6 +453,8 @@ def _add_results(router: APIRouter, desk: Desk) -> None:
             "content-security-policy": "sandbox",
         }
         return Response(content, media_type=MEDIA_TYPES[format], headers=headers)
+
+    return router
 
 
 def _convert(stored: StoredResult, format_: str, view: str, measure: str) -> bytes:

@@ -18,7 +18,14 @@ has a `store` in place of a `model`.
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeAlias, Union
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    create_model,
+    model_validator,
+)
 
 from hiddenscope.catalog import ANALYSES, Analysis
 from hiddenscope.interface import Kind, Parameter, describe
@@ -34,6 +41,18 @@ STORE_NAME = r"^store:[0-9a-f]{16}$"
 SITES = r"^[A-Za-z0-9_.*,\[\]\- ]{1,200}$"
 MOST_NEW_TOKENS = 60
 
+
+def encodable(text: str) -> str:
+    """Return a text that UTF-8 can encode.
+
+    Half a surrogate pair, which JSON or a tokenizer may leave, is replaced.
+
+    >>> encodable("half a pair: " + chr(0xD83D))
+    'half a pair: ?'
+    """
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 OneText: TypeAlias = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
 SomeTexts: TypeAlias = (
     OneText | Annotated[list[OneText], Field(min_length=1, max_length=MOST_TEXTS)]
@@ -45,6 +64,7 @@ Integer: TypeAlias = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
 PoolingChoice: TypeAlias = Literal[POOLING_NAMES] | Integer  # type: ignore[valid-type]
 StoreName: TypeAlias = Annotated[str, Field(pattern=STORE_NAME)]
 TextNumber: TypeAlias = Annotated[int, Field(ge=0, le=10**12)]
+Encodable: TypeAlias = Annotated[str, AfterValidator(encodable)]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 
@@ -325,8 +345,8 @@ class SectionAnswer(BaseModel):
 class ContinuationAnswer(BaseModel):
     """What the model writes after a text, as it is and after a change."""
 
-    before: str
-    after: str | None = None
+    before: Encodable
+    after: Encodable | None = None
 
 
 class AnswersAnswer(BaseModel):
@@ -345,7 +365,7 @@ class NearestAnswer(BaseModel):
 
     text: int
     token: int | None
-    string: str
+    string: Encodable
     score: float
 
 
@@ -481,7 +501,7 @@ class StoreAnswer(BaseModel):
     sites: list[str]
     tokens: int
     texts: int
-    model: str
+    model: Encodable
     dtype: str
     width: int
     complete: bool = Field(description="Whether all units of the store are committed.")
@@ -493,7 +513,7 @@ class StoreText(BaseModel):
     """
 
     number: int
-    text: str
+    text: Encodable
     cut: bool
     tokens: int
 

@@ -14,11 +14,10 @@ import hashlib
 import io
 import json
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -27,10 +26,11 @@ from hiddenscope.app.schemas import (
     MOST_CHARACTERS,
     ColumnChoice,
     TableAnswer,
+    encodable,
     form_field,
 )
 from hiddenscope.errors import TextError
-from hiddenscope.files import replacing
+from hiddenscope.files import identity, replacing
 from hiddenscope.interface import Parameter
 from hiddenscope.texts import LABEL_NAMES, TEXT_NAMES
 from hiddenscope.workers import Header
@@ -85,13 +85,11 @@ def labelled_from(argument: Header) -> texts.Labelled:
 
 
 class Uploads:
-    """The last uploads, in memory and in a folder."""
+    """The last uploads, in a folder, or in memory where it cannot be written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._uploads: OrderedDict[str, Upload] = OrderedDict()
-        # Requests are answered in threads.
-        self._lock = threading.Lock()
+        self._unwritten: dict[str, Upload] = {}
 
     def add(
         self, file: str, content: bytes, columns: ColumnChoice
@@ -108,38 +106,6 @@ class Uploads:
         upload = Upload(replace(data, name=Path(file).name), columns)
         digest = hashlib.sha256(upload.to_json().encode()).hexdigest()
         name = f"upload:{digest[:16]}"
-        self._keep(name, upload)
-        return name, upload
-
-    def get(self, name: str) -> Upload | None:
-        """Return an upload by its name, or None where it is not known any more."""
-        with self._lock:
-            if name in self._uploads:
-                return self._uploads[name]
-        try:
-            upload = Upload.from_json(self._path(name).read_text("utf-8"))
-        # The file is missing, or somebody has changed it.
-        except (OSError, ValueError, TypeError, LookupError):
-            return None
-        with self._lock:
-            return self._uploads.setdefault(name, upload)
-
-    def names(self) -> list[str]:
-        """Return the names of all uploads, those in memory first."""
-        with self._lock:
-            names = list(self._uploads)
-        for path in sorted(self.folder.glob("*.json")):
-            name = f"upload:{path.stem}"
-            if UPLOAD_NAME.fullmatch(name) and name not in names:
-                names.append(name)
-        return names
-
-    def _keep(self, name: str, upload: Upload) -> None:
-        with self._lock:
-            self._uploads[name] = upload
-            self._uploads.move_to_end(name)
-            while len(self._uploads) > MAX_UPLOADS:
-                self._uploads.popitem(last=False)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(self._path(name)) as fresh:
@@ -150,10 +116,39 @@ class Uploads:
                 path.unlink(missing_ok=True)
         # The disk is full. The upload is in memory until the server stops.
         except OSError:
-            return
+            self._unwritten[name] = upload
+            for dropped in list(self._unwritten)[:-MAX_UPLOADS]:
+                self._unwritten.pop(dropped, None)
+        return name, upload
+
+    def get(self, name: str) -> Upload | None:
+        """Return an upload by its name, or None where it is not known any more."""
+        if name in self._unwritten:
+            return self._unwritten[name]
+        path = self._path(name)
+        try:
+            return _read_upload(path, identity([path]))
+        # The file is missing, or somebody has changed it.
+        except (OSError, ValueError, TypeError, LookupError):
+            return None
+
+    def names(self) -> list[str]:
+        """Return the names of all uploads, those in memory first."""
+        names = list(self._unwritten)
+        for path in sorted(self.folder.glob("*.json")):
+            name = f"upload:{path.stem}"
+            if UPLOAD_NAME.fullmatch(name) and name not in names:
+                names.append(name)
+        return names
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name.removeprefix('upload:')}.json"
+
+
+@lru_cache(maxsize=MAX_UPLOADS)
+def _read_upload(path: Path, file_identity: str) -> Upload:
+    """Read an upload; its identity makes the cache forget a file that has changed."""
+    return Upload.from_json(path.read_text("utf-8"))
 
 
 def _parse(file: str, content: bytes, columns: ColumnChoice) -> list[texts.Row]:
@@ -253,17 +248,6 @@ def _first_rows(suffix: str, beginning: str) -> Iterator[dict[str, str]]:
             header = next((cells for cells in reader if cells), [])
             for cells in filter(None, reader):
                 yield dict(zip(header, cells, strict=False))
-
-
-def encodable(text: str) -> str:
-    """Return a text that UTF-8 can encode.
-
-    Half a surrogate pair, which JSON or a tokenizer may leave, is replaced.
-
-    >>> encodable("half a pair: " + chr(0xD83D))
-    'half a pair: ?'
-    """
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _guess_by_length(

@@ -11,7 +11,7 @@ import hiddenscope as hs
 from hiddenscope.app import cells as module
 from hiddenscope.app.answers import AnswerBytes
 from hiddenscope.app.cells import Models
-from hiddenscope.app.questions import PREPARATIONS
+from hiddenscope.app.questions import preview_pictures
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from tests.workbench.asking import TEXT
 from tests.workbench.serving import Bench
@@ -173,10 +173,9 @@ def test_a_text_that_is_the_path_of_a_file_is_a_text(
 
 def test_an_early_picture_is_drawn_where_the_whole_takes_longer() -> None:
     early: list[AnswerBytes] = []
-    nothing: Any = None
     for given in ({"method": "pca"}, {"method": "tsne"}, {}):
         arguments: dict[str, Any] = dict(given)
-        PREPARATIONS["project"](nothing, arguments, early.append)
+        preview_pictures(arguments, early.append)
         if given == {"method": "pca"}:
             assert arguments == given
             continue

@@ -16,7 +16,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 import numpy as np
 
 import hiddenscope as hs
-from hiddenscope.app.questions import WITHOUT_RESULT
+from hiddenscope.app.questions import embedded
 from hiddenscope.results.result import to_bytes
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from tests.registry import CLASSES, MANY, NUMBERED, OTHER, TEXT, result_of, tiny
@@ -31,7 +31,7 @@ CONTRASTS = [
 
 
 def _embedded() -> hs.Result:
-    return WITHOUT_RESULT["embed"](tiny("llama"), {"texts": [TEXT, OTHER, "a\ncat"]})
+    return embedded(tiny("llama"), {"texts": [TEXT, OTHER, "a\ncat"]})
 
 
 def _pooled() -> hs.Result:
