@@ -154,21 +154,17 @@ def show_result(result: "hs.Result", shared: Shared) -> None:
         if shared.out:
             result.save(shared.out, **shared.look)
     finally:
-        _print(result, shared.json)
+        if shared.json:
+            with TemporaryDirectory() as folder:
+                path = Path(folder, "result.json")
+                result.save(path)
+                echo(path.read_text("utf-8"))
+        else:
+            echo(visible(result.summary(), keep="\n"))
+            for printed in result.tables:
+                echo(f"\n{visible(printed.title)}" if printed.title else "")
+                table(printed.columns, printed.rows, text=printed.text_columns)
     shared.report_written()
-
-
-def _print(result: "hs.Result", as_json: bool) -> None:
-    if as_json:
-        with TemporaryDirectory() as folder:
-            path = Path(folder, "result.json")
-            result.save(path)
-            echo(path.read_text("utf-8"))
-        return
-    echo(visible(result.summary(), keep="\n"))
-    for printed in result.tables:
-        echo(f"\n{visible(printed.title)}" if printed.title else "")
-        table(printed.columns, printed.rows, text=printed.text_columns)
 
 
 FIT = Parameter(
@@ -181,20 +177,15 @@ FIT = Parameter(
 
 @asks("lens", FIT, writes=(*RESULTS, ".safetensors"))
 def lens(shared: Shared, arguments: Arguments) -> None:
-    """Ask the lens, or fit one."""
-    kind = arguments["fit"]
-    if kind is None:
-        show_result(ask("lens", shared, arguments), shared)
-    else:
-        _fit_lens(shared, arguments["texts"], kind)
-
-
-def _fit_lens(shared: Shared, texts: list[str], kind: Any) -> None:
-    """Fit a lens and save it.
+    """Ask the lens, or fit one and save it.
 
     The fit of a Jacobian lens takes long: when it is interrupted, the same command
     continues it from a file beside --out.
     """
+    kind = arguments["fit"]
+    if kind is None:
+        show_result(ask("lens", shared, arguments), shared)
+        return
     if shared.out is None:
         raise errors.FileError(
             f"Cannot keep the {kind} lens",
@@ -204,7 +195,7 @@ def _fit_lens(shared: Shared, texts: list[str], kind: Any) -> None:
     partial = None
     if kind == "jacobian":
         partial = shared.out.with_suffix(".partial.safetensors")
-    fitted = hs.Lens.fit(shared.load(), texts, kind, partial=partial)
+    fitted = hs.Lens.fit(shared.load(), arguments["texts"], kind, partial=partial)
     fitted.save(shared.out)
     shared.report_written()
     if partial is not None:
@@ -241,7 +232,11 @@ def compare(shared: Shared, arguments: Arguments) -> None:
     if other is None and (dtype or device):
         # The same model on both sides.
         other = shared.model or ""
-    _check_sides(other_text, other)
+    if (other_text is None) == (other is None):
+        reason = "a second text and another model"
+        if other is None:
+            reason = "there is no second text and no other model"
+        raise TextError("Cannot compare", reason, "Give a second text, or --other.")
     options = {name: arguments[name] for name in ("sites", "targets", "truncate")}
     other_target = arguments["other_target"]
     model = shared.load()
@@ -265,15 +260,6 @@ def compare(shared: Shared, arguments: Arguments) -> None:
     states = model.capture(text, **options)
     other_states = other_model.capture(text, **options | {"targets": other_target})
     show_result(hs.compare(states, other_states), shared)
-
-
-def _check_sides(other_text: str | None, other: str | None) -> None:
-    if (other_text is None) != (other is None):
-        return
-    reason = "a second text and another model"
-    if other_text is None:
-        reason = "there is no second text and no other model"
-    raise TextError("Cannot compare", reason, "Give a second text, or --other.")
 
 
 @asks("embed", writes=(".npy", ".safetensors", ".csv"))
@@ -379,12 +365,31 @@ def project(shared: Shared, arguments: Arguments) -> None:
     names = arguments.pop("data") or []
     columns = [arguments[column.name] for column in COLUMNS]
     check_group(*columns[1:])
-    if arguments["states"] is None:
-        data = _datasets(names, columns)
-        source = _models_side_by_side(shared, arguments)
-    else:
+    of_states = arguments["states"] is not None
+    if of_states and len(names) > 1:
+        raise TextError(
+            "Cannot compare datasets in --states",
+            f"there are {len(names)} files, and states have one label for each text",
+            "Give one, or none.",
+        )
+    if not of_states and not names:
+        raise TextError(
+            "No dataset",
+            "none was given",
+            "Give a shipped name such as cities-incomplete, or a file.",
+        )
+    data: Any = {name: dataset(name, *columns) for name in names}
+    # A dataset or a model by itself has no name.
+    if len(data) < 2:
+        data = next(iter(data.values()), None)
+    source: Any
+    if of_states:
         source = read_states(arguments["states"])
-        data = _labels_of_states(names, columns)
+    else:
+        models = [*(arguments["models"] or [None]), *(arguments["other"] or [])]
+        source = [shared.load_other(model) for model in models]
+        if len(source) == 1:
+            (source,) = source
     method = arguments.pop("method")
 
     def preview(result: "hs.Result") -> None:
@@ -398,38 +403,6 @@ def project(shared: Shared, arguments: Arguments) -> None:
     pictures = hs.Pictures(method, arguments["neighbours"], preview)
     result = hs.project(source, data, method=pictures, **values)
     show_result(result, shared)
-
-
-def _models_side_by_side(shared: Shared, arguments: Arguments) -> Any:
-    """Load the models; one by itself is not a list."""
-    names = [*(arguments["models"] or [None]), *(arguments["other"] or [])]
-    models = [shared.load_other(name) for name in names]
-    return models[0] if len(models) == 1 else models
-
-
-def _datasets(names: list[str], columns: list[str | None]) -> Any:
-    """Read the datasets; one by itself has no name."""
-    if not names:
-        raise TextError(
-            "No dataset",
-            "none was given",
-            "Give a shipped name such as cities-incomplete, or a file.",
-        )
-    datasets = {name: dataset(name, *columns) for name in names}
-    return datasets if len(datasets) > 1 else datasets[names[0]]
-
-
-def _labels_of_states(names: list[str], columns: list[str | None]) -> Any:
-    """Read the labels of the texts of states."""
-    if len(names) > 1:
-        raise TextError(
-            "Cannot compare datasets in --states",
-            f"there are {len(names)} files, and states have one label for each text",
-            "Give one, or none.",
-        )
-    if not names:
-        return None
-    return dataset(names[0], *columns)
 
 
 SEARCH_OPTIONS = (

@@ -94,7 +94,7 @@ CORPUS = (
         "window", "integer", "The longest text in tokens, if not the model's own."
     ),
     Parameter(
-        "stride", "integer", "Cut longer texts into windows, so many tokens apart."
+        "stride", "integer", "Cut longer texts into windows, this many tokens apart."
     ),
     Parameter(
         "every",
@@ -114,7 +114,7 @@ CORPUS = (
 ENGINE = (
     Parameter("workers", "integer", "Processes that compute."),
     Parameter("threads", "integer", "Threads of each worker."),
-    Parameter("unit_tokens", "integer", "Keep what is done after so many tokens."),
+    Parameter("unit_tokens", "integer", "Keep what is done after this many tokens."),
     Parameter("address", "word", "The Ray cluster: auto, or host:port."),
 )
 PARAMETERS = (

@@ -28,7 +28,7 @@ def demo(shared: Shared) -> None:
         page,
         title=f"The hidden states of {model.name}",
         opening=OPENING,
-        closing=_closing(),
+        closing="\n".join(CLOSING),
     )
     if shared.json:
         facts = {kind: result.facts for kind, result in results.items()}
@@ -45,7 +45,9 @@ def demo(shared: Shared) -> None:
     echo(visible(summaries, keep="\n"))
     place = visible(str(page.resolve()))
     echo(f"The whole page, to open in a browser: {place}")
-    _print_next()
+    width = max(map(len, NEXT)) + 2
+    lines = [f"  hiddenscope {code:{width}}{NEXT[code]}" for code in NEXT]
+    echo("\n".join(["", "Try next:", *lines]))
 
 
 def _results(model: "hs.Model") -> Iterator["hs.Result"]:
@@ -65,18 +67,16 @@ def _results(model: "hs.Model") -> Iterator["hs.Result"]:
         yield hs.lens(model, PROMPT)
     yield hs.visibility(model, SENTENCE)
     if predicts:
-        yield from _patched(model)
+        try:
+            yield hs.patch(
+                model, hs.Contrast(PROMPT, OTHER_PROMPT, " Paris", " Berlin")
+            )
+        # The tokenizer has a capital as several tokens.
+        except errors.TextError as error:
+            progress.note(f"The page has no patched states. {error}")
     yield hs.project(
         model, {name: name for name in ("cities-incomplete", "cities-complete")}
     )
-
-
-def _patched(model: "hs.Model") -> Iterator["hs.Result"]:
-    """Yield the capitals patched, where the tokenizer has each as one token."""
-    try:
-        yield hs.patch(model, hs.Contrast(PROMPT, OTHER_PROMPT, " Paris", " Berlin"))
-    except errors.TextError as error:
-        progress.note(f"The page has no patched states. {error}")
 
 
 SENTENCE = "The capital of France is Paris."
@@ -115,6 +115,15 @@ ON_PAGE = {
         "is an xarray Dataset to compute with."
     ),
 }
+CLOSING = [
+    "",
+    "# Try it on your own text",
+    "",
+    "Saved pages such as this one need no network.",
+    "",
+    *(f"- `{code}` {meaning}" for code, meaning in ON_PAGE.items()),
+    "",
+]
 NEXT = {
     "anatomy": "the proof, layer by layer",
     'profile "Your own text." --out profile.html': (
@@ -129,20 +138,6 @@ NEXT = {
     ),
     "models": "models that need no model hub",
 }
-
-
-def _closing() -> str:
-    """Return the last section of the page."""
-    lines = [f"- `{code}` {meaning}" for code, meaning in ON_PAGE.items()]
-    intro = "Saved pages such as this one need no network."
-    return "\n".join(["", "# Try it on your own text", "", intro, "", *lines, ""])
-
-
-def _print_next() -> None:
-    """Print what to try next."""
-    width = max(map(len, NEXT)) + 2
-    lines = [f"  hiddenscope {code:{width}}{NEXT[code]}" for code in NEXT]
-    echo("\n".join(["", "Try next:", *lines]))
 
 
 def _print_grid(profile: "hs.Result") -> None:

@@ -53,8 +53,20 @@ def drift(shared: Shared, arguments: Arguments) -> None:
     options = {name: arguments[f"candidate_{name}"] for name in names}
     check_place(options["device"], options["dtype"])
     as_variant(candidate, None, options["quantise"])
-    _check_saved(shared, candidate)
-    _check_foreign(candidate)
+    if _is_saved(shared.model) and _is_saved(candidate):
+        for option in ("dtype", "device"):
+            value = getattr(shared, option)
+            if value:
+                raise LoadError(
+                    f"Cannot use --{option} {value} with saved states",
+                    "both sides were computed already",
+                    f"Leave --{option} out.",
+                )
+    # A bad file of another program is refused before the reference is loaded.
+    if candidate.endswith(".safetensors") and os.path.isfile(candidate):
+        # Imported only here, since it needs torch.
+        saved = import_module("hiddenscope.analyses.drift.saved")
+        saved.open_foreign(Path(candidate))
     reference_options = {
         "attention": arguments["attention"],
         "quantise": shared.quantise,
@@ -71,27 +83,6 @@ def drift(shared: Shared, arguments: Arguments) -> None:
     show_result(result, shared)
     if result.facts["drifted"]:
         raise typer.Exit(1)
-
-
-def _check_saved(shared: Shared, candidate: str) -> None:
-    """Refuse a dtype or a device where both sides were computed already."""
-    if not (_is_saved(shared.model) and _is_saved(candidate)):
-        return
-    for option, value in {"--dtype": shared.dtype, "--device": shared.device}.items():
-        if value:
-            raise LoadError(
-                f"Cannot use {option} {value} with saved states",
-                "both sides were computed already",
-                f"Leave {option} out.",
-            )
-
-
-def _check_foreign(candidate: str) -> None:
-    """Refuse a bad file of another program before the reference is loaded."""
-    if candidate.endswith(".safetensors") and os.path.isfile(candidate):
-        # Imported only here, since it needs torch.
-        saved = import_module("hiddenscope.analyses.drift.saved")
-        saved.open_foreign(Path(candidate))
 
 
 def _side(

@@ -176,7 +176,8 @@ def errors_as_messages(debug: bool, options: Collection[str] = ()) -> Iterator[N
             raise
         if not isinstance(error, OSError) and _was_interrupted(error):
             leave()
-        _leave_with(_message(error, options))
+        echo(visible(_message(error, options), keep="\n"), err=True)
+        sys.exit(2)
 
 
 def _message(error: Exception, options: Collection[str]) -> str:
@@ -231,8 +232,3 @@ def _was_interrupted(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
-
-
-def _leave_with(message: str) -> NoReturn:
-    echo(visible(message, keep="\n"), err=True)
-    sys.exit(2)

@@ -1,6 +1,5 @@
 """What this machine has: the models of the zoo, its health, and the workbench."""
 
-import ipaddress
 import json
 import socket
 import sys
@@ -19,7 +18,7 @@ from hiddenscope import errors, progress
 from hiddenscope.cli.command import command
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import echo, print_json, table, visible
-from hiddenscope.diagnosis import Check, Status, diagnose
+from hiddenscope.diagnosis import Check, diagnose
 from hiddenscope.errors import LoadError
 from hiddenscope.files import replacing
 from hiddenscope.loading import zoo
@@ -65,15 +64,11 @@ def models(
     if shared.json:
         print_json(listing)
     elif not shared.out:
-        _print_rows(rows)
-
-
-def _print_rows(rows: list[zoo.ZooEntry]) -> None:
-    cells = []
-    for row in rows:
-        cached = f"{row.bytes / 1e6:,.0f} MB" if row.cached else "no"
-        cells.append([row.name, row.description, row.licence, cached])
-    table(["name", "what it is", "licence", "cached"], cells, text=range(3))
+        cells = []
+        for row in rows:
+            cached = f"{row.bytes / 1e6:,.0f} MB" if row.cached else "no"
+            cells.append([row.name, row.description, row.licence, cached])
+        table(["name", "what it is", "licence", "cached"], cells, text=range(3))
 
 
 TITLES = {
@@ -105,7 +100,12 @@ def doctor(shared: Shared) -> None:
         records = [asdict(check) for check in checks]
         print_json({"healthy": healthy, "checks": records})
     else:
-        echo(f"\n{_verdict(counts)}")
+        verdict = "All is well. A note tells of something that not everybody needs."
+        if counts["problem"] == 1:
+            verdict = "1 thing must be mended: see MEND above."
+        elif not healthy:
+            verdict = f"{counts['problem']} things must be mended: see MEND above."
+        echo(f"\n{verdict}")
     if not healthy:
         raise typer.Exit(1)
 
@@ -117,14 +117,6 @@ def _print_check(check: Check, is_first: bool) -> None:
     echo(visible(f"  {MARKS[check.status]:4}  {check.name:14}{check.message}"))
     if check.remedy:
         echo(visible(f"        {'':14}{check.remedy}"))
-
-
-def _verdict(counts: "Counter[Status]") -> str:
-    if counts["problem"] == 1:
-        return "1 thing must be mended: see MEND above."
-    if counts["problem"]:
-        return f"{counts['problem']} things must be mended: see MEND above."
-    return "All is well. A note tells of something that not everybody needs."
 
 
 # How many ports are tried.
@@ -174,7 +166,7 @@ def serve(
         raise LoadError(
             "Cannot start the workbench", reason, "Run pip install 'hiddenscope[app]'."
         ) from None
-    if not _is_loopback(host) and not remote:
+    if not app.is_loopback(host) and not remote:
         reason = f"{host} can be reached from other machines"
         raise LoadError(
             "Cannot start the workbench", reason, "Add --remote to allow that."
@@ -210,13 +202,6 @@ def _open_when_started(server: Any, link: str) -> None:
         pause.wait(0.05)
     if server.started:
         webbrowser.open(link)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -99,17 +99,14 @@ class _Command(TyperCommand):
                 if similar := getattr(unknown, "possibilities", None):
                     unknown.possibilities = _near(unknown.option_name, similar)
                 raise
-            self._refuse_repeated(ctx, order)
+            for parameter, count in Counter(order).items():
+                is_option = parameter.param_type_name == "option"
+                if is_option and not parameter.multiple and count > 1:
+                    ctx.fail(
+                        f"{parameter.opts[0]} was given {count} times, and it is taken"
+                        " once. Leave all but one out."
+                    )
         return super().parse_args(ctx, args)
-
-    def _refuse_repeated(self, ctx: Any, order: list[Any]) -> None:
-        for parameter, count in Counter(order).items():
-            is_option = parameter.param_type_name == "option"
-            if is_option and not parameter.multiple and count > 1:
-                ctx.fail(
-                    f"{parameter.opts[0]} was given {count} times, and it is taken"
-                    " once. Leave all but one out."
-                )
 
 
 class _Commands(TyperGroup):

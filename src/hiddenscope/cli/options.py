@@ -119,30 +119,25 @@ class Shared:
 
     def check(self, suffixes: Sequence[str]) -> None:
         """Refuse at once what would fail only after a long run."""
-        self._check_out(suffixes)
-        self._check_look()
-        check_place(self.device, self.dtype)
-        as_variant(self.model, self.adapter, self.quantise)
-
-    def _check_out(self, suffixes: Sequence[str]) -> None:
-        if self.out is None:
-            return
-        problem = f"Cannot write {str(self.out)!r}"
-        if not self.out.parent.is_dir():
-            reason = f"there is no folder {str(self.out.parent)!r}"
-            raise errors.FileError(problem, reason, "Create it, or give another path.")
-        if self.out.suffix.lower() not in suffixes:
-            reason = f"this command writes {' '.join(suffixes)}"
-            remedy = "Give the path one of these suffixes."
-            raise errors.FileError(problem, reason, remedy)
-
-    def _check_look(self) -> None:
-        """Refuse the options of a figure where none is written, and unknown views."""
-        writes_figure = self.out is not None and self.out.suffix.lower() in FIGURES
+        writes_figure = False
+        reason = "no figure is written"
+        if self.out is not None:
+            problem, suffix = f"Cannot write {str(self.out)!r}", self.out.suffix.lower()
+            if not self.out.parent.is_dir():
+                raise errors.FileError(
+                    problem,
+                    f"there is no folder {str(self.out.parent)!r}",
+                    "Create it, or give another path.",
+                )
+            if suffix not in suffixes:
+                raise errors.FileError(
+                    problem,
+                    f"this command writes {' '.join(suffixes)}",
+                    "Give the path one of these suffixes.",
+                )
+            writes_figure = suffix in FIGURES
+            reason = f"{str(self.out)!r} is not a figure"
         if self.look and not writes_figure:
-            reason = "no figure is written"
-            if self.out is not None:
-                reason = f"{str(self.out)!r} is not a figure"
             options = ", ".join(f"--{name}" for name in self.look)
             remedy = f"Add --out with {', '.join(FIGURES)}."
             raise errors.FileError(f"Cannot use {options}", reason, remedy)
@@ -152,6 +147,8 @@ class Shared:
                 "Give grid, panels or lines, lines-2 for the second of a kind, or all."
             )
             raise errors.StatesError(f"No view {self.view!r}", reason, remedy)
+        check_place(self.device, self.dtype)
+        as_variant(self.model, self.adapter, self.quantise)
 
     def report_written(self) -> None:
         """Print what --out wrote, and how large it is."""

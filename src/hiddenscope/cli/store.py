@@ -2,7 +2,6 @@
 states in the formats of other programs.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -67,7 +66,14 @@ def store(
     left behind; a job at work is left alone. export writes Parquet, Zarr, a dataset of
     Hugging Face's library, or what Embedding Atlas opens.
     """
-    _check_options(action, {"--to": to, "--format": format, "--sites": sites})
+    options = {"--to": to, "--format": format, "--sites": sites}
+    useless = [name for name, value in options.items() if value is not None]
+    if action != "export" and useless:
+        raise FileError(
+            f"Cannot use {', '.join(useless)} with {action}",
+            "only export writes states",
+            "Leave it out.",
+        )
     if action == "export":
         report = _export(path, to, format, sites)
     elif action == "info":
@@ -82,17 +88,6 @@ def store(
         echo("\n".join(visible(line) for line in report.lines))
     if report.exit_code:
         raise typer.Exit(report.exit_code)
-
-
-def _check_options(action: str, options: Mapping[str, object]) -> None:
-    """Refuse options that would do nothing."""
-    useless = [name for name, value in options.items() if value is not None]
-    if action != "export" and useless:
-        raise FileError(
-            f"Cannot use {', '.join(useless)} with {action}",
-            "only export writes states",
-            "Leave it out.",
-        )
 
 
 class Report(NamedTuple):

@@ -40,7 +40,7 @@ def profile(
     ] = "apart",
     sample: Annotated[
         int,
-        ask("At most so many tokens for neighbours and CKA.", least=3, aside=True),
+        ask("At most this many tokens for neighbours and CKA.", least=3, aside=True),
     ] = 1000,
     targets: Annotated["Texts | None", TARGETS] = None,
     truncate: Annotated[bool, TRUNCATE] = False,
