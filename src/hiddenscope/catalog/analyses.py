@@ -17,7 +17,6 @@ lines that are missing there.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 Group: TypeAlias = Literal["describe", "explain", "change", "represent"]
@@ -51,12 +50,8 @@ class Analysis:
 
     @property
     def module(self) -> str:
-        """Return the module of its function, below `hiddenscope`."""
-        package = f"{self.package}{self.word}"
-        module = Path(__file__).parents[1] / package.replace(".", "/")
-        if (module / f"{self.word}.py").exists():
-            return f"{package}.{self.word}"
-        return package
+        """Return the package that declares it, below `hiddenscope`."""
+        return f"{self.package}{self.word}"
 
 
 ANALYSES = (

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from hiddenscope.cli.command import TEXT_COLUMN, Arguments, command
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import echo, print_json, visible
 from hiddenscope.files import replacing
-from hiddenscope.interface import Parameter
-from hiddenscope.interface.parameters import TRUNCATE, pooling, sites, texts
-from hiddenscope.states.pooling import CHOICES, NAMES
+from hiddenscope.interface import POOL, SITES, TEXTS, TRUNCATE, Parameter
+from hiddenscope.states.pooling import CHOICES
 
+ALL_LAYERS = replace(SITES, default="layer.*,final")
 GENERATE = Parameter(
     "generate",
     "integer",
@@ -31,7 +31,11 @@ GENERATE = Parameter(
 )
 
 
-@command("capture", (texts(), sites(), GENERATE, TRUNCATE), writes=(".safetensors",))
+@command(
+    "capture",
+    (replace(TEXTS, required=True), ALL_LAYERS, GENERATE, TRUNCATE),
+    writes=(".safetensors",),
+)
 def capture(shared: Shared, arguments: Arguments) -> None:
     """Capture the hidden states of texts.
 
@@ -132,8 +136,8 @@ PARAMETERS = (
         "The folder of the store. A job that was stopped goes on there.",
         required=True,
     ),
-    sites(),
-    pooling(NAMES, f"Keep one vector for each text: {CHOICES}."),
+    ALL_LAYERS,
+    replace(POOL, help=f"Keep one vector for each text: {CHOICES}."),
     Parameter(
         "store_dtype", "word", "float32, bfloat16 or float16, if not the model's."
     ),

@@ -157,16 +157,12 @@ def _bare(annotation: Any) -> Any:
 
 @cache
 def describe(word: str) -> Description:
-    """Return what can be details_of of an analysis; this imports no torch.
+    """Return what can be asked of an analysis; this imports no torch.
 
     >>> [parameter.name for parameter in describe("lens").parameters][:3]
     ['texts', 'k', 'target']
     """
-    analysis = ANALYSIS[word]
-    if analysis.module.endswith(f"{word}.{word}"):
-        module = import_module(f"hiddenscope.analyses.{word}.parameters")
-        return cast(Description, module.DESCRIPTION)
-    function = getattr(import_module(f"hiddenscope.{analysis.module}"), word)
+    function = getattr(import_module(f"hiddenscope.{ANALYSIS[word].module}"), word)
     return cast(Description, function.description)
 
 

@@ -5,7 +5,7 @@ question are built.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from hiddenscope.states.pooling import CHOICES, NAMES
 
@@ -157,56 +157,23 @@ SITE = Parameter(
     "Which state: layer.3, final; the last if not given.",
     aside=True,
 )
-
-
-def texts(name: str = "texts", **changes: Any) -> Parameter:
-    """Describe texts as an argument.
-
-    A function that also takes stored states or vectors does not require them.
-    """
-    described = Parameter(
-        name,
-        "texts",
-        TEXTS_HELP,
-        required=True,
-        positional=True,
-        form_help="",
-        of_model=True,
-    )
-    return replace(described, **changes)
-
-
-def sites(default: str | None = "layer.*,final", help: str = SITES_HELP) -> Parameter:  # noqa: A002
-    """Describe a pattern of sites."""
-    return Parameter("sites", "sites", help, default=default, aside=True)
-
-
-def seed(help: str = SEED_HELP) -> Parameter:  # noqa: A002
-    """Describe a seed."""
-    return Parameter("seed", "integer", help, default=0, least=0, aside=True)
-
-
-def pooling(choices: tuple[str, ...], help: str, **changes: Any) -> Parameter:  # noqa: A002
-    """Describe how the states of a text become one vector."""
-    described = Parameter(
-        "pool",
-        "pooling",
-        help,
-        choices=choices,
-        label="Pooling",
-        empty_choice=POOL_AS_TRAINED,
-        aside=True,
-    )
-    return replace(described, **changes)
-
-
-TEXTS = texts(required=None)
-SITES = sites(None)
-SEED = seed()
-POOL = pooling(NAMES, f"What stands for a text: {CHOICES}.")
-STACK_POOL = pooling(
-    NAMES,
-    f"What stands for a text: {CHOICES}; if not given, {POOL_BY_STACK}.",
+TEXTS = Parameter(
+    "texts", "texts", TEXTS_HELP, positional=True, form_help="", of_model=True
+)
+SITES = Parameter("sites", "sites", SITES_HELP, aside=True)
+SEED = Parameter("seed", "integer", SEED_HELP, least=0, aside=True)
+POOL = Parameter(
+    "pool",
+    "pooling",
+    f"What stands for a text: {CHOICES}.",
+    choices=NAMES,
+    label="Pooling",
+    empty_choice=POOL_AS_TRAINED,
+    aside=True,
+)
+STACK_POOL = replace(
+    POOL,
+    help=f"What stands for a text: {CHOICES}; if not given, {POOL_BY_STACK}.",
     empty_choice=POOL_BY_STACK,
     aside=False,
 )
