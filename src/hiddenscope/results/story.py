@@ -114,10 +114,6 @@ class Section:
     tables: tuple[Listing | Table, ...] = ()
     figures: tuple[View, ...] = ()
 
-    def __post_init__(self) -> None:
-        if isinstance(self.sentences, str):
-            object.__setattr__(self, "sentences", (self.sentences,))
-
     @property
     def prose(self) -> str:
         """Return the sentences as text: the first is a paragraph of its own, unless the

@@ -212,7 +212,7 @@ def _explanation(report: DriftReport) -> str:
             f" alone: {what}, which rounding cannot do."
         )
     return (
-        f"This is {CHANGES.get(explained_by or '', 'a change of weights')} and not a"
+        f"This is {CHANGES.get(str(explained_by), 'a change of weights')} and not a"
         f" fault of code: with the candidate's own weights, the reference's code gives"
         f" the candidate's states. {what[0].upper()}{what[1:]}."
     )

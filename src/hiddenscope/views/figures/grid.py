@@ -451,7 +451,10 @@ def draw_patterns(view: Patterns, sheet: "Sheet") -> None:
 
 
 def _draw_image(
-    axes: "Axes", values: _Array, edges: tuple[float, ...], **scale: Any
+    axes: "Axes",
+    values: NDArray[Any],
+    edges: tuple[float, float, float, float],
+    **scale: Any,
 ) -> None:
     """Draw one head; what cannot be read stays clear, as in a grid."""
     axes.imshow(

@@ -167,7 +167,7 @@ def note(
 ) -> None:
     """Write a small text beside a corner of the axes, some points away from it."""
     places = ("axes fraction", "offset points")
-    look = {"ha": ha, "va": va, "color": MUTED, "size": SMALL}
+    look: dict[str, Any] = {"ha": ha, "va": va, "color": MUTED, "size": SMALL}
     axes.annotate(text, corner, offset, *places, **look)
 
 
