@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,11 +18,13 @@ from hiddenscope import errors, progress
 from hiddenscope.cli.command import command
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import echo, print_json, table, visible
-from hiddenscope.diagnosis import Check, diagnose
 from hiddenscope.errors import LoadError
 from hiddenscope.files import replacing
 from hiddenscope.loading import zoo
 from hiddenscope.loading.cache import verify_all
+
+if TYPE_CHECKING:
+    from hiddenscope.diagnosis import Check
 
 
 @command("models", writes=(".json",), without=("device", "dtype"))
@@ -89,7 +91,9 @@ def doctor(shared: Shared) -> None:
     never reaches the network.
     """
     checks: list[Check] = []
-    for check in diagnose(hs.__version__):
+    # What reads the metadata of packages takes a fifth of the time of `--help`.
+    diagnosis: Any = import_module("hiddenscope.diagnosis")
+    for check in diagnosis.diagnose(hs.__version__):
         if not shared.json:
             is_first = not checks or checks[-1].group != check.group
             _print_check(check, is_first)
@@ -110,7 +114,7 @@ def doctor(shared: Shared) -> None:
         raise typer.Exit(1)
 
 
-def _print_check(check: Check, is_first: bool) -> None:
+def _print_check(check: "Check", is_first: bool) -> None:
     """Print a check, below the title of its group if it is the first of it."""
     if is_first:
         echo(f"\n{TITLES.get(check.group, check.group)}")
