@@ -1,6 +1,7 @@
 """The parts of a model as labelled arrays, and what was proved of them."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hiddenscope.analyses.anatomy.story import (
     PartPlace,
     StackProof,
 )
-from hiddenscope.discovery import Anatomy, Stack
+from hiddenscope.discovery import Stack
 from hiddenscope.model import ModelLike, as_model
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import Variables, to_dataset
@@ -29,11 +30,57 @@ def describe_parts(model: ModelLike) -> Result:
         "module": [],
         "kind": [],
     }
+    stacks, notes = [], []
     for stack in parts.stacks:
+        proof = stack.proof
+        reported = parts.reported(stack)
+        raw_difference = None
+        # Where the last entry is raw itself, there is nothing to tell apart.
+        ends_raw = any(entry and entry.layer == stack.depth for entry in reported)
+        if not ends_raw and not math.isnan(proof.raw_difference):
+            raw_difference = proof.raw_difference
+        name = stack.name if len(parts.stacks) > 1 else None
+        places: list[PartPlace] = []
+        for layer, block in enumerate(stack.blocks, 1):
+            # The parts of the first block that has any.
+            for part in PARTS:
+                if part in block.parts:
+                    place = str(Site(layer, part, name))
+                    module = str(block.parts[part])
+                    places.append(
+                        PartPlace(site=place, module=module, block_kind=block.kind)
+                    )
+            if places:
+                break
+        stack_proof = StackProof(
+            stack=stack.name,
+            blocks=stack.depth,
+            width=proof.width,
+            block_kind=stack.kind,
+            causal=stack.causal,
+            final_norm=None if proof.final is None else proof.final.path,
+            exit=list(proof.exit),
+            parts=places,
+            proof="hidden_states" if proof.entries else "resuming",
+            proved_entries=len(reported) - proof.earlier,
+            earlier_entries=proof.earlier,
+            largest_difference=max(proof.differences, default=0.0),
+            raw_difference=raw_difference,
+        )
+        stacks.append(stack_proof)
+        # Which blocks show no attention and MLP of their own, and why.
+        reasons = [block.refused for block in stack.blocks if block.refused]
+        if reasons:
+            of_stack = f" of the {stack.name}" if len(parts.stacks) > 1 else ""
+            blocks = f"{len(reasons)} of the {stack.depth} blocks{of_stack} do not show"
+            if len(reasons) == stack.depth:
+                blocks = f"No block{of_stack} shows"
+            distinct = "; ".join(dict.fromkeys(reasons))
+            notes.append(f"{blocks} attn, mid and mlp: {distinct}.")
         for site, tap in parts.taps.items():
             if site.part or parts.stack(site) is not stack:
                 continue
-            entry, difference = _compared(parts, stack, site)
+            entry, difference = _compared(reported, stack, site)
             columns["site"].append(str(site))
             columns["entry"].append(entry)
             columns["difference"].append(difference)
@@ -47,12 +94,12 @@ def describe_parts(model: ModelLike) -> Result:
     }
     report = AnatomyReport(
         model_class=type(model.module).__name__,
-        stacks=[_stack(parts, stack) for stack in parts.stacks],
+        stacks=stacks,
         head=None if parts.head is None else Head(**vars(parts.head)),
         makes_logits=parts.makes_logits,
         padded_batches=model.batching.padding_safe,
         notes=[
-            *_notes_on_parts(parts),
+            *notes,
             f"On padded batches: {model.batching.reason}.",
             *model.notes,
         ],
@@ -61,7 +108,9 @@ def describe_parts(model: ModelLike) -> Result:
     return Result("anatomy", data, report, model.source())
 
 
-def _compared(parts: Anatomy, stack: Stack, site: Site) -> tuple[str, float]:
+def _compared(
+    reported: Sequence[Site | None], stack: Stack, site: Site
+) -> tuple[str, float]:
     """Return the entry of `hidden_states` that a state was compared with, and how far.
 
     The number is the largest difference; NaN where there is no such entry. In a model
@@ -69,7 +118,6 @@ def _compared(parts: Anatomy, stack: Stack, site: Site) -> tuple[str, float]:
     """
     if not stack.proof.entries:
         return "output", 0.0
-    reported = parts.reported(stack)
     name = f"{site.stack}_hidden_states" if site.stack else "hidden_states"
     if site in reported:
         place = reported.index(site)
@@ -78,62 +126,3 @@ def _compared(parts: Anatomy, stack: Stack, site: Site) -> tuple[str, float]:
     if site.layer == stack.depth:
         return f"{name}[{len(reported) - 1}]", stack.proof.raw_difference
     return "", math.nan
-
-
-def _stack(parts: Anatomy, stack: Stack) -> StackProof:
-    """Return what one stack is made of, and what was proved of it."""
-    proof = stack.proof
-    reported = parts.reported(stack)
-    raw_difference = None
-    # Where the last entry is raw itself, there is nothing to tell apart.
-    ends_raw = any(site is not None and site.layer == stack.depth for site in reported)
-    if not ends_raw and not math.isnan(proof.raw_difference):
-        raw_difference = proof.raw_difference
-    return StackProof(
-        stack=stack.name,
-        blocks=stack.depth,
-        width=proof.width,
-        block_kind=stack.kind,
-        causal=stack.causal,
-        final_norm=None if proof.final is None else proof.final.path,
-        exit=list(proof.exit),
-        parts=_parts(stack, stack.name if len(parts.stacks) > 1 else None),
-        proof="hidden_states" if proof.entries else "resuming",
-        proved_entries=len(reported) - proof.earlier,
-        earlier_entries=proof.earlier,
-        largest_difference=max(proof.differences, default=0.0),
-        raw_difference=raw_difference,
-    )
-
-
-def _parts(stack: Stack, name: str | None) -> list[PartPlace]:
-    """Return where the parts of the first block that has any can be read."""
-    for layer, block in enumerate(stack.blocks, 1):
-        if block.parts:
-            return [
-                PartPlace(
-                    site=str(Site(layer, part, name)),
-                    module=str(block.parts[part]),
-                    block_kind=block.kind,
-                )
-                for part in PARTS
-                if part in block.parts
-            ]
-    return []
-
-
-def _notes_on_parts(parts: Anatomy) -> list[str]:
-    """Say which blocks show no attention and MLP of their own, and why."""
-    notes = []
-    for stack in parts.stacks:
-        reasons = [block.refused for block in stack.blocks if block.refused]
-        if not reasons:
-            continue
-        of_stack = f" of the {stack.name}" if len(parts.stacks) > 1 else ""
-        if len(reasons) == stack.depth:
-            blocks = f"No block{of_stack} shows"
-        else:
-            blocks = f"{len(reasons)} of the {stack.depth} blocks{of_stack} do not show"
-        distinct = "; ".join(dict.fromkeys(reasons))
-        notes.append(f"{blocks} attn, mid and mlp: {distinct}.")
-    return notes

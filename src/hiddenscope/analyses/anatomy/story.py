@@ -88,9 +88,20 @@ def story(report: AnatomyReport, result: Result) -> Iterator[Section]:
     for stack in stacks:
         proof = f"{_proof(stack, len(stacks) > 1)}."
         proofs.append(proof)
-        findings += [f"{report.model_class} has {_built(stack)}.", proof]
-        findings += _sums(stack)
-    findings += [_head(report.head, report.makes_logits), *report.notes]
+        causal = "causal" if stack.causal else "bidirectional"
+        names = {"single": "single-branch ", "other": ""}
+        kind = names.get(stack.block_kind, f"{stack.block_kind} ")
+        final = "no final norm"
+        if stack.final_norm:
+            final = f"the final norm {stack.final_norm}"
+        findings.append(
+            f"{report.model_class} has a {causal} {stack.stack}: {stack.blocks}"
+            f" {kind}blocks of hidden size {stack.width}, and {final}."
+        )
+        findings.append(proof)
+        if stack.parts:
+            findings.append(_sums(stack.parts))
+    findings += [_head(report), *report.notes]
     built = [
         f"the {stack.stack} has {stack.blocks} blocks of width {stack.width}"
         for stack in stacks
@@ -115,19 +126,19 @@ def story(report: AnatomyReport, result: Result) -> Iterator[Section]:
             " last layer. Hugging Face does not report it: the last entry of"
             " `hidden_states` is `final`, which is normed, while all others are raw."
         )
-    yield Section(
-        "How do we know which state is which?",
-        (*map(Aside, findings), *map(Explanation, (" ".join(proofs), meaning))),
-        (_differences(result),),
-        caption,
-        tables=(_table(result),),
-    )
-
-
-def _differences(result: Result) -> Lines:
-    """Draw the difference of every layer from `hidden_states`: zero everywhere but at
-    the raw last layer.
-    """
+    columns = ["site"]
+    text_columns = [0]
+    for variable in result.data.data_vars.values():
+        if variable.dims == ("site",):
+            if variable.dtype.kind not in "iuf":
+                text_columns.append(len(columns))
+            columns.append(str(variable.name))
+    cells = []
+    for name in columns:
+        column = result.data[name].to_numpy()
+        form = "{:.3g}" if column.dtype.kind == "f" else "{}"
+        cells.append([form.format(cell) for cell in column.tolist()])
+    rows = list(map(list, zip(*cells, strict=True)))
     sites, entries = labels(result.data, "site"), labels(result.data, "entry")
     difference = result.data["difference"].to_numpy().astype(np.float64)
     # Only the raw last layer may differ: Hugging Face reports it after the final norm.
@@ -136,8 +147,8 @@ def _differences(result: Result) -> Lines:
     for prefix, here in by_stack(sites):
         equal = here & ~is_raw
         if equal.any():
-            name = f"{prefix}layers that equal their entry"
-            series.append(Series(name, np.where(equal, difference, np.nan)))
+            equals = f"{prefix}layers that equal their entry"
+            series.append(Series(equals, np.where(equal, difference, np.nan)))
     note = "0 means equal bit for bit."
     if is_raw.any():
         raw_layers = [
@@ -151,45 +162,19 @@ def _differences(result: Result) -> Lines:
     # The output has no entry: the model was resumed at each state instead.
     if "output" in entries:
         title = f"The output of {model_name(result)}, resumed at each of its states"
-    return Lines(
+    lines = Lines(
         title,
         sites,
         tuple(series),
         y_name="largest absolute difference",
         note=note,
     )
-
-
-def _table(result: Result) -> Table:
-    """Return every layer with the entry of `hidden_states` that it was compared with,
-    and the largest difference.
-    """
-    columns = ["site"]
-    text_columns = [0]
-    for name, variable in result.data.data_vars.items():
-        if variable.dims == ("site",):
-            if variable.dtype.kind not in "iuf":
-                text_columns.append(len(columns))
-            columns.append(str(name))
-    cells = [result.data[name].to_numpy().tolist() for name in columns]
-    rows = [list(map(_cell, row)) for row in zip(*cells, strict=True)]
-    return Table(columns, rows, text_columns)
-
-
-def _cell(cell: object) -> str:
-    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
-
-
-def _built(stack: StackProof) -> str:
-    causal = "a causal" if stack.causal else "a bidirectional"
-    names = {"single": "single-branch ", "other": ""}
-    kind = names.get(stack.block_kind, f"{stack.block_kind} ")
-    final = "no final norm"
-    if stack.final_norm:
-        final = f"the final norm {stack.final_norm}"
-    return (
-        f"{causal} {stack.stack}: {stack.blocks} {kind}blocks of hidden size"
-        f" {stack.width}, and {final}"
+    yield Section(
+        "How do we know which state is which?",
+        (*map(Aside, findings), *map(Explanation, (" ".join(proofs), meaning))),
+        (lines,),
+        caption,
+        tables=(Table(columns, rows, text_columns),),
     )
 
 
@@ -214,22 +199,20 @@ def _proof(stack: StackProof, several: bool) -> str:
     )
 
 
-def _sums(stack: StackProof) -> Iterator[str]:
-    parts = stack.parts
-    if not parts:
-        return
+def _sums(parts: list[PartPlace]) -> str:
+    """Say how the parts of a block add up, and where each is."""
     kind = parts[0].block_kind
     has_cross = any(part.site.endswith(".cross") for part in parts)
+    sums = SUMS[kind].format(cross=" + cross" if has_cross else "")
     if has_cross and kind == "post-norm":
         sums = POST_NORM_CROSS
-    else:
-        sums = SUMS[kind].format(cross=" + cross" if has_cross else "")
     places = ", ".join(f"{part.site} is the {part.module}" for part in parts)
-    yield f"In a {kind} block {sums}: {places}."
+    return f"In a {kind} block {sums}: {places}."
 
 
-def _head(head: Head | None, makes_logits: bool) -> str:
-    if head is None and makes_logits:
+def _head(report: AnatomyReport) -> str:
+    head = report.head
+    if head is None and report.makes_logits:
         return "No single module makes its logits."
     if head is None:
         return "The model has no head, and so no logits."
