@@ -65,7 +65,14 @@ def embed_texts(
             adjust.check(values)
         values = adjust.apply(values)
     if normalize:
-        values = _with_norm_1(values)
+        norms: Tensor = values.norm(dim=1, keepdim=True)
+        zero = (norms[:, 0] == 0).nonzero()
+        if len(zero):
+            reason = f"the vector of text {int(zero[0])} is zero and has no direction"
+            raise StatesError(
+                "Cannot normalize", reason, "Leave it out, or use normalize=False."
+            )
+        values = values / norms
     embeddings: NDArray[np.float32] = values.float().numpy()
     return embeddings
 
@@ -179,14 +186,3 @@ class Adjustment:
                 reason,
                 "Give texts that differ, or normalize=False.",
             )
-
-
-def _with_norm_1(values: Tensor) -> Tensor:
-    norms: Tensor = values.norm(dim=1, keepdim=True)
-    zero = (norms[:, 0] == 0).nonzero()
-    if len(zero):
-        reason = f"the vector of text {int(zero[0])} is zero and has no direction"
-        raise StatesError(
-            "Cannot normalize", reason, "Leave it out, or use normalize=False."
-        )
-    return values / norms

@@ -41,28 +41,25 @@ def story(report: EmbedReport, result: Result) -> Iterator[Section]:
             f" cosine {cosines.max():.2f}."
         )
     title = result.title.capitalize()
-    yield Section(title, tuple(map(Aside, findings)), tuple(_views(result)))
-
-
-def _views(result: Result) -> Iterator[View]:
-    """Yield the cosine of every two texts, then the components of the first vectors."""
     vectors = result.data["vector"].to_numpy()
     texts = [" ".join(str(text).split()) for text in result.data["string"].to_numpy()]
     names = distinct([text[:LONGEST_NAME] for text in texts])
     model, count = result.source["model"], len(names)
+    views: list[View] = []
     if count > 1:
-        cosines = _cosines(vectors[:MOST_TEXTS])[::-1].astype(np.float32)
-        yield Grid(
+        every = _cosines(vectors[:MOST_TEXTS])[::-1].astype(np.float32)
+        grid = Grid(
             f"The cosine of every two texts in {model}",
             names[:MOST_TEXTS][::-1],
             names[:MOST_TEXTS],
-            (Measure("cosine", cosines, limits=(-1.0, 1.0), meaning="diverging"),),
+            (Measure("cosine", every, limits=(-1.0, 1.0), meaning="diverging"),),
             note=_first(MOST_TEXTS, count),
             x_name="text",
             y_name="text",
         )
+        views.append(grid)
     curves = zip(names[:CURVES], vectors, strict=False)
-    yield Lines(
+    lines = Lines(
         f"The components of the vectors in {model}",
         tuple(map(str, range(vectors.shape[1]))),
         tuple(Series(name, vector) for name, vector in curves),
@@ -70,6 +67,7 @@ def _views(result: Result) -> Iterator[View]:
         "value",
         note=_first(CURVES, count),
     )
+    yield Section(title, tuple(map(Aside, findings)), (*views, lines))
 
 
 def _first(shown: int, count: int) -> str:
