@@ -1,7 +1,7 @@
 """The parts of a logit as labelled arrays, and the strongest of them."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from hiddenscope.analyses.contributions.story import ContributionsReport, Strong
 from hiddenscope.errors import PassError
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, load_with_head
-from hiddenscope.passes.unembed import Recipe, Unembedding
+from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
     Attributes,
@@ -82,13 +82,29 @@ def list_parts(
     parts = split_logits(model, question, unembedding, neurons=neurons)
     with model.lock:
         data = contributions_dataset(model, question, parts)
-        report = _report(model, question, unembedding.recipe, parts)
+        strings, recipe = model.text_encoder.strings, unembedding.recipe
+        steps = strings(question.answers)
+        other_string = None
+        if question.others is not None:
+            other_string = "".join(strings(question.others))
+        report = ContributionsReport(
+            answer="".join(steps),
+            tokens=len(question.text.ids[0]),
+            steps=steps,
+            logit=parts.logit.tolist(),
+            total=parts.total.tolist(),
+            error=parts.error.tolist(),
+            allowed_error=parts.allowed.tolist(),
+            probability=parts.probability.tolist(),
+            strongest=strongest_parts(model, parts),
+            norm_subtracts_mean=parts.centred,
+            softcap=recipe.constant if recipe.transform == "softcap" else None,
+            scale=recipe.constant if recipe.transform == "scale" else None,
+            dtype=parts.dtype,
+            notes=[*question.notes, *parts.notes],
+            other=other_string,
+        )
     return Result("contributions", data, report, model.source(last.stack))
-
-
-class _Named(NamedTuple):
-    site: str
-    values: NDArray[np.float64]
 
 
 def contributions_dataset(
@@ -104,8 +120,12 @@ def contributions_dataset(
             attributes["meaning"] = "diverging"
         variables[name] = dims, values, attributes
 
+    most_heads = max((of.shape[2] for of in parts.heads.values()), default=0)
     for name, values in parts.heads.items():
-        add(name, ("step", "layer", "head"), _padded(parts, values))
+        # NaN stands for heads that only another attention has.
+        missing = ((0, 0), (0, 0), (0, most_heads - values.shape[2]))
+        padded = np.pad(values, missing, constant_values=np.nan)
+        add(name, ("step", "layer", "head"), padded)
     for name, values in parts.by_layer.items():
         add(name, ("step", "layer"), values)
     for name, values in parts.single.items():
@@ -122,7 +142,7 @@ def contributions_dataset(
         "step_string": ("step", text_array(strings(question.answers))),
         "step_id": ("step", np.array(question.answers)),
         "layer": np.arange(1, depth + 1),
-        "head": np.arange(_most_heads(parts)),
+        "head": np.arange(most_heads),
         "token_string": ("token", text_array(strings(text_ids))),
     }
     if question.others is not None:
@@ -143,60 +163,20 @@ def contributions_dataset(
     return data
 
 
-def _most_heads(parts: Parts) -> int:
-    counts = [values.shape[2] for values in parts.heads.values()]
-    return max(counts, default=0)
-
-
-def _padded(parts: Parts, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return heads with NaN for those that only another attention has."""
-    missing = _most_heads(parts) - values.shape[2]
-    return np.pad(values, ((0, 0), (0, 0), (0, missing)), constant_values=np.nan)
-
-
-def _report(
-    model: Model, question: Question, recipe: Recipe, parts: Parts
-) -> ContributionsReport:
-    """Return the logit, its sum and error, and the parts that add most."""
-    strings = model.text_encoder.strings
-    steps = strings(question.answers)
-    other = None
-    if question.others is not None:
-        other = "".join(strings(question.others))
-    return ContributionsReport(
-        answer="".join(steps),
-        tokens=len(question.text.ids[0]),
-        steps=steps,
-        logit=parts.logit.tolist(),
-        total=parts.total.tolist(),
-        error=parts.error.tolist(),
-        allowed_error=parts.allowed.tolist(),
-        probability=parts.probability.tolist(),
-        strongest=strongest_parts(model, parts),
-        norm_subtracts_mean=parts.centred,
-        softcap=recipe.constant if recipe.transform == "softcap" else None,
-        scale=recipe.constant if recipe.transform == "scale" else None,
-        dtype=parts.dtype,
-        notes=[*question.notes, *parts.notes],
-        other=other,
-    )
-
-
 def strongest_parts(model: Model, parts: Parts) -> list[StrongPart]:
     """Return the parts that add or take most, for each token of the answer."""
     name = model.anatomy.stacks[-1].name if model.encoder_decoder else None
     named = list(_named_parts(parts, name))
     strongest = []
     for step, total in enumerate(parts.total):
-        values = np.array([part.values[step] for part in named])
-        known = np.nan_to_num(values)
+        known = np.nan_to_num([values[step] for _, values in named])
         for index in np.argsort(-np.abs(known), kind="stable")[:MOST_STRONGEST]:
             contribution = float(known[index])
             if contribution == 0:
                 break
             strongest.append(
                 StrongPart(
-                    site=named[index].site,
+                    site=named[index][0],
                     contribution=contribution,
                     share=contribution / float(total),
                     step=step,
@@ -205,20 +185,22 @@ def strongest_parts(model: Model, parts: Parts) -> list[StrongPart]:
     return strongest
 
 
-def _named_parts(parts: Parts, stack: str | None) -> Iterator[_Named]:
+def _named_parts(
+    parts: Parts, stack: str | None
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Yield every part under its site, or under a name where it has none."""
-    yield _Named(str(Site(0, "", stack)), parts.single["embedding"])
+    yield (str(Site(0, "", stack)), parts.single["embedding"])
     for name, values in parts.heads.items():
         branch = name.partition("_")[0]
         for layer in range(values.shape[1]):
             for head in range(values.shape[2]):
                 site = Site(layer + 1, f"{branch}.head.{head}", stack)
-                yield _Named(str(site), values[:, layer, head])
+                yield (str(site), values[:, layer, head])
     for name, values in parts.by_layer.items():
         branch, _, kind = name.partition("_")
         ending = " bias" if kind == "bias" else ""
         for layer in range(values.shape[1]):
             site = Site(layer + 1, branch, stack)
-            yield _Named(f"{site}{ending}", values[:, layer])
-    yield _Named("final norm bias", parts.single["norm_bias"])
-    yield _Named("unembedding bias", parts.single["head_bias"])
+            yield (f"{site}{ending}", values[:, layer])
+    yield ("final norm bias", parts.single["norm_bias"])
+    yield ("unembedding bias", parts.single["head_bias"])

@@ -123,40 +123,38 @@ def split_logits(
     last = states[Site(stack.depth, "", name)]
     with model.lock:
         norm = freeze_norm(unembedding, last)
-        weight, bias = _asked_words(unembedding, question)
+        weight, bias = unembedding.word_rows(question.words)
+        if question.others is not None:
+            # The difference of two words reads the difference of their logits.
+            steps = len(question.answers)
+            weight = weight[:steps] - weight[steps:]
+            bias = bias[:steps] - bias[steps:]
         directions = norm.directions(weight)
         attribution = _Attribution(model, stack, name, states, directions)
         parts = attribution.parts(neurons)
     parts.single["norm_bias"] = _numbers(weight @ norm.bias)
     parts.single["head_bias"] = _numbers(bias)
     parts.logit = _numbers((weight * norm.output).sum(-1) + bias)
-    parts.probability = _probabilities(unembedding, norm.output, question)
-    parts.centred = norm.centred
-    parts.dtype = str(last.dtype).removeprefix("torch.")
-    parts.allowed = attribution.rounding(norm, weight)
-    _check_sum(model, parts)
-    return parts
-
-
-def _probabilities(
-    unembedding: Unembedding, outputs: Tensor, question: Question
-) -> NDArray[np.float64]:
-    """Return the model's probability of each token of the answer."""
     # They came from this dtype, so that nothing is rounded.
-    head_inputs = outputs.to(unembedding.head_dtype)
+    head_inputs = norm.output.to(unembedding.head_dtype)
     logits = unembedding.logits(head_inputs).double()
     answers = torch.tensor(question.answers, device=logits.device)
     log_probabilities = logits.log_softmax(-1).gather(1, answers[:, None])
-    return _numbers(log_probabilities[:, 0].exp())
-
-
-def _asked_words(unembedding: Unembedding, question: Question) -> tuple[Tensor, Tensor]:
-    """Return what reads the logits, or their differences: weight and bias by step."""
-    weight, bias = unembedding.word_rows(question.words)
-    steps = len(question.answers)
-    if question.others is None:
-        return weight, bias
-    return weight[:steps] - weight[steps:], bias[:steps] - bias[steps:]
+    parts.probability = _numbers(log_probabilities[:, 0].exp())
+    parts.centred = norm.centred
+    parts.dtype = str(last.dtype).removeprefix("torch.")
+    parts.allowed = attribution.rounding(norm, weight)
+    error = np.abs(parts.error)
+    # A NaN is too much as well.
+    if not (error <= parts.allowed).all():
+        worst = int(np.nanargmax(error / parts.allowed))
+        raise PassError(
+            f"The parts of {model.name} do not sum to its logit",
+            f"they are off by {error[worst]:.2g}, and rounding in {parts.dtype}"
+            f" explains at most {parts.allowed[worst]:.2g}",
+            OTHER_WAYS,
+        )
+    return parts
 
 
 def _sites(
@@ -223,8 +221,11 @@ class _Attribution:
         for row, count in enumerate(counts):
             site = Site(row + 1, branch, self.name)
             if count:
-                by_head, bias = self._heads(site, count)
-                heads[:, row, :count] = _numbers(by_head)
+                z = Site(site.layer, f"{site.branch}.z", site.stack)
+                columns, bias = self._columns(z)
+                # The columns of a head stand side by side.
+                by_head = columns.reshape(len(columns), count, -1)
+                heads[:, row, :count] = _numbers(by_head.sum(-1))
                 biases[:, row] = _numbers(bias)
             else:
                 whole[:, row] = _numbers(self._along(site))
@@ -258,14 +259,6 @@ class _Attribution:
 
     def _why(self, site: Site) -> str:
         return self.model.anatomy.block_inside(site).branches[site.branch].refused
-
-    def _heads(self, site: Site, count: int) -> tuple[Tensor, Tensor]:
-        """Return what each head of an attention adds [step, head], and its bias."""
-        z = Site(site.layer, f"{site.branch}.z", site.stack)
-        columns, bias = self._columns(z)
-        # The columns of a head stand side by side.
-        by_head = columns.reshape(len(columns), count, -1)
-        return by_head.sum(-1), bias
 
     def _columns(self, site: Site) -> tuple[Tensor, Tensor]:
         """Return what each column of a projection's input adds, and its bias."""
@@ -336,18 +329,3 @@ class _Attribution:
 def _numbers(values: Tensor) -> NDArray[np.float64]:
     numbers: NDArray[np.float64] = values.double().cpu().numpy()
     return numbers
-
-
-def _check_sum(model: Model, parts: Parts) -> None:
-    """Refuse parts that do not sum to the model's logit."""
-    error = np.abs(parts.error)
-    # A NaN is too much as well.
-    if (error <= parts.allowed).all():
-        return
-    worst = int(np.nanargmax(error / parts.allowed))
-    raise PassError(
-        f"The parts of {model.name} do not sum to its logit",
-        f"they are off by {error[worst]:.2g}, and rounding in {parts.dtype} explains at"
-        f" most {parts.allowed[worst]:.2g}",
-        OTHER_WAYS,
-    )

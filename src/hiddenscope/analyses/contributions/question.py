@@ -66,7 +66,13 @@ def encode_question(
     shared = 0
     if others is not None:
         shared = _first_difference(answer, tokens, others)
-        notes += _notes_on_rest(model, tokens, others, shared)
+        if len(tokens) > 1 or len(others) > 1:
+            first = model.text_encoder.string(tokens[shared])
+            second = model.text_encoder.string(others[shared])
+            notes.append(
+                f"The answers are compared at {first!r} and {second!r}, the first"
+                " tokens that differ; the tokens after them are left out."
+            )
         tokens = tokens[: shared + 1]
     start = len(answering.ids[0]) - 1
     inputs = _with_answer(model, encoded, tokens[:-1])
@@ -100,20 +106,6 @@ def _first_difference(
         "one begins with all tokens of the other",
         "Give two answers that differ in a token of both.",
     )
-
-
-def _notes_on_rest(
-    model: Model, tokens: Sequence[int], others: Sequence[int], shared: int
-) -> list[str]:
-    """Say which tokens of two answers are compared, where they have several."""
-    if len(tokens) == 1 and len(others) == 1:
-        return []
-    token = model.text_encoder.string(tokens[shared])
-    other = model.text_encoder.string(others[shared])
-    return [
-        f"The answers are compared at {token!r} and {other!r}, the first tokens that"
-        " differ; the tokens after them are left out."
-    ]
 
 
 def _with_answer(model: Model, encoded: Inputs, tokens: Sequence[int]) -> Inputs:

@@ -100,27 +100,16 @@ def story(report: ContributionsReport, result: Result) -> Iterator[Section]:
     """Yield the grid with what it shows, then the sums by kind."""
     kinds = _kinds(result.data)
     listings = tuple(_listings(report, result))
-    yield Section(
-        "Which parts write the answer?",
-        tuple(_findings(report, result, kinds)),
-        (_grid(report, result),),
-        READING,
-        tables=(*listings, *map(table_of, listings)),
-    )
-    yield Section(
-        "Embedding, heads, MLPs and biases",
-        (Explanation(kinds),),
-        (_sums(report, result),),
-        "Each bar is the sum of all parts of one kind. The bars add up to the logit.",
-        folded=True,
-    )
-
-
-def _grid(report: ContributionsReport, result: Result) -> Grid:
     data = result.data
     steps = range(data.sizes["step"])
     columns = [f"head.{head}" for head in data["head"].to_numpy().tolist()]
-    bars = _bars(data)
+    # The columns behind the heads, which are drawn as bars.
+    bars = []
+    if any(f"{branch}_whole" in data for branch in ("attn", "cross")):
+        bars.append("attention")
+    if any(_has_numbers(data, f"{branch}_bias") for branch in ("attn", "cross")):
+        bars.append("bias")
+    bars.append("MLP")
     title = f"What each part of {model_name(result)} adds to {report.logit_name}"
     measures = []
     for step in steps:
@@ -133,9 +122,15 @@ def _grid(report: ContributionsReport, result: Result) -> Grid:
             title=f"{title}{_step_ending(result.data, step)}",
         )
         measures.append(measure)
-    return Grid(
+    names = []
+    for layer in data["layer"].to_numpy().tolist():
+        if "cross_head" in data:
+            names += [f"layer.{layer} self", f"layer.{layer} cross"]
+        else:
+            names.append(f"layer.{layer}")
+    grid = Grid(
         title,
-        _row_names(data),
+        tuple(names),
         (*columns, *bars),
         tuple(measures),
         note="Bars have the scale of the colours: the longest is as far as these go.",
@@ -144,26 +139,33 @@ def _grid(report: ContributionsReport, result: Result) -> Grid:
         # A grid has a coloured column: without heads that is the whole attention.
         bars=len(bars) if columns else len(bars) - 1,
     )
-
-
-def _row_names(data: "xarray.Dataset") -> tuple[str, ...]:
-    names = []
-    for layer in data["layer"].to_numpy().tolist():
-        if "cross_head" in data:
-            names += [f"layer.{layer} self", f"layer.{layer} cross"]
-        else:
-            names.append(f"layer.{layer}")
-    return tuple(names)
-
-
-def _bars(data: "xarray.Dataset") -> list[str]:
-    """Name the columns behind the heads, which are drawn as bars."""
-    bars = []
-    if any(f"{branch}_whole" in data for branch in ("attn", "cross")):
-        bars.append("attention")
-    if any(_has_numbers(data, f"{branch}_bias") for branch in ("attn", "cross")):
-        bars.append("bias")
-    return [*bars, "MLP"]
+    yield Section(
+        "Which parts write the answer?",
+        tuple(_findings(report, result, kinds)),
+        (grid,),
+        READING,
+        tables=(*listings, *map(table_of, listings)),
+    )
+    kinds_of_parts = _shown_kinds(data)
+    sums = np.array([_sum_by_step(data, name) for name in kinds_of_parts])
+    series = []
+    for step in steps:
+        series.append(Series(_step_name(data, step), sums[:, step], style="bar"))
+    lines = Lines(
+        f"What all parts of a kind add to {report.logit_name}, in {model_name(result)}",
+        tuple(SUMS[name] for name in kinds_of_parts),
+        tuple(series),
+        x_name="part",
+        y_name="contribution",
+        unit="logits",
+    )
+    yield Section(
+        "Embedding, heads, MLPs and biases",
+        (Explanation(kinds),),
+        (lines,),
+        "Each bar is the sum of all parts of one kind. The bars add up to the logit.",
+        folded=True,
+    )
 
 
 def _rows_of_step(data: "xarray.Dataset", bars: list[str]) -> NDArray[np.float32]:
@@ -201,25 +203,8 @@ def _has_numbers(data: "xarray.Dataset", name: str) -> bool:
     return name in data and bool(np.nan_to_num(data[name].to_numpy()).any())
 
 
-def _sums(report: ContributionsReport, result: Result) -> Lines:
-    """Draw the sum of each kind of part as bars, one bar for each answer token."""
-    data = result.data
-    names = []
-    for name in SUMS:
-        if name in ALWAYS or _has_numbers(data, name):
-            names.append(name)
-    sums = np.array([_sum_by_step(data, name) for name in names])
-    series = []
-    for step in range(data.sizes["step"]):
-        series.append(Series(_step_name(result.data, step), sums[:, step], style="bar"))
-    return Lines(
-        f"What all parts of a kind add to {report.logit_name}, in {model_name(result)}",
-        tuple(SUMS[name] for name in names),
-        tuple(series),
-        x_name="part",
-        y_name="contribution",
-        unit="logits",
-    )
+def _shown_kinds(data: "xarray.Dataset") -> list[str]:
+    return [name for name in SUMS if name in ALWAYS or _has_numbers(data, name)]
 
 
 def _sum_by_step(data: "xarray.Dataset", name: str) -> NDArray[np.float64]:
@@ -247,7 +232,18 @@ def _findings(report: ContributionsReport, result: Result, kinds: str) -> Iterat
     """
     strongest = report.strongest_at(0)
     if strongest:
-        yield _lead(report, result, strongest[0])
+        amount = abs(strongest[0].contribution)
+        verb = "adds most to"
+        if strongest[0].contribution < 0:
+            verb = "takes most from"
+        logit = float(result.data["logit"].to_numpy()[0])
+        target = report.logit_name
+        if result.data.sizes["step"] > 1:
+            target = f"the first token of {target.removeprefix('the logit of ')}"
+        yield (
+            f"{strongest[0].site} {verb} {target}: {amount:.2f}, where the sum of all"
+            f" parts is {_signed(logit).removeprefix('+')}."
+        )
     yield kinds
     error = float(np.abs(result.data["error"].to_numpy()).max())
     yield (
@@ -266,28 +262,12 @@ def _findings(report: ContributionsReport, result: Result, kinds: str) -> Iterat
     yield from report.notes
 
 
-def _lead(report: ContributionsReport, result: Result, part: StrongPart) -> str:
-    amount = abs(part.contribution)
-    verb = "adds most to"
-    if part.contribution < 0:
-        verb = "takes most from"
-    logit = float(result.data["logit"].to_numpy()[0])
-    target = report.logit_name
-    if result.data.sizes["step"] > 1:
-        target = f"the first token of {target.removeprefix('the logit of ')}"
-    return (
-        f"{part.site} {verb} {target}: {amount:.2f}, where the sum of all parts"
-        f" is {_signed(logit).removeprefix('+')}."
-    )
-
-
 def _kinds(data: "xarray.Dataset") -> str:
     """Say what the parts of each kind add up to."""
     sums = []
-    for name, words in SUMS.items():
-        if name in ALWAYS or _has_numbers(data, name):
-            amount = float(_sum_by_step(data, name)[0])
-            sums.append(f"{words} {_signed(amount)}")
+    for name in _shown_kinds(data):
+        amount = float(_sum_by_step(data, name)[0])
+        sums.append(f"{SUMS[name]} {_signed(amount)}")
     ending = ""
     if data.sizes["step"] > 1:
         ending = " for the first token of the answer"
@@ -304,7 +284,13 @@ def _listings(report: ContributionsReport, result: Result) -> Iterator[Listing]:
         parts = report.strongest_at(step)
         ending = _step_ending(result.data, step)
         if parts:
-            yield _part_listing(parts, ending)
+            yield Listing(
+                f"Strongest parts{ending}",
+                ("part", "contribution", "percent of the sum"),
+                tuple(
+                    (part.site, part.contribution, 100 * part.share) for part in parts
+                ),
+            )
         neurons = _neuron_rows(result, step)
         if neurons:
             yield Listing(
@@ -313,17 +299,6 @@ def _listings(report: ContributionsReport, result: Result) -> Iterator[Listing]:
                 tuple(neurons),
                 note="They are parts of their MLP, which the grid shows as a whole.",
             )
-
-
-def _part_listing(parts: list[StrongPart], ending: str) -> Listing:
-    rows = []
-    for part in parts:
-        rows.append((part.site, part.contribution, 100 * part.share))
-    return Listing(
-        f"Strongest parts{ending}",
-        ("part", "contribution", "percent of the sum"),
-        tuple(rows),
-    )
 
 
 def _neuron_rows(result: Result, step: int) -> list[tuple[str, float]]:
