@@ -1,5 +1,6 @@
 """The attention weights of one text as labelled arrays, and what each head reads."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -190,7 +191,17 @@ def read_weights(
         columns_of[part.site] = [columns[head] for head in part.heads]
     rows_of = dict(zip(positions, range(len(positions)), strict=True))
     shape = (len(layers), len(columns), len(positions), keys)
-    _check_memory(shape)
+    # The weights and the value-weighted ones, in float32.
+    size = 2 * 4 * math.prod(shape)
+    free = free_memory()
+    if size > SHARE_OF_FREE_MEMORY * free:
+        raise TooLarge(
+            f"The weights of {shape[0]} layers, {shape[1]} heads and {shape[2]:,} by"
+            f" {keys:,} tokens do not fit in memory",
+            f"they take {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
+            "Choose some tokens that read, such as queries=-1, or some layers, such as"
+            " layers=1.",
+        )
     # Blocks may differ in their number of heads, and then some cells stay empty.
     pattern = np.full(shape, np.nan, dtype=np.float32)
     write_norm = np.full((*shape[:2], keys), np.nan, dtype=np.float32)
@@ -215,22 +226,6 @@ def read_weights(
         values = norms.float().cpu().numpy()
         write_norm[layers[site], columns_of[site]] = values
     return TextWeights(pattern, write_norm, report)
-
-
-def _check_memory(shape: tuple[int, int, int, int]) -> None:
-    """Refuse weights that memory does not hold."""
-    layers, heads, queries, keys = shape
-    # The weights and the value-weighted ones, in float32.
-    size = 2 * 4 * layers * heads * queries * keys
-    free = free_memory()
-    if size > SHARE_OF_FREE_MEMORY * free:
-        raise TooLarge(
-            f"The weights of {layers} layers, {heads} heads and {queries:,} by"
-            f" {keys:,} tokens do not fit in memory",
-            f"they take {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
-            "Choose some tokens that read, such as queries=-1, or some layers, such as"
-            " layers=1.",
-        )
 
 
 def attention_dataset(

@@ -66,7 +66,15 @@ def select_attentions(
 ) -> Selection:
     """Return the attentions that are asked for; refuse what is not there."""
     sites = _sites(model, layers)
-    _check_one_kind(model, sites)
+    # Queries, and keys, must be tokens of one text.
+    kinds = sorted({(site.stack or "", site.part) for site in sites})
+    if len(kinds) > 1:
+        patterns = [f"'{stack}.*.{part}'" for stack, part in kinds]
+        raise SiteError(
+            f"Cannot show these attentions of {model.name} together",
+            "an encoder, a decoder and cross-attention read different tokens",
+            f"Choose one of {', '.join(patterns)}.",
+        )
     known: list[WatchedAttention] = []
     reasons: dict[str, list[Site]] = {}
     # The kernel may have been changed since the last look.
@@ -90,24 +98,36 @@ def select_attentions(
     # Layers that were named must be there; of all layers, some may have no attention.
     if reasons and (layers is not None or not known):
         reason, refused = next(iter(reasons.items()))
+        remedy = "Record whole layers, such as 'layer.*', or use another model."
+        if known:
+            remedy = f"Choose others, such as {str(known[0].site)!r}."
         raise SiteError(
             f"No attention weights at {refused[0]} of {model.name}",
             reason,
-            _remedy(known),
+            remedy,
         )
     notes = []
     for reason, refused in reasons.items():
         names = ", ".join(map(str, refused))
         notes.append(f"Without {names}: {reason}.")
     if heads is not None:
-        known = _with_heads(model, known, parse_numbers(heads, "heads"))
+        numbers = parse_numbers(heads, "heads")
+        most = max(len(part.heads) for part in known)
+        for head in numbers:
+            if not 0 <= head < most:
+                raise SiteError(
+                    f"No head {head} in {model.name}",
+                    f"an attention has {most} heads there, counted from 0",
+                    f"Choose 0 to {most - 1}.",
+                )
+        some = []
+        for part in known:
+            # Blocks may differ in their number of heads.
+            present = set(part.heads) & set(numbers)
+            if present:
+                some.append(replace(part, heads=tuple(sorted(present))))
+        known = some
     return Selection(tuple(known), tuple(notes))
-
-
-def _remedy(known: Sequence[WatchedAttention]) -> str:
-    if known:
-        return f"Choose others, such as {str(known[0].site)!r}."
-    return "Record whole layers, such as 'layer.*', or use another model."
 
 
 def _sites(model: Model, layers: Layers | None) -> list[Site]:
@@ -162,40 +182,6 @@ def _of_pattern(model: Model, pattern: str | Site) -> Sequence[Site]:
     return selected
 
 
-def _check_one_kind(model: Model, sites: Sequence[Site]) -> None:
-    """Refuse attentions whose queries or keys are tokens of different texts."""
-    kinds = sorted({(site.stack or "", site.part) for site in sites})
-    if len(kinds) < 2:
-        return
-    patterns = [f"'{stack}.*.{part}'" for stack, part in kinds]
-    raise SiteError(
-        f"Cannot show these attentions of {model.name} together",
-        "an encoder, a decoder and cross-attention read different tokens",
-        f"Choose one of {', '.join(patterns)}.",
-    )
-
-
-def _with_heads(
-    model: Model, known: Sequence[WatchedAttention], heads: Sequence[int]
-) -> list[WatchedAttention]:
-    """Return the attentions with some of their heads, as far as they have them."""
-    most = max(len(part.heads) for part in known)
-    for head in heads:
-        if not 0 <= head < most:
-            raise SiteError(
-                f"No head {head} in {model.name}",
-                f"an attention has {most} heads there, counted from 0",
-                f"Choose 0 to {most - 1}.",
-            )
-    some = []
-    for part in known:
-        # Blocks may differ in their number of heads.
-        present = set(part.heads) & set(heads)
-        if present:
-            some.append(replace(part, heads=tuple(sorted(present))))
-    return some
-
-
 def select_positions(queries: NumberChoice | None, tokens: int) -> list[int]:
     """Return the positions of the queries that are asked for, in order.
 
@@ -227,28 +213,20 @@ def parse_numbers(value: NumberChoice, name: str) -> list[int]:
     """
     if isinstance(value, int):
         return [value]
+    numbers: list[int] = []
     if not isinstance(value, str):
-        numbers = list(dict.fromkeys(int(number) for number in value))
+        numbers = [int(number) for number in value]
     elif _NUMBERS.fullmatch(value.strip()):
-        numbers = _parsed(value)
-    else:
-        numbers = []
+        for word in value.split(","):
+            ends = re.fullmatch(r"\s*([0-9]+)-([0-9]+)\s*", word)
+            if ends is None:
+                numbers.append(int(word))
+            else:
+                numbers += range(int(ends[1]), int(ends[2]) + 1)
     if not numbers:
         raise TextError(
             f"Cannot read {name}={shown(value)}",
             "it names no number",
             f"Give {name} such as 3, '0-3' or '1,7'.",
         )
-    return numbers
-
-
-def _parsed(words: str) -> list[int]:
-    numbers: dict[int, None] = {}
-    for word in words.split(","):
-        ends = re.fullmatch(r"\s*([0-9]+)-([0-9]+)\s*", word)
-        if ends is None:
-            numbers[int(word)] = None
-            continue
-        for number in range(int(ends[1]), int(ends[2]) + 1):
-            numbers[number] = None
-    return list(numbers)
+    return list(dict.fromkeys(numbers))

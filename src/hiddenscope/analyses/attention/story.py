@@ -317,7 +317,10 @@ def _relation_findings(
             names.append(f"{head.site} ({numbers})")
         yield f"{claim}: {_named(names, len(significant))}."
         return
-    yield f"{claim}, which is {_range_of([head.null for head in significant])}."
+    nulls = [head.null for head in significant]
+    low, high = f"{min(nulls):.2f}", f"{max(nulls):.2f}"
+    by_chance = low if low == high else f"{low} to {high}"
+    yield f"{claim}, which is {by_chance}."
     # To be above chance is little. These do hardly anything else.
     names = []
     for head in significant:
@@ -331,12 +334,6 @@ def _relation_findings(
         )
     else:
         yield f"No head is shown to give {what} more than half of its weight."
-
-
-def _range_of(values: list[float]) -> str:
-    """Write numbers as one, or as the smallest and the largest."""
-    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
-    return low if low == high else f"{low} to {high}"
 
 
 def _named(names: list[str], count: int) -> str:
