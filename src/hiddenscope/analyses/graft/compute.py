@@ -62,9 +62,7 @@ def slide_windows(
 ) -> Result:
     """Graft every window, and count the right answers."""
     model, donor = as_model(model), as_model(donor)
-    _check_shapes(model, donor)
-    _check_weights(model, donor)
-    _check_vocabularies(model, donor)
+    check_models(model, donor)
     windows = _windows(model, donor, sites, layers)
     prompts = encode_prompts(model, donor, data)
     # Tried now, while every block is the model's own.
@@ -115,8 +113,10 @@ def _is_best(logits: Tensor, answer: int) -> bool:
     return int((logits >= logits[answer]).sum()) == 1
 
 
-def _check_shapes(model: Model, donor: Model) -> None:
-    """Refuse models that are not of one shape, or that make no logits."""
+def check_models(model: Model, donor: Model) -> None:
+    """Refuse models that make no logits, or that differ in shape, dtype, device or
+    vocabulary.
+    """
     problem = f"Cannot graft {donor.name} into {model.name}"
     if (
         len(model.anatomy.stacks) > 1
@@ -143,10 +143,6 @@ def _check_shapes(model: Model, donor: Model) -> None:
         raise ModuleError(
             problem, "they are the same module", "Load the donor separately."
         )
-
-
-def _check_weights(model: Model, donor: Model) -> None:
-    """Refuse models whose weights are in other dtypes or on other devices."""
     for name in ("dtype", "device"):
         values = {str(getattr(weight, name)) for weight in model.module.parameters()}
         others = {str(getattr(weight, name)) for weight in donor.module.parameters()}
@@ -154,21 +150,17 @@ def _check_weights(model: Model, donor: Model) -> None:
             model_values = ", ".join(sorted(values))
             donor_values = ", ".join(sorted(others))
             raise ModuleError(
-                f"Cannot graft {donor.name} into {model.name}",
+                problem,
                 f"their weights are in {model_values} and {donor_values}",
                 f"Load both with the same {name}=.",
             )
-
-
-def _check_vocabularies(model: Model, donor: Model) -> None:
-    """Refuse models whose tokenizers differ."""
     if model.tokenizer is None or donor.tokenizer is None:
         return
     vocabulary = model.tokenizer.get_vocab()
     donor_vocabulary = donor.tokenizer.get_vocab()
     if vocabulary and donor_vocabulary and vocabulary != donor_vocabulary:
         raise ModuleError(
-            f"Cannot graft {donor.name} into {model.name}",
+            problem,
             "their tokenizers have different vocabularies",
             "Give a donor with the same tokenizer.",
         )
@@ -253,7 +245,17 @@ class Runs:
         for window in self.windows:
             if self.blocks:
                 entry = Site((window[0].layer or 0) - 1)
-                with hooks.substituting(self._donor_forwards(window)):
+                forwards: dict[nn.Module, Callable[..., Any]] = {}
+                for site in window:
+                    # The donor's forward in the place of the model's.
+                    number = (site.layer or 0) - 1
+                    path = self.model.anatomy.stacks[0].blocks[number].path
+                    donor_path = self.donor.anatomy.stacks[0].blocks[number].path
+                    block = self.model.module.get_submodule(path)
+                    forwards[block] = self.donor.module.get_submodule(
+                        donor_path
+                    ).forward
+                with hooks.substituting(forwards):
                     run = self._resume(entry)
             elif window[0].part:
                 changes: dict[str | Site, Any] = {
@@ -268,17 +270,6 @@ class Runs:
         run = resume(self.model, self.prompt, entry, self.states[entry], ())
         self.notes = run.notes
         return run
-
-    def _donor_forwards(self, window: Window) -> dict[nn.Module, Callable[..., Any]]:
-        """Return the donor's forward for each of the model's blocks in a window."""
-        forwards: dict[nn.Module, Callable[..., Any]] = {}
-        for site in window:
-            number = (site.layer or 0) - 1
-            path = self.model.anatomy.stacks[0].blocks[number].path
-            donor_path = self.donor.anatomy.stacks[0].blocks[number].path
-            block = self.model.module.get_submodule(path)
-            forwards[block] = self.donor.module.get_submodule(donor_path).forward
-        return forwards
 
 
 def _last(run: Pass) -> Tensor:
@@ -323,82 +314,56 @@ def compare_windows(
     """Return both models' own accuracy, the lowest window, and middle against late, as
     fields of the report.
     """
-    return {
+    # The interval of the lowest holds for all windows jointly.
+    row = int(right.mean(1).argmin())
+    accuracy = float(right[row].mean())
+    low, high = wilson(accuracy, effective_count(groups), len(windows))
+    lowest = Lowest(
+        accuracy=accuracy,
+        low=low,
+        high=high,
+        from_=str(windows[row][0]),
+        to=str(windows[row][-1]),
+    )
+    fields: dict[str, Any] = {
         "model_alone": _share(right_ungrafted["model"], groups),
         "donor_alone": _share(right_ungrafted["donor"], groups),
-        "lowest": _lowest(windows, right, groups),
-        **_middle_and_late(windows, right, depth, groups),
+        "lowest": lowest,
     }
+    by_third: dict[int, list[int]] = {}
+    for row, window in enumerate(windows):
+        # The middle of a window, in blocks from the bottom: that of the last block is
+        # depth - 1/2. `final` counts as the last layer.
+        first, last = (
+            depth if site.layer is None else site.layer
+            for site in (window[0], window[-1])
+        )
+        third = int(3 * max(0.0, (first - 1 + last) / 2) // depth)
+        by_third.setdefault(third, []).append(row)
+    # Thirds count from 0, at the bottom.
+    if not {1, 2} <= by_third.keys():
+        return fields
+    shares = []
+    for name, third in (("middle", 1), ("late", 2)):
+        rows = by_third[third]
+        # The share of right answers of each prompt, over the windows.
+        shares.append(right[rows].mean(0))
+        fields[name] = Third(
+            accuracy=float(shares[-1].mean()),
+            from_=str(windows[rows[0]][0]),
+            to=str(windows[rows[-1]][-1]),
+        )
+    differences = shares[0] - shares[1]
+    fields["middle_less_late"] = Difference(
+        value=float(differences.mean()), p=sign_flip_p(differences, groups)
+    )
+    return fields
 
 
 def _share(flags: NDArray[np.bool_], groups: Ints) -> Share:
     accuracy = float(flags.mean())
     low, high = wilson(accuracy, effective_count(groups))
     return Share(accuracy=accuracy, low=low, high=high)
-
-
-def _lowest(
-    windows: Sequence[Window], right: NDArray[np.bool_], groups: Ints
-) -> Lowest:
-    """Return the window with the fewest right answers; its interval holds for all
-    windows jointly.
-    """
-    row = int(right.mean(1).argmin())
-    accuracy = float(right[row].mean())
-    low, high = wilson(accuracy, effective_count(groups), len(windows))
-    window = windows[row]
-    return Lowest(
-        accuracy=accuracy,
-        low=low,
-        high=high,
-        from_=str(window[0]),
-        to=str(window[-1]),
-    )
-
-
-def _middle_and_late(
-    windows: Sequence[Window], right: NDArray[np.bool_], depth: int, groups: Ints
-) -> dict[str, Any]:
-    """Compare the middle third of the depth with the last; nothing where one has no
-    window.
-    """
-    by_third: dict[int, list[int]] = {}
-    for row, window in enumerate(windows):
-        third = int(3 * _centre(window, depth) // depth)
-        by_third.setdefault(third, []).append(row)
-    # Thirds count from 0, at the bottom.
-    if not {1, 2} <= by_third.keys():
-        return {}
-    thirds: dict[str, Any] = {}
-    shares = []
-    for name, third in (("middle", 1), ("late", 2)):
-        rows = by_third[third]
-        # The share of right answers of each prompt, over the windows.
-        shares.append(right[rows].mean(0))
-        thirds[name] = Third(
-            accuracy=float(shares[-1].mean()),
-            from_=str(windows[rows[0]][0]),
-            to=str(windows[rows[-1]][-1]),
-        )
-    differences = shares[0] - shares[1]
-    difference = Difference(
-        value=float(differences.mean()), p=sign_flip_p(differences, groups)
-    )
-    return {**thirds, "middle_less_late": difference}
-
-
-def _centre(window: Window, depth: int) -> float:
-    """Return the depth in the middle of a window, in blocks from the bottom.
-
-    The middle of the last block is depth - 1/2.
-    """
-    first, last = _layer(window[0], depth), _layer(window[-1], depth)
-    return max(0.0, (first - 1 + last) / 2)
-
-
-def _layer(site: Site, depth: int) -> int:
-    """Return the layer of a site; `final` counts as the last."""
-    return depth if site.layer is None else site.layer
 
 
 def sign_flip_p(differences: Floats, groups: Ints | None = None) -> float:
@@ -415,17 +380,13 @@ def sign_flip_p(differences: Floats, groups: Ints | None = None) -> float:
     0.5
     """
     sums = differences if groups is None else group_sums(differences, groups)
-    totals = np.abs(_signs(len(sums)) @ sums)
+    count = len(sums)
+    # Few sums get every combination of signs, and many get random ones.
+    if count <= MOST_EXACT:
+        signs = np.array(list(product((1, -1), repeat=count)), dtype=float)
+    else:
+        random_signs = np.random.default_rng(0).choice((1.0, -1.0), (FLIPS, count))
+        signs = np.concatenate([np.ones((1, count)), random_signs])
+    totals = np.abs(signs @ sums)
     # The first row is the data as they are; rounding must not tell equal sums apart.
     return float((totals >= totals[0] * (1 - 1e-9)).mean())
-
-
-def _signs(count: int) -> Floats:
-    """Return rows of signs, of which the first changes nothing.
-
-    Few sums get every combination of signs, and many get random ones.
-    """
-    if count <= MOST_EXACT:
-        return np.array(list(product((1, -1), repeat=count)), dtype=float)
-    random_signs = np.random.default_rng(0).choice((1.0, -1.0), (FLIPS, count))
-    return np.concatenate([np.ones((1, count)), random_signs])

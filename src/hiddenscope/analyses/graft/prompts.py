@@ -36,7 +36,15 @@ def encode_prompts(model: Model, donor: Model, data: Any) -> Prompts:
     rows = list(_rows(data))
     inputs = model.encode([row.prompt for row in rows])
     if inputs.texts and donor.tokenizer:
-        _check_tokenized_alike(model, donor, inputs)
+        prompts = list(inputs.texts or ())
+        donor_ids = donor.encode(prompts).ids
+        for prompt, ids, other_ids in zip(prompts, inputs.ids, donor_ids, strict=True):
+            if ids != other_ids:
+                raise TextError(
+                    f"Cannot use the prompt {prompt[:40]!r}",
+                    f"{model.name} and {donor.name} tokenize it differently",
+                    "Give a donor with the same tokenizer.",
+                )
     firsts: dict[Hashable, int] = {}
     answers = []
     # A tokenizer serves one thread at a time.
@@ -78,16 +86,3 @@ def _rows(data: Any) -> Iterator[_Row]:
         )
     groups = labelled.groups or [None] * len(labelled)
     yield from map(_Row, labelled.texts, labelled.labels, groups)
-
-
-def _check_tokenized_alike(model: Model, donor: Model, inputs: Inputs) -> None:
-    """Refuse a prompt that the two tokenizers encode differently."""
-    prompts = list(inputs.texts or ())
-    donor_ids = donor.encode(prompts).ids
-    for prompt, ids, other_ids in zip(prompts, inputs.ids, donor_ids, strict=True):
-        if ids != other_ids:
-            raise TextError(
-                f"Cannot use the prompt {prompt[:40]!r}",
-                f"{model.name} and {donor.name} tokenize it differently",
-                "Give a donor with the same tokenizer.",
-            )

@@ -115,40 +115,30 @@ def _findings(report: GraftReport, name: str) -> Iterator[str]:
         " all windows)."
     )
     if report.middle_less_late:
-        yield _comparison(report, report.middle_less_late)
+        middle, late, difference = report.middle, report.late, report.middle_less_late
+        assert middle is not None, "the difference is that of the two"
+        assert late is not None
+        units = _prompts(report)
+        if report.groups != report.prompts:
+            units = f"{counted(report.groups, 'group')} of prompts"
+        result = f": they differ by {100 * difference.value:+.3g} percentage points"
+        if difference.p > LEVEL:
+            result = "; the difference is not significant"
+        yield (
+            f"With windows in the middle third of the depth ({_range(middle)})"
+            f" {middle.accuracy:.0%} of the answers stay right, with windows in the"
+            f" last third ({_range(late)}) {late.accuracy:.0%}{result} (sign-flip test"
+            f" over {units}: p = {difference.p:.2g})."
+        )
     yield from report.notes
-
-
-def _comparison(report: GraftReport, difference: Difference) -> str:
-    middle, late = report.middle, report.late
-    assert middle is not None, "the difference is that of the two"
-    assert late is not None
-    units = _prompts(report)
-    groups = report.groups
-    if groups != report.prompts:
-        units = f"{counted(groups, 'group')} of prompts"
-    numbers = (
-        f"With windows in the middle third of the depth ({_range(middle)})"
-        f" {middle.accuracy:.0%} of the answers stay right, with windows in the last"
-        f" third ({_range(late)}) {late.accuracy:.0%}"
-    )
-    test = f"sign-flip test over {units}: p = {difference.p:.2g}"
-    if difference.p > LEVEL:
-        return f"{numbers}; the difference is not significant ({test})."
-    return (
-        f"{numbers}: they differ by {100 * difference.value:+.3g} percentage points"
-        f" ({test})."
-    )
 
 
 def _prompts(report: GraftReport) -> str:
     """Count the prompts, and their groups where some belong together."""
-    prompts = report.prompts
-    groups = report.groups
-    of_prompts = counted(prompts, "prompt")
-    if groups == prompts:
-        return of_prompts
-    return f"{of_prompts} in {counted(groups, 'group')}"
+    prompts = counted(report.prompts, "prompt")
+    if report.groups == report.prompts:
+        return prompts
+    return f"{prompts} in {counted(report.groups, 'group')}"
 
 
 def _interval(share: Share) -> str:
@@ -156,10 +146,9 @@ def _interval(share: Share) -> str:
 
 
 def _grafted(report: GraftReport) -> str:
-    count = report.layers
     if report.grafted == "blocks":
-        return counted(count, "block")
-    return f"the states of {counted(count, 'layer')}"
+        return counted(report.layers, "block")
+    return f"the states of {counted(report.layers, 'layer')}"
 
 
 def _range(window: Lowest | Third) -> str:
