@@ -133,12 +133,23 @@ def read_layers(
         tokens = encoder.tokens(inputs.of(selected.last.stack))
         predictions = Predictions.of(reading, selected, tokens)
         data = lens_dataset(predictions, encoder.strings, followed)
-        answer = encoder.string(int(predictions.answer[-1]))
+        answer_id = int(predictions.answer[-1])
+        answer = encoder.string(answer_id)
         spelled = () if target == NEXT else (target,)
         notes = [*notes_on_spaces(model.tokenizer, spelled)]
     recipe = unembedding.recipe
     if recipe.reason:
         notes.append(f"The logits were made by whole passes, because {recipe.reason}.")
+    last_token = None
+    if tokens.count == 1:
+        settled = predictions.stays[:, -1] & predictions.known
+        last_token = LastToken(
+            token=tokens.strings[-1],
+            answer=_word(answer_id, answer),
+            answer_id=answer_id,
+            probability=float(predictions.answer_probability[-1]),
+            settled_from=predictions.first(settled),
+        )
     report = LensReport(
         lens="logit" if fitted is None else fitted.kind,
         texts=tokens.count,
@@ -149,7 +160,7 @@ def read_layers(
         half_settled_from=predictions.first(
             predictions.known & (predictions.stays.mean(1) >= 0.5)
         ),
-        last_token=_last_token(predictions, answer),
+        last_token=last_token,
         accuracy=_accuracy(predictions, data),
         target=_target_rank(predictions, data, followed),
         unembedding=LogitRecipe(
@@ -196,14 +207,13 @@ def _read_batches(
             parts: list[Part] = [(unembedding, entering)]
             if sites.final is not None and final_unembedding is not None:
                 parts.append((final_unembedding, states[sites.final][None]))
+            ids = None
+            if target is not None and target.id is None:
+                ids = next_ids(states.tokens)
+            elif target is not None:
+                ids = np.full(len(states.tokens), target.id, dtype=np.int64)
             readings.append(
-                read_predictions(
-                    parts,
-                    count - 1,
-                    k=k,
-                    targets=_target_ids(target, states.tokens),
-                    advance=advance,
-                )
+                read_predictions(parts, count - 1, k=k, targets=ids, advance=advance)
             )
             places = [np.arange(starts[text], starts[text + 1]) for text in texts]
             rows.append(np.concatenate(places))
@@ -239,15 +249,6 @@ def _target(
     return Target("the next token", None)
 
 
-def _target_ids(target: Target | None, tokens: Tokens) -> Ints | None:
-    """Return the id to follow at each token, -1 where there is none."""
-    if target is None:
-        return None
-    if target.id is None:
-        return next_ids(tokens)
-    return np.full(len(tokens), target.id, dtype=np.int64)
-
-
 @dataclass(frozen=True)
 class Predictions:
     """The reading of the selected sites, and the model's own `answer` after each token.
@@ -280,7 +281,15 @@ class Predictions:
         agrees = reading.predicts(answer)
         stays = np.zeros_like(agrees)
         stays[stream] = stays_from(agrees[stream])
-        known = [_is_known(site, sites, depth) for site in sites.selected]
+        # Where every layer of the stack above was read. `final` comes after them all.
+        layers = sites.layers
+        known = []
+        for site in sites.selected:
+            missing = 0
+            if site.layer is not None and not site.part:
+                above = len(layers) - 1 - layers.index(site)
+                missing = depth - site.layer - above
+            known.append(not site.part and not missing)
         return cls(
             reading=reading.at(rows),
             sites=sites.selected,
@@ -320,17 +329,6 @@ class Predictions:
         return lowest
 
 
-def _is_known(site: Site, sites: LensSites, depth: int) -> bool:
-    """Tell whether every layer of the stack above a site was read."""
-    if site.part:
-        return False
-    # `final` comes after the last layer.
-    if site.layer is None:
-        return True
-    layers = sites.layers
-    return depth - site.layer == len(layers) - 1 - layers.index(site)
-
-
 def next_ids(tokens: Tokens) -> Ints:
     """Return the token after each token in its text, -1 after the last of a text."""
     following = np.append(tokens.ids[1:], -1)
@@ -352,8 +350,12 @@ def lens_dataset(
 ) -> "xarray.Dataset":
     """Return the predictions as one Dataset; `strings` decodes ids."""
     reading = predictions.reading
+    # Each distinct id is decoded once.
+    distinct, places = np.unique(reading.top_ids, return_inverse=True)
+    ids = distinct.tolist()
+    words = text_array(list(map(_word, ids, strings(ids))))
     columns: _Columns = {
-        "word": (RANKED, _words(reading.top_ids, strings)),
+        "word": (RANKED, words[places.reshape(reading.top_ids.shape)]),
         "probability": (RANKED, reading.probability),
         "word_id": (RANKED, reading.top_ids),
         "entropy": (CELLS, reading.entropy),
@@ -366,7 +368,19 @@ def lens_dataset(
         probability = np.exp(reading.target_log_probability)
         columns["target_probability"] = CELLS, probability
         columns["target_rank"] = CELLS, ranks.astype(np.float32)
-    columns |= _along_sites(predictions)
+    # Shares and means over all tokens, and where each answer is settled.
+    agreement = reading.predicts(predictions.answer).mean(1)
+    columns["agreement"] = "site", agreement.astype(np.float32)
+    columns["kl_mean"] = "site", reading.kl.mean(1)
+    if predictions.known.any():
+        share = np.where(predictions.known, predictions.stays.mean(1), np.nan)
+        columns["settled_share"] = "site", share.astype(np.float32)
+        columns["settled"] = "token", predictions.settled
+    following = next_ids(predictions.tokens)
+    followed = following >= 0
+    if predictions.causal and followed.any():
+        correct = reading.predicts(following)[:, followed]
+        columns["accuracy"] = "site", correct.mean(1).astype(np.float32)
     variables: Variables = {}
     for name, (dims, values) in columns.items():
         attributes = ATTRIBUTES[name].copy()
@@ -385,54 +399,9 @@ def lens_dataset(
     return to_dataset(variables, coords, attrs)
 
 
-def _along_sites(predictions: Predictions) -> _Columns:
-    """Return shares and means over all tokens, and where each answer is settled."""
-    reading = predictions.reading
-    agreement = reading.predicts(predictions.answer).mean(1)
-    columns: _Columns = {
-        "agreement": ("site", agreement.astype(np.float32)),
-        "kl_mean": ("site", reading.kl.mean(1)),
-    }
-    if predictions.known.any():
-        share = np.where(predictions.known, predictions.stays.mean(1), np.nan)
-        columns["settled_share"] = "site", share.astype(np.float32)
-        columns["settled"] = "token", predictions.settled
-    following = next_ids(predictions.tokens)
-    followed = following >= 0
-    if predictions.causal and followed.any():
-        correct = reading.predicts(following)[:, followed]
-        columns["accuracy"] = "site", correct.mean(1).astype(np.float32)
-    return columns
-
-
-def _words(ids: Ints, strings: Callable[[list[int]], list[str]]) -> NDArray[np.object_]:
-    """Decode ids, each distinct one once."""
-    distinct, places = np.unique(ids, return_inverse=True)
-    distinct_ids = distinct.tolist()
-    words = [
-        _word(token, string)
-        for token, string in zip(distinct_ids, strings(distinct_ids), strict=True)
-    ]
-    return text_array(words)[places.reshape(ids.shape)]
-
-
 def _word(token: int, string: str) -> str:
     """Return a word as it is shown, also where the tokenizer has no text for it."""
     return string or f"(id {token})"
-
-
-def _last_token(predictions: Predictions, answer: str) -> LastToken | None:
-    """Return what the model predicts after the last token of a single text."""
-    if predictions.tokens.count > 1:
-        return None
-    token = int(predictions.answer[-1])
-    return LastToken(
-        token=predictions.tokens.strings[-1],
-        answer=_word(token, answer),
-        answer_id=token,
-        probability=float(predictions.answer_probability[-1]),
-        settled_from=predictions.first(predictions.stays[:, -1] & predictions.known),
-    )
 
 
 def _accuracy(predictions: Predictions, data: "xarray.Dataset") -> Accuracy | None:

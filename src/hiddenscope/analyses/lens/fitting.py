@@ -68,7 +68,13 @@ def fit_tuned(
     """
     fitting_texts, held_out = _split(groups)
     fitting = inputs.some(fitting_texts)
-    regressions = _regressions(model, fitting, sites)
+    regressions = [RidgeRegression() for _ in sites.layers[:-1]]
+    with progress.track("Fitting", total=sum(fitting.costs)) as advance:
+        for _, batch in fitting.batches(model, batch_tokens=BATCH_TOKENS):
+            states = layer_states(model, batch, sites).cpu().double()
+            for regression, layer in zip(regressions, states[:-1], strict=True):
+                regression.add(layer, states[-1])
+            advance(sum(batch.costs))
     # One text of each held-out group: the others would say the same again.
     firsts = [group[0] for group in held_out]
     selecting = _held_out_states(model, inputs.some(firsts[::2]), sites)
@@ -128,20 +134,6 @@ def _split(groups: Sequence[int]) -> tuple[list[int], list[list[int]]]:
     held_out = list(range(HELD_OUT - 1, count, HELD_OUT)) or [count - 1]
     fitting = [text for text, group in enumerate(groups) if group not in held_out]
     return fitting, [members[group] for group in held_out]
-
-
-def _regressions(
-    model: Model, inputs: Inputs, sites: LensSites
-) -> list["RidgeRegression"]:
-    """Sum up the regression of every layer but the last over all texts."""
-    regressions = [RidgeRegression() for _ in sites.layers[:-1]]
-    with progress.track("Fitting", total=sum(inputs.costs)) as advance:
-        for _, batch in inputs.batches(model, batch_tokens=BATCH_TOKENS):
-            states = layer_states(model, batch, sites).cpu().double()
-            for regression, layer in zip(regressions, states[:-1], strict=True):
-                regression.add(layer, states[-1])
-            advance(sum(batch.costs))
-    return regressions
 
 
 def _held_out_states(model: Model, inputs: Inputs, sites: LensSites) -> Tensor:
@@ -263,7 +255,18 @@ class JacobianSums:
         self.totals: dict[int, Tensor] = {}
         self._saved_at = time.monotonic()
         if partial is not None and os.path.exists(partial):
-            self._load(partial)
+            tensors, header = read_lens_file(partial, FORMAT)
+            for name, value in self.identity.items():
+                if header.get(name) != value:
+                    problem = f"Cannot continue from {os.fspath(partial)!r}"
+                    raise FileError(
+                        problem, f"it was begun with other {name}", "Give another path."
+                    )
+            self.texts = int(header["done"])
+            self.totals = {
+                int(name.removeprefix("layer.")): total
+                for name, total in tensors.items()
+            }
 
     def add(self, text: Mapping[int, Tensor]) -> None:
         """Add the Jacobians of one text."""
@@ -284,19 +287,6 @@ class JacobianSums:
             self.partial, FORMAT, tensors, {"done": self.texts, **self.identity}
         )
         self._saved_at = time.monotonic()
-
-    def _load(self, path: PathLike) -> None:
-        tensors, header = read_lens_file(path, FORMAT)
-        for name, value in self.identity.items():
-            if header.get(name) != value:
-                problem = f"Cannot continue from {os.fspath(path)!r}"
-                raise FileError(
-                    problem, f"it was begun with other {name}", "Give another path."
-                )
-        self.texts = int(header["done"])
-        self.totals = {
-            int(name.removeprefix("layer.")): total for name, total in tensors.items()
-        }
 
 
 def jacobians(model: Model, text: Inputs, sites: LensSites) -> Mapping[int, Tensor]:

@@ -226,7 +226,12 @@ def _measure(
         for words in blocks.slices:
             count = words.stop - words.start
             logits, scratch = buffers[:, : rows * count].view(2, rows, count)
-            _logits(head_inputs, words, logits)
+            first_row = 0
+            for part, part_rows in head_inputs:
+                part.logits(
+                    part_rows, words, out=logits[first_row : first_row + len(part_rows)]
+                )
+                first_row += len(part_rows)
             if lowest is not None:
                 logits.masked_fill_(logits == -torch.inf, lowest)
             measures.add(logits, scratch, words.start)
@@ -280,14 +285,6 @@ class _Blocks:
         return cls(slices, width, rows)
 
 
-def _logits(head_inputs: Sequence[Part], words: slice, out: Tensor) -> None:
-    """Write the logits [site x token, word] of some words, part after part."""
-    start = 0
-    for unembedding, rows in head_inputs:
-        unembedding.logits(rows, words, out=out[start : start + len(rows)])
-        start += len(rows)
-
-
 class _Measures:
     """Measures of the logits of some tokens, block after block of the vocabulary.
 
@@ -316,7 +313,13 @@ class _Measures:
         Both the logits and the scratch are overwritten.
         """
         if self.targets is not None:
-            self._compare_with_target(logits, scratch, self.targets, start)
+            # The target is in the first block. Its rank is the number of words whose
+            # logit is at least as large.
+            if not self.sums:
+                places = (self.targets - start).clamp_min(0)
+                self.target = logits.gather(1, places[:, None])
+                self.rank = torch.zeros_like(self.targets)
+            self.rank += torch.ge(logits, self.target, out=scratch).sum(1).long()
         largest = self._keep_best(logits, start)
         centred = logits.sub_(largest)
         exponents = centred
@@ -345,7 +348,14 @@ class _Measures:
         whole = (scale * total).sum(0)
         log_whole = whole.log()
         mean = (scale * (mean + total * offset)).sum(0) / whole
-        cross_entropy = self._cross_entropy(cross, scale, total, offset, whole)
+        by_block = len(self.sums), *self.shape
+        answer_scale = scale.view(by_block)[:, self.answer, None]
+        answer_total = total.view(by_block)[:, self.answer, None]
+        shifted = cross.view(by_block) + answer_total * offset.view(by_block)
+        answer_whole = self._cells(whole)[self.answer]
+        expected = (answer_scale * shifted).sum(0) / answer_whole
+        # Of each site [site, token], under the answer.
+        cross_entropy = self._cells(log_whole) - expected
         kl = cross_entropy - cross_entropy[self.answer]
         relative = (self.best - self.best[:, :1]).double()
         probability = relative.exp() / whole[:, None]
@@ -370,18 +380,6 @@ class _Measures:
         measures["target_rank"] = self.rank.masked_fill(without, 0)
         return measures
 
-    def _cross_entropy(
-        self, cross: Tensor, scale: Tensor, total: Tensor, offset: Tensor, whole: Tensor
-    ) -> Tensor:
-        """Return the cross entropy [site, token] of each site under the answer."""
-        by_block = len(self.sums), *self.shape
-        answer_scale = scale.view(by_block)[:, self.answer, None]
-        answer_total = total.view(by_block)[:, self.answer, None]
-        shifted = cross.view(by_block) + answer_total * offset.view(by_block)
-        whole = self._cells(whole)
-        expected = (answer_scale * shifted).sum(0) / whole[self.answer]
-        return whole.log() - expected
-
     def _cells(self, values: Tensor) -> Tensor:
         """View values [site x token, ...] as [site, token, ...]."""
         return values.view(*self.shape, *values.shape[1:])
@@ -402,16 +400,3 @@ class _Measures:
         self.best[rows] = best
         self.top_ids[rows] = ids.gather(1, order)
         return largest
-
-    def _compare_with_target(
-        self, logits: Tensor, scratch: Tensor, targets: Tensor, start: int
-    ) -> None:
-        """Count the words whose logit is at least the target's.
-
-        The target is in the first block.
-        """
-        if not self.sums:
-            places = (targets - start).clamp_min(0)
-            self.target = logits.gather(1, places[:, None])
-            self.rank = torch.zeros_like(targets)
-        self.rank += torch.ge(logits, self.target, out=scratch).sum(1).long()

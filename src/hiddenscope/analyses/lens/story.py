@@ -6,7 +6,7 @@ from typing import Literal
 
 from hiddenscope.results import Aside, Report, Result, Section, Table
 from hiddenscope.results.drawing import grid_of, labels, long_name
-from hiddenscope.results.pictures import Grid, Lines, Measure, Series
+from hiddenscope.results.pictures import Lines, Measure, Series
 from hiddenscope.results.sentences import (
     UNTESTED,
     capitalised,
@@ -136,10 +136,23 @@ def story(report: LensReport, result: Result) -> Iterator[Section]:
     assert grid is not None, "every lens has an entropy"
     where = "next" if report.causal else "in this place"
     parts = PARTS if report.parts else ""
+    # Grids show only so many tokens. Rank 0 is the top token.
+    probability = result.data["probability"].to_numpy()[:, : len(grid.tokens), 0]
+    top = Measure("probability of the top token", probability, limits=(0, 1))
+    words, note = grid.words, grid.note
+    # A grid compares its rows with the top one. That must be the model's own
+    # prediction, and no layer above the lowest row may be left out.
+    is_whole = report.settled_known_from == grid.sites[0]
+    top_is_answer = result.data["agreement"].to_numpy()[-1] == 1
+    if words is not None and is_whole and top_is_answer:
+        words = replace(words, framed=True)
+        # A note about outlines would only confuse where no prediction is settled.
+        if any(row >= 0 for row in words.settled_rows()):
+            note = f"{note} {OUTLINE}".strip()
     yield Section(
         "What would each layer predict?",
         tuple(_findings(report)),
-        (_with_outlines(report, result, grid),),
+        (replace(grid, measures=(top, *grid.measures), words=words, note=note),),
         f"{LENSES[report.lens]} A cell shows the token that this layer would predict"
         f" {where}, coloured first by the probability of that token. Other measures,"
         f" such as the entropy, can be chosen above the grid.{parts}",
@@ -193,78 +206,26 @@ def story(report: LensReport, result: Result) -> Iterator[Section]:
     )
 
 
-def _with_outlines(report: LensReport, result: Result, grid: Grid) -> Grid:
-    """Return the grid coloured by the probability of the top token, with an outline
-    where a prediction is settled.
-    """
-    # Grids show only so many tokens. Rank 0 is the top token.
-    probability = result.data["probability"].to_numpy()[:, : len(grid.tokens), 0]
-    top = Measure("probability of the top token", probability, limits=(0, 1))
-    words, note = grid.words, grid.note
-    # A grid compares its rows with the top one. That must be the model's own
-    # prediction, and no layer above the lowest row may be left out.
-    is_whole = report.settled_known_from == grid.sites[0]
-    top_is_answer = result.data["agreement"].to_numpy()[-1] == 1
-    if words is not None and is_whole and top_is_answer:
-        words = replace(words, framed=True)
-        # A note about outlines would only confuse where no prediction is settled.
-        if any(row >= 0 for row in words.settled_rows()):
-            note = f"{note} {OUTLINE}".strip()
-    return replace(grid, measures=(top, *grid.measures), words=words, note=note)
-
-
 def _findings(report: LensReport) -> Iterator[str]:
     """Yield the answer and where it is settled, how often layers are right, where the
     target comes up, and notes.
     """
     # The target is kept as the token's repr: its quotation marks are exchanged for
     # typographic ones.
-    target = report.target.token[1:-1] if report.target else ""
-    answer, target = quoted_tokens(
-        [report.last_token.answer if report.last_token else "", target]
-    )
-    if report.last_token:
-        yield _last_token(report.last_token, answer, report.causal)
-    yield from _settled(report)
-    accuracy = report.accuracy
-    if accuracy:
-        half = ""
-        if accuracy.half_from:
-            half = f"; layers from {accuracy.half_from} on reach at least half of that"
-        yield Aside(
-            f"{accuracy.site} predicts the true next token for {accuracy.value:.0%} of"
-            f" {counted(accuracy.tokens, 'token')}{half}."
-        )
-    if isinstance(report.target, MedianRank):
+    target = report.target
+    name = target.token[1:-1] if target else ""
+    last = report.last_token
+    answer, target_name = quoted_tokens([last.answer if last else "", name])
+    if last:
+        place = "After" if report.causal else "In the place of"
+        settled = ""
+        if last.settled_from:
+            settled = f", which is the top token from {last.settled_from} on"
         yield (
-            f"{capitalised(report.target.token)} has a median rank of"
-            f" {report.target.median_rank:,g} at {report.target.site}, over"
-            f" {counted(report.target.tokens, 'token')}."
+            f"{place} {quoted_token(last.token)} the model predicts {answer} with"
+            f" probability {last.probability:.2f}{settled}."
         )
-    elif report.target:
-        name = report.target.token if report.target.id is None else target
-        yield from _target(report.target, name)
-    yield Aside(
-        f"Measured with the {report.lens} lens on"
-        f" {counted(report.texts, 'text')}, {counted(report.tokens, 'token')}."
-    )
-    yield from map(Aside, report.notes)
-    yield UNTESTED
-
-
-def _last_token(last: LastToken, answer: str, causal: bool) -> str:
-    place = "After" if causal else "In the place of"
-    settled = ""
-    if last.settled_from:
-        settled = f", which is the top token from {last.settled_from} on"
-    return (
-        f"{place} {quoted_token(last.token)} the model predicts {answer} with"
-        f" probability {last.probability:.2f}{settled}."
-    )
-
-
-def _settled(report: LensReport) -> Iterator[str]:
-    """Yield where predictions are settled; all layers above are needed to know it."""
+    # All layers above are needed to know where a prediction is settled.
     known = report.settled_known_from
     if known is None and report.parts:
         yield (
@@ -286,29 +247,49 @@ def _settled(report: LensReport) -> Iterator[str]:
             "At half of the tokens the prediction no longer changes from"
             f" {report.half_settled_from} on."
         )
-
-
-def _target(target: TargetRank, name: str) -> Iterator[str]:
-    """Yield where the target comes up."""
-    # The last of some parts is no more than the others.
-    if not Site.parse(target.site).part:
-        yield (
-            f"At {target.site}, {name} has rank {target.rank:,} and probability"
-            f" {target.probability:.2g}."
+    accuracy = report.accuracy
+    if accuracy:
+        half = ""
+        if accuracy.half_from:
+            half = f"; layers from {accuracy.half_from} on reach at least half of that"
+        yield Aside(
+            f"{accuracy.site} predicts the true next token for {accuracy.value:.0%} of"
+            f" {counted(accuracy.tokens, 'token')}{half}."
         )
-    best, highest = target.most_probable_at, target.highest_probability
-    if best and highest is not None and Site.parse(best).part:
+    if isinstance(target, MedianRank):
         yield (
-            f"Among these sites, {best} gives {name} the highest"
-            f" probability, {highest:.2g}."
+            f"{capitalised(target.token)} has a median rank of"
+            f" {target.median_rank:,g} at {target.site}, over"
+            f" {counted(target.tokens, 'token')}."
         )
-    if target.first_best_at:
-        yield f"{name} is the top token for the first time at {target.first_best_at}."
-    elif target.first_in_top_k_at:
-        yield (
-            f"{name} is among the top {target.k} tokens for the first time at"
-            f" {target.first_in_top_k_at}."
-        )
+    elif target:
+        name = target.token if target.id is None else target_name
+        # The last of some parts is no more than the others.
+        if not Site.parse(target.site).part:
+            yield (
+                f"At {target.site}, {name} has rank {target.rank:,} and probability"
+                f" {target.probability:.2g}."
+            )
+        best, highest = target.most_probable_at, target.highest_probability
+        if best and highest is not None and Site.parse(best).part:
+            yield (
+                f"Among these sites, {best} gives {name} the highest"
+                f" probability, {highest:.2g}."
+            )
+        if target.first_best_at:
+            best = target.first_best_at
+            yield f"{name} is the top token for the first time at {best}."
+        elif target.first_in_top_k_at:
+            yield (
+                f"{name} is among the top {target.k} tokens for the first time at"
+                f" {target.first_in_top_k_at}."
+            )
+    yield Aside(
+        f"Measured with the {report.lens} lens on"
+        f" {counted(report.texts, 'text')}, {counted(report.tokens, 'token')}."
+    )
+    yield from map(Aside, report.notes)
+    yield UNTESTED
 
 
 def _table(result: Result) -> Table:
