@@ -14,7 +14,7 @@ from sklearn.decomposition import PCA
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from hiddenscope.analyses.cluster.compute import _units
+from hiddenscope.analyses.cluster.compute import row_units
 from hiddenscope.cli import main as cli
 from hiddenscope.errors import NotFinite, StatesError, TextError, UnknownModel
 from hiddenscope.results import views_of
@@ -243,8 +243,8 @@ def test_copies_and_groups_are_left_out_together() -> None:
     strings = [f"text {number}" for number in range(60)] + ["text 0"] * 8
     groups = [number % 5 for number in range(60)] + [0] * 8
     collection = collection_of(copied, strings)
-    units = _units(collection, np.arange(68), None)
+    units = row_units(collection, np.arange(68), None)
     assert units[0] == units[-1] and len(set(units.tolist())) == 60
-    assert len(set(_units(collection, np.arange(68), groups).tolist())) == 5
+    assert len(set(row_units(collection, np.arange(68), groups).tolist())) == 5
     grouped = hs.cluster(copied, hs.read(strings, group=groups)).data["cluster_of"]
     assert grouped.equals(hs.cluster(copied, strings).data["cluster_of"])

@@ -1,12 +1,10 @@
 """Clusters of vectors by HDBSCAN, and how stable they are."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope import progress
@@ -28,10 +26,6 @@ from hiddenscope.states.arrays import AnyArray, Ints
 from hiddenscope.texts import copy_key, number_groups
 from hiddenscope.vectors import EachToken
 from hiddenscope.vectors.collection import Collection, collection_of
-
-if TYPE_CHECKING:
-    import xarray
-
 
 # The cost of HDBSCAN grows with the square of the rows.
 MAX_ROWS = 10_000
@@ -62,7 +56,10 @@ def find_clusters(
     """Return the clusters, their most typical rows, and their stability."""
     source = as_source(source)
     collection = collection_of(source, texts, site, pool, truncate)
-    rows = _sample(collection.count)
+    rows = np.arange(collection.count)
+    if len(rows) > MAX_ROWS:
+        generator = np.random.default_rng(SEED)
+        rows = np.sort(generator.choice(len(rows), MAX_ROWS, replace=False))
     if len(rows) < 2 * smallest:
         reason = (
             f"there are {len(rows)} {collection.unit}s, and two clusters of {smallest}"
@@ -70,52 +67,103 @@ def find_clusters(
         )
         remedy = "Give more, or a smaller number as smallest=."
         raise TextError(f"Too few {collection.unit}s to cluster", reason, remedy)
-    values = _checked(collection.pick(rows), collection.unit)
-    directions = _directions(values)
-    places = _principal_coordinates(directions)
-    labels, strengths = _run_hdbscan(places, smallest)
-    units = _units(collection, rows, getattr(texts, "groups", None))
-    stability = _stability(values, labels, smallest, units)
-    clusters = _clusters(directions, labels, stability)
-    return Result(
-        "cluster",
-        _table(collection, rows, places, (labels, strengths), clusters),
-        _report(collection, rows, labels, clusters, smallest),
-        collection.source,
-    )
-
-
-@dataclass(frozen=True)
-class _Cluster:
-    """One cluster: its rows, the most typical first, and its stability."""
-
-    rows: Ints
-    stability: float
-
-
-def _sample(count: int) -> Ints:
-    """Return all rows, or a random sample of them in order."""
-    if count <= MAX_ROWS:
-        return np.arange(count)
-    return np.sort(np.random.default_rng(SEED).choice(count, MAX_ROWS, replace=False))
-
-
-def _checked(values: Tensor, unit: str) -> Tensor:
-    """Return the vectors in float64; refuse any that is not finite, and all equal."""
-    wide = values.double()
-    wrong = (~wide.isfinite().all(1)).nonzero()
+    values = collection.pick(rows).double()
+    wrong = (~values.isfinite().all(1)).nonzero()
     if len(wrong):
         raise NotFinite(
             "Cannot cluster",
             f"row {int(wrong[0])} has a NaN or an infinity",
             "Leave it out.",
         )
-    if not bool(_directions(wide).any()):
-        reason = f"the vectors of all {len(values):,} {unit}s are the same"
+    directions = _directions(values)
+    if not bool(directions.any()):
+        reason = f"the vectors of all {len(values):,} {collection.unit}s are the same"
         raise StatesError(
             "Cannot cluster", reason, "Give others, or choose another site or pool."
         )
-    return wide
+    places = _principal_coordinates(directions)
+    labels, strengths = _run_hdbscan(places, smallest)
+    units = row_units(collection, rows, getattr(texts, "groups", None))
+    stabilities = _stability(values, labels, smallest, units)
+    sizes = np.bincount(labels[labels >= 0], minlength=len(stabilities))
+    typical = np.full((len(stabilities), TYPICAL), -1, dtype=np.int64)
+    listed = []
+    points = directions.numpy()
+    for label, stability in enumerate(stabilities):
+        members = np.flatnonzero(labels == label)
+        # A row is typical if its summed cosine with the others is large. Rounded, so
+        # that rows that differ by rounding alone stay in their order.
+        cosines = points[members] @ points[members].sum(0)
+        order = np.lexsort((members, -cosines.round(12)))
+        first = rows[members[order[:TYPICAL]]]
+        typical[label, : len(first)] = first
+        strings = None
+        if collection.strings is not None:
+            strings = [collection.strings[row][:SHORT] for row in first]
+        listed.append(
+            ClusterRecord(
+                cluster=label, size=len(members), stability=stability, typical=strings
+            )
+        )
+    has_site = collection.site is not None
+    report = ClusterReport(
+        unit=collection.unit,
+        rows=collection.count,
+        clustered=len(rows),
+        site=str(collection.site) if has_site else None,
+        token=collection.token if has_site else None,
+        smallest=smallest,
+        cluster_count=len(listed),
+        noise=int((labels < 0).sum()),
+        clusters=listed[:LISTED],
+    )
+    unit = collection.unit
+    missing = max(0, 2 - places.shape[1])
+    plane = np.pad(places, ((0, 0), (0, missing)))[:, :2]
+    variables: Variables = {
+        "cluster_of": (unit, labels, {"long_name": "cluster, -1 for none"}),
+        "strength": (
+            unit,
+            strengths.astype(np.float32),
+            {"long_name": "how firmly it belongs to its cluster"},
+        ),
+        "place": (
+            (unit, "axis"),
+            plane.astype(np.float32),
+            {"long_name": "coordinates along two principal directions"},
+        ),
+        "size": ("cluster", sizes, {"long_name": "size"}),
+        "stability": (
+            "cluster",
+            np.array(stabilities, dtype=np.float32),
+            {"long_name": "how much of it comes back without a fifth of the rows"},
+        ),
+        "typical": (
+            ("cluster", "rank"),
+            typical,
+            {
+                "long_name": (
+                    f"the {unit}s most like the others of the cluster, -1 where it has"
+                    " no more"
+                )
+            },
+        ),
+    }
+    coords: Coordinates = {
+        unit: rows,
+        "axis": ["first", "second"],
+        "cluster": np.arange(len(listed)),
+    }
+    if collection.strings is not None:
+        row_strings = [collection.strings[row] for row in rows]
+        coords["string"] = (unit, text_array(row_strings))
+    data = to_dataset(variables, coords)
+    return Result(
+        "cluster",
+        data,
+        report,
+        collection.source,
+    )
 
 
 def _directions(values: Tensor) -> Tensor:
@@ -183,25 +231,7 @@ def _run_hdbscan(places: AnyArray, smallest: int) -> tuple[Ints, AnyArray]:
     return renamed[labels], fitted.probabilities_
 
 
-def _clusters(
-    directions: Tensor, labels: Ints, stabilities: Sequence[float]
-) -> list[_Cluster]:
-    """Return the clusters, each with its most typical rows first.
-
-    A row is typical if its summed cosine with the others of its cluster is large.
-    """
-    clusters = []
-    unit = directions.numpy()
-    for label, stability in enumerate(stabilities):
-        rows = np.flatnonzero(labels == label)
-        cosines = unit[rows] @ unit[rows].sum(0)
-        # Rounded, so that rows that differ by rounding alone stay in their order.
-        order = np.lexsort((rows, -cosines.round(12)))
-        clusters.append(_Cluster(rows[order], stability))
-    return clusters
-
-
-def _units(collection: Collection, rows: Ints, groups: Sequence[Any] | None) -> Ints:
+def row_units(collection: Collection, rows: Ints, groups: Sequence[Any] | None) -> Ints:
     """Number what is left out together: tokens of a text, its copies, and its group."""
     if collection.tokens is not None:
         return numbered(collection.tokens.text[rows].tolist())
@@ -238,115 +268,12 @@ def _stability(values: Tensor, labels: Ints, smallest: int, units: Ints) -> list
                 _principal_coordinates(directions), max(2, round(RESAMPLED * smallest))
             )
             for label in range(cluster_count):
-                overlaps[number, label] = _best_overlap(labels[rows] == label, again)
+                members = labels[rows] == label
+                # The largest Jaccard index with any of the new clusters.
+                for new_label in np.unique(again[members & (again >= 0)]):
+                    other = again == new_label
+                    jaccard = (members & other).sum() / (members | other).sum()
+                    overlaps[number, label] = max(overlaps[number, label], jaccard)
             advance(1)
     means: list[float] = overlaps.mean(0).tolist()
     return means
-
-
-def _best_overlap(members: NDArray[np.bool_], again: Ints) -> float:
-    """Return the largest Jaccard index of a cluster with any of the new ones."""
-    best = 0.0
-    for label in np.unique(again[members & (again >= 0)]):
-        other = again == label
-        best = max(best, float((members & other).sum() / (members | other).sum()))
-    return best
-
-
-def _table(
-    collection: Collection,
-    rows: Ints,
-    places: AnyArray,
-    clustered: tuple[Ints, AnyArray],
-    clusters: Sequence[_Cluster],
-) -> "xarray.Dataset":
-    unit = collection.unit
-    labels, strengths = clustered
-    missing = max(0, 2 - places.shape[1])
-    plane = np.pad(places, ((0, 0), (0, missing)))[:, :2]
-    variables: Variables = {
-        "cluster_of": (unit, labels, {"long_name": "cluster, -1 for none"}),
-        "strength": (
-            unit,
-            strengths.astype(np.float32),
-            {"long_name": "how firmly it belongs to its cluster"},
-        ),
-        "place": (
-            (unit, "axis"),
-            plane.astype(np.float32),
-            {"long_name": "coordinates along two principal directions"},
-        ),
-        "size": (
-            "cluster",
-            np.array([len(cluster.rows) for cluster in clusters], dtype=np.int64),
-            {"long_name": "size"},
-        ),
-        "stability": (
-            "cluster",
-            np.array([cluster.stability for cluster in clusters], dtype=np.float32),
-            {"long_name": "how much of it comes back without a fifth of the rows"},
-        ),
-        "typical": (
-            ("cluster", "rank"),
-            _typical(rows, clusters),
-            {
-                "long_name": (
-                    f"the {unit}s most like the others of the cluster, -1 where it has"
-                    " no more"
-                )
-            },
-        ),
-    }
-    coords: Coordinates = {
-        unit: rows,
-        "axis": ["first", "second"],
-        "cluster": np.arange(len(clusters)),
-    }
-    if collection.strings is not None:
-        strings = [collection.strings[row] for row in rows]
-        coords["string"] = (unit, text_array(strings))
-    return to_dataset(variables, coords)
-
-
-def _typical(rows: Ints, clusters: Sequence[_Cluster]) -> Ints:
-    """Return the most typical rows of each cluster, -1 where it has fewer."""
-    typical = np.full((len(clusters), TYPICAL), -1, dtype=np.int64)
-    for number, cluster in enumerate(clusters):
-        first = rows[cluster.rows[:TYPICAL]]
-        typical[number, : len(first)] = first
-    return typical
-
-
-def _report(
-    collection: Collection,
-    rows: Ints,
-    labels: Ints,
-    clusters: Sequence[_Cluster],
-    smallest: int,
-) -> ClusterReport:
-    listed = []
-    for number, cluster in enumerate(clusters[:LISTED]):
-        typical = None
-        if collection.strings is not None:
-            first = rows[cluster.rows[:TYPICAL]]
-            typical = [collection.strings[row][:SHORT] for row in first]
-        listed.append(
-            ClusterRecord(
-                cluster=number,
-                size=len(cluster.rows),
-                stability=cluster.stability,
-                typical=typical,
-            )
-        )
-    has_site = collection.site is not None
-    return ClusterReport(
-        unit=collection.unit,
-        rows=collection.count,
-        clustered=len(rows),
-        site=str(collection.site) if has_site else None,
-        token=collection.token if has_site else None,
-        smallest=smallest,
-        cluster_count=len(clusters),
-        noise=int((labels < 0).sum()),
-        clusters=listed,
-    )

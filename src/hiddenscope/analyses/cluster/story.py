@@ -51,12 +51,54 @@ class ClusterReport(Report):
 def story(report: ClusterReport, result: Result) -> Iterator[Section]:
     """Yield the clusters, and the texts that are most typical of each."""
     unit, names = report.unit, _names(report, result)
-    views: list[Panels | Lines] = [_scatter(report, result, names)]
+    step = -(-result.data.sizes[unit] // MOST_POINTS)
+    data = result.data.isel({unit: slice(None, None, step)})
+    clusters = data["cluster_of"].to_numpy()
+    # Points of one cluster stand together, in the order of the clusters, and those of
+    # none at the end: the legend has the classes in the order of the points.
+    order = np.argsort(np.where(clusters < 0, len(names), clusters), kind="stable")
+    class_names = [*names[:NAMED], *[OTHERS] * len(names[NAMED:]), NOISE]
+    strings = data["string"] if "string" in data.coords else data[unit].astype(str)
+    texts = strings.to_numpy().tolist()
+    model = result.source.get("model")
+    apart = (
+        "Two of the principal directions: points that are together here may be apart in"
+        " others."
+    )
+    if step > 1:
+        apart += f" One of {step} {unit}s is drawn."
+    panels = Panels(
+        f"Clusters of {unit}s in {model}" if model else f"Clusters of {unit}s",
+        (str(report.site or "the vectors"),),
+        data["place"].to_numpy()[None, order],
+        # The last name is that of the noise, whose cluster is -1.
+        labels=tuple(class_names[cluster] for cluster in clusters[order].tolist()),
+        texts=tuple(texts[row] for row in order),
+        captions=(
+            f"{_counted(report.cluster_count)}, {report.noise:,} of"
+            f" {report.clustered:,} {unit}s in none",
+        ),
+        grey=NOISE,
+        note=apart,
+    )
+    views: list[Panels | Lines] = [panels]
     reading = [
         f"Every point is a {unit}, coloured by its cluster, and grey if it is in none."
     ]
     if len(names) > 1:
-        views.append(_stability(report, result, names))
+        note = ""
+        if len(names) > NAMED:
+            note = f"The first {NAMED} of {len(names)} clusters."
+        stability = result.data["stability"].to_numpy()[:NAMED]
+        lines = Lines(
+            "How stable each cluster is",
+            tuple(names[:NAMED]),
+            (Series("stability", stability, style="bar"),),
+            "cluster",
+            f"share that comes back without a fifth of the {report.unit}s",
+            note=note,
+        )
+        views.append(lines)
         reading.append(
             "The bars are the share of each cluster that comes back when a fifth of all"
             " is left out."
@@ -73,55 +115,6 @@ def story(report: ClusterReport, result: Result) -> Iterator[Section]:
         tuple(views),
         " ".join(reading),
         tables=(*listings, *_tables(report)),
-    )
-
-
-def _stability(report: ClusterReport, result: Result, names: list[str]) -> Lines:
-    note = ""
-    if len(names) > NAMED:
-        note = f"The first {NAMED} of {len(names)} clusters."
-    stability = result.data["stability"].to_numpy()[:NAMED]
-    return Lines(
-        "How stable each cluster is",
-        tuple(names[:NAMED]),
-        (Series("stability", stability, style="bar"),),
-        "cluster",
-        f"share that comes back without a fifth of the {report.unit}s",
-        note=note,
-    )
-
-
-def _scatter(report: ClusterReport, result: Result, names: list[str]) -> Panels:
-    unit = report.unit
-    step = -(-result.data.sizes[unit] // MOST_POINTS)
-    data = result.data.isel({unit: slice(None, None, step)})
-    clusters = data["cluster_of"].to_numpy()
-    # Points of one cluster stand together, in the order of the clusters, and those of
-    # none at the end: the legend has the classes in the order of the points.
-    order = np.argsort(np.where(clusters < 0, len(names), clusters), kind="stable")
-    class_names = [*names[:NAMED], *[OTHERS] * len(names[NAMED:]), NOISE]
-    strings = data["string"] if "string" in data.coords else data[unit].astype(str)
-    texts = strings.to_numpy().tolist()
-    model = result.source.get("model")
-    note = (
-        "Two of the principal directions: points that are together here may be apart in"
-        " others."
-    )
-    if step > 1:
-        note += f" One of {step} {unit}s is drawn."
-    return Panels(
-        f"Clusters of {unit}s in {model}" if model else f"Clusters of {unit}s",
-        (str(report.site or "the vectors"),),
-        data["place"].to_numpy()[None, order],
-        # The last name is that of the noise, whose cluster is -1.
-        labels=tuple(class_names[cluster] for cluster in clusters[order].tolist()),
-        texts=tuple(texts[row] for row in order),
-        captions=(
-            f"{_counted(report.cluster_count)}, {report.noise:,} of"
-            f" {report.clustered:,} {unit}s in none",
-        ),
-        grey=NOISE,
-        note=note,
     )
 
 
