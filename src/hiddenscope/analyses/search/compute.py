@@ -1,6 +1,6 @@
 """The rows nearest to queries, and the vectors of queries that are texts."""
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -30,9 +30,6 @@ from hiddenscope.vectors.collection import (
 )
 from hiddenscope.vectors.nearest import Nearest, Nearness
 
-if TYPE_CHECKING:
-    import xarray
-
 Query: TypeAlias = Texts | Inputs | AnyArray | Tensor
 Searchable: TypeAlias = ModelLike | Readable | Pair | EachToken | AnyArray | Tensor
 
@@ -61,16 +58,67 @@ def find_nearest(
     collection = collection_of(source, texts, site, pool)
     model = source if isinstance(source, Model) else None
     queries, names = _queries(collection, query, model, nearness)
-    _check_queries(queries, nearness)
+    wrong = (~queries.isfinite().all(1)).nonzero()
+    if len(wrong):
+        raise NotFinite(
+            "Cannot search",
+            f"query {int(wrong[0])} has a NaN or an infinity",
+            "Give finite numbers.",
+        )
+    zero = (queries == 0).all(1).nonzero()
+    if nearness == "cosine" and len(zero):
+        reason = f"query {int(zero[0])} is a vector of zeros, without a direction"
+        raise StatesError(
+            "Cannot search by cosine",
+            reason,
+            "Give another, or search by 'l2' or 'dot'.",
+        )
     nearest = Nearest(queries, k, nearness)
     with progress.track("Searching", total=collection.count) as advance:
         for block in collection.blocks():
             nearest.see(block)
             advance(len(block))
+    first = []
+    for row, name in enumerate(names[:LISTED]):
+        number = int(nearest.numbers[row, 0])
+        string = None
+        if collection.strings is not None:
+            string = collection.strings[number][:SHORT]
+        score = float(nearest.scores[row, 0])
+        first.append(
+            NearestRow(query=name[:SHORT], number=number, score=score, string=string)
+        )
+    has_site = collection.site is not None
+    dims = ("query", "rank")
+    numbers = nearest.numbers
+    variables: Variables = {
+        "score": (dims, nearest.scores, LOOKS[nearest.nearness]),
+        "number": (dims, numbers, {"long_name": f"number of the {collection.unit}"}),
+    }
+    if collection.tokens is not None:
+        token_texts = collection.tokens.text[numbers]
+        positions = collection.tokens.positions[numbers]
+        variables["text"] = (dims, token_texts, {"long_name": "number of the text"})
+        variables["position"] = (dims, positions, {"long_name": "position in the text"})
+    if collection.strings is not None:
+        row_strings = [
+            collection.strings[number] for number in numbers.ravel().tolist()
+        ]
+        strings = text_array(row_strings).reshape(numbers.shape)
+        variables["string"] = (dims, strings, {"long_name": collection.unit})
+    ranks = np.arange(1, numbers.shape[1] + 1)
+    report = SearchReport(
+        searched=nearest.seen,
+        unit=collection.unit,
+        nearness=nearest.nearness,
+        site=str(collection.site) if has_site else None,
+        token=collection.token if has_site else None,
+        nearest=first,
+    )
     return Result(
         "search",
-        _table(collection, nearest, names),
-        _report(collection, nearest, names),
+        to_dataset(variables, {"query": text_array(names), "rank": ranks}),
+        report,
         collection.source,
     )
 
@@ -155,66 +203,3 @@ def _embed(
         return vectors(model, texts, sites=site, pool=collection.pool).values[0]
     listed, pooling, limit = as_trained(model, texts, collection.pool, False)
     return vectors(model, listed, sites=site, pool=pooling, truncate=limit).values[0]
-
-
-def _check_queries(queries: Tensor, nearness: Nearness) -> None:
-    wrong = (~queries.isfinite().all(1)).nonzero()
-    if len(wrong):
-        raise NotFinite(
-            "Cannot search",
-            f"query {int(wrong[0])} has a NaN or an infinity",
-            "Give finite numbers.",
-        )
-    zero = (queries == 0).all(1).nonzero()
-    if nearness == "cosine" and len(zero):
-        reason = f"query {int(zero[0])} is a vector of zeros, without a direction"
-        raise StatesError(
-            "Cannot search by cosine",
-            reason,
-            "Give another, or search by 'l2' or 'dot'.",
-        )
-
-
-def _table(
-    collection: Collection, nearest: Nearest, names: list[str]
-) -> "xarray.Dataset":
-    dims = ("query", "rank")
-    numbers = nearest.numbers
-    variables: Variables = {
-        "score": (dims, nearest.scores, LOOKS[nearest.nearness]),
-        "number": (dims, numbers, {"long_name": f"number of the {collection.unit}"}),
-    }
-    if collection.tokens is not None:
-        texts = collection.tokens.text[numbers]
-        positions = collection.tokens.positions[numbers]
-        variables["text"] = (dims, texts, {"long_name": "number of the text"})
-        variables["position"] = (dims, positions, {"long_name": "position in the text"})
-    if collection.strings is not None:
-        listed = [collection.strings[number] for number in numbers.ravel().tolist()]
-        strings = text_array(listed).reshape(numbers.shape)
-        variables["string"] = (dims, strings, {"long_name": collection.unit})
-    ranks = np.arange(1, numbers.shape[1] + 1)
-    return to_dataset(variables, {"query": text_array(names), "rank": ranks})
-
-
-def _report(collection: Collection, nearest: Nearest, names: list[str]) -> SearchReport:
-    """Return what was searched and how, and the nearest row to the first queries."""
-    first = []
-    for query, name in enumerate(names[:LISTED]):
-        number = int(nearest.numbers[query, 0])
-        string = None
-        if collection.strings is not None:
-            string = collection.strings[number][:SHORT]
-        score = float(nearest.scores[query, 0])
-        first.append(
-            NearestRow(query=name[:SHORT], number=number, score=score, string=string)
-        )
-    has_site = collection.site is not None
-    return SearchReport(
-        searched=nearest.seen,
-        unit=collection.unit,
-        nearness=nearest.nearness,
-        site=str(collection.site) if has_site else None,
-        token=collection.token if has_site else None,
-        nearest=first,
-    )

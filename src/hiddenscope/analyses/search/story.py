@@ -59,7 +59,28 @@ def story(report: SearchReport, result: Result) -> Iterator[Section]:
             for place, query in enumerate(queries)
         ]
     else:
-        grids = [_grid_of_queries(result, data, queries)]
+        # Many queries have one row each, with the nearest on the left.
+        total = result.data.sizes
+        names = [_names(data.isel(query=place)) for place in range(len(queries))]
+        words = np.array(names[::-1], dtype=object)[:, :, None]
+        scores = score.to_numpy()[::-1]
+        note = ""
+        if total["query"] > len(queries) or total["rank"] > len(ranks):
+            note = (
+                f"{len(queries)} of {total['query']} queries, {len(ranks)} of"
+                f" {total['rank']} ranks."
+            )
+        grid = Grid(
+            f"Nearest to each query{_at(result)}",
+            queries[::-1],
+            ranks,
+            (Measure(long_name(score), scores, _unit(score)),),
+            words=Words.of(words),
+            x_name="rank",
+            y_name="query",
+            note=note,
+        )
+        grids = [grid]
     score_name = SCORES.get(report.nearness, report.nearness)
     # The lists are the picture here: the curve beneath them only shows how their scores
     # fall off.
@@ -77,7 +98,7 @@ def story(report: SearchReport, result: Result) -> Iterator[Section]:
         lines = Lines(
             "How nearness falls off",
             ranks,
-            tuple(Series(query, scores) for query, scores in curves),
+            tuple(Series(query, curve) for query, curve in curves),
             "rank",
             long_name(score),
             _unit(score),
@@ -110,32 +131,6 @@ def _grid_of_query(
         words=Words.of([[[f"{value:.3g}"]] for value in score]),
         x_name="",
         y_name="text",
-    )
-
-
-def _grid_of_queries(
-    result: Result, data: "xarray.Dataset", queries: tuple[str, ...]
-) -> Grid:
-    """Draw many queries: one row each, the nearest on the left."""
-    ranks, total = labels(data, "rank"), result.data.sizes
-    names = [_names(data.isel(query=place)) for place in range(len(queries))]
-    words = np.array(names[::-1], dtype=object)[:, :, None]
-    score = data["score"].to_numpy()[::-1]
-    note = ""
-    if total["query"] > len(queries) or total["rank"] > len(ranks):
-        note = (
-            f"{len(queries)} of {total['query']} queries, {len(ranks)} of"
-            f" {total['rank']} ranks."
-        )
-    return Grid(
-        f"Nearest to each query{_at(result)}",
-        queries[::-1],
-        ranks,
-        (Measure(long_name(data["score"]), score, _unit(data["score"])),),
-        words=Words.of(words),
-        x_name="rank",
-        y_name="query",
-        note=note,
     )
 
 
@@ -202,8 +197,12 @@ def _listings(report: SearchReport, result: Result) -> Iterator[Listing]:
     queries, count = _queries(data), data.sizes["rank"]
     for place, query in enumerate(queries):
         here = data.isel(query=place)
+        names = _names(here)
+        # A text stands here in full.
+        if "string" in here and "position" not in here:
+            names = list(map(str, here["string"].to_numpy()))
         ranks, scores = here["rank"].to_numpy(), here["score"].to_numpy()
-        rows = zip(ranks.tolist(), scores.tolist(), _full_names(here), strict=True)
+        rows = zip(ranks.tolist(), scores.tolist(), names, strict=True)
         notes = []
         if total["rank"] > count:
             notes.append(f"The first {count} of {total['rank']}.")
@@ -217,13 +216,6 @@ def _listings(report: SearchReport, result: Result) -> Iterator[Listing]:
             most=largest,
             note=" ".join(notes),
         )
-
-
-def _full_names(data: "xarray.Dataset") -> list[str]:
-    """Name each of the nearest to one query like `_names`, but a text in full."""
-    if "position" in data or "string" not in data:
-        return _names(data)
-    return [str(string) for string in data["string"].to_numpy()]
 
 
 def _tables(report: SearchReport, result: Result) -> Iterator[Table]:
