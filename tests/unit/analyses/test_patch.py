@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope.analyses.patch.cells import Effects, Plan
-from hiddenscope.analyses.patch.compute import _clear, _intervals
+from hiddenscope.analyses.patch.compute import clear_sites, joint_intervals
 from hiddenscope.cli.main import app
 from hiddenscope.errors import (
     ArgumentError,
@@ -661,12 +661,12 @@ def test_intervals_hold_skewed_effects_of_all_heads_and_show_what_is_planted() -
 
     def clear(values: np.ndarray) -> list[str]:
         effects = [Effects({"effect": row[:, None]}, {}, {}, patched) for row in values]
-        intervals = _intervals(effects, plan, np.arange(len(values)))
+        intervals = joint_intervals(effects, plan, np.arange(len(values)))
         data = to_dataset(
             {"effect": ("site", values.mean(0), {}), **intervals},
             {"site": [*map(str, sites)]},
         )
-        return [effect.site for effect in _clear(data) or ()]
+        return [effect.site for effect in clear_sites(data) or ()]
 
     noise = np.exp(generator.normal(size=(15, 8, 40)) / 2) - np.exp(1 / 8)
     # Student's intervals with Bonferroni's correction miss it in 5 of these 15.

@@ -101,7 +101,7 @@ class LogitMeasures:
         self.start = float(self.difference(base.double()))
         self.span = float(self.difference(source.double())) - self.start
         rounding = max(
-            self._rounding(clean, tolerance), self._rounding(corrupt, tolerance)
+            self.rounding(clean, tolerance), self.rounding(corrupt, tolerance)
         )
         if abs(self.span) <= rounding:
             reason = (
@@ -141,7 +141,7 @@ class LogitMeasures:
             "probability": (probabilities[0], probabilities[1]),
         }
 
-    def _rounding(self, logits: Tensor, tolerance: float) -> float:
+    def rounding(self, logits: Tensor, tolerance: float) -> float:
         """Return what rounding may change in the difference of two logits.
 
         The tolerance is a share of the norm of all logits; for one logit it is that
@@ -248,10 +248,16 @@ class Cells:
         self.patched = np.zeros_like(self.paired)
         self.variants: dict[tuple[int, int], Variant] = {}
         for row, site in enumerate(plan.sites):
-            if plan.together:
-                self._add(site, (row, 0), self._chosen(site.stack))
-                continue
             differing = self._differing(site)
+            if plan.together:
+                positions = self._chosen(site.stack)
+                self.paired[row, 0] = bool(positions)
+                # Equal states change nothing, and a run that begins later costs less.
+                changed = [pair for pair in positions if pair[0] in differing]
+                if changed:
+                    self.patched[row, 0] = True
+                    self.variants[row, 0] = [self.patch(site, changed)]
+                continue
             for column in range(len(contrast.columns[site.stack])):
                 positions = self.positions(site.stack, column, column + plan.window)
                 cell = row, starts[site.stack] + column
@@ -259,16 +265,6 @@ class Cells:
                 if any(base_position in differing for base_position, _ in positions):
                     self.patched[cell] = True
                     self.variants[cell] = [self.patch(site, positions)]
-
-    def _add(self, site: Site, cell: tuple[int, int], positions: PositionPairs) -> None:
-        """Add the cell of several tokens, where one of their states differs."""
-        self.paired[cell] = bool(positions)
-        differing = self._differing(site)
-        # Equal states change nothing, and a run that begins later costs less.
-        changed = [pair for pair in positions if pair[0] in differing]
-        if changed:
-            self.patched[cell] = True
-            self.variants[cell] = [self.patch(site, changed)]
 
     def _chosen(self, stack: str | None) -> PositionPairs:
         """Return the positions of the tokens that are patched together."""

@@ -1,7 +1,7 @@
 """What is patched and what comes of it: labelled arrays, and the report."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -111,7 +111,14 @@ def patch_all(
     ):
         distinct.setdefault(encoded.key, (contrast, encoded))
     encodings = [encoded for _, encoded in distinct.values()]
-    groups = _groups(encodings)
+    names: list[Hashable] = []
+    for number, encoded in enumerate(encodings):
+        if encoded.group is None:
+            names.append(("contrast", number))
+        else:
+            names.append(("group", encoded.group))
+    # Contrasts of one named group, or of the same prompts, belong together.
+    groups = number_groups([encoded.prompts for encoded in encodings], names)
     # Each site has a cell for every column, one for a layer and one for a window of
     # layers.
     cells = 0
@@ -131,16 +138,34 @@ def patch_all(
         ]
     copies = len(all_contrasts) - len(encodings)
     group_count = int(groups.max()) + 1
-    notes = [
-        *_notes_on_evidence(len(encodings), copies, group_count),
-        *_notes(encodings, effects, left_out),
-    ]
+    notes: list[str] = []
+    if copies == 1:
+        notes.append("One pair of prompts is a copy of another and counted once.")
+    elif copies:
+        notes.append(
+            f"{copies:,} pairs of prompts are copies of another and counted once."
+        )
+    if group_count == 1 < len(encodings):
+        notes.append(
+            "All pairs of prompts belong together, so there is no standard error."
+        )
+    for encoded in encodings:
+        notes += encoded.notes
+    for of_contrast in effects:
+        notes += of_contrast.notes
+    if left_out:
+        notes.append(f"{summarise(left_out)} cannot be changed and was left out.")
+    if any(None in pair for pairs in encodings[0].columns.values() for pair in pairs):
+        notes.append(
+            "The prompts have different lengths: tokens that only one of them has are"
+            " gaps."
+        )
     report = PatchReport(
         **patch_report(model, encodings, plan, effects, data),
         method=method,
         copies=copies,
         groups=group_count,
-        notes=notes,
+        notes=list(dict.fromkeys(notes)),
     )
     return Result("patch", data, report, model.source(selected[-1].stack))
 
@@ -160,7 +185,14 @@ def _plan(
     if isinstance(window, int):
         size = window
     elif window is not None:
-        positions = tuple(map(_check_position, window))
+        for position in window:
+            if isinstance(position, bool) or not isinstance(position, int):
+                raise TextError(
+                    "window must be a number of tokens or a list of positions",
+                    f"got {position!r:.60} among the positions",
+                    "Give integers; -1 is the last token of the clean prompt.",
+                )
+        positions = tuple(window)
         together = True
     if layers is None:
         layers = max(1, model.anatomy.stacks[-1].depth // 6)
@@ -182,16 +214,6 @@ def _plan(
     )
 
 
-def _check_position(position: object) -> int:
-    if isinstance(position, bool) or not isinstance(position, int):
-        raise TextError(
-            "window must be a number of tokens or a list of positions",
-            f"got {position!r:.60} among the positions",
-            "Give integers; -1 is the last token of the clean prompt.",
-        )
-    return position
-
-
 def _means(
     model: Model, contrasts: Sequence[EncodedContrast], plan: Plan
 ) -> dict[Site, Tensor]:
@@ -208,17 +230,6 @@ def _means(
             sums[site] = sums.get(site, 0) + rows.sum(0)
             tokens[site] += len(rows)
     return {site: total / tokens[site] for site, total in sums.items()}
-
-
-def _groups(contrasts: Sequence[EncodedContrast]) -> Ints:
-    """Number the groups: contrasts of one named group, or of the same prompts."""
-    names: list[Hashable] = []
-    for number, contrast in enumerate(contrasts):
-        if contrast.group is None:
-            names.append(("contrast", number))
-        else:
-            names.append(("group", contrast.group))
-    return number_groups([contrast.prompts for contrast in contrasts], names)
 
 
 def _listed(contrasts: Contrast | Sequence[Contrast]) -> list[Contrast]:
@@ -267,37 +278,6 @@ def _changeable_sites(
     return tuple(changeable_sites), left_out
 
 
-def _notes_on_evidence(contrasts: int, copies: int, groups: int) -> Iterator[str]:
-    """Say which contrasts are no further evidence."""
-    if copies == 1:
-        yield "One pair of prompts is a copy of another and counted once."
-    elif copies:
-        yield f"{copies:,} pairs of prompts are copies of another and counted once."
-    if groups == 1 < contrasts:
-        yield "All pairs of prompts belong together, so there is no standard error."
-
-
-def _notes(
-    contrasts: Sequence[EncodedContrast],
-    effects: Sequence[Effects],
-    left_out: Sequence[Site],
-) -> list[str]:
-    notes: list[str] = []
-    for contrast in contrasts:
-        notes += contrast.notes
-    for of_contrast in effects:
-        notes += of_contrast.notes
-    if left_out:
-        notes.append(f"{summarise(left_out)} cannot be changed and was left out.")
-    for columns in contrasts[0].columns.values():
-        if any(None in column for column in columns):
-            notes.append(
-                "The prompts have different lengths: tokens that only one of them has"
-                " are gaps."
-            )
-    return list(dict.fromkeys(notes))
-
-
 def patch_dataset(
     model: Model,
     contrast: EncodedContrast,
@@ -318,16 +298,40 @@ def patch_dataset(
             dims, values = "site", values[..., 0]
         variables |= _averaged(name, dims, values, attributes, groups)
     if plan.together:
-        variables |= _intervals(effects, plan, groups)
+        variables |= joint_intervals(effects, plan, groups)
     for name in effects[0].along:
         values = np.stack([of_contrast.along[name] for of_contrast in effects])
         attributes = {**ATTRIBUTES[name], "long_name": _swap_name(name, plan)}
         variables |= _averaged(name, "site", values, attributes, groups)
     coords: Coordinates = {"site": site_names(plan.sites)}
     if plan.together:
-        coords |= _index_coords(plan)
+        layers, numbers = [], []
+        for site in plan.sites:
+            layers.append(-1 if site.layer is None else site.layer)
+            numbers.append(-1 if site.index is None else site.index)
+        coords |= {
+            "layer": ("site", np.array(layers)),
+            "number": ("site", np.array(numbers)),
+        }
     else:
-        coords |= _coords(model, contrast)
+        # The tokens of the clean prompt, and (`other_`) of the corrupt one.
+        for side, prefix in enumerate(("", "other_")):
+            tokens: list[tuple[int, int, str] | None] = []
+            for stack, columns in contrast.columns.items():
+                ids = contrast.inputs.of(stack).ids[side]
+                for column in columns:
+                    position = column[side]
+                    if position is None:
+                        tokens.append(None)
+                    else:
+                        string = model.text_encoder.string(ids[position])
+                        tokens.append((position, ids[position], string))
+            coords |= column_coords(tokens, prefix=prefix)
+        if len(contrast.columns) > 1:
+            counts = {
+                str(stack): len(pairs) for stack, pairs in contrast.columns.items()
+            }
+            coords["stack"] = "token", stack_column(counts)
     return to_dataset(variables, coords)
 
 
@@ -347,7 +351,7 @@ def _averaged(
     return variables
 
 
-def _intervals(effects: Sequence[Effects], plan: Plan, groups: Ints) -> Variables:
+def joint_intervals(effects: Sequence[Effects], plan: Plan, groups: Ints) -> Variables:
     """Return intervals that hold all effects at once with a probability of 95%.
 
     Without several independent groups there are none.
@@ -363,18 +367,6 @@ def _intervals(effects: Sequence[Effects], plan: Plan, groups: Ints) -> Variable
     return {"low": ("site", mean - reach, low), "high": ("site", mean + reach, high)}
 
 
-def _index_coords(plan: Plan) -> Coordinates:
-    """Label sites by their layer and by the number of their head or neuron."""
-    layers, numbers = [], []
-    for site in plan.sites:
-        layers.append(-1 if site.layer is None else site.layer)
-        numbers.append(-1 if site.index is None else site.index)
-    return {
-        "layer": ("site", np.array(layers)),
-        "number": ("site", np.array(numbers)),
-    }
-
-
 def _swap_name(name: str, plan: Plan) -> str:
     tokens = "all tokens"
     if any(site.part in ("", "mid") for site in plan.sites):
@@ -382,27 +374,6 @@ def _swap_name(name: str, plan: Plan) -> str:
     if name == "swap":
         return f"one layer, {tokens}"
     return f"{plan.layers} layers from here up, {tokens}"
-
-
-def _coords(model: Model, contrast: EncodedContrast) -> Coordinates:
-    """Label the columns by the clean prompt, and (`other_`) by the corrupt one."""
-    coords: Coordinates = {}
-    for side, prefix in enumerate(("", "other_")):
-        tokens: list[tuple[int, int, str] | None] = []
-        for stack, columns in contrast.columns.items():
-            ids = contrast.inputs.of(stack).ids[side]
-            for column in columns:
-                position = column[side]
-                if position is None:
-                    tokens.append(None)
-                else:
-                    string = model.text_encoder.string(ids[position])
-                    tokens.append((position, ids[position], string))
-        coords |= column_coords(tokens, prefix=prefix)
-    if len(contrast.columns) > 1:
-        counts = {str(stack): len(pairs) for stack, pairs in contrast.columns.items()}
-        coords["stack"] = "token", stack_column(counts)
-    return coords
 
 
 def patch_report(
@@ -443,7 +414,7 @@ def patch_report(
         fields[name] = Runs(clean=float(clean), corrupt=float(corrupt))
     if plan.together:
         fields["positions"] = None if plan.positions is None else list(plan.positions)
-        fields["clear"] = _clear(data)
+        fields["clear"] = clear_sites(data)
     else:
         fields |= _carriers(data, plan, contrasts[0], measure)
     if plan.exact and plan.attribution:
@@ -488,7 +459,7 @@ def _largest(values: NDArray[Any], data: "xarray.Dataset") -> LargestEffect | No
     )
 
 
-def _clear(data: "xarray.Dataset") -> list[Clear] | None:
+def clear_sites(data: "xarray.Dataset") -> list[Clear] | None:
     """Return the sites whose corrected interval excludes 0; None without intervals."""
     if "low" not in data:
         return None

@@ -21,6 +21,15 @@ from hiddenscope.results.sentences import (
 # What a branch adds to the residual stream, not the stream itself.
 BRANCHES = (".attn", ".cross", ".mlp")
 CELLS = ("effect", "attribution", "probability", "kl", "effect_error")
+# Effects of whole layers, the line of each, and what it is.
+LAYERS: tuple[tuple[str, Style, str], ...] = (
+    ("swap", "line", "The solid line patches all tokens of one layer at once."),
+    (
+        "swap_window",
+        "dash",
+        "The dashed line patches several layers in a row, named by the lowest.",
+    ),
+)
 MOST_ANSWERS = 3
 MOST_NAMED = 6
 ABLATIONS = {"zero": "Zeros", "mean": "The means over all prompts"}
@@ -164,12 +173,38 @@ def story(report: PatchReport, result: Result) -> Iterator[Section]:
         f"{_experiment(report)} {_effect(report)}",
     )
     if "swap" in result.data and "token" in result.data.dims:
-        lines = _layers(result)
+        data = result.data
+        series = []
+        sentences = []
+        for name, style, sentence in LAYERS:
+            effect = data[name].to_numpy()
+            # With few layers there is no window of several.
+            if not np.isfinite(effect).any():
+                continue
+            low = high = None
+            if f"{name}_error" in data:
+                error = data[f"{name}_error"].to_numpy()
+                low, high = effect - error, effect + error
+            band = "" if low is None else "one standard error"
+            series.append(Series(long_name(data[name]), effect, low, high, band, style))
+            sentences.append(sentence)
+        lines = Lines(
+            f"The effect of patching whole layers, in {model_name(result)}",
+            labels(data, "site"),
+            tuple(series),
+            y_name="effect",
+            unit="share of the logit difference",
+        )
+        if not all(site.endswith(BRANCHES) for site in labels(data, "site")):
+            sentences.append(
+                "The token at which the answer is read keeps its own state; patching it"
+                " too would give the other run at every layer."
+            )
         yield Section(
             "Whole layers at once",
             tuple(map(Explanation, windows)),
             (lines,),
-            _reading_of_layers(result, lines),
+            " ".join([*sentences, "The effect is defined as above."]),
             folded=True,
         )
 
@@ -186,7 +221,21 @@ def _effects(report: PatchReport, result: Result) -> Iterator[Grid]:
         return
     grid = grid_of(result, [name for name in CELLS if name in result.data], title)
     if grid is not None:
-        yield _with_both_prompts(report, result, grid)
+        data = result.data.isel(token=slice(len(grid.tokens)))
+        clean = tokens_with_gaps(data, "")
+        corrupt = tokens_with_gaps(data, "other_")
+        notes = [grid.note] if grid.note else []
+        if None in clean or None in corrupt:
+            notes.append("Hatched: a token that only one prompt has.")
+        if report.contrasts > 1:
+            notes.append("The tokens are those of the first pair of prompts.")
+        yield replace(
+            grid,
+            tokens=clean,
+            second=corrupt,
+            token_rows=("clean", "corrupted"),
+            note=" ".join(notes),
+        )
 
 
 def _noun(result: Result) -> str:
@@ -234,49 +283,6 @@ def _by_number(result: Result, title: str) -> Grid:
     )
 
 
-def _with_both_prompts(report: PatchReport, result: Result, grid: Grid) -> Grid:
-    data = result.data.isel(token=slice(len(grid.tokens)))
-    clean = tokens_with_gaps(data, "")
-    corrupt = tokens_with_gaps(data, "other_")
-    notes = [grid.note] if grid.note else []
-    if None in clean or None in corrupt:
-        notes.append("Hatched: a token that only one prompt has.")
-    if report.contrasts > 1:
-        notes.append("The tokens are those of the first pair of prompts.")
-    return replace(
-        grid,
-        tokens=clean,
-        second=corrupt,
-        token_rows=("clean", "corrupted"),
-        note=" ".join(notes),
-    )
-
-
-def _layers(result: Result) -> Lines:
-    """Draw the effect of all tokens of one site, and of several layers in a row."""
-    data = result.data
-    series = []
-    styles: dict[str, Style] = {"swap": "line", "swap_window": "dash"}
-    for name, style in styles.items():
-        effect = data[name].to_numpy()
-        # With few layers there is no window of several.
-        if not np.isfinite(effect).any():
-            continue
-        low = high = None
-        if f"{name}_error" in data:
-            error = data[f"{name}_error"].to_numpy()
-            low, high = effect - error, effect + error
-        band = "" if low is None else "one standard error"
-        series.append(Series(long_name(data[name]), effect, low, high, band, style))
-    return Lines(
-        f"The effect of patching whole layers, in {model_name(result)}",
-        labels(data, "site"),
-        tuple(series),
-        y_name="effect",
-        unit="share of the logit difference",
-    )
-
-
 def _findings(report: PatchReport, result: Result, windows: list[str]) -> Iterator[str]:
     """Yield where the answer is carried, what both runs predict, how it was measured,
     and how sure that is.
@@ -299,25 +305,6 @@ def _findings(report: PatchReport, result: Result, windows: list[str]) -> Iterat
         " because both runs have the same state there."
     )
     yield from map(Aside, report.notes)
-
-
-def _reading_of_layers(result: Result, lines: Lines) -> str:
-    """Say what each line is in the picture of whole layers."""
-    styles = {series.style for series in lines.series}
-    sentences = []
-    if "line" in styles:
-        sentences.append("The solid line patches all tokens of one layer at once.")
-    if "dash" in styles:
-        sentences.append(
-            "The dashed line patches several layers in a row, named by the lowest."
-        )
-    sites = labels(result.data, "site")
-    if not all(site.endswith(BRANCHES) for site in sites):
-        sentences.append(
-            "The token at which the answer is read keeps its own state; patching it too"
-            " would give the other run at every layer."
-        )
-    return " ".join([*sentences, "The effect is defined as above."])
 
 
 def _verb(report: PatchReport) -> str:
