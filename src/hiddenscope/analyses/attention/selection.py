@@ -165,21 +165,16 @@ def _sites(model: Model, layers: Layers | None) -> list[Site]:
                 )
             sites.add(Site(layer, "attn", name))
     for pattern in patterns:
-        sites |= set(_of_pattern(model, pattern))
+        for site in model.anatomy.select([pattern]):
+            if site.part not in _BRANCHES:
+                place = "*" if site.layer is None else f"layer.{site.layer}"
+                raise SiteError(
+                    f"No attention weights at {site}",
+                    "weights are of a whole attention, attn or cross",
+                    f"Choose '{place}.attn', and heads= for some of its heads.",
+                )
+            sites.add(site)
     return sorted(sites)
-
-
-def _of_pattern(model: Model, pattern: str | Site) -> Sequence[Site]:
-    selected = model.anatomy.select([pattern])
-    for site in selected:
-        if site.part not in _BRANCHES:
-            layer = "*" if site.layer is None else f"layer.{site.layer}"
-            raise SiteError(
-                f"No attention weights at {site}",
-                "weights are of a whole attention, attn or cross",
-                f"Choose '{layer}.attn', and heads= for some of its heads.",
-            )
-    return selected
 
 
 def select_positions(queries: NumberChoice | None, tokens: int) -> list[int]:

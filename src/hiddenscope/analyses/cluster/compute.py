@@ -56,7 +56,7 @@ def find_clusters(
     """Return the clusters, their most typical rows, and their stability."""
     source = as_source(source)
     collection = collection_of(source, texts, site, pool, truncate)
-    rows = np.arange(collection.count)
+    rows: Ints = np.arange(collection.count)
     if len(rows) > MAX_ROWS:
         generator = np.random.default_rng(SEED)
         rows = np.sort(generator.choice(len(rows), MAX_ROWS, replace=False))

@@ -57,7 +57,18 @@ def embed_texts(
             "Choose one of them.",
         )
     values = rows.values[0]
-    _report(f"{model.name}, {pooling} of {rows.sites[0]}", values, adjust)
+    if len(values) > 1:
+        cosine = mean_cosine(values)
+        note = (
+            f"{model.name}, {pooling} of {rows.sites[0]}: the mean cosine of two of the"
+            f" {len(values):,} texts is {cosine:.2f}"
+        )
+        if cosine > NARROW and adjust is None:
+            note += (
+                "; states that all point in nearly the same direction make poor"
+                " embeddings: try adjust='centre'"
+            )
+        progress.note(note)
     if adjust is not None:
         if not isinstance(adjust, Adjustment):
             adjust = Adjustment.fit(values, adjust)
@@ -75,21 +86,6 @@ def embed_texts(
         values = values / norms
     embeddings: NDArray[np.float32] = values.float().numpy()
     return embeddings
-
-
-def _report(name: str, values: Tensor, adjust: "Adjust | Adjustment | None") -> None:
-    """Note on stderr how nearly the vectors point the same way."""
-    if len(values) < 2:
-        return
-    cosine = mean_cosine(values)
-    count = len(values)
-    note = f"{name}: the mean cosine of two of the {count:,} texts is {cosine:.2f}"
-    if cosine > NARROW and adjust is None:
-        note += (
-            "; states that all point in nearly the same direction make poor embeddings:"
-            " try adjust='centre'"
-        )
-    progress.note(note)
 
 
 def mean_cosine(values: Tensor) -> float:

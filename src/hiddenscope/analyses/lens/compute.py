@@ -150,6 +150,16 @@ def read_layers(
             probability=float(predictions.answer_probability[-1]),
             settled_from=predictions.first(settled),
         )
+    accuracy = None
+    if "accuracy" in data and predictions.whole:
+        shares = data["accuracy"].to_numpy()[predictions.whole]
+        whole = [str(predictions.sites[row]) for row in predictions.whole]
+        accuracy = Accuracy(
+            tokens=int((next_ids(tokens) >= 0).sum()),
+            site=whole[-1],
+            value=float(shares[-1]),
+            half_from=half_from(whole, shares),
+        )
     report = LensReport(
         lens="logit" if fitted is None else fitted.kind,
         texts=tokens.count,
@@ -161,7 +171,7 @@ def read_layers(
             predictions.known & (predictions.stays.mean(1) >= 0.5)
         ),
         last_token=last_token,
-        accuracy=_accuracy(predictions, data),
+        accuracy=accuracy,
         target=_target_rank(predictions, data, followed),
         unembedding=LogitRecipe(
             vocabulary=recipe.vocabulary,
@@ -402,22 +412,6 @@ def lens_dataset(
 def _word(token: int, string: str) -> str:
     """Return a word as it is shown, also where the tokenizer has no text for it."""
     return string or f"(id {token})"
-
-
-def _accuracy(predictions: Predictions, data: "xarray.Dataset") -> Accuracy | None:
-    """Return how often the last whole layer is right, and from where on it is nearly
-    as often.
-    """
-    if "accuracy" not in data or not predictions.whole:
-        return None
-    accuracy = data["accuracy"].to_numpy()[predictions.whole]
-    sites = [str(predictions.sites[row]) for row in predictions.whole]
-    return Accuracy(
-        tokens=int((next_ids(predictions.tokens) >= 0).sum()),
-        site=sites[-1],
-        value=float(accuracy[-1]),
-        half_from=half_from(sites, accuracy),
-    )
 
 
 def _target_rank(

@@ -5,7 +5,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope import progress
@@ -299,9 +298,16 @@ def patch_dataset(
         variables |= _averaged(name, dims, values, attributes, groups)
     if plan.together:
         variables |= joint_intervals(effects, plan, groups)
+    tokens_swapped = "all tokens"
+    if any(site.part in ("", "mid") for site in plan.sites):
+        tokens_swapped = "all tokens except the answer's"
+    swaps = {
+        "swap": f"one layer, {tokens_swapped}",
+        "swap_window": f"{plan.layers} layers from here up, {tokens_swapped}",
+    }
     for name in effects[0].along:
         values = np.stack([of_contrast.along[name] for of_contrast in effects])
-        attributes = {**ATTRIBUTES[name], "long_name": _swap_name(name, plan)}
+        attributes = {**ATTRIBUTES[name], "long_name": swaps[name]}
         variables |= _averaged(name, "site", values, attributes, groups)
     coords: Coordinates = {"site": site_names(plan.sites)}
     if plan.together:
@@ -367,15 +373,6 @@ def joint_intervals(effects: Sequence[Effects], plan: Plan, groups: Ints) -> Var
     return {"low": ("site", mean - reach, low), "high": ("site", mean + reach, high)}
 
 
-def _swap_name(name: str, plan: Plan) -> str:
-    tokens = "all tokens"
-    if any(site.part in ("", "mid") for site in plan.sites):
-        tokens = "all tokens except the answer's"
-    if name == "swap":
-        return f"one layer, {tokens}"
-    return f"{plan.layers} layers from here up, {tokens}"
-
-
 def patch_report(
     model: Model,
     contrasts: Sequence[EncodedContrast],
@@ -392,6 +389,13 @@ def patch_report(
     if plan.together:
         patched = patched[:, 0]
     finite = np.isfinite(values)
+    largest = None
+    if finite.any():
+        place = np.unravel_index(np.nanargmax(np.abs(values)), values.shape)
+        # Patched together, tokens have no column of their own.
+        token = {} if plan.together else _token(data, int(place[1]))
+        site_name = str(data["site"].values[place[0]])
+        largest = LargestEffect(value=float(values[place]), site=site_name, **token)
     string = model.text_encoder.string
     fields: dict[str, Any] = {
         "contrasts": len(contrasts),
@@ -405,7 +409,7 @@ def patch_report(
         "cells": CellCount(
             total=int(finite.sum()), equal=int((finite & ~patched).sum())
         ),
-        "largest": _largest(values, data),
+        "largest": largest,
         "differing_token": None,
         "answer_token": None,
     }
@@ -418,9 +422,28 @@ def patch_report(
     else:
         fields |= _carriers(data, plan, contrasts[0], measure)
     if plan.exact and plan.attribution:
-        fields["agreement"] = _agreement(data, patched)
+        exact = data["effect"].to_numpy()[patched].astype(np.float64)
+        estimate = data["attribution"].to_numpy()[patched].astype(np.float64)
+        correlation = error = None
+        # Two points, or equal ones, have no correlation.
+        if len(exact) >= 3 and exact.std() != 0 and estimate.std() != 0:
+            correlation = float(np.corrcoef(exact, estimate)[0, 1])
+            error = float(np.abs(exact - estimate).mean())
+        fields["agreement"] = Agreement(
+            cells=len(exact), correlation=correlation, mean_absolute_error=error
+        )
     if "swap_window" in data:
-        fields["layer_windows"] = _layer_windows(data, plan)
+        windows = data["swap_window"].to_numpy()
+        rows = [
+            row
+            for row, site in enumerate(plan.sites)
+            if site.stack != "encoder" and np.isfinite(windows[row])
+        ]
+        fields["layer_windows"] = None
+        if rows:
+            row = max(rows, key=lambda row: windows[row])
+            window = LargestWindow(value=float(windows[row]), site=str(plan.sites[row]))
+            fields["layer_windows"] = LayerWindows(layers=plan.layers, largest=window)
     if plan.exact:
         fields["cost"] = Cost(
             cells=sum(int(of_contrast.patched.sum()) for of_contrast in effects),
@@ -442,21 +465,6 @@ def _token(data: "xarray.Dataset", column: int) -> dict[str, str]:
         "token": str(data["string"].values[column]),
         "other_token": str(data["other_string"].values[column]),
     }
-
-
-def _largest(values: NDArray[Any], data: "xarray.Dataset") -> LargestEffect | None:
-    if not np.isfinite(values).any():
-        return None
-    row, *columns = np.unravel_index(np.nanargmax(np.abs(values)), values.shape)
-    if not columns:
-        site = str(data["site"].values[row])
-        return LargestEffect(value=float(values[row]), site=site)
-    column = columns[0]
-    return LargestEffect(
-        value=float(values[row, column]),
-        site=str(data["site"].values[row]),
-        **_token(data, int(column)),
-    )
 
 
 def clear_sites(data: "xarray.Dataset") -> list[Clear] | None:
@@ -512,36 +520,3 @@ def _carriers(
             to=half_at[-1] if half_at else None,
         )
     return carriers
-
-
-def _agreement(data: "xarray.Dataset", patched: NDArray[np.bool_]) -> Agreement:
-    """Compare attribution with the exact effect, over the cells that were patched."""
-    exact = data["effect"].to_numpy()[patched].astype(np.float64)
-    estimate = data["attribution"].to_numpy()[patched].astype(np.float64)
-    # Two points, or equal ones, have no correlation.
-    if len(exact) < 3 or exact.std() == 0 or estimate.std() == 0:
-        return Agreement(cells=len(exact), correlation=None, mean_absolute_error=None)
-    return Agreement(
-        cells=len(exact),
-        correlation=float(np.corrcoef(exact, estimate)[0, 1]),
-        mean_absolute_error=float(np.abs(exact - estimate).mean()),
-    )
-
-
-def _layer_windows(data: "xarray.Dataset", plan: Plan) -> LayerWindows | None:
-    """Return the window of layers with the largest effect, by the site it begins at."""
-    values = data["swap_window"].to_numpy()
-    rows = [
-        row
-        for row, site in enumerate(plan.sites)
-        if site.stack != "encoder" and np.isfinite(values[row])
-    ]
-    if not rows:
-        return None
-    largest = max(rows, key=lambda row: values[row])
-    return LayerWindows(
-        layers=plan.layers,
-        largest=LargestWindow(
-            value=float(values[largest]), site=str(plan.sites[largest])
-        ),
-    )

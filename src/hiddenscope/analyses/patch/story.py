@@ -165,7 +165,17 @@ def story(report: PatchReport, result: Result) -> Iterator[Section]:
     """Yield the effect of every site and token with what it shows, then whole
     layers.
     """
-    windows = list(_layer_windows(report))
+    windows: list[str] = []
+    if isinstance(report.layer_windows, LayerWindows):
+        largest = report.layer_windows.largest
+        spared = ", except the token at which the answer is read,"
+        if largest.site.endswith(BRANCHES):
+            spared = ""
+        windows.append(
+            f"Patching all tokens of {report.layer_windows.layers} layers in a"
+            f" row{spared} has the largest effect for the window that begins at"
+            f" {largest.site}: {largest.value:.2f}."
+        )
     yield Section(
         "Which states carry the answer?",
         tuple(_findings(report, result, windows)),
@@ -439,21 +449,6 @@ def _together(report: PatchReport) -> Iterator[str]:
             f"The largest effect of the {total} sites is {largest.value:.2f}, of"
             f" {largest.site}."
         )
-
-
-def _layer_windows(report: PatchReport) -> Iterator[str]:
-    windows = report.layer_windows
-    if not isinstance(windows, LayerWindows):
-        return
-    largest = windows.largest
-    spared = ", except the token at which the answer is read,"
-    if largest.site.endswith(BRANCHES):
-        spared = ""
-    yield (
-        f"Patching all tokens of {windows.layers} layers in a row{spared} has the"
-        f" largest effect for the window that begins at {largest.site}:"
-        f" {largest.value:.2f}."
-    )
 
 
 def _certainty(report: PatchReport) -> str:
