@@ -126,8 +126,7 @@ def steer_prompts(
     total = sweep.tokens(answer_reads)
     with progress.track("Steering the prompts", total=total) as advance:
         on_prompts = sweep.measure(answer_reads, states, advance)
-    string = model.text_encoder.string
-    answer_strings = list(map(string, answer_ids))
+    answer_strings = list(map(model.text_encoder.string, answer_ids))
     # The perplexity takes many times as long.
     for line in _first_look(sweep, on_prompts, answer_strings):
         progress.note(line)
@@ -137,17 +136,8 @@ def steer_prompts(
     with progress.track("Measuring the perplexity", total=total) as advance:
         text_states = model.capture(text_reads.inputs, whole) if whole else None
         on_quality = sweep.measure(text_reads, text_states, advance)
-    prompt_strings = prompt_inputs.texts or [
-        " ".join(map(string, ids)) for ids in prompt_inputs.ids
-    ]
-    coords: Coordinates = {
-        "site": site_names(steered.sites),
-        "strength": np.array(multiples),
-        "prompt": ("text", text_array(prompt_strings)),
-        "answer": text_array(answer_strings),
-        "id": ("answer", np.array(answer_ids)),
-    }
     columns = _columns(sweep, on_prompts, on_quality, states)
+    coords = _coordinates(sweep, prompt_inputs, answer_ids)
     data = to_dataset(columns, coords)
     best = strongest_setting(data, 0)
     strongest = strongest_setting(data, 0, within=math.inf)
@@ -174,15 +164,7 @@ def steer_prompts(
         ),
         best=best,
         strongest=strongest,
-        answers=[
-            SteeredAnswer(
-                answer=answer,
-                probability=float(data["probability_before"][:, place].mean()),
-                lowest=strongest_setting(data, place, sign=-1),
-                highest=strongest_setting(data, place, sign=1),
-            )
-            for place, answer in enumerate(answer_strings)
-        ],
+        answers=list(_extremes(data)),
         written=written,
         not_written=not_written,
         notes=sweep.notes,
@@ -258,6 +240,18 @@ def _answer_ids(
             "Give each once, or leave `answers` out.",
         )
     return ids
+
+
+def _coordinates(sweep: Sweep, prompts: Inputs, answers: Sequence[int]) -> Coordinates:
+    string = sweep.model.text_encoder.string
+    strings = prompts.texts or [" ".join(map(string, ids)) for ids in prompts.ids]
+    return {
+        "site": site_names(sweep.steered.sites),
+        "strength": np.array(sweep.strengths),
+        "prompt": ("text", text_array(strings)),
+        "answer": text_array(list(map(string, answers))),
+        "id": ("answer", np.array(answers)),
+    }
 
 
 def _columns(
@@ -375,6 +369,17 @@ def strongest_setting(
         perplexity=float(here["perplexity"]),
         perplexity_change=float(here["perplexity_change"]),
     )
+
+
+def _extremes(data: "xarray.Dataset") -> Iterator[SteeredAnswer]:
+    """Yield how low and how high each answer comes while the model stays as good."""
+    for place, answer in enumerate(data["answer"].to_numpy().tolist()):
+        yield SteeredAnswer(
+            answer=answer,
+            probability=float(data["probability_before"][:, place].mean()),
+            lowest=strongest_setting(data, place, sign=-1),
+            highest=strongest_setting(data, place, sign=1),
+        )
 
 
 def median_interval(changes: Floats, settings: int) -> list[float] | None:

@@ -183,7 +183,9 @@ def story(report: SteerReport, result: Result) -> Iterator[Section]:
     grids: tuple[Grid, ...] = ()
     lines: list[Lines] = []
     if len(strengths) > 1:
-        names = [f"{value:+g}" if value else "0" for value in strengths]
+        names = []
+        for value in strengths:
+            names.append(f"{value:+g}" if value else "0")
         grids = (_grid(data, names, model),)
         lines += _lines(data.sel(site=site), "strength", names, f"at {site} of {model}")
     if len(sites) > 1 or not grids:
