@@ -56,7 +56,7 @@ class Stack:
     @property
     def depth(self) -> int:
         """Return the number of blocks."""
-        return self.proof.depth
+        return len(self.blocks)
 
     @property
     def kind(self) -> str:
@@ -185,7 +185,7 @@ class Anatomy:
 
     def stack(self, site: Site) -> Stack:
         """Return the stack that a site belongs to."""
-        return self.stack_named(site.stack)
+        return next(stack for stack in self.stacks if site.stack in (None, stack.name))
 
     def stack_named(self, name: str | None) -> Stack:
         """Return the stack of this name; None stands for the first."""
@@ -213,9 +213,12 @@ class Anatomy:
             patterns = str(patterns)
         if not isinstance(patterns, str):
             return self._select(patterns)
+        # Sorting the sites of a deep model takes longer than a short pass's hooks.
+        known = self._selected.get((patterns, 0))
+        if known is not None:
+            return known
         # What is inside depends on the attention kernel, which may be changed.
         key = (patterns, id(self.look_inside()) if names_inner(patterns) else 0)
-        # Sorting the sites of a deep model takes longer than a short pass's hooks.
         if key not in self._selected:
             self._selected[key] = self._select(patterns)
         return self._selected[key]
@@ -284,7 +287,14 @@ class Anatomy:
 
     def reported_names(self, stack: Stack) -> tuple[str, ...]:
         """Return `reported` as strings, empty for the state of no site."""
-        return tuple(str(site or "") for site in self.reported(stack))
+        if stack.name not in self._reported_names:
+            names = [str(site or "") for site in self.reported(stack)]
+            self._reported_names[stack.name] = tuple(names)
+        return self._reported_names[stack.name]
+
+    @cached_property
+    def _reported_names(self) -> dict[str, tuple[str, ...]]:
+        return {}
 
     def _with_reason(self, error: SiteError) -> SiteError:
         """Add the reason why a block's parts were refused to an error about parts."""

@@ -150,6 +150,8 @@ def as_model(source: ModelLike) -> Model:
     >>> as_model((tiny_model("gpt2"), None))
     Model(GPT2LMHeadModel: 3 layers, 64 wide, float32 on cpu)
     """
+    if isinstance(source, Model):
+        return source
     model: Model = as_source(source)
     return model
 
@@ -192,7 +194,7 @@ class PassLock:
             self._depth += 1
             return True
 
-    def release(self) -> None:
+    def release(self, *error: object) -> None:
         """Release the lock, as often as it was taken."""
         with self._free:
             self._depth -= 1
@@ -200,11 +202,8 @@ class PassLock:
                 self._owner = None
                 self._free.notify()
 
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
+    __enter__ = acquire
+    __exit__ = release
 
 
 @checked
@@ -235,7 +234,7 @@ class Model:
         self.lock = PassLock()
         self.trials = Trials(self.module, memory)
         self._anatomy = self._find()
-        self._anatomy_dtype = self._weights_dtype
+        self._anatomy_dtype = next(self.module.parameters()).dtype
         self.remembered = self.trials.recalled("anatomy")
         self._unchecked = self.remembered
         self.notes = (*loaded.notes, *_notes_on(self._anatomy))
@@ -284,10 +283,11 @@ class Model:
 
     def _current_anatomy(self) -> Anatomy:
         """Return the anatomy in the dtype that the module has now."""
-        if self._anatomy_dtype != self._weights_dtype:
+        weight = next(self.module.parameters(), None)
+        if weight is not None and weight.dtype != self._anatomy_dtype:
             with self.lock:
                 self._anatomy = self._find()
-                self._anatomy_dtype = self._weights_dtype
+                self._anatomy_dtype = weight.dtype
         return self._anatomy
 
     def _find(self) -> Anatomy:
@@ -309,11 +309,6 @@ class Model:
                 )
 
         return anatomy.with_inside(inside)
-
-    @property
-    def _weights_dtype(self) -> torch.dtype | None:
-        weight = next(self.module.parameters(), None)
-        return None if weight is None else weight.dtype
 
     @property
     def batching(self) -> Batching:
@@ -536,9 +531,14 @@ class Model:
             places = dict.fromkeys([str(self.device), *devices_of(self.module)])
             notes["places"] = ", ".join(places)
             notes["quantisation"] = quantisation_of(self.module)
-        adapted = self._loaded.adapted
-        folders = adapted.adapters if adapted is not None else ()
-        base_weights, adapters = adapter_sources(self.module, notes, folders)
+            # PEFT adds weights, and so empties the notes.
+            notes["has adapters"] = "yes" if has_adapters(self.module) else ""
+        base_weights = ""
+        adapters: tuple[AdapterSource, ...] = ()
+        if notes["has adapters"]:
+            adapted = self._loaded.adapted
+            folders = adapted.adapters if adapted is not None else ()
+            base_weights, adapters = adapter_sources(self.module, notes, folders)
         config: Any = getattr(self.module, "config", None)
         source_notes = self.notes
         kind = self.device.type

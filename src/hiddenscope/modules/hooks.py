@@ -336,7 +336,7 @@ def finite_attention(
     """
     if shown is not None and _is_untouched(module):
         versions, blocks = _WITH_ROOM.get(module, (None, 0))
-        if shown <= blocks and weights.when_finite(module) is versions:
+        if shown <= blocks and weights.FINITE.get(module) is versions:
             return nullcontext()
     known = _known_parts(module)
     if not (known.has_foreign_code or operations.may_call_sdpa(module)):
@@ -355,7 +355,7 @@ def _checked_attention(module: nn.Module, shown: int | None) -> Iterator[None]:
     with Installation([_FunctionMode(check)]):
         yield
     if check.largest_share() < ROOM and shown is not None:
-        _WITH_ROOM[module] = weights.when_finite(module), shown
+        _WITH_ROOM[module] = weights.FINITE.get(module), shown
 
 
 def _is_untouched(module: nn.Module) -> bool:

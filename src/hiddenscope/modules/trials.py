@@ -116,12 +116,22 @@ class Trials:
         is kept on disk too, where the module has a memory there and the outcome is made
         of plain values: for trials that take a large model seconds.
         """
-        full_key = (name, key, self._configuration())
+        weight = next(self.module.parameters(), None)
+        place = "" if weight is None else f"{weight.device} {weight.dtype}"
+        foreign = hooks.foreign_hooks(self.module)
+        values = config_values(getattr(self.module, "config", None))
+        # Written out again only after a change: that takes longer than a short pass's
+        # hooks.
+        if self._config is None or self._config[0] != values:
+            self._config = deepcopy(values), repr(values)
+        # What can be changed on a loaded module, and would change an outcome.
+        configuration = f"{place} {foreign} {self._config[1]}"
+        full_key = (name, key, configuration)
         if full_key in self._outcomes:
             return cast(Outcome, self._outcomes[full_key])
         memory, outcome = self.memory, None
         # What a user's hook does is not known in another process.
-        if memory is None or form is None or hooks.foreign_hooks(self.module):
+        if memory is None or form is None or foreign:
             outcome = attempt()
         else:
             digest = hashlib.sha256(repr(full_key[1:]).encode()).hexdigest()
@@ -145,20 +155,6 @@ class Trials:
         if self.memory is not None:
             self.memory.forget()
 
-    def _configuration(self) -> str:
-        """Describe what can be changed on a loaded module and would change an outcome.
-
-        That is its config, its device, its dtype and its hooks.
-        """
-        weight = next(self.module.parameters(), None)
-        place = "" if weight is None else f"{weight.device} {weight.dtype}"
-        values = config_values(getattr(self.module, "config", None))
-        # Written out again only after a change: that takes longer than a short pass's
-        # hooks.
-        if self._config is None or self._config[0] != values:
-            self._config = deepcopy(values), repr(values)
-        return f"{place} {hooks.foreign_hooks(self.module)} {self._config[1]}"
-
 
 def config_values(config: Any) -> list[tuple[str, Any]]:
     """Return a configuration as plain values by path, the attention kernel among them.
@@ -169,7 +165,8 @@ def config_values(config: Any) -> list[tuple[str, Any]]:
     values = []
     waiting: list[tuple[str, Any]] = [("", config)]
     for path, value in waiting:
-        if hasattr(value, "to_diff_dict") or _is_dataclass(value):
+        kind = type(value)
+        if hasattr(kind, "to_diff_dict") or dataclasses.is_dataclass(kind):
             value = {**vars(value)}
             value.pop("_name_or_path", None)
         if type(value) is dict:
@@ -179,10 +176,6 @@ def config_values(config: Any) -> list[tuple[str, Any]]:
         else:
             values.append((path, value))
     return values
-
-
-def _is_dataclass(value: object) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 class Memory:
@@ -266,7 +259,7 @@ def _code_version() -> str:
 
 def _encoded(value: Any) -> Any:
     """Return a dataclass of plain values as JSON."""
-    if _is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         # What the constructor does not take is no part of the value.
         fields = filter(lambda field: field.init, dataclasses.fields(value))
         return {field.name: _encoded(getattr(value, field.name)) for field in fields}

@@ -148,7 +148,8 @@ def _versions(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
     return versions
 
 
-_FINITE: WeakKeyDictionary[nn.Module, WeightVersions] = WeakKeyDictionary()
+# The weights as `check_finite` last saw them, to be told by identity.
+FINITE: WeakKeyDictionary[nn.Module, WeightVersions] = WeakKeyDictionary()
 
 
 def check_finite(module: nn.Module) -> None:
@@ -164,7 +165,7 @@ def check_finite(module: nn.Module) -> None:
     Traceback (most recent call last):
     hiddenscope.errors.NotFinite: Cannot use Linear: bias has 2 NaN. Repair that ...
     """
-    known = _FINITE.get(module)
+    known = FINITE.get(module)
     if known is not None and known.match(module):
         return
     versions = WeightVersions(module)
@@ -184,17 +185,12 @@ def check_finite(module: nn.Module) -> None:
             reason,
             "Repair that weight, or load the model again.",
         )
-    _FINITE[module] = versions
-
-
-def when_finite(module: nn.Module) -> WeightVersions | None:
-    """Return the weights as `check_finite` last saw them, to be told by identity."""
-    return _FINITE.get(module)
+    FINITE[module] = versions
 
 
 def trust_finite(module: nn.Module) -> None:
     """Take the weights as finite until one is changed: an earlier load read them."""
-    _FINITE[module] = WeightVersions(module)
+    FINITE[module] = WeightVersions(module)
 
 
 def _suspects(candidates: Iterable[Weight]) -> list[Weight]:
@@ -273,7 +269,7 @@ class Fingerprint:
     ) -> None:
         self.module = module
         self._remembered = remembered
-        self._versions = _FINITE.get(module) or WeightVersions(module)
+        self._versions = FINITE.get(module) or WeightVersions(module)
         self._value: str | None = None
         self.notes: dict[str, str] = {}
 
@@ -294,7 +290,7 @@ class Fingerprint:
     @property
     def when_checked(self) -> str:
         """Return the hash of the weights as `check_finite` last saw them."""
-        if self._value is not None and _FINITE.get(self.module) is self._versions:
+        if self._value is not None and FINITE.get(self.module) is self._versions:
             return self._value
         return self.value
 

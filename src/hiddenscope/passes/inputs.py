@@ -170,11 +170,12 @@ class Inputs:
         device = model.device.type
         if device not in BATCH_TOKENS:
             device = "cpu"
+        batching = model.batching
         batches = compose(
             self.costs,
             batch_tokens or BATCH_TOKENS[device],
-            padded=model.batching.padding_safe,
-            rope_switch=model.batching.rope_switch,
+            padded=batching.padding_safe,
+            rope_switch=batching.rope_switch,
             overhead=BATCH_OVERHEAD[device],
         )
         for indices in batches:

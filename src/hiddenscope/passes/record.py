@@ -368,8 +368,10 @@ class Watcher:
         places: dict[tuple[str, hooks.Side], list[_Reading]] = defaultdict(list)
         for site in self.sites:
             tap = self.anatomy.tap(site)
-            reading = _Reading(site, tap, self.anatomy.write(module, site))
-            places[tap.path, tap.side].append(reading)
+            write = None
+            if site.index is not None:
+                write = self.anatomy.write(module, site)
+            places[tap.path, tap.side].append(_Reading(site, tap, write))
         watches = []
         for place, readings in places.items():
             path, side = place

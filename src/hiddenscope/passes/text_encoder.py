@@ -381,7 +381,7 @@ class TextEncoder:
 
     def _encoded(self, texts: Any, limit: int | None) -> Inputs:
         if isinstance(texts, str):
-            texts = [texts]
+            return self._encoded_strings([texts], limit)
         if isinstance(texts, Mapping):
             texts = ids_of_encoding(texts)
         chats = conversations(texts)
@@ -414,15 +414,7 @@ class TextEncoder:
         if all(isinstance(item, int) for item in items):
             items = [items]
         if all(isinstance(item, str) for item in items):
-            most = max(_LONG, _LONG_TOKEN * (self.window or 0))
-            for number, text in enumerate(items):
-                # A text that would take a gigabyte to encode is refused by its
-                # beginning.
-                if limit is None and self.window and len(text) > most:
-                    (length,) = self._tokenized((text[:most],), None).lengths
-                    if length > self.window:
-                        raise self._too_long(number, f"more than {length:,}")
-            return self._tokenized(tuple(map(str, items)), limit)
+            return self._encoded_strings(items, limit)
         # The first text says what the others are taken for.
         strings = isinstance(items[0], str)
         wanted = "a string" if strings else "a list of integers"
@@ -435,6 +427,16 @@ class TextEncoder:
                     "Give strings only, or lists of token ids only.",
                 )
         return Inputs(tuple(tuple(ids) for ids in items))
+
+    def _encoded_strings(self, texts: Sequence[str], limit: int | None) -> Inputs:
+        most = max(_LONG, _LONG_TOKEN * (self.window or 0))
+        for number, text in enumerate(texts):
+            # A text that would take a gigabyte to encode is refused by its beginning.
+            if limit is None and self.window and len(text) > most:
+                (length,) = self._tokenized((text[:most],), None).lengths
+                if length > self.window:
+                    raise self._too_long(number, f"more than {length:,}")
+        return self._tokenized(tuple(map(str, texts)), limit)
 
     def _following(self, token: str, before: str) -> list[int]:
         """Return the ids that a piece of text adds to the text before it.
