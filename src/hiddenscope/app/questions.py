@@ -63,7 +63,7 @@ def _analyse(models: Models, request: Header, preview: Preview) -> Result:
             arguments[parameter.name] = None
     if word == "project":
         preview_pictures(arguments, preview)
-    elif word == "embed":
+    if not ANALYSIS[word].result:
         return embedded(source, arguments)
     result: Result = getattr(hs, word)(source, **arguments)
     return result

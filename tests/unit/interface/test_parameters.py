@@ -55,5 +55,8 @@ def test_no_code_asks_for_the_word_of_an_analysis() -> None:
         for path in sorted(room.glob(suffix))
         for match in comparison.finditer(path.read_text("utf-8"))
     ]
-    # Drift has a tab of its own, which looks for its analysis.
-    assert found == ['main.js: word === "drift"']
+    # Project shows one picture while it makes another, and drift has a tab of its own.
+    assert found == [
+        'questions.py: word == "project"',
+        'main.js: word === "drift"',
+    ]
