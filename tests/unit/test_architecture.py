@@ -53,6 +53,7 @@ SETTERS = {"setattr", "delattr"}
 HOOK = re.compile(r"register_\w*hook")
 MODES = {"no_grad", "enable_grad", "set_grad_enabled", "inference_mode"}
 MOST_PARAMETERS = 7
+MOST_LINES = 100
 OWN_PATH = re.compile(r"""(?:^|[\s"'`(=:])/(?:home|root|work|opt|Users)/\w""")
 
 
@@ -186,8 +187,8 @@ def in_one_module(module: Module) -> Iterator[str]:
             # The signature and the docstring may be as long as they must be.
             body = node.body[1:] if ast.get_docstring(node) else node.body
             length = node.body[-1].end_lineno - body[0].lineno + 1 if body else 0
-            if length > 80:
-                yield f"the body of {node.name} has {length} lines, more than 80"
+            if length > MOST_LINES:
+                yield f"the body of {node.name} has {length} lines, more than {MOST_LINES}"
             # The numbers of an analysis need torch, and its declaration does not.
             allowed = {f"{module.name}.compute"} if module.declares else set()
             for inner, end in module.imports(node):
@@ -397,7 +398,7 @@ BROKEN = [
     ("passes", "def f(m, k):\n    getattr(m, f'{k}_hook')(f)", "hooks or replaces"),
     ("loading", "from pickle import loads", "uses pickle"),
     ("loading", "import torch\nx = torch.load('x')", "uses torch.load"),
-    ("model", "def f():\n" + "    x = 1\n" * 81, "the body of f has 81 lines"),
+    ("model", "def f():\n" + "    x = 1\n" * 101, "the body of f has 101 lines"),
     ("passes", "import torch\nwith torch.no_grad():\n    pass", "a mode of autograd"),
     ("passes", "from torch import nn\nnn.Linear = None", "assigns to an attribute"),
     ("passes", "x = 1 if True else 2 if False else 3", "inside another"),
