@@ -334,10 +334,8 @@ def compare_windows(
     for row, window in enumerate(windows):
         # The middle of a window, in blocks from the bottom: that of the last block is
         # depth - 1/2. `final` counts as the last layer.
-        first, last = (
-            depth if site.layer is None else site.layer
-            for site in (window[0], window[-1])
-        )
+        first = depth if window[0].layer is None else window[0].layer
+        last = depth if window[-1].layer is None else window[-1].layer
         third = int(3 * max(0.0, (first - 1 + last) / 2) // depth)
         by_third.setdefault(third, []).append(row)
     # Thirds count from 0, at the bottom.

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -154,7 +155,7 @@ def patch_all(
         notes += of_contrast.notes
     if left_out:
         notes.append(f"{summarise(left_out)} cannot be changed and was left out.")
-    if any(None in pair for pairs in encodings[0].columns.values() for pair in pairs):
+    if any(None in pair for pair in chain(*encodings[0].columns.values())):
         notes.append(
             "The prompts have different lengths: tokens that only one of them has are"
             " gaps."
