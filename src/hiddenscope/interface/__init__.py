@@ -11,6 +11,7 @@ from hiddenscope.interface.declaration import build_value as build_value
 from hiddenscope.interface.declaration import declared as declared
 from hiddenscope.interface.declaration import describe as describe
 from hiddenscope.interface.declaration import flattened as flattened
+from hiddenscope.interface.declaration import readable as readable
 from hiddenscope.interface.parameters import POOL as POOL
 from hiddenscope.interface.parameters import POOL_BY_STACK as POOL_BY_STACK
 from hiddenscope.interface.parameters import SEED as SEED

@@ -80,17 +80,23 @@ def analysis(**details: Any) -> Callable[[Function], Function]:
             for parameter in parameters:
                 _check(parameter, arguments.get(parameter.name))
 
-        wrapper: Any = explaining(function, check=check)
-        wrapper.__signature__ = signature.replace(
-            parameters=[
-                parameter.replace(annotation=_bare(parameter.annotation))
-                for parameter in signature.parameters.values()
-            ]
-        )
+        wrapper: Any = readable(explaining(function, check=check))
         wrapper.description = Description(parameters, **details)
         return cast(Function, wrapper)
 
     return declare
+
+
+def readable(function: Function) -> Function:
+    """Let `help()` show the types of a function or a class, and nothing else."""
+    signature = inspect.signature(function)
+    parameters = [
+        parameter.replace(annotation=_bare(parameter.annotation))
+        for parameter in signature.parameters.values()
+    ]
+    bare: Any = function
+    bare.__signature__ = signature.replace(parameters=parameters)
+    return function
 
 
 def _check(parameter: Parameter, value: Any) -> None:
@@ -113,6 +119,8 @@ def declared(function: Callable[..., Any]) -> Iterator[Parameter]:
     """Yield the parameters of a function, or the fields of a dataclass, that say what
     to ask for them.
     """
+    if isinstance(function, type):
+        function = vars(function)["__init__"]
     for parameter in inspect.signature(function).parameters.values():
         for ask_for in getattr(parameter.annotation, "__metadata__", ()):
             if isinstance(ask_for, Parameter):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeAlias
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import TextError
-from hiddenscope.interface import ask
+from hiddenscope.interface import ask, readable
 
 Prompt: TypeAlias = str | Sequence[int]
 Answer: TypeAlias = str | int
@@ -14,6 +14,7 @@ Answer: TypeAlias = str | int
 PROBLEM = "Cannot use this contrast"
 
 
+@readable
 @checked
 @dataclass(frozen=True)
 class Contrast:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import TextError
-from hiddenscope.interface import ask
+from hiddenscope.interface import ask, readable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +22,7 @@ DEFAULT_TARGETS = 16
 SHORTEST = 8
 
 
+@readable
 @checked
 @dataclass(frozen=True)
 class Sampling:
