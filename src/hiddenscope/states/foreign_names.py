@@ -1,13 +1,11 @@
 """What other programs call states, and how they lay them out.
 
 TransformerLens names hooks, nnsight the paths of modules, Hugging Face the entries of a
-tuple. A name that is not a site for certain is never taken for one. `LAYOUTS` lists
-what states may really be that have the right names.
+tuple. A name that is not a site for certain is never taken for one.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hiddenscope.errors import SiteError, StatesError
@@ -41,93 +39,6 @@ _NEEDS_DEPTH = re.compile(r"\*|\.-[0-9]|hidden_states")
 _MOST_LAYERS = 1000
 # Names that an error lists.
 _MOST_LISTED = 6
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What states of right names may really be, and what is said of it.
-
-    A saved layer is that of `step` more blocks, or a `part` of its block. With `final`,
-    the last layer and final are taken for each other. With `is_centred`, the mean of
-    each token's numbers was subtracted. `{sites}` and `{last}`, the last layer, stand
-    for names in what is said.
-
-    >>> LAYOUTS[0].fault, LAYOUTS[0].state_of(Site(3), depth=12)
-    ('residual_apart', Site('layer.3.mlp'))
-    >>> LAYOUTS[4].state_of(Site(12), depth=12), LAYOUTS[4].state_of(Site(3), depth=12)
-    (Site('final'), None)
-    """
-
-    fault: str
-    evidence: str
-    remedy: str
-    part: str = ""
-    step: int = 0
-    final: str = ""
-    is_centred: bool = False
-
-    def state_of(self, site: Site, depth: int) -> Site | None:
-        """Return the state that a saved layer, or final, really is; None if no such."""
-        last, final = Site(depth), Site(None)
-        if self.final:
-            swapped = {last: final} if self.final == "after" else {final: last}
-            return swapped.get(site)
-        # No block makes layer 0, so it has no parts.
-        lowest = 1 if self.part else 0
-        layer = -1 if site.layer is None else site.layer + self.step
-        return Site(layer, self.part) if lowest <= layer <= depth else None
-
-
-LAYOUTS = (
-    Layout(
-        "residual_apart",
-        "At {sites} the saved states are what the reference's MLPs add: the residual"
-        " was kept apart, as vLLM's blocks return it, and the state is their sum.",
-        "Read the states with `residual=`.",
-        part="mlp",
-    ),
-    Layout(
-        "residual_alone",
-        "At {sites} the saved states are the residual before the MLP adds to it, as"
-        " vLLM's blocks return it apart.",
-        "Add the two.",
-        part="mid",
-    ),
-    Layout(
-        "layer_offset",
-        "At {sites} the saved states are those of the reference's next layer: layers"
-        " are counted from another number.",
-        "Read the states with other `sites`.",
-        step=1,
-    ),
-    Layout(
-        "layer_offset",
-        "At {sites} the saved states are those of the reference's previous layer:"
-        " layers are counted from another number.",
-        "Read the states with other `sites`.",
-        step=-1,
-    ),
-    Layout(
-        "final_norm",
-        "At {sites} the saved states are those after the final norm, as Hugging"
-        " Face's last hidden state is.",
-        "Call that site `final`.",
-        final="after",
-    ),
-    Layout(
-        "final_norm",
-        "At {sites} the saved states are those before the final norm.",
-        "Call that site `{last}`.",
-        final="before",
-    ),
-    Layout(
-        "centred",
-        "At {sites} the saved states are the reference's less the mean of each token's"
-        " numbers, as TransformerLens centres them.",
-        "Load its model without center_writing_weights.",
-        is_centred=True,
-    ),
-)
 
 
 class NamedSites(NamedTuple):

@@ -1,5 +1,6 @@
 """The rows nearest to queries, and the vectors of queries that are texts."""
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,7 +31,9 @@ from hiddenscope.vectors.collection import (
 )
 from hiddenscope.vectors.nearest import Nearest, Nearness
 
-Query: TypeAlias = Texts | Inputs | AnyArray | Tensor
+Query: TypeAlias = (
+    Texts | Inputs | AnyArray | Tensor | Sequence[float] | Sequence[Sequence[float]]
+)
 Searchable: TypeAlias = ModelLike | Readable | Pair | EachToken | AnyArray | Tensor
 
 LOOKS: dict[str, Attributes] = {
