@@ -53,7 +53,7 @@ SETTERS = {"setattr", "delattr"}
 HOOK = re.compile(r"register_\w*hook")
 MODES = {"no_grad", "enable_grad", "set_grad_enabled", "inference_mode"}
 MOST_PARAMETERS = 7
-MOST_LINES = 110
+MOST_LINES = 80
 OWN_PATH = re.compile(r"""(?:^|[\s"'`(=:])/(?:home|root|work|opt|Users)/\w""")
 
 
@@ -402,7 +402,7 @@ BROKEN = [
     ("passes", "def f(m, k):\n    getattr(m, f'{k}_hook')(f)", "hooks or replaces"),
     ("loading", "from pickle import loads", "uses pickle"),
     ("loading", "import torch\nx = torch.load('x')", "uses torch.load"),
-    ("model", "def f():\n" + "    x = 1\n" * 111, "the body of f has 111 lines"),
+    ("model", "def f():\n" + "    x = 1\n" * 81, "the body of f has 81 lines"),
     ("passes", "import torch\nwith torch.no_grad():\n    pass", "a mode of autograd"),
     ("passes", "from torch import nn\nnn.Linear = None", "assigns to an attribute"),
     ("passes", "x = 1 if True else 2 if False else 3", "inside another"),

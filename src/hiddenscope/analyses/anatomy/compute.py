@@ -40,18 +40,6 @@ def describe_parts(model: ModelLike) -> Result:
         if not ends_raw and not math.isnan(proof.raw_difference):
             raw_difference = proof.raw_difference
         name = stack.name if len(parts.stacks) > 1 else None
-        places: list[PartPlace] = []
-        for layer, block in enumerate(stack.blocks, 1):
-            # The parts of the first block that has any.
-            for part in PARTS:
-                if part in block.parts:
-                    place = str(Site(layer, part, name))
-                    module = str(block.parts[part])
-                    places.append(
-                        PartPlace(site=place, module=module, block_kind=block.kind)
-                    )
-            if places:
-                break
         stack_proof = StackProof(
             stack=stack.name,
             blocks=stack.depth,
@@ -60,7 +48,7 @@ def describe_parts(model: ModelLike) -> Result:
             causal=stack.causal,
             final_norm=None if proof.final is None else proof.final.path,
             exit=list(proof.exit),
-            parts=places,
+            parts=_part_places(stack, name),
             proof="hidden_states" if proof.entries else "resuming",
             proved_entries=len(reported) - proof.earlier,
             earlier_entries=proof.earlier,
@@ -106,6 +94,22 @@ def describe_parts(model: ModelLike) -> Result:
     )
     data = to_dataset(variables, {"site": sites})
     return Result("anatomy", data, report, model.source())
+
+
+def _part_places(stack: Stack, name: str | None) -> list[PartPlace]:
+    """Return where the parts of the first block that has any can be read."""
+    for layer, block in enumerate(stack.blocks, 1):
+        if block.parts:
+            return [
+                PartPlace(
+                    site=str(Site(layer, part, name)),
+                    module=str(block.parts[part]),
+                    block_kind=block.kind,
+                )
+                for part in PARTS
+                if part in block.parts
+            ]
+    return []
 
 
 def _compared(

@@ -126,6 +126,17 @@ def story(report: AnatomyReport, result: Result) -> Iterator[Section]:
             " last layer. Hugging Face does not report it: the last entry of"
             " `hidden_states` is `final`, which is normed, while all others are raw."
         )
+    yield Section(
+        "How do we know which state is which?",
+        (*map(Aside, findings), *map(Explanation, (" ".join(proofs), meaning))),
+        (_differences(result),),
+        caption,
+        tables=(_table(result),),
+    )
+
+
+def _table(result: Result) -> Table:
+    """Return every layer with what it was compared with, and the difference."""
     columns = ["site"]
     text_columns = [0]
     for variable in result.data.data_vars.values():
@@ -139,6 +150,11 @@ def story(report: AnatomyReport, result: Result) -> Iterator[Section]:
         form = "{:.3g}" if column.dtype.kind == "f" else "{}"
         cells.append([form.format(cell) for cell in column.tolist()])
     rows = list(map(list, zip(*cells, strict=True)))
+    return Table(columns, rows, text_columns)
+
+
+def _differences(result: Result) -> Lines:
+    """Draw how far every layer is from its entry of `hidden_states`."""
     sites, entries = labels(result.data, "site"), labels(result.data, "entry")
     difference = result.data["difference"].to_numpy().astype(np.float64)
     # Only the raw last layer may differ: Hugging Face reports it after the final norm.
@@ -162,19 +178,12 @@ def story(report: AnatomyReport, result: Result) -> Iterator[Section]:
     # The output has no entry: the model was resumed at each state instead.
     if "output" in entries:
         title = f"The output of {model_name(result)}, resumed at each of its states"
-    lines = Lines(
+    return Lines(
         title,
         sites,
         tuple(series),
         y_name="largest absolute difference",
         note=note,
-    )
-    yield Section(
-        "How do we know which state is which?",
-        (*map(Aside, findings), *map(Explanation, (" ".join(proofs), meaning))),
-        (lines,),
-        caption,
-        tables=(Table(columns, rows, text_columns),),
     )
 
 

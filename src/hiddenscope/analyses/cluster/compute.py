@@ -1,7 +1,7 @@
 """Clusters of vectors by HDBSCAN, and how stable they are."""
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from hiddenscope.states.arrays import AnyArray, Ints
 from hiddenscope.texts import copy_key, number_groups
 from hiddenscope.vectors import EachToken
 from hiddenscope.vectors.collection import Collection, collection_of
+
+if TYPE_CHECKING:
+    import xarray
 
 # The cost of HDBSCAN grows with the square of the rows.
 MAX_ROWS = 10_000
@@ -85,7 +88,6 @@ def find_clusters(
     labels, strengths = _run_hdbscan(places, smallest)
     units = row_units(collection, rows, getattr(texts, "groups", None))
     stabilities = _stability(values, labels, smallest, units)
-    sizes = np.bincount(labels[labels >= 0], minlength=len(stabilities))
     typical = np.full((len(stabilities), TYPICAL), -1, dtype=np.int64)
     listed = []
     points = directions.numpy()
@@ -117,6 +119,25 @@ def find_clusters(
         noise=int((labels < 0).sum()),
         clusters=listed[:LISTED],
     )
+    outcome = labels, strengths, stabilities, typical
+    data = _labelled(collection, rows, places, outcome)
+    return Result(
+        "cluster",
+        data,
+        report,
+        collection.source,
+    )
+
+
+def _labelled(
+    collection: Collection,
+    rows: Ints,
+    places: AnyArray,
+    outcome: tuple[Ints, AnyArray, list[float], Ints],
+) -> "xarray.Dataset":
+    """Return the cluster of every row, and what is known of every cluster."""
+    labels, strengths, stabilities, typical = outcome
+    sizes = np.bincount(labels[labels >= 0], minlength=len(stabilities))
     unit = collection.unit
     missing = max(0, 2 - places.shape[1])
     plane = np.pad(places, ((0, 0), (0, missing)))[:, :2]
@@ -152,18 +173,12 @@ def find_clusters(
     coords: Coordinates = {
         unit: rows,
         "axis": ["first", "second"],
-        "cluster": np.arange(len(listed)),
+        "cluster": np.arange(len(stabilities)),
     }
     if collection.strings is not None:
         row_strings = [collection.strings[row] for row in rows]
         coords["string"] = (unit, text_array(row_strings))
-    data = to_dataset(variables, coords)
-    return Result(
-        "cluster",
-        data,
-        report,
-        collection.source,
-    )
+    return to_dataset(variables, coords)
 
 
 def _directions(values: Tensor) -> Tensor:
