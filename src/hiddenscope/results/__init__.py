@@ -10,6 +10,7 @@ sentences  the phrases that all stories share
 
 from hiddenscope.results.report import Facts as Facts
 from hiddenscope.results.report import Report as Report
+from hiddenscope.results.report import frozen as frozen
 from hiddenscope.results.result import Look as Look
 from hiddenscope.results.result import Result as Result
 from hiddenscope.results.result import Width as Width

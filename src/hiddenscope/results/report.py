@@ -4,7 +4,7 @@
 is left out of the facts while it has that value, so that what does not apply is not
 there.
 
->>> @dataclass(frozen=True, kw_only=True)
+>>> @frozen
 ... class Sizes(Report):
 ...     texts: int
 ...     largest: SiteValue | None = None
@@ -20,7 +20,16 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import (
+    Any,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 from typing import get_type_hints as type_hints
 
 from hiddenscope.arguments import shown
@@ -35,6 +44,15 @@ JSON keeps them. A site is its name, a tuple a list.
 R = TypeVar("R")
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def frozen(kind: type[R]) -> type[R]:
+    """Make a class a frozen dataclass whose fields are given by name.
+
+    Reports, and the parts of reports, are such classes.
+    """
+    return dataclass(frozen=True, kw_only=True)(kind)
+
+
 class Absent(Enum):
     """The default of a field that may be None in the facts, and may not be there."""
 
@@ -47,12 +65,12 @@ class Absent(Enum):
 ABSENT = Absent.ABSENT
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Report:
     """What an analysis found."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Grouped:
     """Which texts belong together, and what speaks against their independence."""
 
@@ -64,7 +82,7 @@ class Grouped:
     serial_inflation: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SiteValue:
     """A number and the site that has it."""
 
@@ -72,7 +90,7 @@ class SiteValue:
     value: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Extremes:
     """Where a number along the sites is lowest and highest."""
 

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.results import Listing, Report, Result, Section, table_of
+from hiddenscope.results import Listing, Report, Result, Section, frozen, table_of
 from hiddenscope.results.drawing import labels, long_name
 from hiddenscope.results.pictures import (
     ColourScale,
@@ -49,7 +49,7 @@ PLACES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class MemberReport:
     """One member: which model it is, and what was seen of it."""
 
@@ -66,7 +66,7 @@ class MemberReport:
     same_result_as: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SameWeights:
     """Members that have the same weights."""
 
@@ -88,7 +88,7 @@ class SameWeights:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class MemberValue:
     """A number of one member, with its interval where the analysis has one.
 
@@ -111,7 +111,7 @@ class MemberValue:
         return f"{sentence} ({', '.join(details)})" if details else sentence
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Headline:
     """One measure at one place of every member."""
 
@@ -129,7 +129,7 @@ class Headline:
         return f"{capitalised(self.name)} {place}{some}: {in_series(numbers)}."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Option:
     """An option of the analysis that was given."""
 
@@ -137,7 +137,7 @@ class Option:
     value: str | int | float | bool | list[str] | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SeriesReport(Report):
     """How an analysis comes out for every member of a series."""
 

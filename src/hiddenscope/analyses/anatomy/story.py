@@ -1,7 +1,6 @@
 """The story of an anatomy: what a model is made of, and the proof of its states."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -13,6 +12,7 @@ from hiddenscope.results import (
     Result,
     Section,
     Table,
+    frozen,
 )
 from hiddenscope.results.drawing import by_stack, labels
 from hiddenscope.results.pictures import Lines, Series
@@ -30,7 +30,7 @@ POST_NORM_CROSS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class PartPlace:
     """Where a part of a block can be read."""
 
@@ -39,7 +39,7 @@ class PartPlace:
     block_kind: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class StackProof:
     """What one stack is made of, and what was proved about it."""
 
@@ -58,7 +58,7 @@ class StackProof:
     raw_difference: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Head:
     """The module that computes the logits."""
 
@@ -68,7 +68,7 @@ class Head:
     tied: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class AnatomyReport(Report):
     """What a model is made of."""
 

@@ -1,12 +1,11 @@
 """The story of attention: what every head reads, and which do what was tested."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hiddenscope.results import Listing, Report, Result, Section, table_of
+from hiddenscope.results import Listing, Report, Result, Section, frozen, table_of
 from hiddenscope.results.pictures import (
     FINE_STEPS,
     Grid,
@@ -66,7 +65,7 @@ READING = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Head:
     """A head that gives a related token more weight than chance does.
 
@@ -80,7 +79,7 @@ class Head:
     p_half: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class AttentionReport(Report):
     """What the heads read."""
 

@@ -1,11 +1,10 @@
 """The story of clusters, with the texts most typical of each."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
-from hiddenscope.results import Listing, Report, Result, Section, Table
+from hiddenscope.results import Listing, Report, Result, Section, Table, frozen
 from hiddenscope.results.pictures import Lines, Panels, Series
 from hiddenscope.results.sentences import counted, quote, shortened, standing
 
@@ -23,7 +22,7 @@ UNTESTED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ClusterRecord:
     """One cluster, with its most typical texts."""
 
@@ -33,7 +32,7 @@ class ClusterRecord:
     typical: list[str] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ClusterReport(Report):
     """Which clusters there are, and how many rows belong to none."""
 

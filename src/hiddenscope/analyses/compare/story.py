@@ -1,12 +1,12 @@
 """The story of a comparison: where two texts or two models differ."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from hiddenscope.results import Aside, Report, Result, Section
+from hiddenscope.results import Aside, Report, Result, Section, frozen
 from hiddenscope.results.drawing import grid_of, labels, long_name, tokens_with_gaps
 from hiddenscope.results.pictures import Grid, Lines, Measure, Series
 from hiddenscope.results.sentences import (
@@ -25,7 +25,7 @@ LONGEST_TITLE_TEXTS = 66
 RUNS = {"two_copies": "alone and in two copies", "two_runs": "twice"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class FirstDifference:
     """The first token that differs, as each side has it; None is a gap."""
 
@@ -35,7 +35,7 @@ class FirstDifference:
     site: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LargestDifference:
     """The largest relative difference, and the token of both sides that has it."""
 
@@ -44,7 +44,7 @@ class LargestDifference:
     token: list[str | None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Median:
     """The median difference at a site."""
 
@@ -52,7 +52,7 @@ class Median:
     median: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class End:
     """The median difference around the final norm."""
 
@@ -62,7 +62,7 @@ class End:
     share_of_drop_by_final_norm: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class CompareStack:
     """Where the two sides of one stack differ."""
 
@@ -77,7 +77,7 @@ class CompareStack:
     end: End | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class AlikeSites:
     """The CKA of two sites."""
 
@@ -86,7 +86,7 @@ class AlikeSites:
     cka: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Similarity:
     """The CKA of every pair of sites; only counts where it is not defined."""
 
@@ -98,7 +98,7 @@ class Similarity:
     few_tokens: bool | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class RoundingFloor:
     """How far rounding alone moves the first text."""
 
@@ -106,7 +106,7 @@ class RoundingFloor:
     between: Literal["two_copies", "two_runs"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class CompareReport(Report):
     """Where two texts or two models differ."""
 

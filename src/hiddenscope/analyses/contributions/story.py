@@ -1,13 +1,20 @@
 """The story of contributions: what each part adds to the logit of an answer."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.results import Explanation, Listing, Report, Result, Section, table_of
+from hiddenscope.results import (
+    Explanation,
+    Listing,
+    Report,
+    Result,
+    Section,
+    frozen,
+    table_of,
+)
 from hiddenscope.results.pictures import Grid, Lines, Measure, Series
 from hiddenscope.results.sentences import (
     model_name,
@@ -47,7 +54,7 @@ READING = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class StrongPart:
     """One of the parts that add or take most, and its share of the logit."""
 
@@ -57,7 +64,7 @@ class StrongPart:
     step: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ContributionsReport(Report):
     """What writes an answer.
 

@@ -1,15 +1,14 @@
 """What a comparison found: whether, where and why a candidate drifts."""
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from hiddenscope.results import Report
+from hiddenscope.results import Report, frozen
 from hiddenscope.results.report import ABSENT, Absent
 
 Explanation: TypeAlias = Literal["quantisation", "adapter", "weights", "dtype"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SiteError:
     """The error at a site."""
 
@@ -17,7 +16,7 @@ class SiteError:
     error: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SiteBeyond:
     """How many times over the noise envelope a site is."""
 
@@ -25,7 +24,7 @@ class SiteBeyond:
     beyond: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class DriftingSite:
     """A site that differs by more than noise."""
 
@@ -34,7 +33,7 @@ class DriftingSite:
     error: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Systematic:
     """A difference that is the same at every token."""
 
@@ -44,7 +43,7 @@ class Systematic:
     beyond: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SmallestFault:
     """How small a systematic difference would have shown."""
 
@@ -53,7 +52,7 @@ class SmallestFault:
     part: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class WeightChange:
     """A weight that differs, and by how much of its norm."""
 
@@ -61,7 +60,7 @@ class WeightChange:
     relative: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class WorstToken:
     """The token at which a site is farthest off."""
 
@@ -70,7 +69,7 @@ class WorstToken:
     token: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Passes:
     """How many passes were run."""
 
@@ -78,7 +77,7 @@ class Passes:
     candidate: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Noise:
     """What the noise envelope is made of."""
 
@@ -86,14 +85,14 @@ class Noise:
     margin: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SelfCheck:
     """Whether observing the candidate changed its output; None where unknown."""
 
     observing_changed_nothing: bool | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SitePair:
     """The names of a site and of its places on both sides."""
 
@@ -102,7 +101,7 @@ class SitePair:
     candidate: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Pairing:
     """By what tensors were paired, and the pairs."""
 
@@ -110,7 +109,7 @@ class Pairing:
     pairs: list[SitePair]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Hint:
     """What a fault looks like: the name of a fault, and the evidence in a sentence."""
 
@@ -118,7 +117,7 @@ class Hint:
     evidence: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Restored:
     """The share of the output's change that the reference's states at sites remove."""
 
@@ -126,7 +125,7 @@ class Restored:
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Consequences:
     """What the drift does to the output."""
 
@@ -137,7 +136,7 @@ class Consequences:
     restored: list[Restored]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class MovedLayer:
     """How far a layer moved: by its own weights, and with what it inherited.
 
@@ -150,7 +149,7 @@ class MovedLayer:
     largest: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class MovedToken:
     """How far the state of a token moved at the last site, and its output."""
 
@@ -161,7 +160,7 @@ class MovedToken:
     kl: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Baseline:
     """The baseline that was written or applied."""
 
@@ -170,7 +169,7 @@ class Baseline:
     sites: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class DriftReport(Report):
     """Whether and where a candidate differs from its reference.
 

@@ -1,12 +1,11 @@
 """The story of vectors of texts, as the app tells it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.results import Aside, Report, Result, Section
+from hiddenscope.results import Aside, Report, Result, Section, frozen
 from hiddenscope.results.pictures import Grid, Lines, Measure, Series, View
 from hiddenscope.results.sentences import counted, distinct, quote
 
@@ -16,7 +15,7 @@ CURVES = 4
 LONGEST_NAME = 40
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class EmbedReport(Report):
     """How many vectors there are, and how alike they point."""
 

@@ -1,10 +1,9 @@
 """The story of a graft: how many answers stay right with layers of a donor."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
-from hiddenscope.results import Report, Result, Section
+from hiddenscope.results import Report, Result, Section, frozen
 from hiddenscope.results.drawing import labels, level
 from hiddenscope.results.pictures import Lines, Series
 from hiddenscope.results.sentences import counted, model_name
@@ -13,7 +12,7 @@ from hiddenscope.results.sentences import counted, model_name
 LEVEL = 0.05
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Share:
     """A share of right answers, with its 95% interval."""
 
@@ -22,7 +21,7 @@ class Share:
     high: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Lowest(Share):
     """The window with the fewest right answers."""
 
@@ -30,7 +29,7 @@ class Lowest(Share):
     to: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Third:
     """The windows in one third of the depth."""
 
@@ -39,7 +38,7 @@ class Third:
     to: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Difference:
     """The difference of two thirds, and its p-value by a sign-flip test."""
 
@@ -47,7 +46,7 @@ class Difference:
     p: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class GraftReport(Report):
     """How many answers stay right with layers of a donor."""
 

@@ -1,10 +1,10 @@
 """The story of a lens: what every layer would predict, and how predictions form."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
-from hiddenscope.results import Aside, Report, Result, Section, Table
+from hiddenscope.results import Aside, Report, Result, Section, Table, frozen
 from hiddenscope.results.drawing import grid_of, labels, long_name
 from hiddenscope.results.pictures import Lines, Measure, Series
 from hiddenscope.results.sentences import (
@@ -45,7 +45,7 @@ LENSES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LastToken:
     """What the model predicts after the last token of a single text."""
 
@@ -56,7 +56,7 @@ class LastToken:
     settled_from: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Accuracy:
     """How often the last site predicts the true next token."""
 
@@ -66,7 +66,7 @@ class Accuracy:
     half_from: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class TargetRank:
     """Where the target comes up after the last token of a single text."""
 
@@ -83,7 +83,7 @@ class TargetRank:
     highest_probability: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class MedianRank:
     """Where the target comes up over all tokens that have one."""
 
@@ -94,7 +94,7 @@ class MedianRank:
     median_rank: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LogitRecipe:
     """How the logits were computed."""
 
@@ -104,7 +104,7 @@ class LogitRecipe:
     constant: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LensReport(Report):
     """What each layer would predict."""
 

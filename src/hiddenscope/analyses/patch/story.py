@@ -1,12 +1,12 @@
 """The story of activation patching: which states carry the answer to another run."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from hiddenscope.results import Aside, Explanation, Report, Result, Section
+from hiddenscope.results import Aside, Explanation, Report, Result, Section, frozen
 from hiddenscope.results.drawing import grid_of, labels, long_name, tokens_with_gaps
 from hiddenscope.results.pictures import Grid, Lines, Measure, Series, Style
 from hiddenscope.results.report import ABSENT, Absent
@@ -35,7 +35,7 @@ MOST_NAMED = 6
 ABLATIONS = {"zero": "Zeros", "mean": "The means over all prompts"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class AnswerPair:
     """The two answers of a contrast."""
 
@@ -43,7 +43,7 @@ class AnswerPair:
     other: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Runs:
     """A number of the clean and of the corrupted run."""
 
@@ -51,7 +51,7 @@ class Runs:
     corrupt: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class CellCount:
     """How many cells there are, and in how many both runs have the same state."""
 
@@ -59,7 +59,7 @@ class CellCount:
     equal: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LargestEffect:
     """The cell with the largest effect; without a token, of all tokens at once."""
 
@@ -69,7 +69,7 @@ class LargestEffect:
     other_token: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Clear:
     """A site whose effect is not 0, with an interval corrected for all sites."""
 
@@ -79,7 +79,7 @@ class Clear:
     high: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Carrier:
     """A token, and the sites at which it carries at least half of the answer."""
 
@@ -91,7 +91,7 @@ class Carrier:
     to: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LargestWindow:
     """The window of layers with the largest effect, named by its lowest."""
 
@@ -99,7 +99,7 @@ class LargestWindow:
     site: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LayerWindows:
     """The effect of patching several layers in a row."""
 
@@ -107,7 +107,7 @@ class LayerWindows:
     largest: LargestWindow
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Agreement:
     """How attribution agrees with the exact effect; None over too few cells."""
 
@@ -116,7 +116,7 @@ class Agreement:
     mean_absolute_error: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Cost:
     """What the sweep computed."""
 
@@ -125,7 +125,7 @@ class Cost:
     tokens: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Check:
     """One effect in the sweep and by a pass of its own."""
 
@@ -133,7 +133,7 @@ class Check:
     alone: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class PatchReport(Report):
     """Which states carry the answer from one run to another."""
 

@@ -1,10 +1,9 @@
 """The story of a probe: what can be read from every layer, and how sure that is."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
-from hiddenscope.results import Report, Result, Section
+from hiddenscope.results import Report, Result, Section, frozen
 from hiddenscope.results.drawing import labels, level
 from hiddenscope.results.pictures import Lines, Series
 from hiddenscope.results.report import Grouped
@@ -25,7 +24,7 @@ NOTED = 0.01
 FEW_LABELS = 6
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ClassCount:
     """How many rows have a label."""
 
@@ -33,7 +32,7 @@ class ClassCount:
     rows: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class BestSite:
     """The best site: its accuracy or R², and None where a number is not defined."""
 
@@ -46,7 +45,7 @@ class BestSite:
     selectivity: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LargestWeight:
     """The largest weight in the mix, and in how many folds that site has it too."""
 
@@ -55,7 +54,7 @@ class LargestWeight:
     folds: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class MixScore:
     """The probe of a mix of all sites."""
 
@@ -65,7 +64,7 @@ class MixScore:
     largest_weight: LargestWeight
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Control:
     """The labels that a probe can only memorise."""
 
@@ -73,7 +72,7 @@ class Control:
     draws: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Probed(Report):
     """What was probed."""
 
@@ -82,7 +81,7 @@ class Probed(Report):
     rows: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ProbeReport(Grouped, Probed):
     """What a linear probe reads from every site."""
 

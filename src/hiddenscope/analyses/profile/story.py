@@ -1,13 +1,13 @@
 """The story of a profile: how large states are, how they spread, how layers compare."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
 
-from hiddenscope.results import Aside, Explanation, Report, Result, Section
+from hiddenscope.results import Aside, Explanation, Report, Result, Section, frozen
 from hiddenscope.results.drawing import by_stack, grid_of, labels, long_name
 from hiddenscope.results.pictures import ColourScale, Grid, Lines, Measure, Series
 from hiddenscope.results.report import Extremes
@@ -45,7 +45,7 @@ NORM_LINES = {
 APART = "`final` is normed and the layers are not, so the two are not compared."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SiteNorms:
     """Median norms at a site, of first and other tokens; of vectors where states are
     pooled.
@@ -57,7 +57,7 @@ class SiteNorms:
     vector_norm: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LargestNorm:
     """The state with the largest norm, by its token, or by its text if pooled."""
 
@@ -67,7 +67,7 @@ class LargestNorm:
     text: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class NotFinite:
     """How many states are not finite, and the first of them."""
 
@@ -77,7 +77,7 @@ class NotFinite:
     text: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Spread:
     """A number over the middle layers."""
 
@@ -86,7 +86,7 @@ class Spread:
     all_vectors: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LargestValue:
     """The largest value over the median of its layer."""
 
@@ -98,7 +98,7 @@ class LargestValue:
     position: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class MassiveChannel:
     """How many massive activations a channel has."""
 
@@ -106,7 +106,7 @@ class MassiveChannel:
     values: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class MassiveToken:
     """How many massive activations a token has."""
 
@@ -114,7 +114,7 @@ class MassiveToken:
     values: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class MassiveActivations:
     """The massive activations of a stack."""
 
@@ -126,7 +126,7 @@ class MassiveActivations:
     tokens: list[MassiveToken] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LeastAlike:
     """The two layers with the lowest CKA."""
 
@@ -135,7 +135,7 @@ class LeastAlike:
     cka: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LayerSimilarity:
     """The CKA of all pairs of layers."""
 
@@ -147,7 +147,7 @@ class LayerSimilarity:
     least_alike: LeastAlike | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ProfileStack:
     """The profile of one stack; norms and spread are those of its middle layers."""
 
@@ -176,7 +176,7 @@ class ProfileStack:
         return f" of the {self.stack}" if self.stack else ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ProfileReport(Report):
     """How large states are and how they spread; vectors where states are pooled."""
 

@@ -1,13 +1,12 @@
 """The story of a projection: how texts lie in every layer, and what to trust."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from hiddenscope.results import Aside, Explanation, Report, Result, Section
+from hiddenscope.results import Aside, Explanation, Report, Result, Section, frozen
 from hiddenscope.results.drawing import labels
 from hiddenscope.results.pictures import Lines, Panels, Series, shown_first
 from hiddenscope.results.report import Extremes, Grouped
@@ -55,7 +54,7 @@ Row: TypeAlias = tuple[str, str]
 """A model and a dataset; empty where there is only one."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class PointClass:
     """How many points have a label."""
 
@@ -63,7 +62,7 @@ class PointClass:
     points: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SeparationP:
     """The p-value of each score; None where labels cannot be permuted."""
 
@@ -73,7 +72,7 @@ class SeparationP:
     within: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SeparationScores:
     """How far apart the classes are at a site."""
 
@@ -85,14 +84,14 @@ class SeparationScores:
     p: SeparationP
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class BestSeparation(SeparationScores):
     """The site with the largest silhouette."""
 
     p_corrected: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Separation:
     """Where the classes are apart."""
 
@@ -102,7 +101,7 @@ class Separation:
     apart_at: list[str]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Doubt:
     """What a picture shows and the full space does not hold.
 
@@ -129,7 +128,7 @@ class Doubt:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class PictureTrust:
     """How far the pictures can be trusted."""
 
@@ -138,7 +137,7 @@ class PictureTrust:
     doubts: list[Doubt] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class PlottedPart:
     """One dataset in one model, and its classes."""
 
@@ -151,7 +150,7 @@ class PlottedPart:
     labels_predicted: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ProjectPart(Grouped, PlottedPart):
     """One dataset in one model, and whether its classes are apart."""
 
@@ -167,7 +166,7 @@ class ProjectPart(Grouped, PlottedPart):
         return (self.picture and self.picture.doubts) or []
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Tighter:
     """How tight the classes of a dataset are, and where they are the tighter ones."""
 
@@ -176,7 +175,7 @@ class Tighter:
     median_within: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Tightness:
     """How tight the classes of two datasets are in one model."""
 
@@ -185,7 +184,7 @@ class Tightness:
     datasets: list[Tighter]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ProjectReport(Report):
     """Where the classes of texts are apart, and which pictures not to trust."""
 

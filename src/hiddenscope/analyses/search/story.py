@@ -1,12 +1,11 @@
 """The story of a search: the texts nearest to queries."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hiddenscope.results import Listing, Report, Result, Section, Table
+from hiddenscope.results import Listing, Report, Result, Section, Table, frozen
 from hiddenscope.results.drawing import labels, long_name
 from hiddenscope.results.pictures import Grid, Lines, Measure, Series, Words
 from hiddenscope.results.sentences import distinct, quote, shortened, standing
@@ -24,7 +23,7 @@ LONGEST_NAME = 60
 SCORES = {"dot": "dot product", "l2": "L2 distance"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class NearestRow:
     """The nearest to one query."""
 
@@ -34,7 +33,7 @@ class NearestRow:
     string: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SearchReport(Report):
     """What was searched, and the nearest to the first queries."""
 

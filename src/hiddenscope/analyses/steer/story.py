@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hiddenscope.results import Aside, Listing, Report, Result, Section, Table
+from hiddenscope.results import Aside, Listing, Report, Result, Section, Table, frozen
 from hiddenscope.results.drawing import labels, level
 from hiddenscope.results.pictures import ColourScale, Grid, Lines, Measure, Series
 from hiddenscope.results.report import ABSENT, Absent
@@ -29,7 +29,7 @@ WHOLE_PERCENT = 0.0995
 POOLED = {"last": "at the last token", "mean": "averaged over the tokens"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Origin:
     """Where a direction comes from."""
 
@@ -42,7 +42,7 @@ class Origin:
     spare_first: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Sizes:
     """How long the vectors are that are added."""
 
@@ -50,7 +50,7 @@ class Sizes:
     largest: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Quality:
     """The texts whose perplexity shows what steering costs."""
 
@@ -61,7 +61,7 @@ class Quality:
     within: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Setting:
     """What one site and strength do to an answer and to the perplexity.
 
@@ -105,7 +105,7 @@ class Setting:
         return ", ".join([*parts, f"perplexity {self.cost}"])
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SteeredAnswer:
     """How low and how high an answer can be brought without much harm."""
 
@@ -124,7 +124,7 @@ class WrittenText:
     after: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Written:
     """What is written at one setting."""
 
@@ -133,7 +133,7 @@ class Written:
     texts: list[WrittenText]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SteerReport(Report):
     """What a model answers and writes while it is steered."""
 

@@ -1,12 +1,11 @@
 """The story of visibility: which states influence which, and from how far."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from hiddenscope.results import Aside, Report, Result, Section
+from hiddenscope.results import Aside, Report, Result, Section, frozen
 from hiddenscope.results.drawing import MAP, labels
 from hiddenscope.results.pictures import Grid, Lines, Measure, Series, Style
 from hiddenscope.results.sentences import (
@@ -74,7 +73,7 @@ MEASURES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Share:
     """A share at a site."""
 
@@ -82,7 +81,7 @@ class Share:
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SourceShare:
     """A share of a source site."""
 
@@ -90,7 +89,7 @@ class SourceShare:
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class OwnBelow:
     """How much of the influence of the site below comes from the same token."""
 
@@ -99,7 +98,7 @@ class OwnBelow:
     most: Share
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class OwnFirst:
     """How much of the influence of the first site comes from the same token."""
 
@@ -108,7 +107,7 @@ class OwnFirst:
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Distances:
     """How influence decays with the distance in tokens."""
 
@@ -119,7 +118,7 @@ class Distances:
     at_farthest: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SourceInfluence:
     """The influence of a source site."""
 
@@ -127,7 +126,7 @@ class SourceInfluence:
     influence: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Reach:
     """How far down the influence on the last site reaches."""
 
@@ -137,7 +136,7 @@ class Reach:
     ratio: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class OnStates:
     """The influence of the states of one stack on each other."""
 
@@ -150,7 +149,7 @@ class OnStates:
     reach: Reach | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class MostSeen:
     """The state with the largest influence on the last prediction."""
 
@@ -158,7 +157,7 @@ class MostSeen:
     source_token: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class OnPredictions:
     """The influence of the states of the last stack on its predictions."""
 
@@ -169,7 +168,7 @@ class OnPredictions:
     distance_first: Distances | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Cross:
     """The share of the encoder in the influence on the decoder."""
 
@@ -179,7 +178,7 @@ class Cross:
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Interval:
     """A number with the ends of its 95% interval over texts; None where unknown."""
 
@@ -188,7 +187,7 @@ class Interval:
     high: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Guess(Interval):
     """A number that answers a guess, and the boundary that decides."""
 
@@ -196,7 +195,7 @@ class Guess(Interval):
     verdict: BoundarySide
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LawFit:
     """How shares fall with the distance or the depth."""
 
@@ -209,7 +208,7 @@ class LawFit:
     decays: BoundarySide
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class RandomFit:
     """The exponent with random weights, and how much larger that of the model is."""
 
@@ -220,7 +219,7 @@ class RandomFit:
     verdict: BoundarySide
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Averages:
     """Averages over texts, aligned by distance and depth, and what was drawn."""
 
@@ -241,7 +240,7 @@ class Averages:
     random: list[RandomFit] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class VisibilityReport(Report):
     """Which states influence which."""
 
