@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import hiddenscope as hs
 from hiddenscope import errors, progress
-from hiddenscope.catalog import ANALYSIS
 from hiddenscope.cli.arguments import (
     VECTORS,
     check_group,
@@ -38,8 +37,7 @@ from hiddenscope.cli.options import MODEL_HELP, RESULTS, Shared
 from hiddenscope.cli.terminal import echo, print_json, table, visible
 from hiddenscope.errors import TextError
 from hiddenscope.files import replacing
-from hiddenscope.interface import Parameter, build_value, describe
-from hiddenscope.interface.parameters import TEXTS_HELP, TRUNCATE
+from hiddenscope.interface import TEXTS_HELP, TRUNCATE, Parameter, build_value, describe
 from hiddenscope.loading.outline import outline
 from hiddenscope.loading.zoo import ZOO
 from hiddenscope.texts import Labelled
@@ -74,14 +72,13 @@ def asks(
         replace(parameter, **changes.get(parameter.name, {}))
         for parameter in options_of(description)
     ]
-    summary = description.summary or ANALYSIS[word].question
     details = description.details or (
         f"Prints the findings. --out {word}.html keeps the pictures, .csv the numbers."
     )
     return command(
         word,
         [*parameters, *more],
-        help=f"{summary}\n\n{details}",
+        details=details,
         verb_if_head_needed=description.verb_if_head_needed,
         **options,
     )

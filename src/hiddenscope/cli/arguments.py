@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import hiddenscope as hs
 from hiddenscope import errors
 from hiddenscope import texts as reader
+from hiddenscope.cli.terminal import STDIN
 from hiddenscope.errors import FileError, LoadError, TextError
 from hiddenscope.texts import COMPRESSIONS, FORMATS, Labelled
 
@@ -50,7 +51,6 @@ DEVICE = re.compile(
 DTYPE = re.compile(
     r"(?:torch\.)?(?:(?:b?float|b?f|b?fp)(?:16|32|64)?|half|double|auto|float8_\w+)"
 )
-STDIN = re.compile(r"-(?:\.\w+)+")
 
 
 def texts_in(
@@ -149,22 +149,6 @@ def check_place(device: str | None, dtype: str | None) -> None:
             "it is not a floating-point dtype",
             "Give float32, bfloat16 or float16.",
         )
-
-
-def with_stdin(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with @-.csv in place of -.csv.
-
-    typer would read -.csv as a bundle of options, and not as a table on stdin.
-
-    >>> with_stdin(["embed", "-.csv", "-k", "3"])
-    ['embed', '@-.csv', '-k', '3']
-    """
-    marked = []
-    for word in words:
-        if STDIN.fullmatch(word):
-            word = f"@{word}"
-        marked.append(word)
-    return marked
 
 
 def _is_source(word: str) -> bool:

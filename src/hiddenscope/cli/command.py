@@ -15,6 +15,7 @@ import typer
 
 from hiddenscope import errors, progress, texts
 from hiddenscope.arguments import integer
+from hiddenscope.catalog import COMMANDS
 from hiddenscope.cli.arguments import (
     check_states,
     is_store,
@@ -81,7 +82,7 @@ def command(
     word: str,
     parameters: Sequence[Parameter] = (),
     *,
-    help: str = "",  # noqa: A002
+    details: str,
     writes: Sequence[str] = RESULTS,
     without: Collection[str] = (),
     verb_if_head_needed: str = "",
@@ -90,9 +91,10 @@ def command(
     """Make a command of a function that takes `shared` and `arguments`.
 
     A function that is not an analysis may take options of typer in place of
-    `arguments`. `writes` are the suffixes of --out, and `without` the shared options
-    that would do nothing. `model_with_states` says that the model has a use beside
-    --states, which holds its states already.
+    `arguments`. `details` follow the first sentence of its help. `writes` are the
+    suffixes of --out, and `without` the shared options that would do nothing.
+    `model_with_states` says that the model has a use beside --states, which holds its
+    states already.
     """
     described = list(parameters)
     if any(takes_texts(parameter) for parameter in described):
@@ -130,7 +132,7 @@ def command(
                     function(shared, arguments)
 
         run.__name__ = word
-        run.__doc__ = help or function.__doc__
+        run.__doc__ = f"{COMMANDS[word]}\n\n{details}"
         run.__annotations__ = {
             name: part.annotation for name, part in signature.parameters.items()
         }

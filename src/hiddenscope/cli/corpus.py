@@ -11,7 +11,6 @@ import typer
 
 import hiddenscope as hs
 from hiddenscope import errors, progress
-from hiddenscope.catalog import ANALYSIS
 from hiddenscope.cli import endings
 from hiddenscope.cli.arguments import check_place, checked_source
 from hiddenscope.cli.command import TEXT_COLUMN, Arguments, command
@@ -34,14 +33,12 @@ GENERATE = Parameter(
 @command(
     "capture",
     (replace(TEXTS, required=True), ALL_LAYERS, GENERATE, TRUNCATE),
+    details="Prints the sites, the tokens and the shape. --out states.safetensors keeps"
+    " the values.",
     writes=(".safetensors",),
 )
 def capture(shared: Shared, arguments: Arguments) -> None:
-    """Capture the hidden states of texts.
-
-    Prints the sites, the tokens and the shape. --out states.safetensors keeps the
-    values.
-    """
+    """Capture the states, of the text alone or of what is generated after it too."""
     texts, sites = arguments["texts"], arguments["sites"]
     new_tokens = arguments["generate"]
     if new_tokens and len(texts) != 1:
@@ -151,15 +148,14 @@ PARAMETERS = (
     ),
     *ENGINE,
 )
-HELP = f"""{ANALYSIS["extract"].question}
-
+DETAILS = """
 Says what the job will cost, and computes. The same command again goes on with a job
 that was stopped. --json prints lines of JSON: the cost, the progress after every unit
 and now and then within one, and the end; --out job.json keeps the last.
 """
 
 
-@command("extract", PARAMETERS, help=HELP, writes=(".json",))
+@command("extract", PARAMETERS, details=DETAILS, writes=(".json",))
 def extract(shared: Shared, arguments: Arguments) -> None:
     """Compute the states of a corpus, and report the progress."""
     corpus = {field.name: arguments[field.name] for field in CORPUS}

@@ -10,16 +10,16 @@ from hiddenscope.cli.command import command
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import echo, print_json, table, visible
 
+DETAILS = """
+The page needs no network. It shows how large every state is, what each layer would
+predict, where two sentences differ, where two cities come apart, which states influence
+which, which states carry an answer, and the proof that each state has the right name.
+"""
 
-@command("demo", writes=(".html",))
+
+@command("demo", details=DETAILS, writes=(".html",))
 def demo(shared: Shared) -> None:
-    """Write a page that shows a model's hidden states, and print where it is.
-
-    The page needs no network. It shows how large every state is, what each layer would
-    predict, where two sentences differ, where two cities come apart, which states
-    influence which, which states carry an answer, and the proof that each state has the
-    right name.
-    """
+    """Write the page, and print what it begins with."""
     page = shared.out or Path("hiddenscope-demo.html")
     model = shared.load()
     results = {result.kind: result for result in _results(model)}

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from hiddenscope.diagnosis import Check
 
 
-@command("models", writes=(".json",), without=("device", "dtype"))
+@command(
+    "models",
+    details="They are real trained models that come in wheels of a package index. Those"
+    " in your cache are listed with their size.",
+    writes=(".json",),
+    without=("device", "dtype"),
+)
 def models(
     shared: Shared,
     verify: Annotated[
@@ -38,11 +44,7 @@ def models(
         ),
     ] = False,
 ) -> None:
-    """List the zoo: models that need no model hub.
-
-    They are real trained models that come in wheels of a package index. Those in your
-    cache are listed with their size.
-    """
+    """List the zoo, or the one model that --model names."""
     if verify:
         progress.note(
             f"{verify_all()} models in the cache hold the bytes that were put there."
@@ -82,14 +84,16 @@ TITLES = {
 MARKS = {"ok": "ok", "note": "note", "problem": "MEND"}
 
 
-@command("doctor", writes=(), without=("model", "device", "dtype", "out"))
+@command(
+    "doctor",
+    details="It looks at Python and the packages, the extras, the cache of models, and"
+    " every device on which torch can compute. It exits with 1 if something must be"
+    " mended, and never reaches the network.",
+    writes=(),
+    without=("model", "device", "dtype", "out"),
+)
 def doctor(shared: Shared) -> None:
-    """Check this installation, and say what to do about whatever is wrong.
-
-    It looks at Python and the packages, the extras, the cache of models, and every
-    device on which torch can compute. It exits with 1 if something must be mended, and
-    never reaches the network.
-    """
+    """Print each check as soon as it is done, and the verdict at the end."""
     checks: list[Check] = []
     # What reads the metadata of packages takes a fifth of the time of `--help`.
     diagnosis: Any = import_module("hiddenscope.diagnosis")
@@ -127,7 +131,13 @@ def _print_check(check: "Check", is_first: bool) -> None:
 PORTS = 20
 
 
-@command("serve", writes=(), without=("model", "dtype", "out"))
+@command(
+    "serve",
+    details="It listens on this machine alone. The link that it prints holds a token;"
+    " who has not got it gets nothing.",
+    writes=(),
+    without=("model", "dtype", "out"),
+)
 def serve(
     shared: Shared,
     host: Annotated[
@@ -158,11 +168,7 @@ def serve(
         bool, typer.Option("--open/--no-open", help="Open the page in a browser.")
     ] = True,
 ) -> None:
-    """Open the workbench: a page in which every question can be asked.
-
-    It listens on this machine alone. The link that it prints holds a token; who has not
-    got it gets nothing.
-    """
+    """Start the server, print its link, and open the page."""
     try:
         app: Any = import_module("hiddenscope.app")
     except ModuleNotFoundError as error:

@@ -8,6 +8,9 @@ and 130 when the command was interrupted.
 import io
 import sys
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -16,19 +19,8 @@ from typer.core import TyperCommand, TyperGroup
 import hiddenscope as hs
 from hiddenscope import progress
 from hiddenscope.catalog import ANALYSES, COMMANDS, GROUPS, Group
-from hiddenscope.cli import (
-    analyses,
-    corpus,
-    demo,
-    drift,
-    endings,
-    machine,
-    series,
-    store,
-)
-from hiddenscope.cli.analyses import generated
-from hiddenscope.cli.arguments import with_stdin
-from hiddenscope.cli.endings import discard_output
+from hiddenscope.cli.endings import discard_output, watch
+from hiddenscope.cli.terminal import with_stdin
 
 
 class CommandGroup(NamedTuple):
@@ -39,6 +31,18 @@ class CommandGroup(NamedTuple):
     example: str
 
 
+# Where a command is written, unless it only asks an analysis.
+MODULES = {
+    "capture": "corpus",
+    "demo": "demo",
+    "doctor": "machine",
+    "drift": "drift",
+    "extract": "corpus",
+    "models": "machine",
+    "series": "series",
+    "serve": "machine",
+    "store": "store",
+}
 ON_DISK = CommandGroup(
     "States of a whole corpus, on disk",
     ("extract", "store"),
@@ -109,8 +113,39 @@ class _Command(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+@cache
+def _build(word: str) -> Any:
+    """Return a command, from the function that its module has for it."""
+    module = import_module(f"hiddenscope.cli.{MODULES.get(word, 'analyses')}")
+    function = getattr(module, word, None) or module.generated(word)
+    single = typer.Typer(rich_markup_mode=None, add_completion=False)
+    single.command(cls=_Command)(function)
+    return typer.main.get_command(single)
+
+
+class _Built(Mapping[str, Any]):
+    """The commands by their words, each built when it is first needed."""
+
+    def __getitem__(self, word: str) -> Any:
+        if word not in COMMANDS:
+            raise KeyError(word)
+        return _build(word)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
 class _Commands(TyperGroup):
     """The commands, listed in groups with an example of each."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # The list needs one sentence of each, and to build them all takes most of the
+        # time of `--help`.
+        self.commands = _Built()  # type: ignore[assignment]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
@@ -128,9 +163,7 @@ class _Commands(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for group in COMMAND_GROUPS:
-            rows = []
-            for word in group.words:
-                rows.append((word, self.commands[word].get_short_help_str(1_000)))
+            rows = [(word, COMMANDS[word]) for word in group.words]
             with formatter.section(group.title):
                 formatter.write_dl(rows)
                 indent = " " * formatter.current_indent
@@ -141,18 +174,10 @@ app = typer.Typer(
     name="hiddenscope",
     cls=_Commands,
     help="See, measure, store and change every hidden state of a transformer model.",
-    # rich alone would double the time that --help takes.
+    # rich single would double the time that --help takes.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-
-for _word in COMMANDS:
-    # A command that does more than ask an analysis has a function of its own.
-    _modules = (analyses, corpus, demo, drift, machine, series, store)
-    _module = next((module for module in _modules if hasattr(module, _word)), None)
-    _function = generated(_word) if _module is None else getattr(_module, _word)
-    app.command(cls=_Command)(_function)
 
 
 def _print_version(is_set: bool) -> None:
@@ -184,7 +209,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     if sys.stdout is None:
         sys.exit("Cannot print: stdout is closed.")
-    endings.watch()
+    watch()
     try:
         try:
             app(prog_name="hiddenscope")

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import hiddenscope as hs
-from hiddenscope.catalog import ANALYSIS
 from hiddenscope.cli import endings
 from hiddenscope.cli.analyses import show_result
 from hiddenscope.cli.arguments import dataset
@@ -85,8 +84,7 @@ PARAMETERS = (
         repeated=True,
     ),
 )
-HELP = f"""{ANALYSIS["series"].question}
-
+DETAILS = """
 Loads one model at a time and prints the findings. Weights are hashed first: members
 with the same ones are reported. Give several models; or one with --revision,
 --quantise or --adapter, whose variants are the members. --out series.html keeps the
@@ -97,7 +95,7 @@ pictures, .csv the numbers.
 @command(
     "series",
     PARAMETERS,
-    help=HELP,
+    details=DETAILS,
     without=("model", "adapter", "quantise"),
 )
 def series(shared: Shared, arguments: Arguments) -> None:

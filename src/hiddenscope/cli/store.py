@@ -49,7 +49,20 @@ SitesOption: TypeAlias = Annotated[
 ]
 
 
-@command("store", writes=(), without=("model", "device", "dtype", "out"))
+DETAILS = """
+info says what the store holds. verify reads every byte of it, names every unit that is
+damaged or missing, and exits with 1 if there is one. gc removes what killed jobs left
+behind; a job at work is left alone. export writes Parquet, Zarr, a dataset of Hugging
+Face's library, or what Embedding Atlas opens.
+"""
+
+
+@command(
+    "store",
+    details=DETAILS,
+    writes=(),
+    without=("model", "device", "dtype", "out"),
+)
 def store(
     shared: Shared,
     action: ActionArgument,
@@ -59,13 +72,7 @@ def store(
     format: FormatOption = None,  # noqa: A002
     sites: SitesOption = None,
 ) -> None:
-    """Look at the states of a corpus that `extract` wrote.
-
-    info says what the store holds. verify reads every byte of it, names every unit that
-    is damaged or missing, and exits with 1 if there is one. gc removes what killed jobs
-    left behind; a job at work is left alone. export writes Parquet, Zarr, a dataset of
-    Hugging Face's library, or what Embedding Atlas opens.
-    """
+    """Do what the action says, and print what it reports."""
     options = {"--to": to, "--format": format, "--sites": sites}
     useless = [name for name, value in options.items() if value is not None]
     if action != "export" and useless:

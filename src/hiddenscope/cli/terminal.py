@@ -1,6 +1,7 @@
-"""Print to a terminal: escaped text, tables and JSON."""
+"""A terminal: what is typed there, and escaped text, tables and JSON printed to it."""
 
 import json
+import re
 import sys
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
@@ -10,10 +11,28 @@ import typer
 
 from hiddenscope import progress
 
+# A table on stdin.
+STDIN = re.compile(r"-(?:\.\w+)+")
 # Columns of a table that goes to a file or another program, so that no line is wrapped.
 WIDE = 400
 # The Unicode categories of characters that a terminal obeys, or does not show.
 INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
+
+
+def with_stdin(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with @-.csv in place of -.csv.
+
+    typer would read -.csv as a bundle of options, and not as a table on stdin.
+
+    >>> with_stdin(["embed", "-.csv", "-k", "3"])
+    ['embed', '@-.csv', '-k', '3']
+    """
+    marked = []
+    for word in words:
+        if STDIN.fullmatch(word):
+            word = f"@{word}"
+        marked.append(word)
+    return marked
 
 
 def echo(text: str, *, err: bool = False) -> None:

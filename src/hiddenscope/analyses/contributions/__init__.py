@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 @analysis(
     verb_if_head_needed="split the logits of",
-    summary="Show what each head and MLP adds to the logit of an answer.",
     details="Prints the strongest parts; --out contributions.html keeps the picture,"
     " .csv the numbers.",
 )

@@ -44,8 +44,6 @@ OWN_TEXTS = replace(
 
 
 @analysis(
-    summary="Find where a candidate diverges from --model, whether that is more than"
-    " rounding, and which module does it.",
     details="--dtype and --device set both sides, --candidate-dtype and"
     " --candidate-device the candidate alone. --candidate-quantise int8 asks what"
     " quantisation costs, layer by layer.\n\nExits with 1 when there is drift,"

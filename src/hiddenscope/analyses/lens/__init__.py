@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 @analysis(
     verb_if_head_needed="read with a lens",
-    summary="Show what each layer would predict, if it were the last.",
     details="Prints the top tokens after the last token, layer by layer; --out"
     " lens.html keeps the whole grid, .csv the numbers.",
 )

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 @analysis(
     verb_if_head_needed="patch",
-    summary="Put each state of one run into another and see how much of the answer it"
-    " carries.",
     details="Prints where the answer is carried; --out patch.html keeps the picture,"
     " .csv the numbers.",
 )

@@ -74,8 +74,6 @@ DIRECTION = (
 
 @analysis(
     verb_if_head_needed="steer",
-    summary="Change what the model answers and writes along the difference of two sets"
-    " of texts.",
     details="Prints what moves and what it costs, and the texts before and after;"
     " --out steer.html keeps the pictures.",
 )

@@ -37,7 +37,8 @@ class Analysis:
     tests. `result` is False where the function returns something else than a `Result`,
     and `in_app` where the workbench does not offer it. `heading` begins the title of a
     result and is followed by the model's name; without one, that is the word and "of".
-    `package` is where its module is.
+    `package` is where its module is. `summary` is what its command says of itself, if
+    that is not the question.
     """
 
     word: str
@@ -47,6 +48,7 @@ class Analysis:
     in_app: bool = True
     package: str = "analyses."
     heading: str = ""
+    summary: str = ""
 
     @property
     def module(self) -> str:
@@ -75,6 +77,8 @@ ANALYSES = (
         "drift",
         "Where do two runs of a model diverge, and which part is at fault?",
         "describe",
+        summary="Find where a candidate diverges from --model, whether that is more"
+        " than rounding, and which module does it.",
     ),
     Analysis(
         "project",
@@ -94,12 +98,14 @@ ANALYSES = (
         "What would each layer predict, if it were the last?",
         "explain",
         heading="predictions of each layer of",
+        summary="Show what each layer would predict, if it were the last.",
     ),
     Analysis(
         "contributions",
         "Which parts write the answer?",
         "explain",
         heading="parts that write the answer in",
+        summary="Show what each head and MLP adds to the logit of an answer.",
     ),
     Analysis(
         "visibility",
@@ -124,6 +130,8 @@ ANALYSES = (
         "Which states carry an answer from one run to another?",
         "change",
         heading="activation patching in",
+        summary="Put each state of one run into another and see how much of the answer"
+        " it carries.",
     ),
     Analysis(
         "graft",
@@ -136,6 +144,8 @@ ANALYSES = (
         "Can a direction change what the model writes, and what does that cost?",
         "change",
         heading="steering",
+        summary="Change what the model answers and writes along the difference of two"
+        " sets of texts.",
     ),
     Analysis(
         "embed",
@@ -168,8 +178,16 @@ ANALYSES = (
 
 ANALYSIS = {analysis.word: analysis for analysis in ANALYSES}
 
-COMMANDS = ("demo", "capture", *ANALYSIS, "store", "models", "serve", "doctor")
-"""The words of all commands, in the order in which they are listed."""
+COMMANDS = {
+    "demo": "Write a page that shows a model's hidden states, and print where it is.",
+    "capture": "Capture the hidden states of texts.",
+    **{analysis.word: analysis.summary or analysis.question for analysis in ANALYSES},
+    "store": "Look at the states of a corpus that `extract` wrote.",
+    "models": "List the zoo: models that need no model hub.",
+    "serve": "Open the workbench: a page in which every question can be asked.",
+    "doctor": "Check this installation, and say what to do about whatever is wrong.",
+}
+"""The words of all commands, each with what its help begins with."""
 
 NAMES = {
     "Adapted": "loading.variants",
@@ -214,3 +232,34 @@ NAMES = {
 
 PUBLIC = NAMES | {analysis.word: analysis.module for analysis in ANALYSES}
 """Every public name, and the module that it is imported from when it is first used."""
+
+PROVISIONAL = {
+    "Adjustment": "how vectors are adjusted for comparison may get other fields",
+    "Corpus": "belongs to `ExtractJob`",
+    "Engine": "another cluster may need another protocol",
+    "ExtractJob": "the parts of a job were named for one engine and Ray alone",
+    "Lens": "a fitted lens may be saved in another layout",
+    "Member": "belongs to `series`",
+    "Pictures": "other methods of projection may need other options",
+    "Sampling": "belongs to `visibility`",
+    "cluster": "its choice of the number of clusters is young",
+    "graft": "its scores have been tried on few pairs of models",
+    "search": "how sources are named may change",
+    "series": "it has been tried on few families of models",
+    "steer": "its measures of cost have been tried on few models",
+    "story": "the parts of a page of several results may get other names",
+    "visibility": "its averages over many texts are young",
+}
+"""Public names and commands that may change in any version, and why. Every other name
+is stable: docs/stability.md says what that promises, and its table is written from here
+by `make docs`.
+"""
+
+
+def is_provisional(name: str) -> bool:
+    """Tell whether a public name may change in any version.
+
+    >>> is_provisional("load"), is_provisional("graft")
+    (False, True)
+    """
+    return name in PROVISIONAL
