@@ -12,28 +12,19 @@ import dataclasses
 import hashlib
 import json
 import os
-import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from math import inf, isnan, sqrt
 from pathlib import Path
-from typing import (
-    Any,
-    Literal,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from hiddenscope.files import identity, replacing
 from hiddenscope.modules import hooks
+from hiddenscope.results.report import read_report
 
 Outcome = TypeVar("Outcome")
 
@@ -45,6 +36,8 @@ MOST_PER_BLOCK = 0.05  # for dtypes of few digits, before the factor of depth
 # Two runs of the same texts in batches of different shapes differ by rounding alone: a
 # few times that is allowed too.
 NOISE_FACTOR = 8
+# The key of a dtype in JSON, which has none.
+DTYPE = "torch.dtype"
 
 
 def tolerance(dtype: torch.dtype, depth: int) -> float:
@@ -199,8 +192,9 @@ class Memory:
         """Return the outcome of a title, of this class; None if there is none."""
         if title not in self._outcomes:
             return None
+        text = json.dumps(self._outcomes[title])
         try:
-            outcome = cast(Outcome, _decoded(self._outcomes[title], form))
+            outcome = read_report(form, json.loads(text, object_hook=_with_dtypes))
         except (TypeError, ValueError, LookupError, AttributeError):
             return None
         self.recalled.add(title)
@@ -209,11 +203,11 @@ class Memory:
     def keep(self, title: str, outcome: object) -> None:
         """Keep an outcome, if it is of plain values and the folder can be written."""
         try:
-            self._outcomes[title] = _encoded(outcome)
+            self._outcomes[title] = json.loads(json.dumps(outcome, default=_fields))
             sealed = {"outcomes": self._outcomes, "sha256": _checksum(self._outcomes)}
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(self.path) as fresh:
-                fresh.write_text(json.dumps(sealed, allow_nan=True), "utf-8")
+                fresh.write_text(json.dumps(sealed), "utf-8")
         except (TypeError, OSError):
             # A memory is a convenience: without it the trial is made again.
             self._outcomes.pop(title, None)
@@ -257,56 +251,14 @@ def _code_version() -> str:
     return hashlib.sha256(repr(stats).encode()).hexdigest()
 
 
-def _encoded(value: Any) -> Any:
-    """Return a dataclass of plain values as JSON."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        # What the constructor does not take is no part of the value.
-        fields = filter(lambda field: field.init, dataclasses.fields(value))
-        return {field.name: _encoded(getattr(value, field.name)) for field in fields}
+def _fields(value: Any) -> dict[str, Any]:
+    """Return what JSON keeps of a dtype or of a dataclass; others are a TypeError."""
     if isinstance(value, torch.dtype):
-        return str(value).removeprefix("torch.")
-    if type(value) in (tuple, list):
-        return [_encoded(item) for item in value]
-    if type(value) is dict and all(isinstance(key, str) for key in value):
-        return {key: _encoded(item) for key, item in value.items()}
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    raise TypeError(f"{type(value).__name__} is not a plain value")
+        return {DTYPE: str(value).removeprefix("torch.")}
+    # What the constructor does not take is no part of the value.
+    fields = filter(lambda field: field.init, dataclasses.fields(value))
+    return {field.name: getattr(value, field.name) for field in fields}
 
 
-def _decoded(value: Any, form: Any) -> Any:
-    """Return a value of type `form` from its JSON; the inverse of `_encoded`."""
-    origin, inner = get_origin(form), get_args(form)
-    if origin in (Union, types.UnionType):
-        for kind in inner:
-            try:
-                if (kind is type(None)) == (value is None):
-                    return _decoded(value, kind)
-            except (TypeError, LookupError, AttributeError):
-                # Another type has other fields.
-                continue
-        raise ValueError(f"{value!r:.60} is of none of these types")
-    if dataclasses.is_dataclass(form) and isinstance(form, type):
-        hints = _hints(form)
-        fields = {}
-        for field in filter(lambda field: field.init, dataclasses.fields(form)):
-            fields[field.name] = _decoded(value[field.name], hints[field.name])
-        return form(**fields)
-    if form is torch.dtype:
-        return getattr(torch, value)
-    if origin is Literal and value not in inner:
-        raise ValueError(f"{value!r} is none of {inner}")
-    if origin is tuple:
-        forms = inner
-        if inner[1:] == (Ellipsis,):
-            forms = inner[:1] * len(value)
-        pairs = zip(value, forms, strict=True)
-        return tuple(_decoded(item, kind) for item, kind in pairs)
-    if isinstance(value, dict):
-        return {key: _decoded(item, inner[1]) for key, item in value.items()}
-    return value
-
-
-@cache
-def _hints(form: type) -> dict[str, Any]:
-    return get_type_hints(form)
+def _with_dtypes(part: dict[str, Any]) -> Any:
+    return getattr(torch, part[DTYPE]) if DTYPE in part else part

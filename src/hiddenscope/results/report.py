@@ -130,9 +130,12 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         return _read_union(inner, value, name)
     if origin is list and isinstance(value, list):
         return [_read(inner[0], item, f"{name}[{k}]") for k, item in enumerate(value)]
-    if origin is tuple and isinstance(value, list) and len(value) == len(inner):
-        return tuple(map(_read, inner, value, [name] * len(inner)))
-    if origin is dict and isinstance(value, Mapping):
+    if origin is tuple and isinstance(value, list):
+        if inner[1:] == (Ellipsis,):
+            inner = inner[:1] * len(value)
+        if len(value) == len(inner):
+            return tuple(map(_read, inner, value, [name] * len(inner)))
+    if origin in (dict, Mapping) and isinstance(value, Mapping):
         return {k: _read(inner[1], item, f"{name}.{k}") for k, item in value.items()}
     if kind is Any or _holds(kind, value):
         return value

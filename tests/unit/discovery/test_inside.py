@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 import hiddenscope as hs
 from hiddenscope.discovery import Inside, bias_of
 from hiddenscope.errors import SiteError
-from hiddenscope.modules.trials import _decoded, _encoded
+from hiddenscope.modules.trials import Memory
 from hiddenscope.testing import build, tiny_model
 from labs.fuzz import folders
 
@@ -352,7 +352,9 @@ def test_what_is_inside_is_remembered_for_a_folder(tmp_path, monkeypatch):
     assert second.trials.recalled("inside")
     for family in ("llama", "mixtral"):
         inside = load(family).anatomy.inside
-        assert _decoded(_encoded(inside), Inside) == inside
+        memory = Memory(tmp_path, family)
+        memory.keep("inside", inside)
+        assert memory.recall("inside", Inside) == inside
 
 
 def test_a_router_of_chosen_experts_alone_is_refused():
