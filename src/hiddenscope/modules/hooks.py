@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
@@ -57,14 +57,14 @@ class Stopped(BaseException):
     """
 
 
+@dataclass(eq=False)
 class _Hook:
     """A forward hook of ours, recognised by identity."""
 
-    def __init__(self, watch: Watch) -> None:
-        self.module = watch.module
-        self.side = watch.side
-        self.callback = watch.callback
-        self.thread = threading.get_ident()
+    module: nn.Module
+    side: Side
+    callback: Callable[..., Any]
+    thread: int = field(default_factory=threading.get_ident)
 
     def __call__(self, module: nn.Module, args: Any, more: Any = None) -> Any:
         if threading.get_ident() != self.thread:
@@ -122,7 +122,7 @@ def watching(watches: Sequence[Watch]) -> Installation:
         if watch.side == "inside":
             inside[watch.module].append(watch.callback)
         else:
-            steps.append(_Hook(watch))
+            steps.append(_Hook(watch.module, watch.side, watch.callback))
     for part, callbacks in inside.items():
         steps.append(_replaced(part, _with_operations(callbacks, part.forward)))
     return Installation(steps)
@@ -202,22 +202,35 @@ def skipping(skips: Mapping[nn.Module, Mapping[int, Any]]) -> Installation:
     False
     """
 
-    def skipped(outputs: Mapping[int, Any], forward: Forward) -> Forward:
-        calls = itertools.count()
+    def skip(form: Any, forward: Forward, args: Args, kwargs: Any) -> Any:
+        state = state_in(args, kwargs)
+        if state is None:
+            return forward(*args, **kwargs)
+        return with_first_tensor(form, state)
+
+    return _in_calls(skips, skip)
+
+
+def _in_calls(
+    calls: Mapping[nn.Module, Mapping[int, Any]],
+    act: Callable[[Any, Forward, Args, dict[str, Any]], Any],
+) -> Installation:
+    """Act in place of some calls of modules, each with what `calls` has for it."""
+
+    def acting(of_calls: Mapping[int, Any], forward: Forward) -> Forward:
+        numbers = itertools.count()
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            number = next(calls)
-            state = state_in(args, kwargs) if number in outputs else None
-            if state is None:
+            number = next(numbers)
+            if number not in of_calls:
                 return forward(*args, **kwargs)
-            return with_first_tensor(outputs[number], state)
+            return act(of_calls[number], forward, args, kwargs)
 
         return call
 
-    steps = []
-    for part, outputs in skips.items():
-        steps.append(_replaced(part, skipped(outputs, part.forward)))
-    return Installation(steps)
+    return substituting(
+        {part: acting(of_calls, part.forward) for part, of_calls in calls.items()}
+    )
 
 
 @dataclass(frozen=True)
@@ -248,31 +261,20 @@ def joining(joins: Mapping[nn.Module, Mapping[int, Join]]) -> Installation:
             [1., 1.]], grad_fn=<SliceBackward0>)
     """
 
-    def joined(of_calls: Mapping[int, Join], forward: Forward) -> Forward:
-        calls = itertools.count()
+    def run(join: Join, forward: Forward, args: Args, kwargs: Any) -> Any:
+        args = first_rows(args, join.batch, join.rows)
+        kwargs = first_rows(kwargs, join.batch, join.rows)
+        state = state_in(args, kwargs)
+        if not join.rows and state is not None:
+            output = with_first_tensor(join.form, state[:0])
+        else:
+            output = forward(*args, **kwargs)
+        rows = first_tensor(output)
+        if join.joined is None or rows is None:
+            return output
+        return with_first_tensor(output, torch.cat([rows, join.joined.to(rows)]))
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            join = of_calls.get(next(calls))
-            if join is None:
-                return forward(*args, **kwargs)
-            args = first_rows(args, join.batch, join.rows)
-            kwargs = first_rows(kwargs, join.batch, join.rows)
-            state = state_in(args, kwargs)
-            if not join.rows and state is not None:
-                output = with_first_tensor(join.form, state[:0])
-            else:
-                output = forward(*args, **kwargs)
-            rows = first_tensor(output)
-            if join.joined is None or rows is None:
-                return output
-            return with_first_tensor(output, torch.cat([rows, join.joined.to(rows)]))
-
-        return call
-
-    steps = []
-    for part, of_calls in joins.items():
-        steps.append(_replaced(part, joined(of_calls, part.forward)))
-    return Installation(steps)
+    return _in_calls(joins, run)
 
 
 def call_module(
@@ -371,14 +373,12 @@ def _is_untouched(module: nn.Module) -> bool:
     return True
 
 
+@dataclass(eq=False)
 class _FunctionMode:
     """One of our modes on this thread's stack of function modes."""
 
-    def __init__(
-        self, mode: operations.AttentionCheck | operations.OperationMode
-    ) -> None:
-        self.mode = mode
-        self.thread = threading.get_ident()
+    mode: operations.AttentionCheck | operations.OperationMode
+    thread: int = field(default_factory=threading.get_ident)
 
     def install(self) -> None:
         # An earlier mode could not be taken off if its `with` ended in another thread.
@@ -409,12 +409,12 @@ def _top_function_mode() -> object:
     return top
 
 
+@dataclass(eq=False)
 class _DispatchMode:
     """A mode on this thread's stack of dispatch modes."""
 
-    def __init__(self, mode: Any) -> None:
-        self.mode = mode
-        self.thread = threading.get_ident()
+    mode: Any
+    thread: int = field(default_factory=threading.get_ident)
 
     def install(self) -> None:
         self.mode.__enter__()
@@ -441,12 +441,12 @@ def dispatching(mode: TorchDispatchMode) -> Installation:
     return Installation([_DispatchMode(mode)])
 
 
+@dataclass(eq=False)
 class _Threads:
     """A different number of threads for each operation of torch."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.before: int | None = None
+    count: int
+    before: int | None = None
 
     def install(self) -> None:
         self.before = torch.get_num_threads()
@@ -463,12 +463,12 @@ def threads(count: int) -> Installation:
     return Installation([_Threads(count)])
 
 
+@dataclass(eq=False)
 class _Afterwards:
     """What is undone once, after a pass in which a model changes itself for good."""
 
-    def __init__(self, undo: Callable[[], None]) -> None:
-        self.undo = undo
-        self.is_undone = False
+    undo: Callable[[], None]
+    is_undone: bool = False
 
     def install(self) -> None:
         """Do nothing: the model itself makes the change."""
@@ -550,7 +550,11 @@ def is_offloaded(module: nn.Module) -> bool:
     """
     if not is_dispatched(module):
         return False
-    return any(getattr(hook, "offload", False) for hook in _accelerate_hooks(module))
+    for part in parts_of(module).values():
+        hooks = weights.accelerate_hooks(part)
+        if any(getattr(hook, "offload", False) for hook in hooks):
+            return True
+    return False
 
 
 def is_dispatched(module: nn.Module) -> bool:
@@ -567,17 +571,11 @@ def input_device(module: nn.Module) -> torch.device:
     for weight in module.parameters():
         if not weight.is_meta:
             return weight.device
-    for hook in _accelerate_hooks(module):
-        device = getattr(hook, "execution_device", None)
-        if device is not None:
-            return weights.as_device(device)
-    return torch.device("meta")
-
-
-def _accelerate_hooks(module: nn.Module) -> Iterator[Any]:
-    """Yield accelerate's hooks on all parts."""
     for part in parts_of(module).values():
-        yield from weights.accelerate_hooks(part)
+        device = weights.execution_device(part)
+        if device is not None:
+            return device
+    return torch.device("meta")
 
 
 class _Parts(NamedTuple):

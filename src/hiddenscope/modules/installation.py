@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Step(Protocol):
         """Undo the change; safe at any time, in any thread and any number of times."""
 
 
+@dataclass(eq=False)
 class Installation:
     """A context manager that installs its steps in order and removes them in reverse.
 
@@ -37,17 +39,16 @@ class Installation:
     any bytecode leaves nothing that cannot be found again.
     """
 
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self._steps = tuple(steps)
+    steps: Sequence[Step]
 
     def __enter__(self) -> None:
         remove_leftovers()
-        _INSTALLED[id(self)] = weakref.ref(self), self._steps
-        for step in self._steps:
+        _INSTALLED[id(self)] = weakref.ref(self), self.steps
+        for step in self.steps:
             step.install()
 
     def __exit__(self, *error: object) -> None:
-        for step in reversed(self._steps):
+        for step in reversed(self.steps):
             step.remove()
         _INSTALLED.pop(id(self), None)
 
@@ -57,7 +58,7 @@ class Installation:
 
 # Steps that could not be undone when their installation ended.
 _STRANDED: list[Step] = []
-_INSTALLED: dict[int, tuple[weakref.ref[Installation], tuple[Step, ...]]] = {}
+_INSTALLED: dict[int, tuple[weakref.ref[Installation], Sequence[Step]]] = {}
 
 
 def remove_later(step: Step) -> None:
@@ -83,13 +84,13 @@ Callback: TypeAlias = (
 """Called with the kind of a part, the module that gets it, its name, and the part."""
 
 
+@dataclass(eq=False)
 class _RegistrationHook:
     """A global registration hook of torch that acts in one thread."""
 
-    def __init__(self, kind: PartKind, callback: Callback) -> None:
-        self.kind = kind
-        self.callback = callback
-        self.thread = threading.get_ident()
+    kind: PartKind
+    callback: Callback
+    thread: int = field(default_factory=threading.get_ident)
 
     def __call__(
         self, module: nn.Module, name: str, part: nn.Module | Tensor | None

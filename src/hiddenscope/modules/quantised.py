@@ -112,7 +112,7 @@ def refuse_gradients(module: nn.Module) -> None:
             )
             raise ModuleError(task, reason, remedy)
     method = _configured_method(module)
-    if method and not any(quantised_weights(module)):
+    if method:
         reason = f"its weights are packed by {method}, whose gradients are not known"
         raise ModuleError(task, reason, remedy)
 
@@ -202,7 +202,7 @@ def plain_part(weight: QuantisedWeight, numbers: Tensor) -> nn.Module:
 def refuse_packed_modules(module: nn.Module, task: str) -> None:
     """Raise ModuleError if weights are packed in a way that cannot be unpacked."""
     method = _configured_method(module)
-    if method and not any(quantised_weights(module)):
+    if method:
         raise ModuleError(
             task,
             f"its weights are packed by {method}, and only its own code can unpack"
@@ -212,10 +212,10 @@ def refuse_packed_modules(module: nn.Module, task: str) -> None:
 
 
 def _configured_method(module: nn.Module) -> str:
-    """Return the method that a module's config names, if its weights were packed."""
+    """Return the method that a config names, if only that knows the weights."""
     config = getattr(module, "config", None)
     quantisation: Any = getattr(config, "quantization_config", None)
-    if quantisation is None:
+    if quantisation is None or any(quantised_weights(module)):
         return ""
     if isinstance(quantisation, dict):
         method = quantisation.get("quant_method", "")
