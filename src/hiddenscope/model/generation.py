@@ -8,6 +8,7 @@ tried once on the model itself, and a model that fails is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,13 +28,12 @@ from hiddenscope.passes import (
     recording,
 )
 from hiddenscope.passes.buffers import one_or_pair, stacks_in
-from hiddenscope.sites import Site, SitePatterns
-from hiddenscope.states import Pair, States
-from hiddenscope.states.mixed import stack_sites
+from hiddenscope.sites import SitePatterns
+from hiddenscope.states import Pair, States, join
 
 TRIAL_PROMPT, TRIAL_TOKENS = 6, 4
 # The names that configurations have for the distance that attention looks back.
-WINDOW_SETTINGS = (
+WINDOW_SETTINGS = {
     "sliding_window",
     "sliding_window_size",
     "attention_window",
@@ -48,7 +48,7 @@ WINDOW_SETTINGS = (
     "mamba_chunk_size",
     "block_size",
     "index_block_size",
-)
+}
 # A cache adds up in another order than a full pass; wrong positions are thousands of
 # times off.
 CACHE_TOLERANCES = 8
@@ -60,7 +60,6 @@ REFUSED_OPTIONS = {
     "assistant_model",
     "prompt_lookup_num_tokens",
 }
-NOT_ASSEMBLED = "Cannot assemble the states of each token"
 
 
 def generate(
@@ -126,26 +125,11 @@ def refusal(model: PassModel, length: int) -> str:
 
 def attention_windows(model: PassModel) -> set[int]:
     """Return how far back attention looks, by every setting that says so."""
-    config: Any = getattr(model.module, "config", None)
-    configs = [config]
-    for name in getattr(config, "sub_configs", {}):
-        configs.append(getattr(config, name, None))
-    for part in list(configs):
-        try:
-            configs += getattr(part, "per_layer_config", None) or []
-        except AttributeError:
-            # transformers gives every configuration such a list, which fails for one
-            # that names no depth (MPT's attention).
-            continue
     windows: set[int] = set()
-    for part in configs:
-        settings = vars(part) if hasattr(part, "__dict__") else {}
-        for name in WINDOW_SETTINGS:
-            value = settings.get(name)
-            values = value if isinstance(value, list | tuple) else [value]
-            for item in values:
-                if isinstance(item, int) and not isinstance(item, bool) and item > 0:
-                    windows.add(item)
+    for path, value in config_values(getattr(model.module, "config", None)):
+        is_window = not WINDOW_SETTINGS.isdisjoint(path.split("."))
+        if is_window and type(value) is int and value > 0:
+            windows.add(value)
     return windows
 
 
@@ -223,57 +207,37 @@ def _assemble(
     written: Sequence[int],
     max_new_tokens: int,
 ) -> States | Pair:
-    """Join the states of every pass, as one text for each stack."""
-    stacks: dict[str | None, None] = {}
-    for recorded_pass in recorded.recorded:
-        stacks |= dict.fromkeys(site.stack for site in recorded_pass.states)
+    """Join the states of every pass, as one text for each stack.
+
+    They are those of the prompt in the first pass, and one of each that follows: a
+    model without a cache reads the whole text each time, of which only the last token
+    is new.
+    """
     parts = []
-    for stack in stacks:
-        text = prompt.ids[0] if stack == "encoder" else tuple(written)
+    for stack, passes in recorded.by_stack().items():
+        text, most = list(written), max_new_tokens
         start = 1 if stack == "decoder" else len(prompt.ids[0])
-        states = _join_passes(recorded, stack, start, text)
-        most = len(text) if stack == "encoder" else start + max_new_tokens
-        length = min(len(next(iter(states.values()))), most)
-        if length < start or any(len(value) < length for value in states.values()):
-            raise PassError(
-                NOT_ASSEMBLED,
-                "generate did not run the model on some tokens",
-                "Use capture() on the text.",
-            )
-        sites = tuple(sorted(states))
-        tokens = model.text_encoder.tokens(Inputs((text[:length],)))
-        values = stack_sites(sites, [states[site][:length] for site in sites])
-        parts.append(States(sites, values, tokens, model.source(stack)))
+        if stack == "encoder":
+            text, most = list(prompt.ids[0]), 0
+        read = 0
+        pieces = []
+        for states in passes:
+            new = 1 if read else start
+            piece = states.select(tokens=slice(-new, None))
+            # Otherwise the states belong to another text than the one that is returned.
+            if piece.tokens.ids.tolist() != text[read : read + new]:
+                raise PassError(
+                    "Cannot assemble the states of each token",
+                    "generate ran the model on other tokens than those that it"
+                    " returned",
+                    "Leave out the option that causes it, or use capture().",
+                )
+            read += new
+            pieces.append(piece)
+        joined = join(pieces).select(tokens=slice(0, start + most))
+        ids = tuple(text[: len(joined.tokens)])
+        tokens = model.text_encoder.tokens(Inputs((ids,)))
+        parts.append(replace(joined, tokens=tokens))
     for part in parts:
         part.check_finite()
     return one_or_pair(parts)
-
-
-def _join_passes(
-    recorded: Recording, stack: str | None, start: int, text: Sequence[int]
-) -> dict[Site, Tensor]:
-    """Return one text's states at each site of a stack.
-
-    They are `start` tokens of the first pass, and one of each that follows: a model
-    without a cache reads the whole text each time, of which only the last token is new.
-    """
-    parts: dict[Site, list[Tensor]] = {}
-    read = 0
-    for recorded_pass in recorded.recorded:
-        if not any(site.stack == stack for site in recorded_pass.states):
-            continue
-        new = 1 if read else start
-        ids = recorded_pass.argument(stack, "input_ids")
-        # Otherwise the states belong to another text than the one that is returned.
-        if ids is None or ids[:, -new:].tolist() != [list(text[read : read + new])]:
-            raise PassError(
-                NOT_ASSEMBLED,
-                "generate ran the model on other tokens than those that it returned",
-                "Leave out the option that causes it, or use capture().",
-            )
-        read += new
-        for site, values in recorded_pass.states.items():
-            if site.stack == stack:
-                known = parts.setdefault(site, [])
-                known.append(values[0, -1:] if known else values[0, -start:])
-    return {site: torch.cat(values) for site, values in parts.items()}

@@ -234,6 +234,8 @@ class Model:
         self.lock = PassLock()
         self.trials = Trials(self.module, memory)
         self._anatomy = self._find()
+        # Whether it has an encoder and a decoder, whose texts are targets.
+        self.encoder_decoder = len(self._anatomy.stacks) > 1
         self._anatomy_dtype = next(self.module.parameters()).dtype
         self.remembered = self.trials.recalled("anatomy")
         self._unchecked = self.remembered
@@ -381,11 +383,6 @@ class Model:
             require_separable(self.module, self.name, altered)
             below = below_adapters(self.module)
         return Model(base_of(self._loaded, below))
-
-    @property
-    def encoder_decoder(self) -> bool:
-        """Tell whether it has an encoder and a decoder, whose texts are targets."""
-        return len(self._anatomy.stacks) > 1
 
     @property
     def pad(self) -> int:

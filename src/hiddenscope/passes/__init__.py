@@ -1,10 +1,10 @@
 """Passes: one run of a model: recorded, edited, or resumed in the middle.
 
-inputs             texts as a model takes them, encoded once, and their batches
+inputs             texts as a model takes them, encoded once, and their batches; the
+                   protocol of a model that passes run
 text_encoder       texts made into ids by a tokenizer, within the limits of the model
-protocol           the protocol of a model that passes run, and checks of its module
 buffers            the memory that holds the states of a pass
-record             run a model and keep states
+record             run a model and keep states; whether a module can be recorded
 recording          keep the states of passes that the user runs, and score their tokens
 changes            what can be done to a state, and at which tokens
 edit               run a model while states change, or change them in the user's passes
@@ -29,16 +29,17 @@ from hiddenscope.passes.inputs import (
     Batching,
     Inputs,
     PaddedBatch,
+    PassModel,
     Texts,
     TokenColumns,
     in_columns,
 )
-from hiddenscope.passes.protocol import PassModel, require_recordable
 from hiddenscope.passes.record import (
     Pass,
     check_targets,
     load_with_head,
     record,
+    require_recordable,
     run_pass,
     token_logits,
 )

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from itertools import count
+from functools import cached_property, lru_cache, partial
 from math import isfinite, sqrt
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,9 +25,8 @@ from hiddenscope.errors import NotFinite, PassError
 from hiddenscope.modules import autograd, hooks, operations
 from hiddenscope.modules.trials import ULPS, tolerance
 from hiddenscope.passes.buffers import block_memory
-from hiddenscope.passes.inputs import Inputs
-from hiddenscope.passes.protocol import PassModel, require_recordable
-from hiddenscope.passes.record import check_targets
+from hiddenscope.passes.inputs import Inputs, PassModel
+from hiddenscope.passes.record import check_targets, require_recordable
 from hiddenscope.sites import Site
 
 # Attentions and rows are computed together while their tensors take no more than this
@@ -100,9 +98,10 @@ def run_weights(
     report = WeightsReport()
     with model.lock, autograd.restored(inference=False), torch.no_grad():
         for texts, batch in inputs.batches(model):
-            watcher = _Watcher(model, attentions, texts, receive, report)
-            watcher.positions = positions
-            watcher.writes = writes and 0 in texts
+            of_first = writes and 0 in texts
+            watcher = _Watcher(
+                model, attentions, texts, receive, report, positions, of_first
+            )
             watcher.run(batch)
     return report
 
@@ -153,29 +152,24 @@ class _AttentionCall:
         return layout.weights.kind, self.part.heads, layouts, options, *shapes
 
 
+@dataclass(eq=False)
 class _Watcher:
     """Watches some attentions in one pass."""
 
-    def __init__(
-        self,
-        model: PassModel,
-        attentions: Sequence[WatchedAttention],
-        texts: Sequence[int],
-        receive: ReceiveWeights,
-        report: WeightsReport,
-    ) -> None:
-        self.model = model
-        self.attentions = attentions
-        self.texts = texts
-        self.receive = receive
-        self.report = report
-        self.positions: Sequence[int] | None = None
-        self.writes = False
-        self.started: dict[Site, _AttentionCall] = {}
-        self.waiting: list[_AttentionCall] = []
-        self.missing = {part.site for part in attentions}
-        self.stops = not hooks.is_offloaded(model.module)
-        self.memory = block_memory(model.device, MOST_BYTES)
+    model: PassModel
+    attentions: Sequence[WatchedAttention]
+    texts: Sequence[int]
+    receive: ReceiveWeights
+    report: WeightsReport
+    positions: Sequence[int] | None
+    writes: bool
+    started: dict[Site, _AttentionCall] = field(default_factory=dict)
+    waiting: list[_AttentionCall] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.missing = {part.site for part in self.attentions}
+        self.stops = not hooks.is_offloaded(self.model.module)
+        self.memory = block_memory(self.model.device, MOST_BYTES)
 
     def run(self, inputs: Inputs) -> None:
         """Run one batch."""
@@ -194,68 +188,43 @@ class _Watcher:
 
     def _watches(self, module: nn.Module) -> Iterator[hooks.Watch]:
         """Yield watches inside attentions, and of the inputs of their projections."""
-        inside: dict[str, list[WatchedAttention]] = defaultdict(list)
-        after: dict[str, list[WatchedAttention]] = defaultdict(list)
         for part in self.attentions:
-            inside[part.layout.weights.path].append(part)
-            after[part.projection.tap.path].append(part)
-        for path, parts in inside.items():
-            operation_callback = self._operation_callback(parts)
-            submodule = module.get_submodule(path)
-            yield hooks.Watch(submodule, "inside", operation_callback)
-        for path, parts in after.items():
-            input_callback = self._input_callback(parts)
-            yield hooks.Watch(module.get_submodule(path), "input", input_callback)
+            inside = module.get_submodule(part.layout.weights.path)
+            yield hooks.Watch(inside, "inside", self._operation_callback(part))
+            yield part.projection.tap.watch(module, partial(self._finish, part))
 
     def _operation_callback(
-        self, parts: Sequence[WatchedAttention]
+        self, part: WatchedAttention
     ) -> operations.OperationCallback:
-        """Return a callback for the operations of a module with attentions."""
+        """Return a callback for the operations of a module with an attention."""
+        place = part.layout.weights
         forwards: list[object] = []
 
         def callback(
             operation: operations.Operation, run: operations.RunOperation
         ) -> Any:
-            output = run(operation)
             # Each call of the module has an object of its own as its `forward`.
-            if not forwards or forwards[-1] is not operation.forward:
+            if operation.forward not in forwards[-1:]:
                 forwards.append(operation.forward)
-            for part in parts:
-                place = part.layout.weights
-                is_same_call = place.call == len(forwards) - 1
-                is_same_kind = place.kind == operation.kind
-                if is_same_call and is_same_kind and place.number == operation.number:
-                    self.started[part.site] = _AttentionCall.of(part, operation)
-            return output
+            number = len(forwards) - 1, operation.kind, operation.number
+            if number == (place.call, place.kind, place.number):
+                self.started[part.site] = _AttentionCall.of(part, operation)
+            return run(operation)
 
         return callback
 
-    def _input_callback(self, parts: Sequence[WatchedAttention]) -> Callable[..., None]:
-        """Return a callback for the input of a projection."""
-        calls = count()
-
-        def callback(*arguments: Any) -> None:
-            call = next(calls)
-            for part in parts:
-                tap = part.projection.tap
-                if tap.call != call or part.site not in self.started:
-                    continue
-                attention = self.started.pop(part.site)
-                attention.z = tap.read(*arguments)
-                if attention.z is None:
-                    raise PassError(
-                        f"Cannot trust the attention weights at {part.site}",
-                        f"the {tap} holds no tensor",
-                        "Report this model.",
-                    )
-                self.waiting.append(attention)
-                self.missing.discard(part.site)
-            if sum(attention.nbytes for attention in self.waiting) > self.memory:
-                self._compute()
-            if self.stops and not self.missing:
-                raise hooks.Stopped
-
-        return callback
+    def _finish(self, part: WatchedAttention, z: Tensor) -> None:
+        """Take what the heads hand on, and compute weights where there are enough."""
+        attention = self.started.pop(part.site, None)
+        if attention is None:
+            return
+        attention.z = z
+        self.waiting.append(attention)
+        self.missing.discard(part.site)
+        if sum(attention.nbytes for attention in self.waiting) > self.memory:
+            self._compute()
+        if self.stops and not self.missing:
+            raise hooks.Stopped
 
     def _compute(self) -> None:
         """Compute the weights of the attentions that wait, alike ones together."""
@@ -536,56 +505,24 @@ def _write_norms(
     A norm after attention multiplies all that a token gets by one number, which depends
     on what all heads write. That number is left out.
     """
-    writes = [Write(module, part.projection, slice(None)) for part in parts]
-    weights = [write.weight for write in writes if write.weight is not None]
-    together = 1
-    if len(weights) == len(writes):
-        size = weights[0].numel() * _itemsize(weights[0])
-        together = max(1, MOST_BYTES // size)
-    norms: list[Tensor] = []
-    for start in range(0, len(parts), together):
-        here = slice(start, start + together)
-        if writes[start].weight is None:
-            norms.append(_norms_by_code(module, parts[start], values[start]))
-        else:
-            norms += _norms_by_weight(writes[here], parts[start], values[here])
-    return norms
-
-
-def _norms_by_code(module: nn.Module, part: WatchedAttention, values: Tensor) -> Tensor:
-    """Return the norms of what values [head, key, dim] write, head by head."""
-    dim = part.layout.dim
     norms = []
-    for head, of_head in zip(part.heads, values, strict=True):
-        columns = slice(head * dim, (head + 1) * dim)
-        # Only the code of a quantised projection knows its weight.
-        write = Write(module, part.projection, columns)
-        written = write.linear(of_head)
-        norms.append(_wide(written * write.gain(written)).norm(dim=-1))
-    return torch.stack(norms)
-
-
-def _norms_by_weight(
-    writes: Sequence[Write], part: WatchedAttention, values: Tensor
-) -> Tensor:
-    """Return the norms of what values [site, head, key, dim] write, a few keys at a
-    time.
-    """
-    weights = []
-    for write in writes:
-        assert write.weight is not None
-        weight = write.weight.detach()
+    for part, of_site in zip(parts, values, strict=True):
+        write = Write(module, part.projection, slice(None))
+        if write.weight is None:
+            # Only the code of a quantised projection knows its weight.
+            weight = write.linear(torch.eye(write.width).to(of_site)).T
+        else:
+            weight = write.weight.detach()
         if write.norm is not None:
             weight = _wide(weight) * _wide(write.gain(weight.T))[:, None]
-        weights.append(weight)
-    wide = _wide(torch.stack(weights)).mT
-    by_head = wide.reshape(len(wide), part.layout.heads, -1, wide.shape[-1])
-    by_head = _rows(by_head, part.heads, 1)
-    values = _wide(values).to(by_head)
-    row_bytes = by_head[..., 0, :].numel() * _itemsize(by_head)
-    keys_at_a_time = max(1, MOST_BYTES // row_bytes)
-    norms = []
-    for start in range(0, values.shape[2], keys_at_a_time):
-        some = values[:, :, start : start + keys_at_a_time]
-        norms.append((some @ by_head).norm(dim=-1))
-    return torch.cat(norms, dim=-1)
+        wide = _wide(weight).mT
+        by_head = wide.reshape(part.layout.heads, -1, wide.shape[-1])
+        by_head = _rows(by_head, part.heads, 0)
+        row_bytes = by_head[:, 0].numel() * _itemsize(by_head)
+        keys_at_a_time = max(1, MOST_BYTES // row_bytes)
+        of_keys = []
+        for start in range(0, of_site.shape[1], keys_at_a_time):
+            some = of_site[:, start : start + keys_at_a_time]
+            of_keys.append((_wide(some).to(by_head) @ by_head).norm(dim=-1))
+        norms.append(torch.cat(of_keys, dim=-1))
+    return norms

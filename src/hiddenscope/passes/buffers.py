@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -25,8 +25,7 @@ from hiddenscope.states import Pair, States
 from hiddenscope.states.mixed import SiteValues, groups_of, of_groups
 
 if TYPE_CHECKING:
-    from hiddenscope.passes.inputs import Inputs
-    from hiddenscope.passes.protocol import PassModel
+    from hiddenscope.passes.inputs import Inputs, PassModel
 
 Keep: TypeAlias = Literal["host", "device"]
 """Where states are kept: in host memory, or on the device that computed them."""
@@ -78,19 +77,6 @@ class HostMemory:
         self._free.append(part)
 
 
-class MemorySource(NamedTuple):
-    """Where the memory of a buffer comes from.
-
-    It is on a `device`, or in host memory, which may be `pinned` (page-locked) or taken
-    from `reused` memory. `promised` bytes of the free memory belong to other buffers.
-    """
-
-    device: torch.device | None = None
-    pinned: bool = False
-    promised: int = 0
-    reused: HostMemory | None = None
-
-
 class StackBuffer:
     """Collects the states of one stack over any number of passes.
 
@@ -104,7 +90,9 @@ class StackBuffer:
         sites: Sequence[Site],
         inputs: Inputs,
         dtype: torch.dtype | None,
-        source: MemorySource,
+        keep: Keep,
+        reused: HostMemory | None,
+        promised: int,
     ) -> None:
         self.model = model
         self.sites = tuple(sites)
@@ -112,15 +100,16 @@ class StackBuffer:
         self.nbytes = 0
         self._starts = list(accumulate(inputs.lengths, initial=0))
         self._widths = [model.anatomy.width(site) for site in sites]
-        self._reused = source.reused
+        self._device = model.device if keep == "device" else None
+        self._pinned = model.device.type == "cuda" and keep == "host"
+        self._reused = reused
         self._taken: list[Tensor] = []
         self._groups: dict[int, Tensor] = {}
         dtype = dtype or model.anatomy.stack(sites[0]).proof.dtype
         for width, count in Counter(self._widths).items():
             shape = (count, self._starts[-1], width)
-            self._groups[width] = self._allocate(shape, dtype, source)
+            self._groups[width] = self._allocate(shape, dtype, promised + self.nbytes)
             self.nbytes += self._groups[width].nbytes
-        self._pinned = source.pinned and self.nbytes <= MOST_PINNED
         # The rows [token, width] of each site.
         self._rows: dict[Site, Tensor] = {}
         groups = {width: iter(values) for width, values in self._groups.items()}
@@ -129,18 +118,20 @@ class StackBuffer:
         self._streams: set[torch.cuda.Stream] = set()
         # A GPU sums what it sends on the way; other sites are summed in the end.
         self._sums: list[Tensor] = []
-        self._unsummed: set[Site] = set()
+        self._is_summed = True
 
     def _allocate(
-        self, shape: tuple[int, int, int], dtype: torch.dtype, source: MemorySource
+        self, shape: tuple[int, int, int], dtype: torch.dtype, promised: int
     ) -> Tensor:
-        """Return memory for the states of one width, if there is enough."""
+        """Return memory for the states of one width, if there is enough.
+
+        `promised` bytes of the free memory belong to other buffers.
+        """
         size = math.prod(shape) * dtype.itemsize
-        device, reused = source.device, source.reused
+        device, reused = self._device, self._reused
         on_host = device is None or device.type == "cpu"
         if on_host and not (reused is not None and reused.has(size)):
             free = free_memory()
-            promised = source.promised + self.nbytes
             if promised + size > free * SHARE_OF_FREE_MEMORY:
                 sites, tokens, width = shape
                 name = str(dtype).removeprefix("torch.")
@@ -153,11 +144,13 @@ class StackBuffer:
                     "Ask for fewer sites, or capture the texts in parts and keep each"
                     " on disk with states.save(path).",
                 )
-        pinned = source.pinned and size <= MOST_PINNED
+        self._pinned = self._pinned and size <= MOST_PINNED
         # A tensor that is made in inference mode could not be trained on.
         with autograd.restored(inference=False):
-            if pinned or device is not None:
-                return torch.empty(shape, dtype=dtype, pin_memory=pinned, device=device)
+            if self._pinned or device is not None:
+                return torch.empty(
+                    shape, dtype=dtype, pin_memory=self._pinned, device=device
+                )
             taken = _in_huge_pages(size) if reused is None else reused.take(size)
             self._taken.append(taken)
             return taken[:size].view(dtype).view(shape)
@@ -187,7 +180,7 @@ class StackBuffer:
         if states.is_cuda and not rows.is_cuda:
             self._send(rows, states, places)
             return
-        self._unsummed.add(site)
+        self._is_summed = False
         if isinstance(places, slice):
             rows[places].view_as(states).copy_(states)
             return
@@ -247,14 +240,11 @@ class StackBuffer:
     def finite(self) -> bool:
         """Tell whether no NaN and no infinity was written: either shows in a sum."""
         sums = list(self._sums)
-        if len(self._unsummed) == len(self.sites):
+        if not self._is_summed:
             # One sum for each width wakes torch's threads once.
             sums += [
                 values.sum(dtype=torch.float32) for values in self._groups.values()
             ]
-        else:
-            for site in self._unsummed:
-                sums.append(self._rows[site].sum(dtype=torch.float32))
         return bool(torch.isfinite(torch.stack(sums)).all())
 
     def is_finite(self, texts: Sequence[int]) -> bool:
@@ -295,14 +285,10 @@ def buffers_for(
         by_stack[site.stack].append(site)
     buffers: dict[str | None, StackBuffer] = {}
     for stack, stack_sites in by_stack.items():
-        source = MemorySource(
-            device=model.device if keep == "device" else None,
-            pinned=model.device.type == "cuda" and keep == "host",
-            promised=sum(other.nbytes for other in buffers.values()),
-            reused=memory,
+        promised = sum(other.nbytes for other in buffers.values())
+        buffers[stack] = StackBuffer(
+            model, stack_sites, inputs.of(stack), dtype, keep, memory, promised
         )
-        texts = inputs.of(stack)
-        buffers[stack] = StackBuffer(model, stack_sites, texts, dtype, source)
     return buffers
 
 
@@ -362,12 +348,7 @@ def free_memory() -> int:
     import psutil
 
     available = int(psutil.virtual_memory().available)
-    left = _left_in_container()
-    return available if left is None else min(available, left)
-
-
-def _left_in_container() -> int | None:
-    """Return what a memory limit of cgroup v2 leaves; None where there is none."""
+    # A container may have a memory limit of cgroup v2.
     folder = Path("/sys/fs/cgroup")
     try:
         limit = int((folder / "memory.max").read_text())
@@ -376,7 +357,7 @@ def _left_in_container() -> int | None:
         for line in (folder / "memory.stat").read_text().splitlines():
             name, value = line.split()[:2]
             if name == "inactive_file":
-                return limit - used + int(value)
-        return limit - used
+                used -= int(value)
     except (OSError, ValueError):
-        return None
+        return available
+    return min(available, limit - used)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hiddenscope.arguments import checked
 from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Tap
 from hiddenscope.errors import PassError, SiteError, StatesError
-from hiddenscope.modules import autograd, hooks, operations
+from hiddenscope.modules import autograd, hooks
 from hiddenscope.passes.changes import (
     Add,
     Change,
@@ -31,16 +31,21 @@ from hiddenscope.passes.changes import (
     changed,
     check,
 )
-from hiddenscope.passes.inputs import Inputs, Texts
-from hiddenscope.passes.protocol import (
-    PassModel,
-    is_in_stream,
+from hiddenscope.passes.inputs import Inputs, PassModel, Texts
+from hiddenscope.passes.record import (
+    Calls,
+    Pass,
+    make_pass,
+    require_recordable,
+    watch_tap,
+)
+from hiddenscope.passes.recording import (
+    UserPass,
+    cached_tokens,
     named_arguments,
     pass_roots,
-    require_recordable,
     user_module,
 )
-from hiddenscope.passes.record import Pass, make_pass
 from hiddenscope.sites import Site, SitePatterns
 
 CACHES = ("past_key_values", "cache_params", "state", "mems")
@@ -113,7 +118,7 @@ def editing(
     unchanged = autograd.restored_after_error()
     with lock, unchanged, hooks.watching(follower.watches()):
         yield
-    if not follower.arguments:
+    if not follower.passes:
         raise PassError(
             "Nothing was changed",
             "the module was not called inside the `with`",
@@ -185,6 +190,13 @@ def _require_changeable(anatomy: Anatomy, site: Site) -> None:
         )
 
 
+def is_in_stream(anatomy: Anatomy, site: Site) -> bool:
+    """Tell whether the residual stream does not go past the place a site is seen at."""
+    stack = anatomy.stack(site)
+    entry = stack.proof.taps[0]
+    return anatomy.taps[site] != entry or entry.path == stack.blocks[0].path
+
+
 def _is_at_norm(anatomy: Anatomy, site: Site) -> bool:
     """Tell whether `mid` is seen where it enters a norm, beside the stream itself."""
     block = anatomy.stack(site).blocks[(site.layer or 0) - 1]
@@ -207,8 +219,7 @@ class Editor:
         self.anatomy = anatomy
         self.planned = planned
         self.where = where
-        # The calls of each watch in this pass, by its stack and its number.
-        self._calls: dict[tuple[str | None, int], int] = {}
+        self._calls: Calls = {}
 
     def begin(self, stacks: Sequence[str | None]) -> None:
         """Start a new pass through some stacks, with calls counted from the first."""
@@ -309,44 +320,8 @@ class Editor:
     ) -> hooks.Watch:
         """Watch the tap of a site, or another one, in the right call of its module."""
         tap = at or self.anatomy.tap(site)
-        key = site.stack, len(self._calls)
-        self._calls[key] = 0
-        forwards: list[object] = []
-
-        def at_call(*arguments: Any) -> Any:
-            assert isinstance(tap, Tap)
-            self._calls[key] += 1
-            if self._calls[key] != tap.call + 1:
-                return None
-            tensor = tap.read(*arguments)
-            new = None if tensor is None else callback(tap, tensor)
-            return None if new is None else tap.written(new, *arguments)
-
-        def at_operation(
-            operation: operations.Operation, run: operations.RunOperation
-        ) -> Any:
-            assert isinstance(tap, OperationTap)
-            if not forwards or forwards[-1] is not operation.forward:
-                forwards[:] = [operation.forward]
-                self._calls[key] += 1
-            if self._calls[key] != tap.call + 1 or not tap.is_at(operation):
-                return run(operation)
-            # An operand is changed before the operation is made, an output after it.
-            if tap.operand >= 0:
-                new = callback(tap, operation.operands[tap.operand])
-                if new is not None:
-                    operation = operation.with_operand(tap.operand, new)
-                return run(operation)
-            output = run(operation)
-            new = callback(tap, output)
-            return output if new is None else new
-
-        is_inside = isinstance(tap, OperationTap)
-        return hooks.Watch(
-            module.get_submodule(tap.path),
-            tap.side,
-            at_operation if is_inside else at_call,
-        )
+        show = partial(callback, tap)
+        return watch_tap(module, tap, site.stack, self._calls, show)
 
 
 class _PassFollower:
@@ -361,8 +336,8 @@ class _PassFollower:
         self.module = module
         self.anatomy = anatomy
         self.editor = Editor(anatomy, planned, self._where)
-        self.arguments: dict[str | None, Mapping[str, Any]] = {}
-        self.past: dict[str | None, int | None] = {}
+        # By stack, with the number of tokens that the pass continues from.
+        self.passes: dict[str | None, tuple[UserPass, int | None]] = {}
 
     def watches(self) -> list[hooks.Watch]:
         """Return the hooks on the module, its encoder and the edited sites."""
@@ -382,32 +357,31 @@ class _PassFollower:
         args: hooks.Args,
         kwargs: hooks.Kwargs,
     ) -> None:
-        arguments = named_arguments(root, args, kwargs)
+        current = UserPass(root, named_arguments(root, args, kwargs))
         # Read now, because the first block adds to the cache.
-        past = 0 if stacks == ("encoder",) else _past_length(arguments)
+        caches = map(current.arguments.get, CACHES)
+        past = cached_tokens(
+            next((cache for cache in caches if cache is not None), None)
+        )
         for stack in stacks:
-            self.arguments[stack] = arguments
-            self.past[stack] = past
+            self.passes[stack] = current, 0 if stack == "encoder" else past
         self.editor.begin(stacks)
 
     def _where(
         self, stack: str | None, tensor: Tensor, tap: Tap | OperationTap
     ) -> Positions:
         """Return the positions of this pass's tokens, by its mask and its cache."""
-        arguments = self.arguments.get(stack, {})
-        past = 0 if stack == "encoder" else self.past.get(stack, 0)
-        prefix = "decoder_" if stack == "decoder" else ""
-        ids = arguments.get(f"{prefix}input_ids")
-        if not isinstance(ids, Tensor):
-            ids = arguments.get(f"{prefix}inputs_embeds")
-        if isinstance(ids, Tensor):
-            texts, tokens = ids.shape[:2]
-        else:
+        unknown = UserPass(self.module, {})
+        current, past = self.passes.get(stack, (unknown, 0))
+        shape = current.shape(stack)
+        if shape is None:
             tokens = tap.layout.length(tensor)
             texts = tap.layout.texts(tensor, tokens)
-        mask = arguments.get(f"{prefix}attention_mask")
+        else:
+            texts, tokens = shape
+        mask = current.argument(stack, "attention_mask")
         if (
-            isinstance(mask, Tensor)
+            mask is not None
             and mask.ndim == 2
             and mask.shape[1] >= tokens + (past or 0)
         ):
@@ -417,17 +391,3 @@ class _PassFollower:
         positions = (torch.arange(tokens) + (past or 0)).expand(texts, tokens)
         lengths = None if past is None else (past + tokens,) * texts
         return Positions(positions, lengths, whole=False)
-
-
-def _past_length(arguments: Mapping[str, Any]) -> int | None:
-    """Return how many tokens a pass continues from; None if its cache does not say."""
-    for name in CACHES:
-        cache = arguments.get(name)
-        if cache is None:
-            continue
-        try:
-            return int(cache.get_seq_length())
-        except (AttributeError, ValueError):
-            # A recurrent state has no length.
-            return None
-    return 0

@@ -6,21 +6,27 @@ encoded only once. Two texts can be aligned, token by token.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property
 from itertools import chain
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hiddenscope.arguments import checked, require, shown
-from hiddenscope.discovery import arguments
+from hiddenscope.arguments import checked, shown
+from hiddenscope.discovery import Anatomy, arguments
 from hiddenscope.errors import TextError
+from hiddenscope.modules.trials import Trials
+from hiddenscope.states import Source
+
+if TYPE_CHECKING:
+    from hiddenscope.passes.text_encoder import TextEncoder
 
 Texts: TypeAlias = (
     str
@@ -59,17 +65,37 @@ class Batching:
     rope_switch: int | None = None
 
 
-class BatchModel(Protocol):
-    """A model as batches see it."""
+class PassModel(Protocol):
+    """A model as a pass sees it; `Model` is one."""
 
     @property
-    def device(self) -> torch.device: ...  # noqa: D102
+    def module(self) -> nn.Module: ...  # noqa: D102
+    @property
+    def anatomy(self) -> Anatomy: ...  # noqa: D102
+    @property
+    def text_encoder(self) -> TextEncoder: ...  # noqa: D102
     @property
     def batching(self) -> Batching: ...  # noqa: D102
     @property
-    def pad(self) -> int: ...  # noqa: D102
+    def device(self) -> torch.device: ...  # noqa: D102
+    @property
+    def dtype(self) -> torch.dtype: ...  # noqa: D102
     @property
     def encoder_decoder(self) -> bool: ...  # noqa: D102
+    @property
+    def pad(self) -> int: ...  # noqa: D102
+    @property
+    def trials(self) -> Trials: ...  # noqa: D102
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...  # noqa: D102
+    def encode(  # noqa: D102
+        self,
+        texts: Texts | Inputs,
+        *,
+        targets: Texts | Inputs | None = None,
+        truncate: bool | int = False,
+    ) -> Inputs: ...
+    def source(self, stack: str | None, *, checked: bool = False) -> Source: ...  # noqa: D102
 
 
 @checked
@@ -127,12 +153,8 @@ class Inputs:
                     f"there are {count:,} texts",
                     "Number them from 0.",
                 )
-        parts: dict[str, Sized | None] = {
-            "texts": self.texts,
-            "spans": self.spans,
-            "targets": self.targets,
-        }
-        for name, part in parts.items():
+        for name in ("texts", "spans", "targets"):
+            part = getattr(self, name)
             if part is not None and len(part) != count:
                 raise TextError(
                     "Cannot choose from these inputs",
@@ -156,17 +178,15 @@ class Inputs:
         return Inputs(self.ids, self.texts, self.spans, targets)
 
     def batches(
-        self, model: BatchModel, *, batch_tokens: int | None = None
+        self, model: PassModel, *, batch_tokens: int | None = None
     ) -> Iterator[tuple[list[int], Inputs]]:
-        """Yield batches of about one length, the longest texts first.
+        """Return batches of about one length, the longest texts first.
 
         Each comes as the indices of its texts, and their Inputs. A batch has about
         `batch_tokens` tokens at most, padding included; a longer text is a batch by
         itself. A model that gives a text different states in a padded batch than by
         itself (`model.batching`) gets one text at a time.
         """
-        require(model, BatchModel, "model", "Inputs.batches")
-        require(batch_tokens, int | None, "batch_tokens", "Inputs.batches")
         device = model.device.type
         if device not in BATCH_TOKENS:
             device = "cpu"
@@ -178,10 +198,9 @@ class Inputs:
             rope_switch=batching.rope_switch,
             overhead=BATCH_OVERHEAD[device],
         )
-        for indices in batches:
-            yield indices, self.some(indices)
+        return ((indices, self.some(indices)) for indices in batches)
 
-    def pad(self, model: BatchModel) -> PaddedBatch:
+    def pad(self, model: PassModel) -> PaddedBatch:
         """Return all texts as one padded batch on the model's device."""
         pad, device = model.pad, model.device
         targets = None
@@ -265,13 +284,12 @@ class PaddedBatch:
         filled = np.full(mask.shape, pad, dtype=np.int64)
         filled[mask] = inputs.flat
         holds_pad = bool((inputs.flat == pad).any())
-        return cls(
-            _to(device, filled),
-            _to(device, mask.astype(np.int64)),
-            tuple(lengths),
-            targets,
-            holds_pad,
-        )
+        both = torch.from_numpy(np.stack([filled, mask]))
+        if device.type == "cuda":
+            # From page-locked memory, so that it need not wait for the pass before.
+            both = both.pin_memory()
+        ids, ones = both.to(device, non_blocking=both.is_pinned())
+        return cls(ids, ones, tuple(lengths), targets, holds_pad)
 
     @property
     def has_padding(self) -> bool:
@@ -301,14 +319,6 @@ class PaddedBatch:
         if stack == "decoder" and self.targets is not None:
             return self.targets
         return self
-
-
-def _to(device: torch.device, array: NDArray[np.int64]) -> Tensor:
-    tensor = torch.from_numpy(array)
-    if device.type != "cuda":
-        return tensor.to(device)
-    # From page-locked memory, so that it need not wait for the pass before.
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def in_columns(

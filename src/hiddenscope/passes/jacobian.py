@@ -20,9 +20,9 @@ from hiddenscope.discovery import Tap
 from hiddenscope.errors import PassError
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.quantised import refuse_gradients
-from hiddenscope.passes.inputs import Inputs, Texts
-from hiddenscope.passes.protocol import PassModel, is_in_stream, require_recordable
-from hiddenscope.passes.record import not_reached, token_logits
+from hiddenscope.passes.edit import is_in_stream
+from hiddenscope.passes.inputs import Inputs, PassModel, Texts
+from hiddenscope.passes.record import not_reached, require_recordable, token_logits
 from hiddenscope.sites import Site
 
 
@@ -90,7 +90,8 @@ class Tape:
                 _add(gradients, site, seed, before)
             if count == 0:
                 continue
-            gradient = _extended(gradients.pop(site, None), count, state.value)
+            nothing = state.value.new_zeros((0, *state.value.shape)).detach()
+            gradient = _extended(gradients.pop(site, nothing), count)
             yield site, gradient
             if state.leaf is not None:
                 self._add_products(gradients, state.value, gradient, below, 0)
@@ -243,13 +244,11 @@ def _beside_stream(tap: Tap, tensor: Tensor, tokens: int) -> State:
     return State(value, None, get_gradient_edge(live), read)
 
 
-def _extended(gradient: Tensor | None, count: int, like: Tensor) -> Tensor:
+def _extended(gradient: Tensor, count: int) -> Tensor:
     """Make room for the products of all vectors so far.
 
     Those that have not met the state are zero.
     """
-    if gradient is None:
-        return like.new_zeros((count, *like.shape)).detach()
     missing = count - len(gradient)
     if not missing:
         return gradient
@@ -258,14 +257,10 @@ def _extended(gradient: Tensor | None, count: int, like: Tensor) -> Tensor:
 
 def _add(gradients: dict[Site, Tensor], site: Site, new: Tensor, row: int) -> None:
     """Add products to those that a state has met, from a row on."""
+    if row:
+        new = torch.cat([new.new_zeros((row, *new.shape[1:])), new])
     old = gradients.get(site)
-    if old is None:
-        if row:
-            new = torch.cat([new.new_zeros((row, *new.shape[1:])), new])
-        gradients[site] = new
-    elif len(old) == row:
-        gradients[site] = torch.cat([old, new])
-    else:
-        extended = _extended(old, max(len(old), row + len(new)), old[0]).clone()
-        extended[row : row + len(new)] += new
-        gradients[site] = extended
+    if old is not None:
+        count = max(len(old), len(new))
+        new = _extended(old, count) + _extended(new, count)
+    gradients[site] = new

@@ -6,27 +6,34 @@ stops after the deepest requested site, and the head runs only if logits are req
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from hiddenscope.arguments import checked
 from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Tap, Write
-from hiddenscope.errors import NotFinite, PassError
+from hiddenscope.errors import ModuleError, NotFinite, PassError
 from hiddenscope.modules import autograd, calls, hooks, operations
 from hiddenscope.modules.quantised import refuse_gradients
+from hiddenscope.modules.weights import check_finite
 from hiddenscope.passes.buffers import Buffers, Keep, buffers_for, one_or_pair
-from hiddenscope.passes.inputs import Inputs, PaddedBatch, Texts
-from hiddenscope.passes.protocol import PassModel, require_recordable
+from hiddenscope.passes.inputs import Inputs, PaddedBatch, PassModel, Texts
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, States
 
 # The remedy for a head that gives one row per text, such as a classifier's.
 OTHER_HEAD = "Use a model with a language-model head."
+
+Keeper: TypeAlias = Callable[[Site, Tap | OperationTap, Tensor], None]
+"""Called with the tensor in which a tap shows the state of a site."""
+
+Calls: TypeAlias = dict[tuple[str | None, int], int]
+"""How often each watched module was called in this pass, by its stack and a number."""
 
 
 @dataclass(frozen=True)
@@ -257,6 +264,70 @@ def record_rows(
     return states
 
 
+def require_recordable(module: nn.Module) -> nn.Module:
+    """Return the module whose parts are really called.
+
+    A ModuleError says why its states cannot be recorded, and a NotFinite names a weight
+    that is not finite. `torch.compile` returns a wrapper around the module; the module
+    inside is recorded, and runs uncompiled. Parts in train() mode are refused if their
+    code reads `training`.
+
+    >>> require_recordable(nn.Linear(2, 2).eval())
+    Linear(in_features=2, out_features=2, bias=True)
+    """
+    inside: nn.Module = getattr(module, "_orig_mod", module)
+    problem = _problem(inside)
+    if problem is not None:
+        reason, remedy = problem
+        raise ModuleError(
+            f"Cannot record the states of {type(inside).__name__}", reason, remedy
+        )
+    check_finite(inside)
+    return inside
+
+
+def _problem(module: nn.Module) -> tuple[str, str] | None:
+    """Return the reason why a module cannot be recorded, with the remedy."""
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return (
+            f"{type(module).__name__} runs copies of it",
+            "Give the module inside: `module.module`.",
+        )
+    has_weights = has_meta_weights = is_compiled = False
+    for path, part in hooks.parts_of(module).items():
+        if part.training and calls.depends_on_mode(part):
+            where = f" at {path}" if path else ""
+            return (
+                f"it is in train() mode{where}, where its code computes something else",
+                "Call module.eval() first.",
+            )
+        is_compiled = is_compiled or part._compiled_call_impl is not None
+        for name, weight in part._parameters.items():
+            if type(weight).__name__ == "DTensor":
+                return (
+                    f"`{path}.{name}` is split by tensor parallelism, and a state in"
+                    " parts cannot be proved",
+                    "Load it on one device, or spread whole layers: device='balanced'.",
+                )
+            if weight is not None:
+                has_weights = True
+                has_meta_weights = has_meta_weights or weight.is_meta
+    if is_compiled:
+        return (
+            "it was compiled in place, and compiled code calls no hooks",
+            "Give the module before `.compile()`, or wrap it with"
+            " `torch.compile(module)` instead.",
+        )
+    if has_meta_weights and not hooks.is_offloaded(module):
+        return (
+            "it has weights on the meta device, which hold no numbers",
+            "Load its weights first.",
+        )
+    if not has_weights:
+        return "it has no weights", "Give a model."
+    return None
+
+
 def check_targets(
     model: PassModel, inputs: Inputs, sites: Sequence[Site], *, logits: bool
 ) -> None:
@@ -339,104 +410,102 @@ def batch_logits(output: Any, batch: PaddedBatch, model: PassModel) -> Tensor:
     raise PassError(f"No logits of {model.anatomy.name}", reason, remedy)
 
 
+@dataclass(eq=False)
 class Watcher:
     """Hands each requested state to `keep(site, tap, tensor)`, once per pass.
 
-    `missing` are the sites that this pass has not shown yet.
+    `missing` are the sites that this pass has not shown yet, and with `stops` the pass
+    ends when there are none.
     """
 
-    def __init__(
-        self,
-        anatomy: Anatomy,
-        sites: Sequence[Site],
-        keep: Callable[[Site, Tap | OperationTap, Tensor], None],
-    ) -> None:
-        self.anatomy = anatomy
-        self.sites = sites
-        self.keep = keep
-        self.stops = False
-        self.missing = set(sites)
-        self._calls: Counter[tuple[str, hooks.Side]] = Counter()
+    anatomy: Anatomy
+    sites: Sequence[Site]
+    keep: Keeper
+    stops: bool = False
+    missing: set[Site] = field(default_factory=set)
+    calls: Calls = field(default_factory=dict)
 
     def begin(self) -> None:
         """Start a new pass, in which calls are counted from the first again."""
         self.missing = set(self.sites)
-        self._calls.clear()
+        self.calls.update(dict.fromkeys(self.calls, 0))
 
     def watches(self, module: nn.Module) -> list[hooks.Watch]:
-        """Return a hook for each side of each module that shows a requested state."""
-        places: dict[tuple[str, hooks.Side], list[_Reading]] = defaultdict(list)
+        """Return a hook for each tap that shows requested states."""
+        self.begin()
+        # All heads of a block are read at one tap.
+        writes: dict[Tap | OperationTap, dict[Site, Write | None]] = defaultdict(dict)
         for site in self.sites:
             tap = self.anatomy.tap(site)
-            write = None
+            writes[tap][site] = None
             if site.index is not None:
-                write = self.anatomy.write(module, site)
-            places[tap.path, tap.side].append(_Reading(site, tap, write))
+                writes[tap][site] = self.anatomy.write(module, site)
         watches = []
-        for place, readings in places.items():
-            path, side = place
-            callback: Callable[..., Any]
-            if side == "inside":
-                callback = self._operation_callback(place, readings)
-            else:
-                callback = self._callback(place, readings)
-            watches.append(hooks.Watch(module.get_submodule(path), side, callback))
+        for tap, by_site in writes.items():
+            show = partial(self._show, tap, by_site)
+            watches.append(watch_tap(module, tap, None, self.calls, show))
         return watches
 
-    def _callback(
-        self, place: tuple[str, hooks.Side], readings: Sequence[_Reading]
-    ) -> Callable[..., None]:
-        def callback(*arguments: Any) -> None:
-            call = self._calls[place]
-            self._calls[place] = call + 1
-            for site, tap, write in readings:
-                if tap.call != call or isinstance(tap, OperationTap):
-                    continue
-                tensor = tap.read(*arguments)
-                if tensor is None:
-                    raise PassError(
-                        f"No state at {site}",
-                        f"the {tap} holds no tensor",
-                        "Report this model.",
-                    )
-                self.keep(site, tap, tensor if write is None else write(tensor))
-                self.missing.discard(site)
-            if self.stops and not self.missing:
-                raise hooks.Stopped
+    def _show(
+        self,
+        tap: Tap | OperationTap,
+        writes: Mapping[Site, Write | None],
+        tensor: Tensor,
+    ) -> None:
+        for site, write in writes.items():
+            self.keep(site, tap, tensor if write is None else write(tensor))
+            self.missing.discard(site)
+        if self.stops and not self.missing:
+            raise hooks.Stopped
 
-        return callback
 
-    def _operation_callback(
-        self, place: tuple[str, hooks.Side], readings: Sequence[_Reading]
-    ) -> operations.OperationCallback:
-        """Return a callback for the operations of a module that show some states."""
-        forwards: list[object] = []
+def watch_tap(
+    module: nn.Module,
+    tap: Tap | OperationTap,
+    stack: str | None,
+    calls: Calls,
+    callback: Callable[[Tensor], Tensor | None],
+) -> hooks.Watch:
+    """Watch a tap of a stack in the right call of its module.
 
-        def callback(
-            operation: operations.Operation, run: operations.RunOperation
-        ) -> Any:
+    The callback gets the tensor, and what it returns takes the tensor's place.
+    """
+    key = stack, len(calls)
+    calls[key] = 0
+    forwards: list[object] = []
+
+    def at_call(*arguments: Any) -> Any:
+        assert isinstance(tap, Tap)
+        calls[key] += 1
+        if calls[key] != tap.call + 1:
+            return None
+        tensor = tap.read(*arguments)
+        if tensor is None:
+            raise PassError(
+                f"No state at the {tap}", "it holds no tensor", "Report this model."
+            )
+        new = callback(tensor)
+        return None if new is None else tap.written(new, *arguments)
+
+    def at_operation(
+        operation: operations.Operation, run: operations.RunOperation
+    ) -> Any:
+        assert isinstance(tap, OperationTap)
+        # Each call of the module has a stand-in of its own.
+        if forwards != [operation.forward]:
+            forwards[:] = [operation.forward]
+            calls[key] += 1
+        if calls[key] != tap.call + 1 or not tap.is_at(operation):
+            return run(operation)
+        # An operand is changed before the operation is made, an output after it.
+        if tap.operand < 0:
             output = run(operation)
-            # Each call of the module has a stand-in of its own.
-            if not forwards or forwards[-1] is not operation.forward:
-                forwards[:] = [operation.forward]
-                self._calls[place] += 1
-            for site, tap, _ in readings:
-                is_same_call = tap.call == self._calls[place] - 1
-                if is_same_call and isinstance(tap, OperationTap):
-                    tensor = tap.read(operation, output)
-                    if tensor is not None:
-                        self.keep(site, tap, tensor)
-                        self.missing.discard(site)
-            if self.stops and not self.missing:
-                raise hooks.Stopped
-            return output
+            new = callback(output)
+            return output if new is None else new
+        new = callback(operation.operands[tap.operand])
+        if new is not None:
+            operation = operation.with_operand(tap.operand, new)
+        return run(operation)
 
-        return callback
-
-
-class _Reading(NamedTuple):
-    """A requested state, where it is read, and for a head what computes it there."""
-
-    site: Site
-    tap: Tap | OperationTap
-    write: Write | None
+    at_place = at_operation if isinstance(tap, OperationTap) else at_call
+    return hooks.Watch(module.get_submodule(tap.path), tap.side, at_place)

@@ -7,8 +7,9 @@ that it rejected: the cache shows whether it was left alone.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,25 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.arguments import checked
-from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Tap
-from hiddenscope.errors import PassError, SiteError, StatesError
+from hiddenscope.arguments import checked, require
+from hiddenscope.discovery import EVERYTHING, Anatomy, OperationTap, Tap, find
+from hiddenscope.errors import ModuleError, PassError, SiteError, StatesError
 from hiddenscope.linear.probe import Probe
-from hiddenscope.modules import autograd, hooks
+from hiddenscope.modules import autograd, calls, hooks
 from hiddenscope.modules.weights import check_finite
 from hiddenscope.passes.buffers import one_or_pair, stacks_in
-from hiddenscope.passes.inputs import Inputs
-from hiddenscope.passes.protocol import (
-    PassModel,
-    named_arguments,
-    pass_roots,
-    user_module,
-)
+from hiddenscope.passes.inputs import Inputs, PassModel
 from hiddenscope.passes.record import Watcher
 from hiddenscope.passes.text_encoder import TextEncoder
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, Source, States, Tokens, join
-from hiddenscope.states.arrays import Floats
+from hiddenscope.states.arrays import Floats, Ints
 from hiddenscope.states.mixed import stack_sites
 
 
@@ -60,22 +55,72 @@ class ProbeScores:
         return ProbeScores(self.tokens.of(text), scores)
 
 
-@dataclass
-class RecordedPass:
-    """One pass of the user's: its arguments, and its states [text, token, width].
+def named_arguments(
+    module: nn.Module, args: hooks.Args, kwargs: hooks.Kwargs
+) -> dict[str, Any]:
+    """Return the arguments of a call of a module by their names.
 
-    `scores` are those of probes, of the tokens in the mask `scored`. A pass that
-    `continues` another began with tokens in its cache; `follows` says that the cache
-    was as the pass before had left it.
+    Ids are called `input_ids`, whatever a module in plain PyTorch calls them.
+
+    >>> named_arguments(nn.Linear(2, 2), (1,), {})
+    {'input_ids': 1}
     """
+    names = inspect.signature(module.forward).parameters
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    for name in calls.plain_parameters(module) or ():
+        if name in arguments:
+            arguments["input_ids"] = arguments.pop(name)
+        break
+    return arguments
+
+
+def user_module(
+    model: PassModel | nn.Module, verb: str
+) -> tuple[Anatomy, nn.Module, AbstractContextManager[Any]]:
+    """Return the module whose passes a user runs, with its anatomy and its lock.
+
+    A bare module has no lock, and its states are found and proved first.
+    """
+    if not isinstance(model, nn.Module):
+        require(model, PassModel | nn.Module, "model", f"{verb}ing")
+        return model.anatomy, model.module, model.lock
+    if hasattr(model, "_orig_mod"):
+        raise ModuleError(
+            f"Cannot {verb} the passes of this module",
+            "it is compiled, and compiled code calls no hooks",
+            "Give and call the module inside it.",
+        )
+    return find(model), model, nullcontext()
+
+
+def pass_roots(module: nn.Module, anatomy: Anatomy) -> list[nn.Module]:
+    """Return what a pass is a call of: the module, or an encoder, as in `generate`."""
+    get_encoder: Any = getattr(module, "get_encoder", None)
+    if get_encoder is None or len(anatomy.stacks) == 1:
+        return [module]
+    return [module, get_encoder()]
+
+
+def cached_tokens(cache: Any) -> int | None:
+    """Return how many tokens a cache holds; None if it does not say.
+
+    No cache is an empty one.
+    """
+    if cache is None:
+        return 0
+    try:
+        return int(cache.get_seq_length())
+    except (AttributeError, ValueError):
+        # A recurrent state has no length.
+        return None
+
+
+@dataclass
+class UserPass:
+    """A call of a module by the user, with its arguments by name."""
 
     root: nn.Module
     arguments: Mapping[str, Any]
-    states: dict[Site, Tensor] = field(default_factory=dict)
-    scores: dict[str, Floats] = field(default_factory=dict)
-    scored: Tensor | None = None
-    continues: bool = False
-    follows: bool = False
 
     def argument(self, stack: str | None, name: str) -> Tensor | None:
         """Return a tensor that a stack was called with; None without it."""
@@ -83,21 +128,37 @@ class RecordedPass:
         value = self.arguments.get(f"{prefix}{name}")
         return value if isinstance(value, Tensor) else None
 
-    def length(self, stack: str | None) -> int | None:
-        """Return how many tokens a stack worked on; None where it does not show."""
+    def shape(self, stack: str | None) -> torch.Size | None:
+        """Return how many texts and tokens a stack worked on; None if unknown."""
         for name in ("input_ids", "inputs_embeds"):
             tensor = self.argument(stack, name)
             if tensor is not None:
-                return tensor.shape[1]
+                return tensor.shape[:2]
         return None
+
+
+@dataclass
+class RecordedPass(UserPass):
+    """One pass of the user's, with its states [text, token, width].
+
+    `scores` are those of probes, of the tokens in the mask `scored`. A pass that
+    `continues` another began with tokens in its cache; `follows` says that the cache
+    was as the pass before had left it.
+    """
+
+    states: dict[Site, Tensor] = field(default_factory=dict)
+    scores: dict[str, Floats] = field(default_factory=dict)
+    scored: Tensor | None = None
+    continues: bool = False
+    follows: bool = False
 
     def real(self, stack: str | None, shape: Sequence[int]) -> Tensor:
         """Return which tokens [text, token] are no padding."""
-        mask, length = self.argument(stack, "attention_mask"), self.length(stack)
-        if length is None or mask is None or mask.ndim != 2:
+        mask, called = self.argument(stack, "attention_mask"), self.shape(stack)
+        if called is None or mask is None or mask.ndim != 2:
             return torch.ones(tuple(shape), dtype=torch.bool)
         # With a cache the mask covers the tokens of earlier passes too.
-        return mask[:, -length:].bool().cpu()
+        return mask[:, -called[1] :].bool().cpu()
 
     def tokens(self, encoder: TextEncoder, stack: str | None, real: Tensor) -> Tokens:
         """Return the tokens that are no padding."""
@@ -110,23 +171,18 @@ class RecordedPass:
         return encoder.tokens(Inputs(tuple(texts)))
 
 
+@dataclass(eq=False, repr=False)
 class Recording:
     """The recorded states: `passes` has those of each pass, `states` all of them.
 
     `scored` has the scores of probes for each pass, `scores` those of all.
     """
 
-    def __init__(
-        self,
-        anatomy: Anatomy,
-        text_encoder: TextEncoder,
-        sources: Mapping[str | None, Source],
-    ) -> None:
-        self.anatomy = anatomy
-        self.text_encoder = text_encoder
-        self.sources = sources
-        self.scored_stack: str | None = None
-        self.recorded: list[RecordedPass] = []
+    anatomy: Anatomy
+    text_encoder: TextEncoder
+    sources: Mapping[str | None, Source]
+    scored_stack: str | None = None
+    recorded: list[RecordedPass] = field(default_factory=list)
 
     @property
     def passes(self) -> list[States | Pair]:
@@ -139,13 +195,18 @@ class Recording:
                 passes.append(one_or_pair(parts))
         return passes
 
-    @property
-    def states(self) -> States | Pair:
-        """Return the states of every pass, text after text."""
+    def by_stack(self) -> dict[str | None, list[States]]:
+        """Return the states of each stack, pass after pass."""
         by_stack: dict[str | None, list[States]] = {}
         for states in self.passes:
             for part in stacks_in(states):
                 by_stack.setdefault(part.sites[0].stack, []).append(part)
+        return by_stack
+
+    @property
+    def states(self) -> States | Pair:
+        """Return the states of every pass, text after text."""
+        by_stack = self.by_stack()
         if not by_stack:
             reason = "no pass was run inside the `with`"
             remedy = "Call the module there."
@@ -303,48 +364,44 @@ def _probes_by_site(
 
 def _joined(parts: Sequence[ProbeScores], continues: Sequence[bool]) -> ProbeScores:
     """Join the scores of passes: one that continues goes on with the same texts."""
-    groups: list[list[ProbeScores]] = []
+    # The number of the first text of a pass, and of its texts.
+    first = count = 0
+    texts: list[Ints] = []
     for part, goes_on in zip(parts, continues, strict=True):
-        if not goes_on or not groups:
-            groups.append([part])
-            continue
-        if part.tokens.count != groups[-1][0].tokens.count:
+        if not goes_on or not texts:
+            first += count
+            count = part.tokens.count
+        elif part.tokens.count != count:
             raise PassError(
                 "Cannot join the scores of these passes",
-                f"one goes on with {part.tokens.count} texts after a pass over"
-                f" {groups[-1][0].tokens.count}",
+                f"one goes on with {part.tokens.count} texts after a pass over {count}",
                 "Read `rec.scored`, the scores of each pass.",
             )
-        groups[-1].append(part)
-    if not groups:
+        texts.append(first + part.tokens.text)
+    if not texts:
         raise PassError(
             "No scores of probes",
             "no pass was run inside the `with`, or no probes were given",
             "Give probes=, and call the module there.",
         )
-    ids: list[int] = []
+    text = np.concatenate(texts)
+    # The parts of each text stand together, one text after another.
+    order = np.argsort(text, kind="stable")
+    lengths = np.bincount(text, minlength=first + count)
     strings: list[str] = []
-    lengths = []
-    columns: dict[str, list[Floats]] = {}
-    for group in groups:
-        # The parts of each text stand together, one text after another.
-        for text in range(group[0].tokens.count):
-            parts = [part.of(text) for part in group]
-            lengths.append(sum(len(part.tokens) for part in parts))
-            for part in parts:
-                ids += part.tokens.ids.tolist()
-                strings += part.tokens.strings
-                for name, values in part.scores.items():
-                    columns.setdefault(name, []).append(values)
+    for part in parts:
+        strings += part.tokens.strings
     tokens = Tokens(
         None,
-        text=np.repeat(np.arange(len(lengths)), lengths),
+        text=text[order],
         positions=np.concatenate([np.arange(length) for length in lengths]),
-        ids=np.array(ids, dtype=np.int64),
-        strings=tuple(strings),
-        count=len(lengths),
+        ids=np.concatenate([part.tokens.ids for part in parts])[order],
+        strings=tuple(strings[row] for row in order),
+        count=first + count,
     )
-    joined = {name: np.concatenate(values) for name, values in columns.items()}
+    joined = {}
+    for name in parts[0].scores:
+        joined[name] = np.concatenate([part.scores[name] for part in parts])[order]
     return ProbeScores(tokens, joined)
 
 
@@ -355,13 +412,13 @@ class _CacheMark:
     The tensor has a row for each text. It is None if the cache shows none.
     """
 
-    length: int
+    length: int | None
     rows: Tensor | None
 
     @classmethod
     def of(cls, cache: Any) -> _CacheMark:
         """Mark a cache as it is now."""
-        return cls(_cached_tokens(cache), next(_tensors(cache), None))
+        return cls(cached_tokens(cache), next(_tensors(cache), None))
 
     def is_left(self, cache: Any) -> bool:
         """Tell whether a cache still holds what it held, in the same rows."""
@@ -372,18 +429,6 @@ class _CacheMark:
         if self.rows is now.rows:
             return True
         return torch.equal(self.rows.cpu(), now.rows.cpu())
-
-
-def _cached_tokens(cache: Any) -> int:
-    """Return how many tokens a cache holds; None stands for an empty cache."""
-    if cache is None:
-        return 0
-    get_length: Any = getattr(cache, "get_seq_length", None)
-    if get_length is not None:
-        return int(get_length())
-    # The tuples of older versions hold keys [text, head, token, width].
-    keys = next(_tensors(cache), None)
-    return 0 if keys is None else keys.shape[-2]
 
 
 def _tensors(cache: Any) -> Iterator[Tensor]:
@@ -448,7 +493,7 @@ class _PassFollower:
         self.current = RecordedPass(
             root,
             arguments,
-            continues=_cached_tokens(cache) > 0,
+            continues=cached_tokens(cache) != 0,
             follows=mark is not None and mark.is_left(cache),
         )
         self.watcher.begin()
@@ -461,7 +506,8 @@ class _PassFollower:
                 " not called",
                 "Call the whole module, or record the part.",
             )
-        length = self.current.length(site.stack) or tap.layout.length(tensor)
+        called = self.current.shape(site.stack)
+        length = tap.layout.length(tensor) if called is None else called[1]
         states = tap.layout.states(tensor.detach(), length)
         probes = self.probes.get(site, {})
         if probes and self.current.scored is None:

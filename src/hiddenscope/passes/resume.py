@@ -9,7 +9,7 @@ bit for bit the full pass, every block is run and the values still replace the s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,9 +27,8 @@ from hiddenscope.errors import (
 from hiddenscope.modules import hooks
 from hiddenscope.passes.changes import Positions, Replace, check
 from hiddenscope.passes.edit import Editor, plan
-from hiddenscope.passes.inputs import Inputs, Texts
-from hiddenscope.passes.protocol import PassModel, require_recordable
-from hiddenscope.passes.record import Pass, make_pass
+from hiddenscope.passes.inputs import Inputs, PassModel, Texts
+from hiddenscope.passes.record import Pass, make_pass, require_recordable
 from hiddenscope.sites import Site, SitePatterns
 
 TRIAL_LENGTHS = (5, 9)
@@ -200,6 +199,7 @@ def _try_skipping(model: PassModel, name: str | None, padded: bool) -> SkipTrial
         return SkipTrial(refused="its blocks are not modules of their own")
     inputs = trial_inputs(model, padded=padded)
     has_cache = "use_cache" in accepts(model.module)
+    # By layer, in the order of the pass.
     forms: dict[int, Any] = {}
 
     def resumed() -> str:
@@ -213,7 +213,9 @@ def _try_skipping(model: PassModel, name: str | None, padded: bool) -> SkipTrial
             for layer in sorted(layers):
                 entry = Site(layer, "", name)
                 with hooks.watching([with_cache(model.module, cached)]):
-                    equal = _resumes_equal(model, inputs, full, entry, _in_order(forms))
+                    equal = _resumes_equal(
+                        model, inputs, full, entry, tuple(forms.values())
+                    )
                 if not equal:
                     with_or_without = "with" if cached else "without"
                     return (
@@ -233,11 +235,7 @@ def _try_skipping(model: PassModel, name: str | None, padded: bool) -> SkipTrial
         if is_out_of_memory(error):
             raise
         refused = f"skipping blocks stopped with {type(error).__name__}: {error}"
-    return SkipTrial(() if refused else _in_order(forms), refused)
-
-
-def _in_order(forms: Mapping[int, Any]) -> tuple[Any, ...]:
-    return tuple(forms[layer] for layer in sorted(forms))
+    return SkipTrial(() if refused else tuple(forms.values()), refused)
 
 
 def _resumes_equal(

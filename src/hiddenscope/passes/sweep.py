@@ -40,15 +40,21 @@ from hiddenscope.discovery.trace import PLAIN
 from hiddenscope.errors import NotFinite, PassError, is_out_of_memory
 from hiddenscope.modules import autograd, hooks, trials
 from hiddenscope.passes.buffers import buffers_for
-from hiddenscope.passes.changes import Change, Positions, Replace
+from hiddenscope.passes.changes import Change, Positions
 from hiddenscope.passes.edit import Editor, edit, plan
-from hiddenscope.passes.inputs import BATCH_OVERHEAD, BATCH_TOKENS, Inputs, Texts
-from hiddenscope.passes.protocol import PassModel, require_recordable
+from hiddenscope.passes.inputs import (
+    BATCH_OVERHEAD,
+    BATCH_TOKENS,
+    Inputs,
+    PassModel,
+    Texts,
+)
 from hiddenscope.passes.record import (
     batch_conflict,
     batch_logits,
     check_targets,
     not_reached,
+    require_recordable,
     run_pass,
 )
 from hiddenscope.passes.resume import (
@@ -86,13 +92,8 @@ class CleanRun:
         """Return the token ids of the text."""
         return self.inputs.ids[0]
 
-    @property
-    def targets(self) -> tuple[int, ...] | None:
-        """Return the token ids of the decoder's text, in an encoder-decoder."""
-        return None if self.inputs.targets is None else self.inputs.targets.ids[0]
-
-    def input_ids(self, stack: str | None) -> tuple[int, ...]:
-        """Return the token ids that a stack works on."""
+    def input_ids(self, stack: str | None = "decoder") -> tuple[int, ...]:
+        """Return the token ids that a stack works on, or that make the logits."""
         return self.inputs.of(stack).ids[0]
 
 
@@ -193,18 +194,6 @@ class Patch:
     values: Tensor
     columns: slice | None = None
 
-    def change(self) -> Change:
-        """Return the patch as a change of a pass over one text."""
-        if self.columns is None:
-            return Replace(self.values, tokens=list(self.tokens))
-        tokens, columns, values = list(self.tokens), self.columns, self.values
-
-        def put(states: Tensor) -> Tensor:
-            states[0, tokens, columns] = values.to(states)
-            return states
-
-        return put
-
 
 Variant: TypeAlias = Sequence[Patch]
 """The patches that are made together in one run of the text."""
@@ -286,7 +275,7 @@ def sweep(
                     "Look at the values that were put in.",
                 )
             rows.update(zip(numbers, read(logits), strict=True))
-            length = len(clean.input_ids(run.stack)) - start
+            length = len(clean.input_ids()) - start
             if run.runs_encoder(batch):
                 length += len(clean.ids)
             passes += 1
@@ -306,10 +295,8 @@ def run_unbatched(
 
     Sweeps are checked against this.
     """
-    changes: dict[str | Site, Change] = {}
-    for patch in variant:
-        changes[patch.site] = patch.change()
-    edited = edit(model, clean.inputs, changes, (), logits=True)
+    changes = _changes([variant], 0, model.device, set())
+    edited = edit(model, clean.inputs, dict(changes.items()), (), logits=True)
     assert edited.logits is not None
     return edited.logits[at]
 
@@ -352,7 +339,7 @@ class _Sweep:
 
         for start, numbers in _merged(starts, BATCH_OVERHEAD[device]):
             ordered = sorted(numbers, key=lowest_site)
-            length = len(self.clean.ids) + len(self.clean.targets or ()) - start
+            length = sum(self.clean.inputs.costs) - start
             size = 1
             if self.shortcuts.batched:
                 size = max(1, BATCH_TOKENS[device] // length)
@@ -367,7 +354,7 @@ class _Sweep:
         """
         model, clean = self.model, self.clean
         stack = variants[0][0].site.stack
-        length = len(clean.input_ids(self.stack)) - start
+        length = len(clean.input_ids()) - start
         # Patches count tokens in the text of their own stack, and only that of the
         # answering stack is cut at `start`.
         first, tokens = 0, len(clean.ids)
@@ -459,7 +446,7 @@ class _Sweep:
         batch = clean.inputs.some([0] * rows).pad(model)
         arguments = batch.arguments(model.module, masked=model.batching.needs_mask)
         if start:
-            name = "input_ids" if clean.targets is None else "decoder_input_ids"
+            name = "decoder_input_ids" if model.encoder_decoder else "input_ids"
             arguments[name] = arguments[name][:, start:]
             # A cache layer without any row reports no tokens, and transformers takes
             # masks and positions from that.
@@ -472,9 +459,8 @@ class _Sweep:
         """Tell whether a batch runs the encoder of an encoder-decoder again."""
         if not self.model.encoder_decoder:
             return False
-        if batch[0][0].site.stack == "encoder" or not self.shortcuts.encodes_once:
-            return True
-        return bool(_why_not_encoded_once(self.model, self.clean))
+        is_known = self.shortcuts.encodes_once and self.clean.encoder_output is not None
+        return batch[0][0].site.stack == "encoder" or not is_known
 
     def _narrow_head(self, length: int, token: int) -> hooks.Watch:
         """Return a hook that lets the head see only one token.
@@ -646,14 +632,14 @@ def _try_shortcuts(model: PassModel) -> Shortcuts:
     """Try all shortcuts together on a few variants of a short text, then a batch."""
     sites = _trial_sites(model)
     clean, other = run_clean(model, trial_inputs(model), sites)
-    at = len(clean.targets or clean.ids) - 1
+    at = len(clean.input_ids()) - 1
     variants: list[Variant] = []
     for site in sites:
         for token in (0, len(clean.input_ids(site.stack)) // 2):
             values = other.states[site][token : token + 1]
             variants.append([Patch(site, (token,), values)])
     unbatched = [run_unbatched(model, clean, variant, at) for variant in variants]
-    expected = torch.stack(unbatched).double()
+    expected = torch.stack(unbatched)
     notes: list[str] = []
     not_joined = _why_not_joined(model)
     if not_joined:
@@ -661,7 +647,11 @@ def _try_shortcuts(model: PassModel) -> Shortcuts:
     not_reused = _why_not_reused(model, clean)
     if not_reused:
         notes.append(f"Keys and values were computed anew, because {not_reused}.")
-    not_encoded_once = _why_not_encoded_once(model, clean)
+    not_encoded_once = ""
+    if "encoder_outputs" not in accepts(model.module):
+        not_encoded_once = "its forward takes no encoder_outputs"
+    elif clean.encoder_output is None:
+        not_encoded_once = "its output does not hold the encoder's last state"
     if model.encoder_decoder and not_encoded_once:
         notes.append(
             f"The encoder was run for every variant, because {not_encoded_once}."
@@ -726,15 +716,6 @@ def _why_not_reused(model: PassModel, clean: CleanRun) -> str:
     return _why_not_reusable(model, clean)
 
 
-def _why_not_encoded_once(model: PassModel, clean: CleanRun) -> str:
-    """Say why an encoder must be run for every variant; empty if it need not be."""
-    if "encoder_outputs" not in accepts(model.module):
-        return "its forward takes no encoder_outputs"
-    if clean.encoder_output is None:
-        return "its output does not hold the encoder's last state"
-    return ""
-
-
 def _failure(
     model: PassModel,
     clean: CleanRun,
@@ -745,14 +726,15 @@ def _failure(
 ) -> str:
     """Say why shortcuts do not give the expected logits; empty if they do."""
     try:
-        result = sweep(model, clean, variants, at, shortcuts=shortcuts)
-        difference = (result.values.double() - expected).norm(dim=-1)
-        share = float((difference / expected.norm(dim=-1)).max())
+        values = sweep(model, clean, variants, at, shortcuts=shortcuts).values
+        depth = sum(stack.depth for stack in model.anatomy.stacks)
+        excess = trials.disagreement(
+            expected[None], values[None], [depth], dtype=model.dtype
+        )
     except Exception as error:
         if is_out_of_memory(error):
             raise
         return f"it stopped with {type(error).__name__}: {str(error)[:120]}"
-    excess = share / logits_tolerance(model)
     if excess <= 1:
         return ""
     return f"its logits were off by {excess:,.1f} times the rounding tolerance"

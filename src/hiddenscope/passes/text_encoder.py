@@ -317,7 +317,19 @@ class TextEncoder:
         ids = self._following(token, before)
         unknown = getattr(self.tokenizer, "unk_token_id", None)
         if len(ids) != 1 or ids[0] == unknown:
-            raise self._not_single(problem, token, ids, before)
+            reason = "it merges with the text before it" if before else "it is empty"
+            if len(ids) == 1:
+                reason = f"it is not in the vocabulary of {self.name}"
+            elif ids:
+                pieces = " ".join(repr(self.string(piece)) for piece in ids[:8])
+                reason = f"for {self.name} it is {len(ids)} tokens: {pieces}"
+            remedy = (
+                "Give a single token, with the space before it where a word begins."
+            )
+            spaced = f" {token}"
+            if token and len(self._following(spaced, before)) == 1:
+                remedy += f" Did you mean {spaced!r}?"
+            raise TextError(problem, reason, remedy)
         string = self.string(ids[0])
         if string.startswith(" ") and not token.startswith(" "):
             raise TextError(
@@ -352,32 +364,15 @@ class TextEncoder:
             return [self.single(tokens, name)]
         ids = self._following(tokens, before)
         unknown = getattr(self.tokenizer, "unk_token_id", None)
-        if len(ids) == 1:
+        if len(ids) < 2:
             return [self.single(tokens, name, before=before)]
-        problem = f"Cannot use the {name} {tokens[:40]!r}"
-        if not ids:
-            raise self._not_single(problem, tokens, ids, before)
         if unknown in ids:
-            reason = f"a part of it is not in the vocabulary of {self.name}"
-            raise TextError(problem, reason, "Give ids, or other words.")
+            raise TextError(
+                f"Cannot use the {name} {tokens[:40]!r}",
+                f"a part of it is not in the vocabulary of {self.name}",
+                "Give ids, or other words.",
+            )
         return ids
-
-    def _not_single(
-        self, problem: str, token: str, ids: Sequence[int], before: str
-    ) -> TextError:
-        """Return the error for a string that is not a single token."""
-        if len(ids) == 1:
-            reason = f"it is not in the vocabulary of {self.name}"
-        elif ids:
-            pieces = " ".join(repr(self.string(piece)) for piece in ids[:8])
-            reason = f"for {self.name} it is {len(ids)} tokens: {pieces}"
-        else:
-            reason = "it merges with the text before it" if before else "it is empty"
-        remedy = "Give a single token, with the space before it where a word begins."
-        spaced = f" {token}"
-        if token and len(self._following(spaced, before)) == 1:
-            remedy += f" Did you mean {spaced!r}?"
-        return TextError(problem, reason, remedy)
 
     def _encoded(self, texts: Any, limit: int | None) -> Inputs:
         if isinstance(texts, str):

@@ -29,8 +29,7 @@ from hiddenscope.errors import PassError, is_out_of_memory
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.quantised import quantised_weights
 from hiddenscope.modules.trials import disagreement
-from hiddenscope.passes.inputs import Inputs
-from hiddenscope.passes.protocol import PassModel
+from hiddenscope.passes.inputs import Inputs, PassModel
 from hiddenscope.passes.record import record
 from hiddenscope.passes.resume import resume, try_skipping
 from hiddenscope.sites import Site
@@ -83,10 +82,23 @@ class Unembedding:
     recipe: Recipe = field(init=False)
 
     def __post_init__(self) -> None:
+        # The module that makes the logits; None where no single module does.
+        self.head: Any = None
+        anatomy, part = self.model.anatomy, self.model.module
+        path = ""
+        if anatomy.head is not None:
+            path = anatomy.head.path
+            self.head = part.get_submodule(path)
+        # Cohere keeps the scale of its logits as a number of a module around the head.
+        numbers: list[tuple[str, float]] = []
+        for name in path.split("."):
+            for attribute, value in vars(part).items():
+                if type(value) in (int, float):
+                    numbers.append((attribute, value))
+            part = part.get_submodule(name)
         # The user may have replaced the head since the last trial.
-        head = _head(self.model)
-        head_key = None if head is None else ref(head)
-        key = (str(self.entry), head_key, _numbers_around_head(self.model))
+        head_key = None if self.head is None else ref(self.head)
+        key = (str(self.entry), head_key, tuple(numbers))
         with self.model.lock:
             self.recipe = self.model.trials.once("unembed", self._try, key=key)
 
@@ -104,7 +116,7 @@ class Unembedding:
     @property
     def head_dtype(self) -> torch.dtype:
         """Return the dtype of the head's weight."""
-        dtype: torch.dtype = _head(self.model).weight.dtype
+        dtype: torch.dtype = self.head.weight.dtype
         return dtype
 
     @property
@@ -112,7 +124,7 @@ class Unembedding:
         """Return the device on which logits are made."""
         if self.recipe.method == "whole":
             return self.model.device
-        device: torch.device = _head(self.model).weight.device
+        device: torch.device = self.head.weight.device
         return device
 
     @autograd.without_grad
@@ -141,7 +153,7 @@ class Unembedding:
             out = torch.empty(shape, dtype=self.dtype, device=self.device)
         if self.recipe.method == "whole":
             return out.copy_(self._logits_of_pass(head_inputs)[:, words])
-        head = _head(self.model)
+        head = self.head
         weight = head.weight[words]
         bias = None if head.bias is None else head.bias[words]
         step = len(weight)
@@ -173,7 +185,7 @@ class Unembedding:
                 self.recipe.reason,
                 "Use the logits of whole passes.",
             )
-        head = _head(self.model)
+        head = self.head
         ids = torch.tensor(list(words), device=head.weight.device)
         weight = head.weight[ids].double()
         bias = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
@@ -199,7 +211,6 @@ class Unembedding:
 
         The head itself is skipped.
         """
-        head = _head(self.model)
         head_inputs: list[Tensor] = []
 
         def keep(args: hooks.Args, kwargs: hooks.Kwargs) -> None:
@@ -209,10 +220,10 @@ class Unembedding:
 
         # Tried while the head is in its place, because a trial needs it.
         try_skipping(self.model, self.entry.stack)
-        watch = hooks.Watch(head, "input", keep)
+        watch = hooks.Watch(self.head, "input", keep)
         with (
             self.model.lock,
-            hooks.skipping({head: {0: torch.empty(0)}}),
+            hooks.skipping({self.head: {0: torch.empty(0)}}),
             hooks.watching([watch]),
         ):
             self._logits_of_pass(rows)
@@ -250,7 +261,7 @@ class Unembedding:
         states, logits = _true_pass(self.model, self.entry)
         # A row must give the same wherever it stands.
         order = torch.arange(len(states) - 1, -1, -1)
-        vocabulary, product = logits.shape[-1], _after_head(self.model)
+        vocabulary, product = logits.shape[-1], _after_head(self.model, self.head)
         recipes = []
         reason = "its logits are not the product of its head alone"
         if isinstance(product, str):
@@ -290,28 +301,6 @@ class Unembedding:
         return disagreement(expected, computed, [depth], dtype=logits.dtype) <= 1
 
 
-def _head(model: PassModel) -> Any:
-    """Return the module that makes the logits; None where no single module does."""
-    head = model.anatomy.head
-    return None if head is None else model.module.get_submodule(head.path)
-
-
-def _numbers_around_head(model: PassModel) -> tuple[tuple[str, float], ...]:
-    """Return the numbers that are attributes of the modules around the head.
-
-    Cohere keeps the scale of its logits there.
-    """
-    path = "" if model.anatomy.head is None else model.anatomy.head.path
-    names = path.split(".")[:-1] if path else []
-    numbers: list[tuple[str, float]] = []
-    for end in range(len(names) + 1):
-        part = model.module.get_submodule(".".join(names[:end]))
-        for name, value in vars(part).items():
-            if type(value) in (int, float):
-                numbers.append((name, value))
-    return tuple(numbers)
-
-
 def _true_pass(model: PassModel, entry: Site) -> tuple[Tensor, Tensor]:
     """Return the states at the entry and the logits of a pass over a trial text."""
     encoder = model.text_encoder
@@ -328,12 +317,11 @@ def _true_pass(model: PassModel, entry: Site) -> tuple[Tensor, Tensor]:
     return full.states[entry], full.logits
 
 
-def _after_head(model: PassModel) -> tuple[Transform, float] | str:
+def _after_head(model: PassModel, head: Any) -> tuple[Transform, float] | str:
     """Find which function of the head's product the logits are, or say why none.
 
     Numbers of every size are put in the place of the product.
     """
-    head = _head(model)
     # MobileBERT multiplies with two weights joined, inside the module that holds them.
     if head is None:
         return "no module of their own makes them"

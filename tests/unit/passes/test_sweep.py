@@ -55,7 +55,7 @@ SAVED: dict[str, tuple[bool, bool]] = {  # joins in depth, reuses keys and value
 def prepared(model: hs.Model, sites: list[hs.Site]) -> tuple[CleanRun, CleanRun, int]:
     targets = TARGETS if len(model.anatomy.stacks) > 1 else None
     base, other = run_clean(model, TEXTS, sites, targets=targets)
-    return base, other, len(base.targets or base.ids) - 1
+    return base, other, len(base.input_ids()) - 1
 
 
 def every(base: CleanRun, other: CleanRun, sites: list[hs.Site]) -> list[list[Patch]]:
