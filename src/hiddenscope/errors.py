@@ -152,6 +152,19 @@ def first_line(error: BaseException) -> str:
     return type(error).__name__[:300]
 
 
+def was_interrupted(error: BaseException | None) -> bool:
+    """Tell whether Ctrl-C caused an error.
+
+    Libraries turn an interrupt in the middle of an import into an error of their own.
+
+    >>> was_interrupted(KeyboardInterrupt()), was_interrupted(ValueError("x"))
+    (True, False)
+    """
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an error, of whatever library, means that memory ran out.
 

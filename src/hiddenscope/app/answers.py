@@ -1,12 +1,14 @@
 """Answers: a result as it travels from the worker to the page."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from hiddenscope.results import Result, findings_of, story_of, to_bytes
+from hiddenscope.app.cache import StoredResult
+from hiddenscope.results import Result, findings_in, story_of, to_bytes
 from hiddenscope.results.drawing import MOST_TOKENS
+from hiddenscope.results.pictures import View
 from hiddenscope.views import pack
-from hiddenscope.views.render import named_views
+from hiddenscope.views.render import by_name
 from hiddenscope.workers import Header
 
 # Below this size JSON is written faster than netCDF, which takes 20 ms or more.
@@ -15,55 +17,37 @@ MAX_JSON_BYTES = 2**15
 NO_TOKEN = -1
 
 
-@dataclass(frozen=True)
-class AnswerBytes:
-    """What the page reads, the payload of the views, and the data as a file."""
-
-    header: Header
-    payload: bytes = b""
-    data: bytes = b""
-
-
-def pack_result(result: Result, titles: Sequence[str] = ()) -> AnswerBytes:
+def pack_result(result: Result, titles: Sequence[str] = ()) -> StoredResult:
     """Pack a result with its views; `titles` replace those of the first views.
 
     With titles, the views are shown without sections.
     """
-    by_name = dict(named_views(result))
-    names = list(by_name)
-    views = list(by_name.values())
+    story = story_of(result)
+    views: list[View] = []
+    sections = []
+    for section in story:
+        views += section.figures
+        places = range(len(views), len(views) + len(section.views))
+        views += section.views
+        sections.append(
+            {"title": section.title, "prose": section.prose, "views": list(places)}
+        )
     for place, title in enumerate(titles[: len(views)]):
         views[place] = replace(views[place], title=title)
-
-    sections = []
-    if not titles:
-        place_of = {view.title: place for place, view in enumerate(views)}
-        for section in story_of(result):
-            # A section may have views that the result does not name.
-            for view in section.views:
-                if view.title not in place_of:
-                    place_of[view.title] = len(views)
-                    names.append("")
-                    views.append(view)
-            places = [place_of[view.title] for view in section.views]
-            sections.append(
-                {"title": section.title, "prose": section.prose, "views": places}
-            )
-
     listed = []
-    for name, view in zip(names, views, strict=True):
+    for name, view in by_name(views).items():
         kind = type(view).__name__.lower()
         listed.append({"name": name, "title": view.title, "kind": kind})
     header: Header = {
         "title": result.title,
-        "findings": findings_of(result),
+        "findings": findings_in(story),
         "views": listed,
-        "sections": sections,
+        "sections": [] if titles else sections,
         "columns": _columns(result, "position"),
         "other_columns": _columns(result, "other_position"),
     }
     suffix = ".json" if result.data.nbytes <= MAX_JSON_BYTES else ".nc"
-    return AnswerBytes(header, pack(views).encode("ascii"), to_bytes(result, suffix))
+    return StoredResult(header, pack(views).encode("ascii"), to_bytes(result, suffix))
 
 
 def _columns(result: Result, coordinate: str) -> list[int | None]:
@@ -73,6 +57,5 @@ def _columns(result: Result, coordinate: str) -> list[int | None]:
         return []
     columns: list[int | None] = []
     for position in positions.to_numpy()[:MOST_TOKENS].tolist():
-        is_gap = position == NO_TOKEN
-        columns.append(None if is_gap else position)
+        columns.append(None if position == NO_TOKEN else position)
     return columns

@@ -27,7 +27,7 @@ from typing import Self
 import hiddenscope as hs
 from hiddenscope.errors import Error
 from hiddenscope.files import replacing
-from hiddenscope.workers import Header, pack_frame, read_frame
+from hiddenscope.workers import Frame, Header, pack_frame, read_frame
 
 KEY = re.compile(r"[0-9a-f]{64}")
 SUFFIX = ".result"
@@ -52,8 +52,8 @@ class StoredResult:
     """
 
     header: Header
-    payload: bytes
-    data: bytes
+    payload: bytes = b""
+    data: bytes = b""
 
     @classmethod
     def split(cls, header: Header, body: bytes) -> Self:
@@ -72,10 +72,14 @@ class StoredResult:
         """Return the suffix of the data's format."""
         return ".json" if self.data.startswith(b"{") else ".nc"
 
+    def joined(self) -> Frame:
+        """Return the header and the body of a frame, which `split` takes apart."""
+        header = {**self.header, "payload_bytes": len(self.payload)}
+        return Frame(header, self.payload + self.data)
+
     def to_bytes(self) -> bytes:
         """Return the content of a file, which ends with its checksum."""
-        header = {**self.header, "payload_bytes": len(self.payload)}
-        content = pack_frame(header, self.payload + self.data)
+        content = pack_frame(*self.joined())
         return content + hashlib.sha256(content).digest()
 
     @classmethod

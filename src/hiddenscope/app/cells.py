@@ -29,7 +29,8 @@ from hiddenscope.analyses.steer.continuations import (
     continue_prompts,
 )
 from hiddenscope.analyses.steer.sweep import masked_model
-from hiddenscope.app.answers import AnswerBytes, pack_result
+from hiddenscope.app.answers import pack_result
+from hiddenscope.app.cache import StoredResult
 from hiddenscope.errors import Error, SiteError, TextError, TooLarge
 from hiddenscope.passes import Change
 from hiddenscope.results import Result
@@ -376,7 +377,7 @@ def reads_of(result: Result, token: int) -> tuple[Result, str]:
     return Result("reads", to_dataset(variables, coords), {}, result.source), title
 
 
-def show_stored_text(models: Models, request: Header) -> AnswerBytes:
+def show_stored_text(models: Models, request: Header) -> StoredResult:
     """Return the norm of every stored state of one text."""
     text = request["arguments"]["text"]
     states = _states_of_text(models.stored_states(request["arguments"]), text)
@@ -387,7 +388,7 @@ def show_stored_text(models: Models, request: Header) -> AnswerBytes:
     return pack_result(norms_of(states), titles)
 
 
-def find_texts(models: Models, request: Header) -> AnswerBytes:
+def find_texts(models: Models, request: Header) -> StoredResult:
     """Return the stored texts that are nearest to a query."""
     arguments = request["arguments"]
     stored = models.stored_states(arguments)
@@ -396,7 +397,7 @@ def find_texts(models: Models, request: Header) -> AnswerBytes:
     return _pack_search(result, stored, None)
 
 
-def find_states(models: Models, request: Header) -> AnswerBytes:
+def find_states(models: Models, request: Header) -> StoredResult:
     """Return the stored states of a site that are nearest to one of them."""
     arguments = request["arguments"]
     site, text, token = arguments["site"], arguments["text"], arguments["token"]
@@ -455,7 +456,7 @@ def norms_of(states: States) -> Result:
 
 def _pack_search(
     result: Result, stored: StoredStates, query_state: tuple[int, int] | None
-) -> AnswerBytes:
+) -> StoredResult:
     """Pack a search of texts, or of states, with its hits as rows for the page.
 
     `query_state` is the text and the token of the state that was searched for. It is

@@ -76,12 +76,16 @@ def as_python(request: Values, names: Names) -> str | None:
     """
     request = _as_analysis(request)
     word, arguments = request["analysis"], request["arguments"]
-    store = _store_of(request)
+    store = store_of(request)
     if store is not None and store not in names:
         return None
     openings = {}
     if store is not None:
-        openings["states"] = _opening(names[store].path)
+        path = names[store].path
+        openings["states"] = f"hs.open({path!r})"
+        if path.endswith(".safetensors"):
+            kind = "Pair" if holds_pair(Path(path)) else "States"
+            openings["states"] = f"hs.{kind}.load({path!r})"
     if "model" in request:
         openings["model"] = python_load(request["model"], names)
     if word in PAGE_PROGRAMS:
@@ -117,7 +121,7 @@ def as_command(request: Values, names: Names) -> Command:
     """Return a command line that makes the same result."""
     request = _as_analysis(request)
     word, arguments = request["analysis"], request["arguments"]
-    store, model = _store_of(request), request.get("model") or {}
+    store, model = store_of(request), request.get("model") or {}
     if word in NO_COMMAND:
         return Command(None, NO_COMMAND[word])
     if store is not None and store not in names:
@@ -163,7 +167,7 @@ def _as_analysis(request: Values) -> Values:
     return {**request, "analysis": word, "arguments": arguments}
 
 
-def _store_of(request: Values) -> str | None:
+def store_of(request: Values) -> str | None:
     """Return the name of the kept states that are asked, which may be gone by now."""
     store: str | None = request.get("store") or request["arguments"].get("store")
     return store
@@ -172,14 +176,6 @@ def _store_of(request: Values) -> str | None:
 def _file(word: str) -> str:
     """Return the file that the code writes; without a result that is an array."""
     return f"{word}.html" if ANALYSIS[word].result else f"{word}.npy"
-
-
-def _opening(path: str) -> str:
-    """Return the call that opens kept states: a store or a file."""
-    if not path.endswith(".safetensors"):
-        return f"hs.open({path!r})"
-    kind = "Pair" if holds_pair(Path(path)) else "States"
-    return f"hs.{kind}.load({path!r})"
 
 
 def _change(arguments: Values) -> dict[str, str]:

@@ -104,23 +104,18 @@ class Guard:
     def _check_host(self, headers: Mapping[str, str]) -> Response | None:
         """Refuse a request whose Host header names another machine."""
         host = parse_host(headers.get("host", ""))
-        if host is not None and (is_loopback(host[0]) or self._is_remote_name(host[0])):
-            return None
+        if host is not None:
+            name = host[0]
+            # Any address in digits will do from outside: an attacker can rebind a name,
+            # but not an address.
+            is_ours = name in self._machine_names or _parse_address(name) is not None
+            if is_loopback(name) or (self.settings.remote and is_ours):
+                return None
         return problem(
             421,
             "The Host header names another machine. Open the page as http://127.0.0.1"
             " or localhost.",
         )
-
-    def _is_remote_name(self, name: str) -> bool:
-        """Return whether others on the network may use this name for the machine.
-
-        Any address in digits will do: an attacker can rebind a name, but not an
-        address.
-        """
-        if not self.settings.remote:
-            return False
-        return name in self._machine_names or _parse_address(name) is not None
 
     def _check_site(self, scope: Scope, headers: Mapping[str, str]) -> Response | None:
         """Refuse what another site, or a page on another port, is behind."""

@@ -214,10 +214,7 @@ class Jobs:
         self, cache_key: str, client_request: Header, worker_request: Header
     ) -> JobRecord:
         """Queue a question, or join the job that asks the same."""
-        unfinished = list(self._waiting)
-        if self._running is not None:
-            unfinished.append(self._running)
-        for job in unfinished:
+        for job in filter(None, (*self._waiting, self._running)):
             if job.cache_key == cache_key and not job.is_over and not job.cancelling:
                 job.last_read = time.monotonic()
                 return job
@@ -283,7 +280,7 @@ class Jobs:
         finally:
             job.subscribers -= 1
             job.last_read = time.monotonic()
-            self._cancel_after_grace(job)
+            self._start_task(self._cancel_after_grace(job))
 
     async def cancel(self, job: JobRecord) -> None:
         """Cancel a job, for everyone who asked for it."""
@@ -296,9 +293,7 @@ class Jobs:
             self._notify_waiting()
         elif job is self._running:
             await self.worker.interrupt()
-            asyncio.get_running_loop().call_later(
-                SECONDS_TO_STOP, lambda: self._start_task(self._kill_if_running(job))
-            )
+            self._start_task(self._kill_unless_stopped(job))
 
     async def run(self) -> None:
         """Answer one job after another, for as long as the server runs."""
@@ -364,19 +359,17 @@ class Jobs:
         for job in self._waiting:
             job.notify()
 
-    def _cancel_after_grace(self, job: JobRecord) -> None:
+    async def _cancel_after_grace(self, job: JobRecord) -> None:
         """Cancel a job that nobody follows once nobody has read it for a while."""
-        if job.subscribers or job.is_over:
-            return
-        remaining = job.last_read + GRACE_SECONDS - time.monotonic()
-        if remaining > 0:
-            asyncio.get_running_loop().call_later(
-                remaining, self._cancel_after_grace, job
-            )
-        else:
-            self._start_task(self.cancel(job))
+        while not job.subscribers and not job.is_over:
+            remaining = job.last_read + GRACE_SECONDS - time.monotonic()
+            if remaining <= 0:
+                await self.cancel(job)
+                return
+            await asyncio.sleep(remaining)
 
-    async def _kill_if_running(self, job: JobRecord) -> None:
+    async def _kill_unless_stopped(self, job: JobRecord) -> None:
+        await asyncio.sleep(SECONDS_TO_STOP)
         # The worker may have stopped in the very step of the event loop in which its
         # time was up, and answer the next question by now. Or it is idle while the
         # result is written: killing it would only lose its loaded models.

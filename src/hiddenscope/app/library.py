@@ -95,12 +95,16 @@ class Library:
                     headless=outline(entry.name).headless,
                 )
             )
-        for name in _hub_models():
-            models.append(
-                ModelAnswer(
-                    name=name, label=name, source="hub", here=True, headless=False
+        for path in _entries(_hub_cache()):
+            kind, _, folder = path.name.partition("--")
+            # The hub allows no two dashes in a row in the name of an owner or a model.
+            name = folder.replace("--", "/", 1)
+            is_model = kind == "models" and re.fullmatch(MODEL_NAME, name)
+            # Only such weights can be read.
+            if is_model and any(path.glob("snapshots/*/*.safetensors")):
+                models.append(
+                    ModelAnswer(name=name, label=name, source="hub", here=True)
                 )
-            )
         for name, path in self._search(_is_model, "folder"):
             models.append(
                 ModelAnswer(
@@ -299,19 +303,6 @@ def _hub_cache() -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
-
-
-def _hub_models() -> list[str]:
-    """Return the ids of cached models whose weights can be read."""
-    names = []
-    for path in _entries(_hub_cache()):
-        kind, _, folder = path.name.partition("--")
-        # The hub allows no two dashes in a row in the name of an owner or a model.
-        name = folder.replace("--", "/", 1)
-        is_model = kind == "models" and re.fullmatch(MODEL_NAME, name)
-        if is_model and any(path.glob("snapshots/*/*.safetensors")):
-            names.append(name)
-    return names
 
 
 def is_states(path: Path) -> bool:

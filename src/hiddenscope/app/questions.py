@@ -11,7 +11,8 @@ import xarray
 
 import hiddenscope as hs
 from hiddenscope.analyses.embed.compute import mean_cosine
-from hiddenscope.app.answers import AnswerBytes, pack_result
+from hiddenscope.app.answers import pack_result
+from hiddenscope.app.cache import StoredResult
 from hiddenscope.app.cells import (
     Models,
     StoredStates,
@@ -32,23 +33,17 @@ from hiddenscope.interface import Parameter, build_value, describe
 from hiddenscope.results import Result
 from hiddenscope.workers import Header
 
-Preview: TypeAlias = Callable[[AnswerBytes], None]
+Preview: TypeAlias = Callable[[StoredResult], None]
 StateSource: TypeAlias = hs.Model | StoredStates
 
 
-def answer(request: Header, models: Models, preview: Preview) -> AnswerBytes:
+def answer(request: Header, models: Models, preview: Preview) -> StoredResult:
     """Answer a request, as the server resolved it; partial results go to `preview`."""
     word = request["analysis"]
     if word in CELL_QUESTIONS:
-        return AnswerBytes({word: CELL_QUESTIONS[word](models, request)})
+        return StoredResult({word: CELL_QUESTIONS[word](models, request)})
     if word in PAGE_QUESTIONS:
         return PAGE_QUESTIONS[word](models, request)
-    return pack_result(_analyse(models, request, preview))
-
-
-def _analyse(models: Models, request: Header, preview: Preview) -> Result:
-    """Run an analysis on a model, or on stored states."""
-    word = request["analysis"]
     source: StateSource
     if "store" in request:
         source = models.stored_states(request["store"])
@@ -64,9 +59,8 @@ def _analyse(models: Models, request: Header, preview: Preview) -> Result:
     if word == "project":
         preview_pictures(arguments, preview)
     if not ANALYSIS[word].result:
-        return embedded(source, arguments)
-    result: Result = getattr(hs, word)(source, **arguments)
-    return result
+        return pack_result(embedded(source, arguments))
+    return pack_result(getattr(hs, word)(source, **arguments))
 
 
 def _convert(
@@ -111,7 +105,7 @@ def embedded(model: StateSource, arguments: Header) -> Result:
     return Result("embed", data, facts, model.source())
 
 
-def _show_grid(models: Models, request: Header) -> AnswerBytes:
+def _show_grid(models: Models, request: Header) -> StoredResult:
     """Return the norm of every state of a text that is being typed."""
     model = models.get(request["model"])
     norms = norms_of(models.states(model, request["arguments"]["text"]))
@@ -122,7 +116,7 @@ def _show_grid(models: Models, request: Header) -> AnswerBytes:
     return pack_result(norms, titles)
 
 
-def _show_reads(models: Models, request: Header) -> AnswerBytes:
+def _show_reads(models: Models, request: Header) -> StoredResult:
     """Return which tokens the chosen token reads in each layer."""
     model = models.get(request["model"])
     arguments = request["arguments"]
@@ -141,7 +135,7 @@ CELL_QUESTIONS: dict[str, Callable[[Models, Header], Header]] = {
     "answers": suggest_answers,
     "continuation": continue_text,
 }
-PAGE_QUESTIONS: dict[str, Callable[[Models, Header], AnswerBytes]] = {
+PAGE_QUESTIONS: dict[str, Callable[[Models, Header], StoredResult]] = {
     "grid": _show_grid,
     "reads": _show_reads,
     "kept": show_stored_text,

@@ -18,11 +18,10 @@ from fastapi import Path as InPath
 from fastapi.responses import StreamingResponse
 
 from hiddenscope.app.cache import KEY, ResultCache, StoredResult, key_of
-from hiddenscope.app.code import Named, as_command, as_python
+from hiddenscope.app.code import Named, as_command, as_python, store_of
 from hiddenscope.app.jobs import JobRecord, Jobs, QueueFull
 from hiddenscope.app.library import Library, read_texts, store_identity
 from hiddenscope.app.schemas import (
-    ASKED,
     STORE_NAME,
     AnalysisAnswer,
     ColumnChoice,
@@ -41,6 +40,7 @@ from hiddenscope.app.schemas import (
 )
 from hiddenscope.app.settings import Settings
 from hiddenscope.app.uploads import preview_table
+from hiddenscope.catalog import ANALYSIS
 from hiddenscope.errors import Error
 from hiddenscope.results import Result
 from hiddenscope.workers import Header
@@ -137,8 +137,6 @@ FILE: dict[str, Any] = {
 }
 FILE["content"]["application/json"] = {"schema": {"type": "object"}}
 
-# The parameters of each analysis, by its word.
-FORM_PARAMETERS = {analysis.word: form_parameters(analysis) for analysis in ASKED}
 MAX_DRAWING = 2
 
 
@@ -216,8 +214,8 @@ class Desk:
                         file = f"./{file}"
                     columns = upload.columns.model_dump(exclude_none=True)
                     names[name] = Named(file, columns)
-        store = client_request.get("store") or client_request["arguments"].get("store")
-        if store:
+        store = store_of(client_request)
+        if store is not None:
             names[store] = Named(str(self.library.store_path(store)))
         return names
 
@@ -246,7 +244,10 @@ class Desk:
 
 def _references(request: Header) -> Iterator[tuple[str, str, Any]]:
     """Yield the arguments that name models and datasets, with their kinds."""
-    for parameter in FORM_PARAMETERS.get(request["analysis"], ()):
+    # What only the page asks names no other model and no dataset.
+    if request["analysis"] not in ANALYSIS:
+        return
+    for parameter in form_parameters(ANALYSIS[request["analysis"]]):
         value = request["arguments"].get(parameter.name)
         if value is not None and parameter.kind in ("model", "data"):
             yield parameter.name, parameter.kind, value

@@ -206,8 +206,17 @@ def preview_table(file: str, content: bytes) -> TableAnswer:
         if len(matches) == 1:
             roles[role] = matches[0]
     certain = "text" in roles
-    if not certain:
-        _guess_by_length(columns, cells, roles)
+    # Otherwise the column with the longest cells is likely the texts, and a single
+    # other one the labels.
+    lengths: dict[str, int] = {}
+    for place, name in enumerate(columns):
+        if name != roles.get("label"):
+            lengths[name] = sum(len(row[place]) for row in cells)
+    if lengths and not certain:
+        roles["text"] = max(lengths, key=lengths.__getitem__)
+        others = [name for name in columns if name != roles["text"]]
+        if len(others) == 1:
+            roles["label"] = others[0]
     parameters = []
     for role, description in texts.COLUMNS.items():
         parameter = Parameter(
@@ -248,19 +257,3 @@ def _first_rows(suffix: str, beginning: str) -> Iterator[dict[str, str]]:
             header = next((cells for cells in reader if cells), [])
             for cells in filter(None, reader):
                 yield dict(zip(header, cells, strict=False))
-
-
-def _guess_by_length(
-    columns: list[str], cells: list[list[str]], roles: dict[str, str]
-) -> None:
-    """Suggest the column with the longest cells as texts, a single other as labels."""
-    lengths: dict[str, int] = {}
-    for place, name in enumerate(columns):
-        if name != roles.get("label"):
-            lengths[name] = sum(len(row[place]) for row in cells)
-    if not lengths:
-        return
-    roles["text"] = max(lengths, key=lengths.__getitem__)
-    others = [name for name in columns if name != roles["text"]]
-    if len(others) == 1:
-        roles["label"] = others[0]

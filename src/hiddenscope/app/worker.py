@@ -16,10 +16,10 @@ import traceback
 from types import FrameType
 
 from hiddenscope import progress
-from hiddenscope.app.answers import AnswerBytes
+from hiddenscope.app.cache import StoredResult
 from hiddenscope.app.cells import Models, in_page
 from hiddenscope.app.questions import answer
-from hiddenscope.errors import Error, is_out_of_memory
+from hiddenscope.errors import Error, is_out_of_memory, was_interrupted
 from hiddenscope.workers import Channel, Header, parent_channel
 
 # Between two reports of progress: a page cannot show more than that.
@@ -76,14 +76,10 @@ class _Server:
             self.interrupts.pending = False
             raise KeyboardInterrupt
 
-    def send_answer(self, message: str, content: AnswerBytes) -> None:
+    def send_answer(self, message: str, content: StoredResult) -> None:
         """Send a result, or a partial one."""
-        header = {
-            **content.header,
-            "type": message,
-            "payload_bytes": len(content.payload),
-        }
-        self.send(header, content.payload + content.data)
+        header, body = content.joined()
+        self.send({**header, "type": message}, body)
 
     def send_error(self, error: Exception, message: str) -> None:
         """Send why a question cannot be answered."""
@@ -145,11 +141,7 @@ def _answer_question(request: Header, models: Models, server: _Server) -> None:
         server.send_error(error, in_page(error))
     except Exception as error:
         traceback.print_exc()
-        # Libraries turn an interrupt in the middle of an import into their own error.
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, KeyboardInterrupt):
-            cause = cause.__cause__ or cause.__context__
-        if cause is not None:
+        if was_interrupted(error):
             _cancel(server, leaving=True)
         else:
             server.send_error(error, explain_error(error))

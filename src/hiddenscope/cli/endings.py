@@ -84,26 +84,23 @@ def report_stop() -> None:
     if sys.stderr is None or not _state.lock.acquire(timeout=MOST_SECONDS):
         return
     try:
-        if not _state.reported:
-            _state.reported = True
-            _print_stop()
+        if _state.reported:
+            return
+        _state.reported = True
+        on_terminal = sys.stderr.isatty()
+        message = "Stopped.\n"
+        if _state.how_to_resume is not None:
+            message = f"Stopped: {_state.how_to_resume()}\n"
+            if on_terminal:
+                # The last line of a job has no end: the next would have replaced it.
+                message = f"\n{message}"
+        if on_terminal:
+            message = f"{progress.SHOW_CURSOR}{message}"
+        progress.clear()
+        sys.stderr.write(message)
+        sys.stderr.flush()
     finally:
         _state.lock.release()
-
-
-def _print_stop() -> None:
-    on_terminal = sys.stderr.isatty()
-    message = "Stopped.\n"
-    if _state.how_to_resume is not None:
-        message = f"Stopped: {_state.how_to_resume()}\n"
-        if on_terminal:
-            # The last line of a job has no end: the next would have replaced it.
-            message = f"\n{message}"
-    if on_terminal:
-        message = f"{progress.SHOW_CURSOR}{message}"
-    progress.clear()
-    sys.stderr.write(message)
-    sys.stderr.flush()
 
 
 @dataclass
@@ -174,7 +171,7 @@ def errors_as_messages(debug: bool, options: Collection[str] = ()) -> Iterator[N
     except Exception as error:
         if debug:
             raise
-        if not isinstance(error, OSError) and _was_interrupted(error):
+        if not isinstance(error, OSError) and errors.was_interrupted(error):
             leave()
         echo(visible(_message(error, options), keep="\n"), err=True)
         sys.exit(2)
@@ -222,13 +219,3 @@ def in_options(message: str, options: Collection[str]) -> str:
 def discard_output() -> None:
     """Send stdout nowhere, so that Python's own flush at the end cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _was_interrupted(error: BaseException | None) -> bool:
-    """Return whether Ctrl-C caused an error.
-
-    transformers turns an interrupted import into an error of its own.
-    """
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None

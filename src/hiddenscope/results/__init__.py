@@ -21,6 +21,7 @@ from hiddenscope.results.story import Explanation as Explanation
 from hiddenscope.results.story import Listing as Listing
 from hiddenscope.results.story import Section as Section
 from hiddenscope.results.story import Table as Table
+from hiddenscope.results.story import findings_in as findings_in
 from hiddenscope.results.story import findings_of as findings_of
 from hiddenscope.results.story import report_of as report_of
 from hiddenscope.results.story import story_of as story_of

@@ -13,7 +13,7 @@ A result of any other kind is shown by the dimensions of its data.
 'norm'
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
@@ -143,12 +143,16 @@ def report_of(result: "Result") -> Any:
 
 
 def findings_of(result: "Result") -> list[str]:
-    """Return what a person should read, as plain sentences.
+    """Return what a person should read, as plain sentences."""
+    return findings_in(story_of(result))
 
-    A sentence that several sections repeat is told at the end.
+
+def findings_in(sections: Iterable[Section]) -> list[str]:
+    """Return the findings of a story; a sentence that several sections repeat is told
+    at the end.
     """
     findings: dict[str, None] = {}
-    for section in story_of(result):
+    for section in sections:
         for sentence in section.sentences:
             if not isinstance(sentence, Explanation):
                 findings.pop(sentence, None)

@@ -9,7 +9,7 @@ figure_of  some of the views, drawn with matplotlib
 
 import base64
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from hiddenscope.results import (
     Listing,
     Look,
     Result,
-    findings_of,
+    findings_in,
     in_words,
     story_of,
     views_of,
@@ -73,15 +73,16 @@ def page(result: Result, docs: str = "", *, folds: bool = False) -> str:
     the docs lie, seen from the page. With `folds`, all but the main view is closed at
     first.
     """
+    story_sections = story_of(result)
     sections = []
-    for section in story_of(result):
+    for section in story_sections:
         # The findings stand above all sections, so that these have no prose.
         folded = folds and section.folded
         title = section.title if section.reading or folded else ""
         sections.append(replace(section, title=title, sentences=(), folded=folded))
     first, *others = sections
     findings = []
-    for sentence in findings_of(result):
+    for sentence in findings_in(story_sections):
         # What the caption of the first picture says need not be said beside it.
         if sentence not in first.reading:
             findings.append(sentence.replace("\n", " "))
@@ -233,11 +234,16 @@ def figure_bytes(result: Result, suffix: FigureFormat, look: Look) -> bytes:
 
 
 def named_views(result: Result) -> dict[str, View]:
-    """Return the views of a result by name: what a view is (grid, panels, lines), with
-    a number from the second on.
+    """Return the views of a result by name."""
+    return by_name(views_of(result))
+
+
+def by_name(all_views: Iterable[View]) -> dict[str, View]:
+    """Name views by what they are (grid, panels, lines), with a number from the second
+    of a kind on.
     """
     views: dict[str, View] = {}
-    for view in views_of(result):
+    for view in all_views:
         kind = type(view).__name__.lower()
         count = sum(type(other) is type(view) for other in views.values())
         views[f"{kind}-{count + 1}" if count else kind] = view

@@ -79,6 +79,5 @@ def test_small_results_are_kept_as_json_and_large_ones_as_netcdf() -> None:
         data = xarray.Dataset(
             {"norm": (("site", "token"), norms)}, {"site": ["layer.0"]}
         )
-        packed = pack_result(hs.Result("norms", data, {}, {}))
-        stored = StoredResult(packed.header, packed.payload, packed.data)
+        stored = pack_result(hs.Result("norms", data, {}, {}))
         assert stored.suffix == suffix

@@ -9,7 +9,7 @@ import xarray
 
 import hiddenscope as hs
 from hiddenscope.app import cells as module
-from hiddenscope.app.answers import AnswerBytes
+from hiddenscope.app.cache import StoredResult
 from hiddenscope.app.cells import Models
 from hiddenscope.app.questions import preview_pictures
 from hiddenscope.testing import tiny_model, tiny_tokenizer
@@ -172,7 +172,7 @@ def test_a_text_that_is_the_path_of_a_file_is_a_text(
 
 
 def test_an_early_picture_is_drawn_where_the_whole_takes_longer() -> None:
-    early: list[AnswerBytes] = []
+    early: list[StoredResult] = []
     for given in ({"method": "pca"}, {"method": "tsne"}, {}):
         arguments: dict[str, Any] = dict(given)
         preview_pictures(arguments, early.append)
