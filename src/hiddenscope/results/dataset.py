@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.results.export import object_array
+from hiddenscope.results.export import text_array as text_array
 from hiddenscope.sites import Site
 from hiddenscope.states.arrays import AnyArray
 
@@ -75,17 +75,6 @@ def to_dataset(
 def site_names(sites: Iterable[Site]) -> list[str]:
     """Return sites as the labels of a dimension."""
     return [str(site) for site in sites]
-
-
-def text_array(strings: Sequence[str]) -> NDArray[np.object_]:
-    """Return strings as an array of Python objects.
-
-    NumPy's own strings have a fixed width: one long token would make all of them long.
-
-    >>> text_array(["a", "longer"]).dtype
-    dtype('O')
-    """
-    return object_array(strings)
 
 
 def token_coords(

@@ -2,8 +2,8 @@
 this.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,6 @@ from hiddenscope.results.pictures import (
     Grid,
     Lines,
     Measure,
-    Panels,
-    Patterns,
     Series,
     View,
     Words,
@@ -32,13 +30,6 @@ RANKED = (*CELLS, "rank")
 MOST_TOKENS = 4_096
 # A title names so many variables.
 MOST_NAMES = 3
-
-V = TypeVar("V", Grid, Panels, Lines, Patterns)
-
-
-def of_type(views: Iterable[View], kind: type[V]) -> tuple[V, ...]:
-    """Return the views of one type, in order."""
-    return tuple(view for view in views if isinstance(view, kind))
 
 
 def grid_of(

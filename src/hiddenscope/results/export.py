@@ -232,8 +232,14 @@ def _number_dtype(name: str) -> str:
     return name
 
 
-def object_array(values: Sequence[Any]) -> Array:
-    """Return values as an array of Python objects with one dimension."""
+def text_array(values: Sequence[Any]) -> Array:
+    """Return strings, or numbers and words, as an array of Python objects.
+
+    NumPy's own strings have a fixed width: one long token would make all of them long.
+
+    >>> text_array(["a", "longer"]).dtype
+    dtype('O')
+    """
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array
@@ -291,27 +297,19 @@ def _write_json(contents: Contents, path: Path) -> None:
     header = _header(contents)
     for name, variable in header["variables"].items():
         array = contents.data[name].to_numpy()
-        variable["values"] = _nested_lists(array, variable["dtype"])
+        flat = array.ravel().tolist()
+        if variable["dtype"] == "str":
+            flat = [tag(value) for value in flat]
+        elif array.dtype.kind == "f":
+            # Among numbers, the word "NaN" can only be a number. In facts it may also
+            # be text, so `tag` wraps it there.
+            flat = _shortest_floats(array)
+        variable["values"] = text_array(flat).reshape(array.shape).tolist()
     # The seal is a checksum of the file. It takes the place of UNSEALED once the rest
     # is written.
     text = json.dumps({"seal": UNSEALED, **header}, indent=1, allow_nan=False)
     path.write_text(text, "ascii")
     seal(path)
-
-
-def _nested_lists(array: Array, dtype: str) -> Json:
-    """Return the values of a variable as JSON's lists.
-
-    Among numbers, the word "NaN" can only be a number. In facts it may also be text, so
-    `tag` wraps it there.
-    """
-    if dtype == "str":
-        flat = [tag(value) for value in array.flat]
-    elif array.dtype.kind == "f":
-        flat = _shortest_floats(array)
-    else:
-        return array.tolist()
-    return object_array(flat).reshape(array.shape).tolist()
 
 
 def _shortest_floats(array: Array) -> list[float | str]:
@@ -338,7 +336,7 @@ def _read_json(path: Path) -> Contents:
         for _ in variable["shape"][1:]:
             values = list(chain.from_iterable(values))
         if variable["dtype"] == "str":
-            arrays[name] = object_array([_untag(value) for value in values])
+            arrays[name] = text_array([_untag(value) for value in values])
         else:
             arrays[name] = np.array(
                 [_number(value) for value in values],
@@ -364,7 +362,7 @@ def _write_netcdf(contents: Contents, path: Path) -> None:
         array = contents.data[name].to_numpy()
         dtype = variable["dtype"]
         if dtype == "str":
-            escaped = object_array([_escape(value) for value in array.flat])
+            escaped = text_array([_escape(value) for value in array.flat])
             array = escaped.reshape(array.shape)
         elif dtype in _STORED_AS:
             array = array.astype(_STORED_AS[dtype])
@@ -402,7 +400,7 @@ def _read_netcdf(path: Path) -> Contents:
         for name, variable in header["variables"].items():
             array = _read_variable(file, name, content)
             if variable["dtype"] == "str":
-                arrays[name] = object_array([_unescape(text) for text in array.flat])
+                arrays[name] = text_array([_unescape(text) for text in array.flat])
             else:
                 arrays[name] = array.astype(_number_dtype(variable["dtype"]))
     return _restore(header, arrays)
@@ -507,7 +505,13 @@ def _write_csv(contents: Contents, path: Path) -> None:
         heading = pandas.DataFrame(columns=columns)
         heading.to_csv(file, index=False, lineterminator="\r\n")
         for name, variable in data.data_vars.items():
-            cells = [_label_cells(data[label], variable) for label in labels]
+            cells: list[Any] = []
+            for label in labels:
+                # A label that does not apply is empty.
+                cells.append("")
+                if set(data[label].dims) <= set(variable.dims):
+                    aligned = data[label].broadcast_like(variable)
+                    cells[-1] = aligned.transpose(*variable.dims).to_numpy().ravel()
             cells += [str(name), variable.to_numpy().ravel()]
             # Columns are numbered: a label may be called `variable` or `value` too.
             frame = pandas.DataFrame(dict(enumerate(cells)), index=range(variable.size))
@@ -516,16 +520,6 @@ def _write_csv(contents: Contents, path: Path) -> None:
             frame.to_csv(
                 file, index=False, header=False, na_rep="nan", lineterminator="\r\n"
             )
-
-
-def _label_cells(
-    label: "xarray.DataArray", variable: "xarray.DataArray"
-) -> Array | str:
-    """Return a label for every number of a variable, or "" where it does not apply."""
-    if not set(label.dims) <= set(variable.dims):
-        return ""
-    aligned = label.broadcast_like(variable).transpose(*variable.dims)
-    return aligned.to_numpy().ravel()
 
 
 def _cell(value: Any) -> Any:

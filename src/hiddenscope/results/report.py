@@ -29,10 +29,10 @@ from typing import (
     dataclass_transform,
     get_args,
     get_origin,
+    get_type_hints,
 )
-from typing import get_type_hints as type_hints
 
-from hiddenscope.arguments import shown
+from hiddenscope.arguments import fits, shown
 from hiddenscope.errors import StatesError
 from hiddenscope.texts.groups import NearDuplicates
 
@@ -42,6 +42,8 @@ JSON keeps them. A site is its name, a tuple a list.
 """
 
 R = TypeVar("R")
+
+type_hints = cache(get_type_hints)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -137,7 +139,8 @@ def _read(kind: Any, value: Any, name: str) -> Any:
             return tuple(map(_read, inner, value, [name] * len(inner)))
     if origin in (dict, Mapping) and isinstance(value, Mapping):
         return {k: _read(inner[1], item, f"{name}.{k}") for k, item in value.items()}
-    if kind is Any or _holds(kind, value):
+    # A type that has parts was read above, unless the value is of another.
+    if origin in (None, Literal) and not is_dataclass(kind) and fits(value, kind):
         return value
     where = name.lstrip(".") or "the whole"
     raise StatesError(
@@ -147,18 +150,8 @@ def _read(kind: Any, value: Any, name: str) -> Any:
     )
 
 
-def _holds(kind: Any, value: Any) -> bool:
-    """Tell whether a plain value is of a plain type, or one of some words."""
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    # JSON writes 1.0 as 1 in some programs, and True is an int to Python alone.
-    accepted = (int, float) if kind is float else kind
-    is_flag = isinstance(value, bool) and kind is not bool
-    return isinstance(kind, type) and isinstance(value, accepted) and not is_flag
-
-
 def _read_fields(kind: Any, value: Facts, name: str) -> Any:
-    hints = _hints(kind)
+    hints = type_hints(kind)
     values = {}
     for field in fields(kind):
         key = _key(field.name)
@@ -191,8 +184,3 @@ def _read_union(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
             refusal = refusal or error
     assert refusal is not None, "a union has members"
     raise refusal
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return type_hints(kind)

@@ -190,16 +190,6 @@ def quantised(weights: PackedFloats) -> NDArray[np.uint8] | NDArray[np.uint16]:
     return levels
 
 
-def _restored_weights(
-    levels: NDArray[Any], steps: int, norms: PackedFloats
-) -> NDArray[np.float32]:
-    roots: NDArray[np.float32] = levels.astype(np.float32) / np.float32(steps)
-    weights = np.square(roots)
-    # Heads that are missing have no norms.
-    weights[np.isnan(norms).all(axis=2)] = np.nan
-    return weights
-
-
 def _coded(labels: tuple[str, ...]) -> tuple[list[str], NDArray[Any] | tuple[()]]:
     """Return the distinct labels, and for each label its index among them."""
     if not labels:
@@ -234,6 +224,9 @@ def _restored(value: Any, arrays: list[NDArray[Any]]) -> Any:
     if classes:
         restored["labels"] = tuple(classes[index] for index in restored["labels"])
     if "steps" in value:
-        levels, norms = restored["weights"], restored["norms"]
-        restored["weights"] = _restored_weights(levels, value["steps"], norms)
+        roots = restored["weights"].astype(np.float32) / np.float32(value["steps"])
+        weights = np.square(roots)
+        # Heads that are missing have no norms.
+        weights[np.isnan(restored["norms"]).all(axis=2)] = np.nan
+        restored["weights"] = weights
     return KINDS[value["kind"]](**restored)

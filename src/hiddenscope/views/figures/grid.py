@@ -419,6 +419,7 @@ def draw_key(
 
 def draw_patterns(view: Patterns, sheet: "Sheet") -> None:
     """Draw every head small, and beneath them the large one with its tokens."""
+    from matplotlib.cm import ScalarMappable
     from matplotlib.patches import Rectangle
 
     names = [sheet.lettering.text(site, 40) for site in view.sites]
@@ -447,7 +448,34 @@ def draw_patterns(view: Patterns, sheet: "Sheet") -> None:
     axes.set_xlabel("head", labelpad=2)
     name = view.name_of(*view.large)
     sheet.begin(f"What each token reads through {name}", READING)
-    _draw_large(view, sheet)
+    # The large head, in square cells, with as many tokens as there is room for.
+    queries = _fitted_labels(view.queries, sheet.lettering, LONGEST_HEAD_LABEL)
+    keys = _fitted_labels(view.keys, sheet.lettering, LONGEST_HEAD_LABEL)
+    left = max(width_of(query, style.LABEL) for query in queries) + 8
+    label = max(width_of(key, style.LABEL) for key in keys)
+    room = sheet.room(PAGE) - left
+    fitting = min(room / len(keys), HIGHEST_LARGE / len(queries))
+    side = min(WIDEST_LARGE_CELL, fitting)
+    axes = sheet.axes(0, 0, side * len(keys), side * len(queries))
+    # A text runs down, and the axes of a figure run up.
+    axes.set(xlim=(0, len(keys)), ylim=(len(queries), 0))
+    weights = view.shown(*view.large).astype(np.float32)
+    measure = Measure("attention weight", weights)
+    if view.weighted:
+        measure = Measure("value-weighted attention", weights, "L2")
+    norm = norm_of(measure)
+    _draw_image(axes, measure.numbers, (0, len(keys), len(queries), 0), norm=norm)
+    axes.spines[:].set(visible=True)
+    every = math.ceil(LABEL_APART / side)
+    axes.set_yticks(_middles(queries, every), queries[::every])
+    turn = 90 if label > side else 0
+    axes.set_xticks(_middles(keys, every), keys[::every], rotation=turn)
+    axes.tick_params(
+        length=0, pad=4, labelcolor=style.INK, labeltop=True, labelbottom=False
+    )
+    bottom = sheet.extent(axes).bottom
+    painted = ScalarMappable(norm, style.colormap("sequential"))
+    draw_key(measure, painted, sheet, bottom, min(KEY, room), zero=False)
 
 
 def _draw_image(
@@ -480,39 +508,6 @@ def pooled(values: _Array, most: int) -> _Array:
             starts = np.arange(most) * count // most
             values = np.maximum.reduceat(values, starts, axis=axis)
     return values
-
-
-def _draw_large(view: Patterns, sheet: "Sheet") -> None:
-    """Draw the large head in square cells, with as many tokens as there is room for."""
-    from matplotlib.cm import ScalarMappable
-
-    queries = _fitted_labels(view.queries, sheet.lettering, LONGEST_HEAD_LABEL)
-    keys = _fitted_labels(view.keys, sheet.lettering, LONGEST_HEAD_LABEL)
-    left = max(width_of(query, style.LABEL) for query in queries) + 8
-    label = max(width_of(key, style.LABEL) for key in keys)
-    room = sheet.room(PAGE) - left
-    fitting = min(room / len(keys), HIGHEST_LARGE / len(queries))
-    side = min(WIDEST_LARGE_CELL, fitting)
-    axes = sheet.axes(0, 0, side * len(keys), side * len(queries))
-    # A text runs down, and the axes of a figure run up.
-    axes.set(xlim=(0, len(keys)), ylim=(len(queries), 0))
-    values = view.shown(*view.large).astype(np.float32)
-    measure = Measure("attention weight", values)
-    if view.weighted:
-        measure = Measure("value-weighted attention", values, "L2")
-    norm = norm_of(measure)
-    _draw_image(axes, measure.numbers, (0, len(keys), len(queries), 0), norm=norm)
-    axes.spines[:].set(visible=True)
-    every = math.ceil(LABEL_APART / side)
-    axes.set_yticks(_middles(queries, every), queries[::every])
-    turn = 90 if label > side else 0
-    axes.set_xticks(_middles(keys, every), keys[::every], rotation=turn)
-    axes.tick_params(
-        length=0, pad=4, labelcolor=style.INK, labeltop=True, labelbottom=False
-    )
-    bottom = sheet.extent(axes).bottom
-    painted = ScalarMappable(norm, style.colormap("sequential"))
-    draw_key(measure, painted, sheet, bottom, min(KEY, room), zero=False)
 
 
 def _middles(names: Sequence[str], every: int) -> _Array:

@@ -189,7 +189,25 @@ def _draw_series(axes: "Axes", lines: Lines) -> "list[Artist]":
     for place, series in enumerate(lines.series):
         if place not in bars:
             y = _drawable(series.y, is_log)
-            handles[place] = _draw_line(axes, x, y, series, colours[place])
+            is_dashed = series.style == "dash"
+            finite = np.isfinite(y)
+            dots = finite
+            if is_dashed or len(y) > MOST_DOTS:
+                # A point between two gaps has no line to either side, so only a dot
+                # shows it.
+                padded = np.concatenate([[False], finite, [False]])
+                dots = finite & ~padded[:-2] & ~padded[2:]
+            (handles[place],) = axes.plot(
+                x,
+                y,
+                color=colours[place],
+                linestyle=DASH if is_dashed else "solid",
+                marker="o" if dots.any() else "",
+                markersize=3.4,
+                markeredgewidth=0,
+                markevery=np.flatnonzero(dots).tolist(),
+                zorder=3,
+            )
     return [handles[place] for place in range(len(lines.series))]
 
 
@@ -198,30 +216,6 @@ def _drawable(values: PackedFloats, is_log: bool) -> _Array:
     exact = values.astype(np.float64)
     has_place = np.isfinite(exact) & ((exact > 0) | (not is_log))
     return np.where(has_place, exact, np.nan)
-
-
-def _draw_line(
-    axes: "Axes", x: _Array, y: _Array, series: Series, colour: str
-) -> "Artist":
-    is_dashed = series.style == "dash"
-    finite = np.isfinite(y)
-    dots = finite
-    if is_dashed or len(y) > MOST_DOTS:
-        # A point between two gaps has no line to either side, so only a dot shows it.
-        padded = np.concatenate([[False], finite, [False]])
-        dots = finite & ~padded[:-2] & ~padded[2:]
-    (line,) = axes.plot(
-        x,
-        y,
-        color=colour,
-        linestyle=DASH if is_dashed else "solid",
-        marker="o" if dots.any() else "",
-        markersize=3.4,
-        markeredgewidth=0,
-        markevery=np.flatnonzero(dots).tolist(),
-        zorder=3,
-    )
-    return line
 
 
 def _draw_bars(
