@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import hiddenscope as hs
-from hiddenscope import errors, progress
+from hiddenscope import progress
 from hiddenscope.cli.arguments import (
     VECTORS,
     check_group,
@@ -35,7 +35,7 @@ from hiddenscope.cli.command import (
 )
 from hiddenscope.cli.options import MODEL_HELP, RESULTS, Shared
 from hiddenscope.cli.terminal import echo, print_json, table, visible
-from hiddenscope.errors import TextError
+from hiddenscope.errors import FileError, StatesError, TextError
 from hiddenscope.files import replacing
 from hiddenscope.interface import TEXTS_HELP, TRUNCATE, Parameter, build_value, describe
 from hiddenscope.loading.outline import outline
@@ -184,7 +184,7 @@ def lens(shared: Shared, arguments: Arguments) -> None:
         show_result(ask("lens", shared, arguments), shared)
         return
     if shared.out is None:
-        raise errors.FileError(
+        raise FileError(
             f"Cannot keep the {kind} lens",
             "no path was given",
             "Add --out lens.safetensors.",
@@ -430,7 +430,7 @@ def search(shared: Shared, arguments: Arguments) -> None:
     if path is None:
         path = Path((source or "").removeprefix("@"))
     if not path.name:
-        raise errors.TextError(
+        raise TextError(
             "No source to search",
             "none was given",
             "Give a file, a dataset, or --states.",
@@ -442,9 +442,7 @@ def search(shared: Shared, arguments: Arguments) -> None:
         texts = list(dataset(file, arguments["text"]).texts)
     saved = read_saved(path) if is_saved else None
     if not queries:
-        raise errors.TextError(
-            "No texts", "no query was given", "Give a text to search for."
-        )
+        raise TextError("No texts", "no query was given", "Give a text to search for.")
     model = shared.load_other(
         _model_name(saved, shared.model, path),
         adapters=shared.adapter,
@@ -474,7 +472,7 @@ def _model_name(saved: Any, name: str | None, path: Path) -> str | None:
     problem = f"Cannot search for a text in {path.name}"
     if name is None:
         if source.model not in ZOO and "/" not in source.model:
-            raise errors.StatesError(
+            raise StatesError(
                 problem,
                 f"its states are of {source.model[:60]!r}, and no name says where that"
                 " model is",
@@ -485,7 +483,7 @@ def _model_name(saved: Any, name: str | None, path: Path) -> str | None:
     is_other_zoo_model = name in ZOO and source.model in ZOO and name != source.model
     depths = {known.layers, source.depth} - {None}
     if is_other_zoo_model or len(depths) > 1:
-        raise errors.StatesError(
+        raise StatesError(
             problem,
             f"its states are of {source.model}, and not of {known.name}",
             "Leave --model out, or name the model that they were made with.",

@@ -14,7 +14,7 @@ file makes sense (a dataset, a source to search), the @ may be left out.
 ['A text.', '@name']
 >>> texts_in(["corpus.txt"])  # doctest: +ELLIPSIS
 Traceback (most recent call last):
-hiddenscope.errors.TextError: 'corpus.txt' looks like a file: ...
+hiddenscope.TextError: 'corpus.txt' looks like a file: ...
 """
 
 import os
@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import hiddenscope as hs
-from hiddenscope import errors
 from hiddenscope import texts as reader
 from hiddenscope.cli.terminal import STDIN
-from hiddenscope.errors import FileError, LoadError, TextError
+from hiddenscope.errors import FileError, LoadError, StatesError, TextError
 from hiddenscope.texts import COMPRESSIONS, FORMATS, Labelled
 
 if TYPE_CHECKING:
@@ -166,23 +165,22 @@ def _texts_of(word: str, column: str | None) -> list[str]:
             reason,
             "Give a text, @FILE to read a file, or - to read stdin.",
         )
-    if text == word:
-        _refuse_file(word)
-    return [text]
-
-
-def _refuse_file(word: str) -> None:
-    """Refuse a text that is the path of a file, or looks like one."""
-    problem, reason = f"{word!r} is a file", "an argument is a text"
-    if os.path.isfile(word):
+    if text == word and os.path.isfile(word):
         remedy = (
             f"Write @{word} to read it; `echo {word} | hiddenscope ... -` gives its"
             " name as a text."
         )
-        raise TextError(problem, reason, remedy)
-    if not re.search(r"\s", word) and Path(word).suffix.lower() in SUFFIXES:
-        problem = f"{word!r} looks like a file"
-        raise TextError(problem, reason, f"Write @{word} to read a file.")
+        raise TextError(f"{word!r} is a file", "an argument is a text", remedy)
+    looks_like_file = (
+        not re.search(r"\s", word) and Path(word).suffix.lower() in SUFFIXES
+    )
+    if text == word and looks_like_file:
+        raise TextError(
+            f"{word!r} looks like a file",
+            "an argument is a text",
+            f"Write @{word} to read a file.",
+        )
+    return [text]
 
 
 def checked_source(name: str) -> str:
@@ -239,7 +237,7 @@ def check_states(
             reason = "it has no plan.json, so it is not a store"
         elif path.exists():
             reason = "it is not a .safetensors file"
-        raise errors.FileError(
+        raise FileError(
             f"Cannot read states from {str(path)[:80]!r}",
             reason,
             "Give the folder that `extract --to` wrote, or the file that `capture"
@@ -248,7 +246,7 @@ def check_states(
     useless = [f"--{name}" for name, value in of_model.items() if value is not None]
     useless += [option for name, option in USELESS.items() if options.get(name)]
     if useless:
-        raise errors.StatesError(
+        raise StatesError(
             f"Cannot use {', '.join(useless)} with --states",
             "no model computes anything",
             "Leave one out.",
@@ -273,7 +271,7 @@ def read_saved(path: Path) -> "Saved | NDArray[np.float32]":
     try:
         vectors: NDArray[np.float32] = np.load(path, mmap_mode="r")
     except (OSError, ValueError) as error:
-        raise errors.FileError(
+        raise FileError(
             f"Cannot read vectors from {path}", str(error), "Give a .npy file."
         ) from error
     return vectors

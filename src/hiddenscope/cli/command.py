@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from hiddenscope import errors, progress, texts
+from hiddenscope import progress, texts
 from hiddenscope.arguments import integer
 from hiddenscope.catalog import COMMANDS
 from hiddenscope.cli.arguments import (
@@ -26,6 +26,7 @@ from hiddenscope.cli.arguments import (
 )
 from hiddenscope.cli.endings import errors_as_messages
 from hiddenscope.cli.options import RESULTS, Shared, shared_parameters, zoo_names
+from hiddenscope.errors import PassError, TextError
 from hiddenscope.interface import (
     TARGETS,
     TRUNCATE,
@@ -166,7 +167,7 @@ def _read(parameters: Sequence[Parameter], values: Arguments) -> Arguments:
                 words, file, column, required=needs_texts and states is None
             )
             if states is not None and texts:
-                raise errors.TextError(
+                raise TextError(
                     "Cannot use texts with --states",
                     "the states have their own texts",
                     "Leave one of the two out.",
@@ -201,21 +202,17 @@ def _check_models(
         if "heads" in arguments:
             check_attention(known, arguments["layers"], arguments["heads"])
         if verb_if_head_needed and known.headless:
-            raise errors.PassError(
+            raise PassError(
                 f"Cannot {verb_if_head_needed} {known.name}",
                 "it has no head, a module that makes logits",
                 "Give a language model: --model NAME.",
             )
 
 
-def dataset_names() -> list[str]:
-    """Return the names of the shipped datasets, for a shell to complete."""
-    return list(texts.shipped())
-
-
+# What a shell completes.
 COMPLETIONS: dict[Kind, Callable[[], list[str]]] = {
     "model": zoo_names,
-    "data": dataset_names,
+    "data": lambda: list(texts.shipped()),
 }
 
 

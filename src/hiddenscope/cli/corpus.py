@@ -10,12 +10,13 @@ from typing import Any
 import typer
 
 import hiddenscope as hs
-from hiddenscope import errors, progress
+from hiddenscope import progress
 from hiddenscope.cli import endings
 from hiddenscope.cli.arguments import check_place, checked_source
 from hiddenscope.cli.command import TEXT_COLUMN, Arguments, command
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import echo, print_json, visible
+from hiddenscope.errors import FileError, TextError
 from hiddenscope.files import replacing
 from hiddenscope.interface import POOL, SITES, TEXTS, TRUNCATE, Parameter
 from hiddenscope.states.pooling import CHOICES
@@ -42,7 +43,7 @@ def capture(shared: Shared, arguments: Arguments) -> None:
     texts, sites = arguments["texts"], arguments["sites"]
     new_tokens = arguments["generate"]
     if new_tokens and len(texts) != 1:
-        raise errors.TextError(
+        raise TextError(
             "--generate takes one text", f"there are {len(texts)}", "Give exactly one."
         )
     model = shared.load()
@@ -178,9 +179,9 @@ def extract(shared: Shared, arguments: Arguments) -> None:
     try:
         with endings.explaining_resume(job.how_to_resume):
             job.run(report.progress, every_batch=True)
-    except errors.FileError as error:
+    except FileError as error:
         remedy = f"{error.remedy} {job.how_to_resume()}"
-        raise errors.FileError(error.problem, error.reason, remedy) from error
+        raise FileError(error.problem, error.reason, remedy) from error
     report.end(job, shared.out)
 
 

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hiddenscope as hs
-from hiddenscope import errors, progress
+from hiddenscope import progress
 from hiddenscope.cli.command import command
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import echo, print_json, table, visible
+from hiddenscope.errors import TextError
 
 DETAILS = """
 The page needs no network. It shows how large every state is, what each layer would
@@ -72,7 +73,7 @@ def _results(model: "hs.Model") -> Iterator["hs.Result"]:
                 model, hs.Contrast(PROMPT, OTHER_PROMPT, " Paris", " Berlin")
             )
         # The tokenizer has a capital as several tokens.
-        except errors.TextError as error:
+        except TextError as error:
             progress.note(f"The page has no patched states. {error}")
     yield hs.project(
         model, {name: name for name in ("cities-incomplete", "cities-complete")}

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import hiddenscope as hs
-from hiddenscope import errors, progress
+from hiddenscope import progress
 from hiddenscope.cli.command import command
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import echo, print_json, table, visible
-from hiddenscope.errors import LoadError
+from hiddenscope.errors import LoadError, UnknownModel
 from hiddenscope.files import replacing
 from hiddenscope.loading import zoo
 from hiddenscope.loading.cache import verify_all
@@ -52,7 +52,7 @@ def models(
     rows = [row for row in zoo.listing() if shared.model in {None, row.name}]
     if not rows:
         names = ", ".join(row.name for row in zoo.listing())
-        raise errors.UnknownModel(
+        raise UnknownModel(
             f"No model {shared.model!r} in the zoo",
             f"it has {names}",
             "Name one of those.",
@@ -98,10 +98,15 @@ def doctor(shared: Shared) -> None:
     # What reads the metadata of packages takes a fifth of the time of `--help`.
     diagnosis: Any = import_module("hiddenscope.diagnosis")
     for check in diagnosis.diagnose(hs.__version__):
-        if not shared.json:
-            is_first = not checks or checks[-1].group != check.group
-            _print_check(check, is_first)
+        is_first = not checks or checks[-1].group != check.group
         checks.append(check)
+        if shared.json:
+            continue
+        if is_first:
+            echo(f"\n{TITLES.get(check.group, check.group)}")
+        echo(visible(f"  {MARKS[check.status]:4}  {check.name:14}{check.message}"))
+        if check.remedy:
+            echo(visible(f"        {'':14}{check.remedy}"))
     counts = Counter(check.status for check in checks)
     healthy = counts["problem"] == 0
     if shared.json:
@@ -116,15 +121,6 @@ def doctor(shared: Shared) -> None:
         echo(f"\n{verdict}")
     if not healthy:
         raise typer.Exit(1)
-
-
-def _print_check(check: "Check", is_first: bool) -> None:
-    """Print a check, below the title of its group if it is the first of it."""
-    if is_first:
-        echo(f"\n{TITLES.get(check.group, check.group)}")
-    echo(visible(f"  {MARKS[check.status]:4}  {check.name:14}{check.message}"))
-    if check.remedy:
-        echo(visible(f"        {'':14}{check.remedy}"))
 
 
 # How many ports are tried.

@@ -76,16 +76,6 @@ COMMAND_GROUPS = (
 )
 
 
-def _near(option: str, similar: list[str]) -> list[str]:
-    """Return the options that may be meant by an unknown one, of those that have some
-    letters in common with it.
-    """
-    near = [name for name in similar if name[:4] == option[:4]]
-    if option == "--layer" and not near:
-        return ["--sites"]
-    return near
-
-
 class _Command(TyperCommand):
     """A command that refuses an option which is given twice.
 
@@ -101,7 +91,12 @@ class _Command(TyperCommand):
                 unknown: Any = error
                 # None if nothing is similar, and missing in other errors.
                 if similar := getattr(unknown, "possibilities", None):
-                    unknown.possibilities = _near(unknown.option_name, similar)
+                    # Some letters in common are too little.
+                    option = unknown.option_name
+                    near = [name for name in similar if name[:4] == option[:4]]
+                    if option == "--layer" and not near:
+                        near = ["--sites"]
+                    unknown.possibilities = near
                 raise
             for parameter, count in Counter(order).items():
                 is_option = parameter.param_type_name == "option"

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 import hiddenscope as hs
-from hiddenscope import errors, progress
+from hiddenscope import progress
 from hiddenscope.cli.arguments import check_place
 from hiddenscope.cli.terminal import echo, in_bytes, visible
+from hiddenscope.errors import FileError, StatesError
 from hiddenscope.loading.outline import outline
 from hiddenscope.loading.variants import SCHEMES, Adapted, ModelVariant, Quantised
 from hiddenscope.loading.zoo import ZOO
@@ -124,13 +125,13 @@ class Shared:
         if self.out is not None:
             problem, suffix = f"Cannot write {str(self.out)!r}", self.out.suffix.lower()
             if not self.out.parent.is_dir():
-                raise errors.FileError(
+                raise FileError(
                     problem,
                     f"there is no folder {str(self.out.parent)!r}",
                     "Create it, or give another path.",
                 )
             if suffix not in suffixes:
-                raise errors.FileError(
+                raise FileError(
                     problem,
                     f"this command writes {' '.join(suffixes)}",
                     "Give the path one of these suffixes.",
@@ -140,13 +141,13 @@ class Shared:
         if self.look and not writes_figure:
             options = ", ".join(f"--{name}" for name in self.look)
             remedy = f"Add --out with {', '.join(FIGURES)}."
-            raise errors.FileError(f"Cannot use {options}", reason, remedy)
+            raise FileError(f"Cannot use {options}", reason, remedy)
         if self.view is not None and not VIEW.fullmatch(self.view):
             reason = "a view is a grid, panels or lines"
             remedy = (
                 "Give grid, panels or lines, lines-2 for the second of a kind, or all."
             )
-            raise errors.StatesError(f"No view {self.view!r}", reason, remedy)
+            raise StatesError(f"No view {self.view!r}", reason, remedy)
         check_place(self.device, self.dtype)
         as_variant(self.model, self.adapter, self.quantise)
 

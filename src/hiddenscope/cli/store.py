@@ -15,7 +15,6 @@ from hiddenscope.errors import FileError
 
 if TYPE_CHECKING:
     from hiddenscope.store.export import ExportFormat
-    from hiddenscope.store.verify import Verification
 
 
 ActionArgument: TypeAlias = Annotated[
@@ -170,7 +169,18 @@ def _verify(path: Path) -> Report:
     }
     verdict = "Every byte is as it was written."
     if not verification.intact:
-        verdict = _remedies(verification, path)
+        verdict = f"{len(damages):,} damage{'s' * (len(damages) != 1)}."
+        recomputable = [damage.recomputable for damage in verification.damages]
+        if any(recomputable):
+            verdict += (
+                f" Run the `hiddenscope extract ... --to {path}` that made this store"
+                " again: it repairs them."
+            )
+        if not all(recomputable):
+            verdict += (
+                " A link must be replaced by the file itself, and a record that is not"
+                " in the plan be removed."
+            )
     if verification.pending:
         verdict += f" {len(verification.pending):,} units are not committed yet."
     if verification.unneeded:
@@ -178,23 +188,6 @@ def _verify(path: Path) -> Report:
         verdict += f" {count:,} files are not needed: `hiddenscope store gc`."
     lines = [*map(str, verification.damages), verdict]
     return Report(lines, facts, 0 if verification.intact else 1)
-
-
-def _remedies(verification: "Verification", path: Path) -> str:
-    """Return how much is damaged, and which command puts it right."""
-    damages = verification.damages
-    sentences = [f"{len(damages):,} damage{'s' * (len(damages) != 1)}."]
-    if any(damage.recomputable for damage in damages):
-        sentences.append(
-            f"Run the `hiddenscope extract ... --to {path}` that made this store again:"
-            " it repairs them."
-        )
-    if not all(damage.recomputable for damage in damages):
-        sentences.append(
-            "A link must be replaced by the file itself, and a record that is not in"
-            " the plan be removed."
-        )
-    return " ".join(sentences)
 
 
 def _gc(path: Path, damaged: bool) -> Report:
