@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hiddenscope.errors import SiteError, StatesError
-from hiddenscope.sites import Site, from_alias, named_layer, select
-from hiddenscope.sites.site import quoted
+from hiddenscope.sites import Site, from_alias, named_layer, quoted, select
 from hiddenscope.states.tokens import Source
 
 _BLOCK = re.compile(
