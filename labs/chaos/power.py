@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from hiddenscope.store import open as open_store
-from hiddenscope.testing import tiny_store
-from hiddenscope.testing.tiny import tiny_values
+from hiddenscope.testing import tiny_store, tiny_values
 from labs.chaos import memory_folder
 from labs.chaos.flips import intact, readable
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hiddenscope.testing.tiny import build
+from hiddenscope.testing import build
 from labs.faults.ports.experts import loop_mixtral, loop_qwen2_moe
 from labs.faults.ports.gpt2 import folded_gpt2, packed_bert, packed_gpt2, split_gpt2
 from labs.faults.ports.llama import (

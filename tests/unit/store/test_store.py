@@ -24,12 +24,12 @@ from hiddenscope.store import (
     create,
     resume_store,
 )
-from hiddenscope.testing import tiny_store
-from hiddenscope.testing.tiny import (
+from hiddenscope.testing import (
     COPIES,
     SITES,
     tiny_sequence,
     tiny_sequences,
+    tiny_store,
     tiny_values,
 )
 from labs.chaos.kills import files_of

@@ -1,4 +1,6 @@
-"""Tiny real models by family, a tokenizer, three damaged models, and a store.
+"""Tiny real models, a tokenizer and a store: for our tests and for yours.
+
+There are models of many families, and three damages to do to them.
 
 >>> module = tiny_model("gpt2")
 >>> type(module).__name__, module.num_parameters() < 200_000
@@ -244,7 +246,7 @@ def misreport(
 @cache
 def _table() -> dict[str, Any]:
     """Read the families: a configuration class, a class per task, and the settings."""
-    text = Path(__file__).with_name("configs.json").read_text("utf-8")
+    text = Path(__file__).with_suffix(".json").read_text("utf-8")
     table: dict[str, Any] = json.loads(text)
     return table
 
