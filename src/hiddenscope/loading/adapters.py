@@ -30,6 +30,7 @@ from hiddenscope.loading.folder import (
     read_json,
     refuse_pickles,
     stored_tensors,
+    weight_totals,
 )
 from hiddenscope.loading.limits import (
     WeightTotals,
@@ -141,13 +142,12 @@ def check_adapter(path: Path) -> AdapterFolder:
     if not (path / WEIGHTS).exists():
         refuse_pickles(problem, os.listdir(path))
         raise Damaged(problem, f"it has no {WEIGHTS}", written)
-    tensors = stored_tensors(path / WEIGHTS)
-    shapes = [shape for _, shape in tensors.values()]
-    held = WeightTotals.of(shapes, (path / WEIGHTS).stat().st_size)
+    *_, held = weight_totals([path / WEIGHTS])
     _check_config(path, kind, config)
     check_counts(walk(config), held, str(path / CONFIG))
     base = config.get("base_model_name_or_path")
     named = base if isinstance(base, str) and base else None
+    tensors = stored_tensors(path / WEIGHTS)
     return AdapterFolder(path, kind, named, config, tensors, held)
 
 
@@ -227,18 +227,19 @@ def load_adapted(
         innermost = innermost.base
     if innermost is None:
         innermost = DEFAULT
-    if not isinstance(innermost, str | os.PathLike):
-        _check_live(variant, folders)
     loaded = open_base(base_source)
     module = loaded.module
+    is_live = loaded.folder is None
     if has_adapters(module):
         raise LoadError(
             f"Cannot put another adapter on {loaded.name}",
             "it has adapters already, which would be switched off",
             "Give hs.Adapted all folders at once.",
         )
-    altered = _altered_weights(folders, module, is_live=loaded.folder is None)
-    if loaded.folder is None:
+    if is_live:
+        _check_live(variant, folders)
+    altered = _altered_weights(folders, module, is_live=is_live)
+    if is_live:
         # PEFT freezes every weight of the base.
         module = private_copy(module, to_shared)
     with quiet_transformers(), warnings.catch_warnings():
@@ -403,7 +404,7 @@ def _put_on(module: nn.Module, folders: list[AdapterFolder], base: str) -> Any:
         # might be taken for a part of the model.
         name = f"default_{len(names)}"
         path = str(folder.path)
-        held = folder.held + WeightTotals(bytes=of_base)
+        held = replace(folder.held, bytes=folder.held.bytes + of_base)
         if len(folder.tensors) > _TENSORS_PER_MODULE * modules:
             counts = f"{len(folder.tensors):,} tensors for {modules:,} modules"
             raise _another_base(folder, base, f"it has {counts}")

@@ -108,7 +108,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     if is_complete(folder):
         return folder
     try:
-        make_parent(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
         with working_folder(folder.parent, folder.name) as part:
             build(part)
             files = _files(part)
@@ -135,17 +135,12 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     except OSError as error:
         if isinstance(error, (FileError, ConnectionError)) or error.errno is None:
             raise
-        raise _unwritable(folder, error) from error
+        problem = f"Cannot write {str(folder)[:200]}"
+        remedy = (
+            "Make room there, or set HIDDENSCOPE_CACHE to a folder that can be written."
+        )
+        raise FileError(problem, str(error)[:200], remedy) from error
     return folder
-
-
-def make_parent(folder: Path) -> Path:
-    """Create the parent of a cache folder if it is absent, and return it."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-    return folder.parent
 
 
 def working_folder(parent: Path, name: str) -> AbstractContextManager[Path]:
@@ -222,10 +217,3 @@ def _note_verified(folder: Path, files: str) -> None:
 def _damaged(folder: Path, reason: str) -> Damaged:
     remedy = "Remove that folder; the model is then downloaded and converted again."
     return Damaged(f"Cannot use {folder}", reason, remedy)
-
-
-def _unwritable(folder: Path, error: OSError) -> FileError:
-    remedy = (
-        "Make room there, or set HIDDENSCOPE_CACHE to a folder that can be written."
-    )
-    return FileError(f"Cannot write {str(folder)[:200]}", str(error)[:200], remedy)

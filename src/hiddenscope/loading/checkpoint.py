@@ -18,7 +18,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -60,8 +60,11 @@ TASKS = {
     "text-encoder": "AutoModelForTextEncoding",
     "base": "AutoModel",
 }
-_SHORT = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16"}
-_SHORT |= {
+_SHORT = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "f16": "float16",
+    "half": "float16",
     "fp32": "float32",
     "f32": "float32",
     "float": "float32",
@@ -182,7 +185,7 @@ def load_folder(
                 ):
                     device_map = spread_map(device_map, build(config))
             arguments["device_map"] = device_map
-        module, info = _load_spread(loader, folder, arguments)
+        module, info = _from_pretrained(loader, folder, arguments)
     weights_note = _check_loaded(folder, module, info)
     if options.scheme is not None and not any(quantised_weights(module)):
         raise LoadError(
@@ -200,25 +203,6 @@ def load_folder(
     if not folder.has_tokenizer:
         notes.append("No tokenizer came with it: give it lists of token ids.")
     return module, tuple(filter(None, notes))
-
-
-def _load_spread(
-    loader: Any, folder: Folder, arguments: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """Load a module; weights that stay on the disk get a folder that lives with it."""
-    device_map = arguments.get("device_map", {})
-    may_use_disk = isinstance(device_map, str) or DISK in device_map.values()
-    if not may_use_disk:
-        return _from_pretrained(loader, folder, arguments)
-    offloaded = tempfile.mkdtemp(prefix="hiddenscope-offload-")
-    try:
-        arguments["offload_folder"] = offloaded
-        module, info = _from_pretrained(loader, folder, arguments)
-    except BaseException:
-        shutil.rmtree(offloaded, ignore_errors=True)
-        raise
-    finalize(module, shutil.rmtree, offloaded, ignore_errors=True)
-    return module, info
 
 
 def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
@@ -361,16 +345,16 @@ def _load_config(folder: Folder) -> Any:
 
     model_type = folder.config.get("model_type")
     known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
-    if not known and not folder.remote_code:
+    if not known and folder.remote_code:
+        raise _remote_code(
+            folder,
+            "Load it with transformers yourself and pass the live (module, tokenizer).",
+        )
+    if not known:
         raise UnknownModel(
             f"Cannot load {folder.path}",
             f"the installed transformers has no model type {str(model_type)[:60]!r}",
             "A newer transformers may have it: pip install --upgrade transformers",
-        )
-    if not known:
-        raise _remote_code(
-            folder,
-            "Load it with transformers yourself and pass the live (module, tokenizer).",
         )
     try:
         return AutoConfig.from_pretrained(
@@ -426,22 +410,30 @@ def _choose_class(folder: Folder, config: Any, task: str | None) -> tuple[Any, s
 def _from_pretrained(
     loader: Any, folder: Folder, options: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    try:
-        with limits.building(folder.held, folder.config, str(folder.path)):
-            module, info = loader.from_pretrained(
-                str(folder.path),
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-                **options,
-            )
-    except Error:
-        raise
-    except Exception as error:
-        raise LoadError(
-            f"Cannot load {folder.path}", first_line(error), _remedy(error)
-        ) from error
+    """Load a module; weights that stay on the disk get a folder that lives with it."""
+    path = str(folder.path)
+    device_map = options.get("device_map", {})
+    with ExitStack() as cleanup:
+        if isinstance(device_map, str) or DISK in device_map.values():
+            offloaded = tempfile.mkdtemp(prefix="hiddenscope-offload-")
+            cleanup.callback(shutil.rmtree, offloaded, ignore_errors=True)
+            options["offload_folder"] = offloaded
+        try:
+            with limits.building(folder.held, folder.config, path):
+                module, info = loader.from_pretrained(
+                    path,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    output_loading_info=True,
+                    **options,
+                )
+        except Error:
+            raise
+        except Exception as error:
+            problem = f"Cannot load {path}"
+            raise LoadError(problem, first_line(error), _remedy(error)) from error
+        finalize(module, cleanup.pop_all().close)
     return module, info
 
 
@@ -560,9 +552,11 @@ def spread_map(device_map: Mapping[str, str], module: nn.Module) -> dict[str, st
     >>> spread_map({"": "cpu", "1": "disk"}, two_layers)
     {'0': 'cpu', '1': 'disk'}
     """
-    weights = list(dict(module.named_parameters(remove_duplicate=False)))
-    weights += list(dict(module.named_buffers(remove_duplicate=False)))
-    known = {*dict(module.named_modules()), *weights}
+    known = {
+        *dict(module.named_modules()),
+        *dict(module.named_parameters(remove_duplicate=False)),
+        *dict(module.named_buffers(remove_duplicate=False)),
+    }
     problem = "Cannot spread the model over devices"
     for name in device_map:
         if name not in known:
@@ -576,33 +570,36 @@ def spread_map(device_map: Mapping[str, str], module: nn.Module) -> dict[str, st
                 " module",
                 f"Its modules are {', '.join(names[:8])}.",
             )
-    for weight in weights:
-        prefixes = {weight[:dot] for dot in range(len(weight)) if weight[dot] == "."}
-        if not {"", weight, *prefixes} & device_map.keys():
+    parts = {}
+    for path, device in _parts_of_map(device_map, module, "", None):
+        if device is None:
             raise LoadError(
                 problem,
-                f"the map leaves out {weight!r}",
+                f"the map leaves out {path!r}",
                 "Name its module, or '' for everything that is not named.",
             )
+        parts[path] = device
     if len(set(device_map.values())) == 1:
         return {"": next(iter(device_map.values()))}
-    return dict(_parts_of_map(device_map, module, "", None))
+    return parts
 
 
 def _parts_of_map(
     device_map: Mapping[str, str], module: nn.Module, path: str, device: str | None
-) -> Iterator[tuple[str, str]]:
-    """Yield the largest parts that lie on one device; an inner name overrides."""
+) -> Iterator[tuple[str, str | None]]:
+    """Yield the largest parts that lie on one device; an inner name overrides.
+
+    A weight that the map leaves out has None.
+    """
     device = device_map.get(path, device)
     prefix = f"{path}." if path else ""
     names_inside = [name for name in device_map if name and name.startswith(prefix)]
     if path and device is not None and not names_inside:
         yield path, device
         return
-    for name, _ in (*module._parameters.items(), *module._buffers.items()):
-        place_of_weight = device_map.get(f"{prefix}{name}", device)
-        if place_of_weight is not None:
-            yield f"{prefix}{name}", place_of_weight
+    for name, weight in (*module._parameters.items(), *module._buffers.items()):
+        if weight is not None:
+            yield f"{prefix}{name}", device_map.get(f"{prefix}{name}", device)
     for name, part in module.named_children():
         yield from _parts_of_map(device_map, part, f"{prefix}{name}", device)
 

@@ -21,7 +21,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,8 @@ _LARGEST_TEMPLATES = 16 * 2**20  # all of them together
 _LARGEST_BELOW = 2**20  # a file in a folder below
 # The one folder below in which transformers reads by itself.
 TEMPLATES = "additional_chat_templates"
-_READ = (".json", ".txt", ".model", ".jinja", ".vocab", ".codes", ".safetensors")
+SMALL = (".json", ".txt", ".model", ".jinja", ".vocab", ".codes")
+_READ = (*SMALL, ".safetensors")
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
@@ -117,7 +118,7 @@ class Folder:
     dtype: str | None
     has_tokenizer: bool
     remote_code: tuple[str, ...]
-    held: WeightTotals = field(default_factory=WeightTotals)
+    held: WeightTotals
 
 
 def check_folder(path: Path) -> Folder:
@@ -308,16 +309,20 @@ def weight_files(path: Path, config: Mapping[str, Any]) -> list[Path]:
 def weight_totals(files: list[Path]) -> tuple[str | None, int, WeightTotals]:
     """Return the dtype of most bytes, the number of parameters, and the totals."""
     sizes: Counter[str] = Counter()
-    parameters = 0
-    held = WeightTotals()
+    parameters = tensors = longest = 0
     for file in files:
-        tensors = stored_tensors(file).values()
-        for stored, shape in tensors:
-            parameters += math.prod(shape)
+        for stored, shape in stored_tensors(file).values():
+            numbers = math.prod(shape)
+            parameters += numbers
+            tensors += 1
+            # An empty tensor takes no byte of the file, whatever its other axes say.
+            if numbers:
+                longest = max([longest, *shape])
             if stored in _FLOATS:
                 dtype, width = _FLOATS[stored]
-                sizes[dtype] += math.prod(shape) * width
-        held += WeightTotals.of([shape for _, shape in tensors], file.stat().st_size)
+                sizes[dtype] += numbers * width
+    total = sum(file.stat().st_size for file in files)
+    held = WeightTotals(tensors, total, longest)
     return max(sizes, key=sizes.__getitem__, default=None), parameters, held
 
 

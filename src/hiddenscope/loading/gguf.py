@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hiddenscope import progress
-from hiddenscope.errors import Damaged, LoadError, without_panic
+from hiddenscope.errors import Damaged, FileError, LoadError, without_panic
 from hiddenscope.loading import limits
 from hiddenscope.loading.cache import working_folder
 from hiddenscope.loading.checkpoint import quiet_transformers
@@ -81,6 +81,8 @@ class _Reader:
         self.items = 0
 
     def header(self) -> GGUFHeader:
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
         self.expect(self.content[:4] == b"GGUF", "it does not begin with 'GGUF'")
         self.at = 4
         version, tensors, keys = self.scalar("I"), self.scalar("Q"), self.scalar("Q")
@@ -96,15 +98,29 @@ class _Reader:
             key = self.string(_LONGEST_NAME)
             self.expect(key not in metadata, f"the key {key[:80]!r} is there twice")
             metadata[key] = self.value(self.scalar("I"))
-        tensor_table = [self.tensor() for _ in range(tensors)]
-        self.check_data(tensor_table, metadata.get("general.alignment", 32))
-        names = {name for name, *_ in tensor_table}
+        table = [self.tensor() for _ in range(tensors)]
+        alignment = metadata.get("general.alignment", 32)
+        is_number = isinstance(alignment, int) and 0 < alignment <= 2**20
+        self.expect(is_number, f"its alignment is {alignment!r}")
+        begin = -(-self.at // alignment) * alignment
+        end = longest = elements = 0
+        for name, shape, kind, offset in sorted(table, key=lambda entry: entry[3]):
+            tensor = f"the tensor {name[:80]!r}"
+            is_known = kind in GGMLQuantizationType.__members__.values()
+            self.expect(is_known, f"{tensor} is of the unknown type {kind}")
+            per_block, width = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+            # Many tensors in one place would be far more than the file, once unpacked.
+            self.expect(offset >= end, f"{tensor} begins inside another")
+            end = offset + prod(shape) // per_block * width
+            is_inside = begin + end <= self.size
+            self.expect(is_inside, f"{tensor} reaches past the end of the file")
+            longest = max(longest, *shape)
+            elements += prod(shape)
+        names = {name for name, *_ in table}
         self.expect(len(names) == tensors, "two tensors have the same name")
-        longest = max((max(shape) for _, shape, _, _ in tensor_table), default=0)
         held = limits.WeightTotals(tensors, self.size, longest)
         entries = ((key.rpartition(".")[2], value) for key, value in metadata.items())
         limits.check_counts(entries, held, self.path.name)
-        elements = sum(prod(shape) for _, shape, _, _ in tensor_table)
         return GGUFHeader(metadata, elements, held)
 
     def scalar(self, code: str) -> Any:
@@ -166,26 +182,6 @@ class _Reader:
         shape = [self.scalar("Q") for _ in range(axes)]
         return name, shape, self.scalar("I"), self.scalar("Q")
 
-    def check_data(
-        self, table: list[tuple[str, list[int], int, int]], alignment: Any
-    ) -> None:
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
-        is_number = isinstance(alignment, int) and 0 < alignment <= 2**20
-        self.expect(is_number, f"its alignment is {alignment!r}")
-        begin = -(-self.at // alignment) * alignment
-        end = 0
-        for name, shape, kind, offset in sorted(table, key=lambda entry: entry[3]):
-            tensor = f"the tensor {name[:80]!r}"
-            is_known = kind in GGMLQuantizationType.__members__.values()
-            self.expect(is_known, f"{tensor} is of the unknown type {kind}")
-            per_block, width = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-            # Many tensors in one place would be far more than the file, once unpacked.
-            self.expect(offset >= end, f"{tensor} begins inside another")
-            end = offset + prod(shape) // per_block * width
-            is_inside = begin + end <= self.size
-            self.expect(is_inside, f"{tensor} reaches past the end of the file")
-
     def expect(self, holds: bool, reason: str) -> None:
         if not holds:
             raise _damaged(self.path, reason)
@@ -204,6 +200,14 @@ def convert(source: Path, folder: Path) -> None:
     float32 holds every unpacked value exactly.
     """
     header = read_header(source)
+    needed, free = 4 * header.elements, shutil.disk_usage(folder.parent).free
+    if needed > free:
+        raise FileError(
+            f"Cannot convert {source.name}",
+            f"in float32 it takes {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are"
+            f" free in {folder.parent}",
+            "Set HIDDENSCOPE_CACHE to a folder on a larger disk.",
+        )
     progress.note(
         f"Converting {source.name} to safetensors: this is done once and takes a while."
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
@@ -84,33 +84,11 @@ for _step in _STEPS:
 
 @dataclass(frozen=True)
 class WeightTotals:
-    """The number of tensors in a model's weight files, their bytes and longest axis.
-
-    >>> WeightTotals(2, 100, 50) + WeightTotals(1, 20, 60)
-    WeightTotals(tensors=3, bytes=120, longest=60)
-    """
+    """The number of tensors in a model's weight files, their bytes and longest axis."""
 
     tensors: int = 0
     bytes: int = 0
     longest: int = 0
-
-    @classmethod
-    def of(cls, shapes: Collection[Sequence[int]], size: int) -> WeightTotals:
-        """Return the totals of a file of this size, which holds these shapes.
-
-        >>> WeightTotals.of([[2, 3], [], [0, 10**12]], 28)
-        WeightTotals(tensors=3, bytes=28, longest=3)
-        """
-        # An empty tensor takes no byte of the file, whatever its other axes say.
-        axes = [max(shape, default=1) for shape in shapes if prod(shape)]
-        return cls(len(shapes), size, max(axes, default=0))
-
-    def __add__(self, other: WeightTotals) -> WeightTotals:
-        return WeightTotals(
-            self.tensors + other.tensors,
-            self.bytes + other.bytes,
-            max(self.longest, other.longest),
-        )
 
 
 def check_counts(
@@ -229,37 +207,8 @@ def check_tokenizer_file(path: Path) -> None:
     except (OSError, ValueError, RecursionError):
         # A missing file is no fault, and the library reports what is not JSON.
         return
-    growth = {}
-    for name in ("normalizer", "pre_tokenizer", "decoder"):
-        growth[name] = prod(map(_growth, steps[name]))
-    templates = [_template_counts(step) for step in steps["post_processor"]]
-    copies, special = zip((1.0, 0), *templates, strict=True)
-    padding = 0
-    for step in steps["padding"]:
-        strategy = step.get("strategy")
-        fixed = strategy.get("Fixed") if isinstance(strategy, dict) else None
-        for length in (step.get("pad_to_multiple_of"), fixed):
-            if isinstance(length, int):
-                padding = max(padding, length)
-    # A decoder runs on the way back, after the other steps.
-    together = growth["normalizer"] * growth["pre_tokenizer"]
-    counts: list[tuple[str, float, int, str]] = [
-        (name, len(parts), MOST_STEPS, "has {} steps") for name, parts in steps.items()
-    ]
-    for name, factor in growth.items():
-        counts.append((name, factor, MOST_GROWTH, "can make one character into {}"))
-    counts += [
-        ("post_processor", prod(copies), MOST_COPIES, "can copy a text {} times"),
-        ("post_processor", sum(special), MOST_SPECIAL, "adds {} special tokens"),
-        (
-            "padding",
-            padding,
-            LONGEST_PADDING,
-            "pads every text to {} tokens",
-        ),
-        ("steps together", together, MOST_GROWTH, "can make one character into {}"),
-    ]
-    for name, count, most, excess in counts:
+
+    def check(name: str, count: float, most: int, excess: str) -> None:
         if count > most:
             shown = f"{count:,.0f}" if count < 1e24 else f"{count:.0e}"
             raise Damaged(
@@ -267,6 +216,31 @@ def check_tokenizer_file(path: Path) -> None:
                 f"its {name} {excess.format(shown)}",
                 "Use a tokenizer that you trust, or pass the live (module, tokenizer).",
             )
+
+    for name, parts in steps.items():
+        check(name, len(parts), MOST_STEPS, "has {} steps")
+    growth = {}
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        growth[name] = prod(map(_growth, steps[name]))
+        check(name, growth[name], MOST_GROWTH, "can make one character into {}")
+    copies, special = 1.0, 0
+    for step in steps["post_processor"]:
+        copies_text, added = _template_counts(step)
+        copies *= copies_text
+        special += added
+    check("post_processor", copies, MOST_COPIES, "can copy a text {} times")
+    check("post_processor", special, MOST_SPECIAL, "adds {} special tokens")
+    for step in steps["padding"]:
+        strategy = step.get("strategy")
+        fixed = strategy.get("Fixed") if isinstance(strategy, dict) else None
+        for length in (step.get("pad_to_multiple_of"), fixed):
+            if isinstance(length, int):
+                check(
+                    "padding", length, LONGEST_PADDING, "pads every text to {} tokens"
+                )
+    # A decoder runs on the way back, after the other steps.
+    together = growth["normalizer"] * growth["pre_tokenizer"]
+    check("steps together", together, MOST_GROWTH, "can make one character into {}")
 
 
 def _tokenizer_steps(content: bytes) -> dict[str, list[dict[str, Any]]]:

@@ -10,21 +10,18 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hiddenscope import progress
-from hiddenscope.errors import FileError, LoadError, UnknownModel, Unreachable, Unsafe
+from hiddenscope.errors import LoadError, UnknownModel, Unreachable, Unsafe
 from hiddenscope.loading import adapters, zoo
 from hiddenscope.loading.adapters import is_adapter, load_adapted
 from hiddenscope.loading.cache import (
     build_once,
     cache_folder,
-    is_complete,
-    make_parent,
     verify_folder,
 )
 from hiddenscope.loading.checkpoint import (
@@ -35,6 +32,7 @@ from hiddenscope.loading.checkpoint import (
 )
 from hiddenscope.loading.folder import (
     INDEX,
+    SMALL,
     WEIGHTS,
     check_folder,
     refuse_pickles,
@@ -63,7 +61,6 @@ if TYPE_CHECKING:
 _CHUNK = 2**22
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+-]*")
-_SMALL = (".json", ".txt", ".model", ".jinja", ".vocab", ".codes")
 # Of a module of sentence-transformers.
 _MODULE_CONFIG = re.compile(r"[0-9]+_[A-Za-z]+/config\.json")
 _HUB_SECONDS = 10.0
@@ -247,7 +244,7 @@ def _gguf_folder(path: Path) -> tuple[Path, str]:
 
     The folder is named after the content, so that a renamed file is recognised.
     """
-    header = read_header(path)
+    read_header(path)
     sha256 = hashlib.sha256()
     bar = progress.track(f"Reading {path.name}", path.stat().st_size, unit="bytes")
     with path.open("rb") as file, bar as advance:
@@ -256,18 +253,7 @@ def _gguf_folder(path: Path) -> tuple[Path, str]:
             advance(len(chunk))
     digest = sha256.hexdigest()
     folder = cache_folder() / "gguf" / f"{digest[:32]}-{CONVERSION}"
-    if not is_complete(folder):
-        needed = 4 * header.elements
-        free = shutil.disk_usage(make_parent(folder)).free
-        if needed > free:
-            reason = (
-                f"in float32 it takes {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are"
-                f" free in {folder.parent}"
-            )
-            remedy = "Set HIDDENSCOPE_CACHE to a folder on a larger disk."
-            raise FileError(f"Cannot convert {path.name}", reason, remedy)
-        build_once(folder, lambda part: convert(path, part))
-    return folder, digest
+    return build_once(folder, partial(convert, path)), digest
 
 
 def _hub_folder(name: str, revision: str | None) -> Located:
@@ -326,7 +312,7 @@ def _download(name: str, info: Any) -> Path:
 
     paths = {sibling.rfilename for sibling in info.siblings or ()}
     files = {path for path in paths if "/" not in path}
-    needed = {file for file in files if file.endswith(_SMALL)}
+    needed = {file for file in files if file.endswith(SMALL)}
     needed |= {path for path in paths if _MODULE_CONFIG.fullmatch(path)}
     if WEIGHTS in files:
         needed.add(WEIGHTS)

