@@ -5,15 +5,14 @@ vocabulary  the ids that a module takes and how many, and trial texts of them
 proof       chains of blocks, compared with Hugging Face's own `hidden_states`, or where
             there is no such report, with the output that each state leads to
 blocks      what attention, cross-attention and the MLP add inside a block
-find        the search: trial passes, chains that can be proved, causality, the head
+find        the search: trial passes, chains that can be proved, causality, the head;
+            and what is inside a block, when a site there is first asked for
 stacks      Anatomy: the stacks that were proved, in one value
 inside      where heads, neurons and routers are inside the blocks, and what they add
-find_inside the search for them, when a site inside a block is first asked for
 """
 
 from hiddenscope.discovery.blocks import state_at
-from hiddenscope.discovery.find import find, still_holds
-from hiddenscope.discovery.find_inside import find_inside
+from hiddenscope.discovery.find import find, find_inside, still_holds
 from hiddenscope.discovery.inside import (
     AttentionHeads,
     HeadLayout,
@@ -21,7 +20,6 @@ from hiddenscope.discovery.inside import (
     OperationTap,
     Projection,
     Write,
-    bias_of,
     effects_along,
 )
 from hiddenscope.discovery.stacks import EVERYTHING, Anatomy, Head, Stack
@@ -43,7 +41,6 @@ __all__ = [
     "Write",
     "accepts",
     "arguments",
-    "bias_of",
     "effects_along",
     "find",
     "find_inside",

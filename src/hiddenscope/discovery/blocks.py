@@ -111,10 +111,8 @@ class _BlockValues:
         self.direction = torch.randn(
             into.shape, generator=generator, dtype=torch.float64
         )
-        inner = []
-        for other in trace.calls:
-            if call.entered < other.entered and other.left < call.left:
-                inner.append(other)
+        # The block itself is entered before its parts.
+        inner = trace.within(call).calls[1:]
         self.entry = self._value(Tap(call.path, call.number, "input"), into)
         self.end = self._value_of(call, "output")
         self.outputs = self._distinct(inner, "output")
@@ -123,6 +121,8 @@ class _BlockValues:
         for key, value in inputs.items():
             if key not in self.outputs:
                 self.all.append(value)
+        if self.end is not None:
+            self.all.append(self.end)
         self.norms = []
         for other in inner:
             if other.into is None or other.out is None:
@@ -179,10 +179,7 @@ class _BlockValues:
     def _after(self, stream: _Value, branch: _Value) -> Iterator[tuple[_Value, bool]]:
         """Yield what the stream may be after a branch: the sum, or its norm."""
         terms = (stream, branch)
-        candidates = [*self.all]
-        if self.end is not None:
-            candidates.append(self.end)
-        for value in candidates:
+        for value in self.all:
             if value is not stream and self._is_sum(value, terms):
                 yield value, False
         for before, after in self.norms:

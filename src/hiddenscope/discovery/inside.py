@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hiddenscope.discovery.trace import Layout, Tap
+from hiddenscope.discovery.trace import Layout, OperationPlace, Tap
 from hiddenscope.modules import hooks, operations
 from hiddenscope.modules.quantised import quantised_weights
 from hiddenscope.sites import Site
@@ -82,19 +82,6 @@ class HeadLayout:
 
 
 @dataclass(frozen=True)
-class OperationPlace:
-    """An operation in a pass.
-
-    It is the `number`th of its kind in the `call`th call of the module at `path`.
-    """
-
-    path: str
-    call: int
-    kind: operations.OperationKind
-    number: int
-
-
-@dataclass(frozen=True)
 class OperationTap:
     """Where a state is an operand of an operation, or its output (-1)."""
 
@@ -150,7 +137,6 @@ class AttentionHeads:
     """
 
     heads: int
-    key_heads: int
     dim: int
     key_dim: int
     weights: OperationPlace
@@ -158,7 +144,6 @@ class AttentionHeads:
     queries: HeadLayout
     keys: HeadLayout
     values: HeadLayout
-    has_sink: bool = False
     has_other_keys: bool = False
 
     @property
@@ -232,37 +217,24 @@ def inner_parts(block: InsideBlock, *, neurons: bool) -> Sequence[str]:
     return parts
 
 
-def width_inside(block: InsideBlock, site: Site, hidden_size: int) -> int:
-    """Return the width of the state at a site inside a block."""
-    if site.index is not None:
-        return hidden_size
-    if site.part == "router":
-        return block.experts
-    branch = block.branches[site.branch]
-    name = site.part.rpartition(".")[2]
-    heads = branch.heads
-    if heads is None or name == "z":
-        assert branch.projection is not None
-        return branch.projection.width
-    if name == "q":
-        return heads.heads * heads.key_dim
-    dim = heads.key_dim if name == "k" else heads.dim
-    return heads.key_heads * dim
+def place_inside(block: InsideBlock, site: Site) -> tuple[Tap | OperationTap, int]:
+    """Return where the state of a site is read, and its width there.
 
-
-def tap_inside(block: InsideBlock, site: Site) -> Tap | OperationTap:
-    """Return where the state of a site is read; of a head or neuron, all of them."""
+    Those of a head or neuron are where all of them are.
+    """
     if site.part == "router":
         assert block.router is not None
-        return block.router
+        return block.router, block.experts
     branch = block.branches[site.branch]
-    name = site.part.rpartition(".")[2]
-    if branch.heads is not None and name in ("q", "k", "v"):
-        tap = branch.heads.tap(name)
+    heads, name = branch.heads, site.part.rpartition(".")[2]
+    if heads is not None and name in ("q", "k", "v"):
+        tap = heads.tap(name)
         assert tap is not None
-        return tap
+        layouts = {"q": heads.queries, "k": heads.keys, "v": heads.values}
+        dim = heads.dim if name == "v" else heads.key_dim
+        return tap, layouts[name].heads * dim
     assert branch.projection is not None
-    return branch.projection.tap
+    return branch.projection.tap, branch.projection.width
 
 
 def why_refused(block: InsideBlock, site: Site) -> str:
@@ -295,16 +267,20 @@ class Write:
         self, module: nn.Module, projection: Projection, columns: slice
     ) -> None:
         self.part = module.get_submodule(projection.tap.path)
-        self.norm: nn.Module | None = None
-        if projection.norm:
-            self.norm = module.get_submodule(projection.norm)
+        self.norm = module.get_submodule(projection.norm) if projection.norm else None
         self.columns = columns
         self.width = projection.width
         self.weight = _weight(self.part)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return what the columns of inputs [..., width] write [..., hidden size]."""
-        written = self.linear(inputs[..., self.columns])
+        return self._normed(self.linear(inputs[..., self.columns]), inputs)
+
+    def bias(self, inputs: Tensor) -> Tensor:
+        """Return what the projection adds for inputs [..., width] of zeros."""
+        return self._normed(self.part.forward(torch.zeros_like(inputs)), inputs)
+
+    def _normed(self, written: Tensor, inputs: Tensor) -> Tensor:
         if self.norm is None:
             return written
         return written * frozen_scale(self.norm, self.part.forward(inputs)).to(written)
@@ -336,18 +312,6 @@ class Write:
         return gain
 
 
-def bias_of(module: nn.Module, projection: Projection, inputs: Tensor) -> Tensor:
-    """Return what a projection adds for inputs [..., width] that are all zero."""
-    part = module.get_submodule(projection.tap.path)
-    bias = part.forward(torch.zeros_like(inputs))
-    if not isinstance(bias, Tensor):
-        raise TypeError(f"{projection.tap.path} returns no tensor")
-    if not projection.norm:
-        return bias
-    norm = module.get_submodule(projection.norm)
-    return bias * frozen_scale(norm, part.forward(inputs)).to(bias)
-
-
 def effects_along(
     module: nn.Module, projection: Projection, inputs: Tensor, directions: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -364,30 +328,26 @@ def effects_along(
         norm = module.get_submodule(projection.norm)
         along = directions * frozen_scale(norm, part.forward(batch))[0]
     bias = part.forward(torch.zeros_like(batch))[0].double()
+    weight = _weight(part)
     blocks = []
     for start in range(0, projection.width, COLUMN_BLOCK):
-        columns = slice(start, min(projection.width, start + COLUMN_BLOCK))
-        blocks.append(_effects_of_columns(part, inputs, along, columns))
+        columns = slice(start, start + COLUMN_BLOCK)
+        if weight is not None:
+            towards = along @ weight[:, columns].to(along)
+            blocks.append(inputs[:, columns].double() * towards)
+            continue
+        # A quantised or adapted projection: each column goes through its code by
+        # itself.
+        rows = []
+        for row, direction in zip(inputs, along, strict=True):
+            piece = row[columns]
+            masked = row.new_zeros(len(piece), len(row))
+            masked[:, columns] = torch.diag(piece)
+            written = part.forward(masked[None])[0].double()
+            nothing = part.forward(torch.zeros_like(masked[None, :1]))[0].double()
+            rows.append((written - nothing) @ direction)
+        blocks.append(torch.stack(rows))
     return torch.cat(blocks, 1), (bias * along).sum(-1)
-
-
-def _effects_of_columns(
-    part: nn.Module, inputs: Tensor, along: Tensor, columns: slice
-) -> Tensor:
-    weight = _weight(part)
-    if weight is not None:
-        block = weight[:, columns].to(along)
-        return inputs[:, columns].double() * (along @ block)
-    # A quantised or adapted projection: each column goes through its code by itself.
-    rows = []
-    for row, direction in zip(inputs, along, strict=True):
-        masked = torch.zeros(columns.stop - columns.start, len(row)).to(inputs)
-        masked[:, columns] = torch.diag(row[columns])
-        zero = torch.zeros_like(masked[:1])
-        written = part.forward(masked[None])[0].double()
-        bias = part.forward(zero[None])[0].double()
-        rows.append((written - bias) @ direction)
-    return torch.stack(rows)
 
 
 def frozen_scale(norm: nn.Module, inputs: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import torch
@@ -113,26 +113,20 @@ def block_calls(
 
     `depth` is the number of lists in lists; None stands for any.
     """
-    lists = set()
+    # The depth of each list; the lists that hold it come before it.
+    lists: dict[str, int] = {}
     for path, part in module.named_modules():
         if isinstance(part, nn.ModuleList):
-            lists.add(path)
+            around = [other for other in lists if path.startswith(f"{other}.")]
+            lists[path] = len(around) + 1
     depths = range(1, DEEPEST_LIST + 1) if depth is None else [depth]
     calls = []
     for call in trace.calls:
         if call.into is None or call.out is None or call.into.ndim < 3:
             continue
-        if _list_depth(call.path, lists) in depths:
+        if lists.get(call.path.rpartition(".")[0]) in depths:
             calls.append(call)
     return calls
-
-
-def _list_depth(path: str, lists: set[str]) -> int:
-    """Count the module lists on the path to a child of one; 0 for any other path."""
-    steps = path.split(".")
-    if ".".join(steps[:-1]) not in lists:
-        return 0
-    return sum(".".join(steps[:i]) in lists for i in range(1, len(steps)))
 
 
 def same(a: Tensor | None, b: Tensor | None) -> bool:
@@ -175,15 +169,14 @@ def linked(calls: Sequence[Call]) -> Iterator[Chain]:
 def _chain_at(start: str, outputs: str, trace: Trace) -> Iterator[Chain]:
     """Yield the chain whose states are at these ends of paths, if it is there."""
     calls = {call.path: call for call in trace.calls}
-    for first in filter(lambda path: path.endswith(start), calls):
+    for first in [path for path in calls if path.endswith(start)][:1]:
         prefix = first.removesuffix(start)
         run: list[Call] = []
         while (path := prefix + outputs.format(len(run))) in calls:
             run.append(calls[path])
-        values = [calls[first].into, *(call.out for call in run)]
-        if run and not any(value is None for value in values):
-            yield _chain(calls[first], run)
-        return
+        chain = _chain(calls[first], run)
+        if run and len(chain.values) == len(chain.taps):
+            yield chain
 
 
 def _chain(first: Call, run: Sequence[Call]) -> Chain:
@@ -217,9 +210,8 @@ class Proof:
     tap of the final norm among them. `entries[j]` is the number of the layer that
     `hidden_states[j]` is, one more than the depth for the output of the exit, and
     EARLIER for a state of blocks before the stack; there are none where the proof was
-    made by cuts. `differences` are the largest
-    differences from these entries, and `raw_difference` that of the raw last layer from
-    the last of them.
+    made by cuts. `raw_difference` is the largest difference of the raw last layer from
+    the last entry. It depends on the texts, so that equal proofs may differ in it.
     """
 
     taps: tuple[Tap, ...]
@@ -229,24 +221,12 @@ class Proof:
     final_width: int | None
     dtype: torch.dtype
     entries: tuple[int, ...] = ()
-    differences: tuple[float, ...] = ()
-    raw_difference: float = float("nan")
-
-    @property
-    def depth(self) -> int:
-        """Return the number of blocks."""
-        return len(self.taps) - 1
+    raw_difference: float = field(default=float("nan"), compare=False)
 
     @property
     def earlier(self) -> int:
         """Return how many of the first `hidden_states` come before the stack."""
         return self.entries.count(EARLIER)
-
-    def agrees(self, other: Proof) -> bool:
-        """Tell whether another pass, over texts of another shape, proved the same."""
-        mine = replace(self, differences=(), raw_difference=0.0)
-        theirs = replace(other, differences=(), raw_difference=0.0)
-        return mine == theirs
 
 
 @dataclass(frozen=True)
@@ -261,17 +241,16 @@ class _Step:
 def prove(module: nn.Module, chain: Chain, trace: Trace, /) -> Proof:
     """Compare a chain with the model's report; raise Unproved where they disagree."""
     require_changes(chain)
+    where = f"{chain.blocks[0].path} to {chain.blocks[-1].path}"
     reasons = []
     for report in trace.reports():
         for layout in layouts(chain.values[0], trace.texts, trace.tokens):
             try:
                 return _prove(module, chain, trace, report, layout)
             except Unproved as reason:
-                reasons.append(str(reason))
-    if reasons:
-        raise Unproved(reasons[0])
-    where = f"{chain.blocks[0].path} to {chain.blocks[-1].path}"
-    raise Unproved(f"the states of {where} have no row for each token")
+                reasons.append(reason)
+    reasons.append(Unproved(f"the states of {where} have no row for each token"))
+    raise reasons[0]
 
 
 def require_changes(chain: Chain) -> None:
@@ -306,7 +285,18 @@ def _prove(
     ends = [*trace.last_hidden_states, report[-1]]
     exit_calls, end = _find_exit(module, chain, layers[-1], ends, trace, layout)
     states = [*layers, end] if exit_calls else layers
-    matched = _match(entries, states)
+    # The number of the state that each entry is; they must come in order.
+    matched: list[int] = []
+    for j, entry in enumerate(entries):
+        start = matched[-1] + 1 if matched else 0
+        later = range(start, len(states))
+        number = next((k for k in later if same(states[k], entry)), None)
+        if number is None:
+            raise Unproved(
+                f"hidden_states[{j}] of {len(entries)} is not a state of the blocks"
+                " found"
+            )
+        matched.append(number)
     if earlier:
         _check_last_list(module, chain, matched)
     missing = sorted(set(range(1, len(layers) - 1)) - set(matched))
@@ -316,9 +306,6 @@ def _prove(
             " model gives back"
         )
     final, final_width = _final_norm(exit_calls, trace, layout)
-    differences = [0.0] * earlier
-    for k, entry in zip(matched, entries, strict=True):
-        differences.append((states[k] - entry).abs().max().item())
     raw_difference = float("nan")
     if entries[-1].shape == layers[-1].shape:
         raw_difference = (layers[-1] - entries[-1]).abs().max().item()
@@ -326,11 +313,10 @@ def _prove(
         taps=tuple(replace(tap, layout=layout) for tap in chain.taps),
         final=final,
         exit=tuple(call.path for call in exit_calls),
-        entries=(EARLIER,) * earlier + matched,
+        entries=(*[EARLIER] * earlier, *matched),
         width=layers[0].shape[-1],
         final_width=final_width,
         dtype=reduce(torch.promote_types, {value.dtype for value in states}),
-        differences=tuple(differences),
         raw_difference=raw_difference,
     )
 
@@ -387,24 +373,6 @@ def _check_last_list(module: nn.Module, chain: Chain, matched: Sequence[int]) ->
             f"hidden_states has no state of {blocks}, the list of blocks that it ends"
             " with"
         )
-
-
-def _match(entries: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[int, ...]:
-    """Return the number of the state that each entry is; they must come in order."""
-    matched: list[int] = []
-    start = 0
-    for j, entry in enumerate(entries):
-        for k in range(start, len(states)):
-            if same(states[k], entry):
-                break
-        else:
-            raise Unproved(
-                f"hidden_states[{j}] of {len(entries)} is not a state of the blocks"
-                " found"
-            )
-        matched.append(k)
-        start = k + 1
-    return tuple(matched)
 
 
 def _find_exit(

@@ -17,9 +17,8 @@ from hiddenscope.discovery.inside import (
     Projection,
     Write,
     inner_parts,
-    tap_inside,
+    place_inside,
     why_refused,
-    width_inside,
 )
 from hiddenscope.discovery.proof import Proof
 from hiddenscope.discovery.trace import Tap
@@ -31,6 +30,7 @@ from hiddenscope.sites import (
     names_inner,
     names_neurons,
     select,
+    split_patterns,
 )
 
 EVERYTHING = "layer.*,final"
@@ -104,8 +104,8 @@ class Anatomy:
     name: str
     makes_logits: bool = False
     # Found when a site inside attention or the MLP is first asked for.
-    find_inside: Callable[[], Inside] | None = field(
-        default=None, init=False, compare=False, repr=False
+    find_inside: Callable[[], Inside] = field(
+        default=Inside, init=False, compare=False, repr=False
     )
 
     def with_inside(self, find_inside: Callable[[], Inside]) -> Anatomy:
@@ -120,8 +120,6 @@ class Anatomy:
         To look whether it has takes longer than a hook, so taps and widths are those of
         the last look: that of `select`, before each pass.
         """
-        if self.find_inside is None:
-            return Inside()
         inside = self.find_inside()
         vars(self)["inside"] = inside
         return inside
@@ -145,7 +143,7 @@ class Anatomy:
         """
         if not site.is_inner:
             return self.taps[site]
-        return tap_inside(self.block_inside(site), site)
+        return place_inside(self.block_inside(site), site)[0]
 
     def projection(self, site: Site) -> Projection:
         """Return the last projection of the branch that a site is in."""
@@ -185,7 +183,7 @@ class Anatomy:
 
     def stack(self, site: Site) -> Stack:
         """Return the stack that a site belongs to."""
-        return next(stack for stack in self.stacks if site.stack in (None, stack.name))
+        return self.stack_named(site.stack)
 
     def stack_named(self, name: str | None) -> Stack:
         """Return the stack of this name; None stands for the first."""
@@ -194,8 +192,9 @@ class Anatomy:
     def width(self, site: Site) -> int:
         """Return the width of the state at a site."""
         proof = self.stack(site).proof
-        if site.is_inner:
-            return width_inside(self.block_inside(site), site, proof.width)
+        # What a head or neuron adds is as wide as a layer.
+        if site.is_inner and site.index is None:
+            return place_inside(self.block_inside(site), site)[1]
         if site.layer is None and proof.final_width:
             return proof.final_width
         return proof.width
@@ -209,30 +208,35 @@ class Anatomy:
         """
         if isinstance(patterns, tuple | list) and not patterns:
             return ()
-        if isinstance(patterns, Site):
-            patterns = str(patterns)
         if not isinstance(patterns, str):
-            return self._select(patterns)
+            patterns = tuple(split_patterns(patterns))
         # Sorting the sites of a deep model takes longer than a short pass's hooks.
-        known = self._selected.get((patterns, 0))
-        if known is not None:
-            return known
-        # What is inside depends on the attention kernel, which may be changed.
-        key = (patterns, id(self.look_inside()) if names_inner(patterns) else 0)
-        if key not in self._selected:
-            self._selected[key] = self._select(patterns)
-        return self._selected[key]
+        selected = self._selected.get((patterns, 0))
+        if selected is None:
+            # What is inside depends on the attention kernel, which may be changed.
+            key = (patterns, id(self.look_inside()) if names_inner(patterns) else 0)
+            selected = self._selected.get(key) or self._select(patterns)
+            self._selected[key] = selected
+        return selected
 
     @cached_property
-    def _selected(self) -> dict[tuple[str, int], tuple[Site, ...]]:
+    def _selected(self) -> dict[tuple[SitePatterns, int], tuple[Site, ...]]:
         return {}
 
     def _select(self, patterns: SitePatterns) -> tuple[Site, ...]:
-        sites = self.sites
+        sites = [*self.sites]
         if names_inner(patterns):
-            sites += self._inner_sites(neurons=names_neurons(patterns))
+            neurons = names_neurons(patterns)
+            for stack, blocks in zip(self.stacks, self.inside.stacks, strict=False):
+                name = self._name_in_sites(stack)
+                for layer, block in enumerate(blocks, 1):
+                    for part in inner_parts(block, neurons=neurons):
+                        sites.append(Site(layer, part, name))
+        reported = {}
+        for stack in self.stacks:
+            reported[self._name_in_sites(stack)] = self.reported(stack)
         try:
-            selected = select(patterns, sites, owner=self.name, reported=self._entries)
+            selected = select(patterns, sites, owner=self.name, reported=reported)
         except SiteError as error:
             raise self._with_reason(error) from None
         if patterns != EVERYTHING:
@@ -242,29 +246,6 @@ class Anatomy:
             if self.width(site) == self.stack(site).proof.width:
                 in_one_array.append(site)
         return tuple(in_one_array)
-
-    def _inner_sites(self, *, neurons: bool) -> tuple[Site, ...]:
-        """Return the sites inside the blocks, stack after stack."""
-        key = (id(self.inside), neurons)
-        if key not in self._listed:
-            sites = []
-            for stack, blocks in zip(self.stacks, self.inside.stacks, strict=False):
-                name = self._name_in_sites(stack)
-                for layer, block in enumerate(blocks, 1):
-                    for part in inner_parts(block, neurons=neurons):
-                        sites.append(Site(layer, part, name))
-            self._listed[key] = tuple(sites)
-        return self._listed[key]
-
-    @cached_property
-    def _listed(self) -> dict[tuple[int, bool], tuple[Site, ...]]:
-        return {}
-
-    @cached_property
-    def _entries(self) -> Mapping[str | None, tuple[Site | None, ...]]:
-        return {
-            self._name_in_sites(stack): self.reported(stack) for stack in self.stacks
-        }
 
     def reported(self, stack: Stack) -> tuple[Site | None, ...]:
         """Return the site of each entry of Hugging Face's `hidden_states`.
@@ -279,7 +260,7 @@ class Anatomy:
         for layer in proof.entries:
             if layer < 0:
                 sites.append(None)
-            elif layer > proof.depth:
+            elif layer > stack.depth:
                 sites.append(after_exit)
             else:
                 sites.append(Site(layer, "", name))
@@ -287,14 +268,15 @@ class Anatomy:
 
     def reported_names(self, stack: Stack) -> tuple[str, ...]:
         """Return `reported` as strings, empty for the state of no site."""
-        if stack.name not in self._reported_names:
-            names = [str(site or "") for site in self.reported(stack)]
-            self._reported_names[stack.name] = tuple(names)
         return self._reported_names[stack.name]
 
     @cached_property
     def _reported_names(self) -> dict[str, tuple[str, ...]]:
-        return {}
+        names = {}
+        for stack in self.stacks:
+            sites = self.reported(stack)
+            names[stack.name] = tuple(str(site or "") for site in sites)
+        return names
 
     def _with_reason(self, error: SiteError) -> SiteError:
         """Add the reason why a block's parts were refused to an error about parts."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -193,19 +193,34 @@ class Call:
     left: int = -1
     out: Tensor | None = None
 
+    def contains(self, other: Call) -> bool:
+        """Tell whether another call is made inside this one, or is this one."""
+        return self.entered <= other.entered and other.left <= self.left
+
+
+@dataclass(frozen=True)
+class OperationPlace:
+    """An operation in a pass.
+
+    It is the `number`th of its kind in the `call`th call of the module at `path`.
+    """
+
+    path: str
+    call: int
+    kind: operations.OperationKind
+    number: int
+
 
 @dataclass
 class TracedOperation:
     """One attention, product or softmax, with copies of what it was made of.
 
-    `places` are the calls of submodules that it was made in, outermost first: the path,
-    the number of the call, and the number of the operation among those of its kind in
-    that call.
+    Its place is in the innermost module that makes it.
     """
 
     kind: operations.OperationKind
     time: int
-    places: tuple[tuple[str, int, int], ...]
+    place: OperationPlace
     operands: tuple[Tensor, ...]
     output: Tensor
 
@@ -231,6 +246,15 @@ class Trace:
         They are the model's own, or, where it returns none, its submodules'.
         """
         return _hidden_states(self.output) or self.reported_inside
+
+    def within(self, outer: Call) -> Trace:
+        """Return the part of the trace inside one call, the call itself included."""
+        inner = list(filter(outer.contains, self.calls))
+        operations = []
+        for operation in self.operations:
+            if outer.entered < operation.time < outer.left:
+                operations.append(operation)
+        return replace(self, calls=inner, operations=operations)
 
     def call_at(self, tap: Tap) -> Call:
         """Return the call that a tap reads."""
@@ -283,11 +307,10 @@ def trace(
     operation_counts: Counter[tuple[int, operations.OperationKind]] = Counter()
 
     def record(operation: operations.Operation, run: operations.RunOperation) -> Any:
-        places = []
-        for call in open_calls:
-            key = (call.entered, operation.kind)
-            places.append((call.path, call.number, operation_counts[key]))
-            operation_counts[key] += 1
+        innermost = open_calls[-1]
+        number = operation_counts[innermost.entered, operation.kind]
+        operation_counts.update((call.entered, operation.kind) for call in open_calls)
+        place = OperationPlace(innermost.path, innermost.number, operation.kind, number)
         operands: tuple[Tensor, ...] = ()
         # The weights of experts are large, and no state of a token.
         if not any(map(_is_weight, operation.operands)):
@@ -296,9 +319,7 @@ def trace(
         if isinstance(output, Tensor):
             copy = output.detach().clone()
             traced.operations.append(
-                TracedOperation(
-                    operation.kind, next(clock), tuple(places), operands, copy
-                )
+                TracedOperation(operation.kind, next(clock), place, operands, copy)
             )
         return output
 

@@ -65,20 +65,22 @@ def trial_shapes(
     )
 
 
+def trial_inputs(
+    module: nn.Module, shape: TrialShape, *, seed: int = 0
+) -> dict[str, Any]:
+    """Return the keyword arguments of a trial pass, with targets for a decoder."""
+    device = hooks.input_device(module)
+    ids = trial_ids(module, shape.texts, shape.tokens, seed=seed).to(device)
+    targets = None
+    if "decoder_input_ids" in calls.accepts(module):
+        targets = trial_ids(module, shape.texts, shape.targets, seed=seed + 1)
+        targets = targets.to(device)
+    return arguments(module, ids, targets=targets)
+
+
 def trial_ids(module: nn.Module, texts: int, tokens: int, *, seed: int = 0) -> Tensor:
     """Return ids [text, token] for a trial pass, the same each time."""
-    pool = torch.tensor(_ordinary_ids(module))
-    generator = torch.Generator().manual_seed(seed)
-    picks = torch.randint(len(pool), (texts, tokens), generator=generator)
-    return pool[picks]
-
-
-def _ordinary_ids(module: nn.Module) -> list[int]:
-    """Return ids that any text could hold, spread over the vocabulary.
-
-    None of them has a special meaning in the configuration. The first hundred are left
-    out, because control tokens are often there.
-    """
+    # Any text could hold these, and none has a special meaning in the configuration.
     config: Any = getattr(module, "config", None)
     configs = [config]
     for name in getattr(config, "sub_configs", {}):
@@ -91,9 +93,13 @@ def _ordinary_ids(module: nn.Module) -> list[int]:
     size = _declared_vocabulary(module)
     if size is None:
         size = min(UNKNOWN, _measured(module).vocabulary)
+    # Control tokens are often among the first hundred.
     start = min(100, size // 8)
     step = max(1, (size - start) // 512)
-    return [token for token in range(start, size, step) if token not in reserved]
+    ordinary = [token for token in range(start, size, step) if token not in reserved]
+    generator = torch.Generator().manual_seed(seed)
+    picks = torch.randint(len(ordinary), (texts, tokens), generator=generator)
+    return torch.tensor(ordinary)[picks]
 
 
 def vocabulary(module: nn.Module) -> int:

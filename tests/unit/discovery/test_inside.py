@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import hiddenscope as hs
-from hiddenscope.discovery import Inside, bias_of
+from hiddenscope.discovery import Inside, Write
 from hiddenscope.errors import SiteError
 from hiddenscope.modules.trials import Memory
 from hiddenscope.testing import build, tiny_model
@@ -57,7 +57,8 @@ def test_heads_and_the_bias_sum_up_to_attention_and_neurons_to_the_mlp(family):
                 continue
             branches += 1
             z = states[hs.Site(whole.layer, f"{whole.part}.z", whole.stack)]
-            total = bias_of(model.module, model.anatomy.projection(whole), z)
+            projection = model.anatomy.projection(whole)
+            total = Write(model.module, projection, slice(None)).bias(z)
             for site in states.sites:
                 if (site.layer, site.kind) == (whole.layer, f"{whole.part}.head"):
                     total = total + states[site]

@@ -52,7 +52,8 @@ def describe_parts(model: ModelLike) -> Result:
             proof="hidden_states" if proof.entries else "resuming",
             proved_entries=len(reported) - proof.earlier,
             earlier_entries=proof.earlier,
-            largest_difference=max(proof.differences, default=0.0),
+            # An entry that is not the same bit for bit proves nothing.
+            largest_difference=0.0,
             raw_difference=raw_difference,
         )
         stacks.append(stack_proof)
@@ -124,8 +125,7 @@ def _compared(
         return "output", 0.0
     name = f"{site.stack}_hidden_states" if site.stack else "hidden_states"
     if site in reported:
-        place = reported.index(site)
-        return f"{name}[{place}]", stack.proof.differences[place]
+        return f"{name}[{reported.index(site)}]", 0.0
     # Hugging Face reports the last layer after the final norm: the raw one differs.
     if site.layer == stack.depth:
         return f"{name}[{len(reported) - 1}]", stack.proof.raw_difference
