@@ -136,6 +136,16 @@ def describe_state(models: Models, request: Header) -> Header:
         raise SiteError(
             f"No state at {site}, token {token}", reason, "Choose a cell of the grid."
         )
+    # What the layer would predict there, or why that cannot be said.
+    lens: list[Header] | str
+    try:
+        result = hs.lens(model, text, k=PREDICTIONS, sites=site)
+        cell = result.data.sel(site=str(site)).isel(token=token)
+        lens = _word_list(
+            cell["word"].values.tolist(), cell["probability"].values.tolist()
+        )
+    except Error as error:
+        lens = in_page(error)
     described: Header = {
         "site": str(site),
         "token": token,
@@ -145,7 +155,7 @@ def describe_state(models: Models, request: Header) -> Header:
         "norm": float(states[site][token].to(torch.float64).norm()),
         "nearest": _nearest(states, site, token),
         "model": model.name,
-        "lens": _read_with_lens(model, text, site, token),
+        "lens": lens,
         "before": _predict(model, text),
     }
     change = arguments.get("change")
@@ -196,18 +206,6 @@ def _nearest(states: States, site: Site, token: int) -> list[Header]:
             }
         )
     return nearest
-
-
-def _read_with_lens(
-    model: hs.Model, text: str, site: Site, token: int
-) -> list[Header] | str:
-    """Return what the layer would predict there, or why that cannot be said."""
-    try:
-        result = hs.lens(model, text, k=PREDICTIONS, sites=site)
-    except Error as error:
-        return in_page(error)
-    cell = result.data.sel(site=str(site)).isel(token=token)
-    return _word_list(cell["word"].values.tolist(), cell["probability"].values.tolist())
 
 
 def _predict(model: hs.Model, text: str) -> list[Header] | str:

@@ -103,7 +103,9 @@ class Library:
             # Only such weights can be read.
             if is_model and any(path.glob("snapshots/*/*.safetensors")):
                 models.append(
-                    ModelAnswer(name=name, label=name, source="hub", here=True)
+                    ModelAnswer(
+                        name=name, label=name, source="hub", here=True, headless=False
+                    )
                 )
         for name, path in self._search(_is_model, "folder"):
             models.append(

@@ -81,10 +81,6 @@ class _Server:
         header, body = content.joined()
         self.send({**header, "type": message}, body)
 
-    def send_error(self, error: Exception, message: str) -> None:
-        """Send why a question cannot be answered."""
-        self.send({"type": "error", "message": message, "kind": type(error).__name__})
-
     def send_progress(self, task: str, done: float, total: float | None) -> None:
         """Send progress, unless the last report of this task was a moment ago."""
         now = time.monotonic()
@@ -138,13 +134,13 @@ def _answer_question(request: Header, models: Models, server: _Server) -> None:
         # An interrupted import leaves a module in pieces, so start again without it.
         _cancel(server, leaving=len(sys.modules) != modules_before)
     except Error as error:
-        server.send_error(error, in_page(error))
+        server.send({"type": "error", "message": in_page(error)})
     except Exception as error:
         traceback.print_exc()
         if was_interrupted(error):
             _cancel(server, leaving=True)
         else:
-            server.send_error(error, explain_error(error))
+            server.send({"type": "error", "message": explain_error(error)})
 
 
 def _cancel(server: _Server, *, leaving: bool) -> None:

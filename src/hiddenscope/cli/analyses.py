@@ -4,13 +4,12 @@ The command of an analysis is made of its declaration (`generated`). Those that 
 than ask follow: they fit a lens, read labels, search files, or write vectors.
 """
 
-import csv
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import hiddenscope as hs
 from hiddenscope import progress
@@ -43,8 +42,7 @@ from hiddenscope.loading.zoo import ZOO
 from hiddenscope.texts import Labelled
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
 
 def generated(word: str) -> Function:
@@ -262,33 +260,26 @@ def compare(shared: Shared, arguments: Arguments) -> None:
 @asks("embed", writes=(".npy", ".safetensors", ".csv"))
 def embed(shared: Shared, arguments: Arguments) -> None:
     """Compute the vectors, and write them or say how many there are."""
-    vectors = cast("NDArray[np.float32]", ask("embed", shared, arguments))
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    vectors = np.asarray(ask("embed", shared, arguments))
     if shared.out:
-        _save_vectors(vectors, shared.out)
+        suffix = shared.out.suffix.lower()
+        with replacing(shared.out) as fresh:
+            if suffix == ".npy":
+                np.save(fresh, vectors)
+            elif suffix == ".safetensors":
+                save_file({"vectors": vectors}, fresh)
+            else:
+                # Nine digits give back every float32.
+                np.savetxt(fresh, vectors, "%.9g", ",", "\r\n", encoding="utf-8")
         shared.report_written()
     if shared.json:
         print_json(vectors.tolist())
         return
     place = f" in {shared.out}" if shared.out else "; --out vectors.npy keeps them"
     echo(f"{len(vectors)} vectors, {vectors.shape[1]} wide{place}")
-
-
-def _save_vectors(vectors: "NDArray[np.float32]", out: Path) -> None:
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    suffix = out.suffix.lower()
-    with replacing(out) as fresh:
-        if suffix == ".npy":
-            np.save(fresh, vectors)
-        elif suffix == ".safetensors":
-            save_file({"vectors": vectors}, fresh)
-        else:
-            with fresh.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.writer(file)
-                for row in vectors.tolist():
-                    # Nine digits give back every float32.
-                    writer.writerow([f"{value:.9g}" for value in row])
 
 
 # Labels that every token has, whatever the text.

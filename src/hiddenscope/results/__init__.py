@@ -13,9 +13,7 @@ from hiddenscope.results.report import Report as Report
 from hiddenscope.results.report import frozen as frozen
 from hiddenscope.results.result import Look as Look
 from hiddenscope.results.result import Result as Result
-from hiddenscope.results.result import Width as Width
 from hiddenscope.results.result import to_bytes as to_bytes
-from hiddenscope.results.sentences import in_words as in_words
 from hiddenscope.results.story import Aside as Aside
 from hiddenscope.results.story import Explanation as Explanation
 from hiddenscope.results.story import Listing as Listing
@@ -23,7 +21,6 @@ from hiddenscope.results.story import Section as Section
 from hiddenscope.results.story import Table as Table
 from hiddenscope.results.story import findings_in as findings_in
 from hiddenscope.results.story import findings_of as findings_of
-from hiddenscope.results.story import report_of as report_of
 from hiddenscope.results.story import story_of as story_of
 from hiddenscope.results.story import table_of as table_of
 from hiddenscope.results.story import tables_of as tables_of

@@ -1,8 +1,8 @@
 """Export: the contents of a result as JSON, netCDF and CSV files.
 
 JSON and netCDF files hold everything and come back exactly; CSV is for other programs.
-`Result.save` and `Result.load` call these functions, so they take and return `Contents`
-and know nothing of `Result`.
+`Result.save` and `Result.load` call these functions, which return the `Contents` that a
+result is made of.
 """
 
 import base64
@@ -33,6 +33,8 @@ from hiddenscope.sites import Site
 if TYPE_CHECKING:
     import h5py
     import xarray
+
+    from hiddenscope.results.result import Result
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -245,8 +247,8 @@ def text_array(values: Sequence[Any]) -> Array:
     return array
 
 
-def _header(contents: Contents) -> _Header:
-    data = contents.data
+def _header(result: "Result") -> _Header:
+    data = result.data
     dtypes = dtype_names(data)
     variables: dict[str, _Variable] = {}
     for name, variable in data.variables.items():
@@ -259,9 +261,9 @@ def _header(contents: Contents) -> _Header:
         }
     return {
         "format": _FORMAT,
-        "kind": contents.kind,
-        "facts": tag(contents.facts),
-        "source": tag(contents.source),
+        "kind": result.kind,
+        "facts": tag(result.facts),
+        "source": tag(result.source),
         "attrs": tag(to_plain(data.attrs, "attrs")),
         "variables": variables,
     }
@@ -293,10 +295,10 @@ def _restore(header: _Header, arrays: Mapping[str, Array]) -> Contents:
 # --- JSON
 
 
-def _write_json(contents: Contents, path: Path) -> None:
-    header = _header(contents)
+def _write_json(result: "Result", path: Path) -> None:
+    header = _header(result)
     for name, variable in header["variables"].items():
-        array = contents.data[name].to_numpy()
+        array = result.data[name].to_numpy()
         flat = array.ravel().tolist()
         if variable["dtype"] == "str":
             flat = [tag(value) for value in flat]
@@ -353,13 +355,13 @@ def _number(value: float | str) -> float:
 # --- netCDF
 
 
-def _write_netcdf(contents: Contents, path: Path) -> None:
+def _write_netcdf(result: "Result", path: Path) -> None:
     import xarray
 
-    header = _header(contents)
+    header = _header(result)
     variables: dict[str, Any] = {}
     for name, variable in header["variables"].items():
-        array = contents.data[name].to_numpy()
+        array = result.data[name].to_numpy()
         dtype = variable["dtype"]
         if dtype == "str":
             escaped = text_array([_escape(value) for value in array.flat])
@@ -374,10 +376,10 @@ def _write_netcdf(contents: Contents, path: Path) -> None:
                 attributes[key] = _escape(text)
         variables[name] = (variable["dims"], array, attributes)
     variables[_HEADER] = json.dumps(header, allow_nan=False)
-    attrs = {"kind": _escape(contents.kind), "format": _FORMAT}
+    attrs = {"kind": _escape(result.kind), "format": _FORMAT}
     # All at once: to add one to a dataset takes longer than to write it.
     data = xarray.Dataset(variables, attrs=attrs)
-    data = data.set_coords([str(name) for name in contents.data.coords])
+    data = data.set_coords([str(name) for name in result.data.coords])
     no_fill_value = {name: {"_FillValue": None} for name in data.variables}
     # HDF5 ends the process when it closes a file that a full disk kept it from writing,
     # so the bytes are made in memory.
@@ -489,11 +491,11 @@ def _unescape(text: str) -> str:
 # --- CSV
 
 
-def _write_csv(contents: Contents, path: Path) -> None:
+def _write_csv(result: "Result", path: Path) -> None:
     """Write one row for each number; a label that does not apply to it is empty."""
     import pandas
 
-    data = contents.data
+    data = result.data
     labels = [str(dim) for dim in data.sizes]
     for name in data.coords:
         if name not in data.sizes and data[name].dims:
@@ -530,7 +532,7 @@ def _cell(value: Any) -> Any:
     return f"'{text}" if _FORMULA.match(text) else text
 
 
-WRITERS: dict[str, Callable[[Contents, Path], None]] = {
+WRITERS: dict[str, Callable[["Result", Path], None]] = {
     ".json": _write_json,
     ".csv": _write_csv,
     ".nc": _write_netcdf,

@@ -37,7 +37,6 @@ from hiddenscope.files import check_seal, replacing
 from hiddenscope.results.export import (
     READERS,
     WRITERS,
-    Contents,
     check_data,
     dtype_names,
     tag,
@@ -304,7 +303,7 @@ class Result:
             elif suffix == ".html":
                 _views().write_page(self, fresh)
             else:
-                WRITERS[suffix](_contents(self), fresh)
+                WRITERS[suffix](self, fresh)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Result":
@@ -398,12 +397,8 @@ def to_bytes(result: Result, suffix: str) -> bytes:
     """
     with tempfile.TemporaryDirectory(prefix="hiddenscope-") as folder:
         path = Path(folder, f"result{suffix}")
-        WRITERS[suffix](_contents(result), path)
+        WRITERS[suffix](result, path)
         return path.read_bytes()
-
-
-def _contents(result: Result) -> Contents:
-    return Contents(result.kind, result.data, result.facts, result.source)
 
 
 def _views() -> Any:

@@ -27,13 +27,12 @@ from hiddenscope.results import (
     Look,
     Result,
     findings_in,
-    in_words,
     story_of,
     views_of,
 )
 from hiddenscope.results.drawing import long_name
 from hiddenscope.results.pictures import Grid, Patterns, View
-from hiddenscope.results.sentences import capitalised
+from hiddenscope.results.sentences import capitalised, in_words
 from hiddenscope.views.figures.pages import FigureFormat, figure, image
 from hiddenscope.views.page import frame, story_page
 

@@ -28,9 +28,9 @@ import xarray
 from hiddenscope.analyses.embed.story import EmbedReport
 from hiddenscope.catalog import ANALYSES, ANALYSIS
 from hiddenscope.errors import StatesError
-from hiddenscope.results import report_of
 from hiddenscope.results.export import to_plain
 from hiddenscope.results.report import read_report
+from hiddenscope.results.story import report_of
 from tests.places import ROOT
 from tests.registry import NUMBERED, RUNS, result_of
 

@@ -17,8 +17,9 @@ import xarray
 import hiddenscope as hs
 from hiddenscope.errors import FileError, StatesError
 from hiddenscope.files import UNSEALED, seal
-from hiddenscope.results import Result, in_words
+from hiddenscope.results import Result
 from hiddenscope.results.dataset import Variables, to_dataset, token_coords
+from hiddenscope.results.sentences import in_words
 from hiddenscope.sites import Site
 from hiddenscope.states import Source, Tokens
 from hiddenscope.views import render

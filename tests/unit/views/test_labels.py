@@ -10,8 +10,8 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from hiddenscope.results import Width
 from hiddenscope.results.pictures import Grid, Lines, Measure, Panels, Series, View
+from hiddenscope.results.result import Width
 from hiddenscope.views.figures.pages import figure
 from tests.unit.views.recorded import KINDS, names, recorded
 
