@@ -36,7 +36,6 @@ MODULES = {
     "capture": "corpus",
     "demo": "demo",
     "doctor": "machine",
-    "drift": "drift",
     "extract": "corpus",
     "models": "machine",
     "series": "series",
