@@ -1,8 +1,9 @@
 """How an analysis turns its arrays into a labelled xarray.Dataset.
 
-An analysis lists its variables as `(dims, values, attributes)` and its coordinates as
-`(dim, values)`, or as the plain labels of a dimension. Tokens always carry the same
-coordinates: `text`, `position`, `id`, `string`, and `stack` where there are two stacks.
+An analysis lists its variables as `(dims, values, attributes)`, or with the long name
+alone for attributes, and its coordinates as `(dim, values)`, or as the plain labels of
+a dimension. Tokens always carry the same coordinates: `text`, `position`, `id`,
+`string`, and `stack` where there are two stacks.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.results.export import text_array as text_array
+from hiddenscope.results.report import Extremes, SiteValue
 from hiddenscope.sites import Site
 from hiddenscope.states.arrays import AnyArray
 
@@ -35,7 +37,7 @@ class Attributes(TypedDict, total=False):
     scale: Literal["log"]
 
 
-Variable: TypeAlias = tuple[Dims, AnyArray, Attributes]
+Variable: TypeAlias = tuple[Dims, AnyArray, Attributes | str]
 Coordinate: TypeAlias = Sequence[str] | AnyArray | tuple[str, AnyArray]
 Variables: TypeAlias = dict[str, Variable]
 Coordinates: TypeAlias = dict[str, Coordinate]
@@ -58,10 +60,11 @@ def to_dataset(
 
     # Without `fastpath`, xarray looks at every string, which takes longer than running
     # a short text on a GPU.
-    data = {
-        name: xarray.Variable(dims, values, attributes, fastpath=True)
-        for name, (dims, values, attributes) in variables.items()
-    }
+    data = {}
+    for name, (dims, values, attributes) in variables.items():
+        if isinstance(attributes, str):
+            attributes = {"long_name": attributes}
+        data[name] = xarray.Variable(dims, values, attributes, fastpath=True)
     labels: dict[str, Any] = {}
     for name, coordinate in coords.items():
         if isinstance(coordinate, tuple):
@@ -75,6 +78,24 @@ def to_dataset(
 def site_names(sites: Iterable[Site]) -> list[str]:
     """Return sites as the labels of a dimension."""
     return [str(site) for site in sites]
+
+
+def extremes(
+    sites: Sequence[Site], values: AnyArray, *, median: bool = False
+) -> Extremes | None:
+    """Return where a number along the sites is lowest and highest; None without any.
+
+    >>> extremes([Site(0), Site(1)], np.array([2.0, np.nan])).highest
+    SiteValue(site='layer.0', value=2.0)
+    """
+    if not np.isfinite(values).any():
+        return None
+    lowest, highest = (
+        SiteValue(site=str(sites[place]), value=float(values[place]))
+        for place in (int(np.nanargmin(values)), int(np.nanargmax(values)))
+    )
+    middle = float(np.nanmedian(values)) if median else None
+    return Extremes(lowest=lowest, highest=highest, median=middle)
 
 
 def token_coords(

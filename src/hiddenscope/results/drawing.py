@@ -140,6 +140,24 @@ def lines_of(result: "Result", along: str, names: Sequence[Hashable]) -> Lines:
     )
 
 
+def pair_grid(
+    data: "xarray.Dataset", names: Sequence[str], title: str, note: str
+) -> Grid:
+    """Draw shares of every pair of sites, such as CKA."""
+    measures = []
+    for name in names:
+        share = data[name]
+        measures.append(Measure(long_name(share), share.to_numpy(), limits=(0, 1)))
+    return Grid(
+        title,
+        labels(data, "site"),
+        labels(data, "source_site"),
+        tuple(measures),
+        note=note,
+        x_name="site",
+    )
+
+
 def level(name: str, height: float, count: int) -> Series:
     """Return a dashed line at one height, over so many places."""
     return Series(name, np.full(count, height, dtype=np.float32), style="dash")

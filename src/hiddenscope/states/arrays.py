@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
+Floats32: TypeAlias = NDArray[np.float32]
 Bools: TypeAlias = NDArray[np.bool_]
 # Rows that a caller brings, of whatever dtype.
 AnyArray: TypeAlias = NDArray[Any]

@@ -68,9 +68,15 @@ class Collection:
         return "text" if self.tokens is None else "token"
 
     @property
-    def token(self) -> Pooling | None:
-        """Return what a row stands for, as facts name it: "each" for every token."""
-        return self.pool if self.tokens is None else "each"
+    def place(self) -> dict[str, Any]:
+        """Return where rows were read and what a row is of, as facts name it.
+
+        The token is "each" where every token is a row. Nothing is known of an array.
+        """
+        if self.site is None:
+            return {}
+        token = self.pool if self.tokens is None else "each"
+        return {"site": str(self.site), "token": token}
 
 
 def collection_of(

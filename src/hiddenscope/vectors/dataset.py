@@ -13,7 +13,8 @@ from hiddenscope import texts as reader
 from hiddenscope.errors import TextError
 from hiddenscope.passes import Inputs
 from hiddenscope.states import Pair, Readable, Tokens
-from hiddenscope.texts import Labelled
+from hiddenscope.texts import Belonging, Labelled, belonging
+from hiddenscope.vectors.vectors import Vectors
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,24 @@ def strings_of(texts: Any) -> Sequence[Any]:
     if isinstance(texts, Inputs):
         return texts.texts or texts.ids
     return list(texts)
+
+
+def texts_of_rows(
+    rows: Vectors, dataset: Dataset, labels: Sequence[Any]
+) -> tuple[list[int], Belonging]:
+    """Return the text of each row, and which texts belong together.
+
+    `labels` has one for each row; None does not count.
+    """
+    strings = strings_of(dataset.texts)
+    text_of = list(range(len(strings)))
+    if rows.tokens is not None:
+        text_of = rows.tokens.text.tolist()
+    by_text: list[list[Any]] = [[] for _ in strings]
+    for text, label in zip(text_of, labels, strict=True):
+        if label is not None:
+            by_text[text].append(label)
+    return text_of, belonging(strings, by_text, dataset.groups)
 
 
 def labels_of_states(states: Readable | Pair, data: Any) -> Dataset:

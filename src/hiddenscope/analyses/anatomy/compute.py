@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,19 +17,14 @@ from hiddenscope.results import Result
 from hiddenscope.results.dataset import Variables, to_dataset
 from hiddenscope.sites import PARTS, Site
 
+COLUMNS = ("entry", "difference", "module", "kind")
+
 
 def describe_parts(model: ModelLike) -> Result:
     """Return where every layer can be read, and what was proved of it."""
     model = as_model(model)
     parts = model.anatomy
-    columns: dict[str, list[Any]] = {
-        "site": [],
-        "entry": [],
-        "difference": [],
-        "module": [],
-        "kind": [],
-    }
-    stacks, notes = [], []
+    stacks, notes, rows = [], [], []
     for stack in parts.stacks:
         proof = stack.proof
         reported = parts.reported(stack)
@@ -60,7 +54,7 @@ def describe_parts(model: ModelLike) -> Result:
         # Which blocks show no attention and MLP of their own, and why.
         reasons = [block.refused for block in stack.blocks if block.refused]
         if reasons:
-            of_stack = f" of the {stack.name}" if len(parts.stacks) > 1 else ""
+            of_stack = f" of the {name}" if name else ""
             blocks = f"{len(reasons)} of the {stack.depth} blocks{of_stack} do not show"
             if len(reasons) == stack.depth:
                 blocks = f"No block{of_stack} shows"
@@ -69,31 +63,22 @@ def describe_parts(model: ModelLike) -> Result:
         for site, tap in parts.taps.items():
             if site.part or parts.stack(site) is not stack:
                 continue
+            kind = stack.blocks[site.layer - 1].kind if site.layer else ""
             entry, difference = _compared(reported, stack, site)
-            columns["site"].append(str(site))
-            columns["entry"].append(entry)
-            columns["difference"].append(difference)
-            columns["module"].append(str(tap))
-            columns["kind"].append(
-                stack.blocks[site.layer - 1].kind if site.layer else ""
-            )
-    sites = columns.pop("site")
-    variables: Variables = {
-        name: ("site", np.array(column), {}) for name, column in columns.items()
-    }
+            rows.append((str(site), entry, difference, str(tap), kind))
+    sites, *columns = zip(*rows, strict=True)
+    variables: Variables = {}
+    for name, column in zip(COLUMNS, columns, strict=True):
+        variables[name] = "site", np.array(column), {}
     report = AnatomyReport(
         model_class=type(model.module).__name__,
         stacks=stacks,
         head=None if parts.head is None else Head(**vars(parts.head)),
         makes_logits=parts.makes_logits,
         padded_batches=model.batching.padding_safe,
-        notes=[
-            *notes,
-            f"On padded batches: {model.batching.reason}.",
-            *model.notes,
-        ],
+        notes=[*notes, f"On padded batches: {model.batching.reason}.", *model.notes],
     )
-    data = to_dataset(variables, {"site": sites})
+    data = to_dataset(variables, {"site": list(sites)})
     return Result("anatomy", data, report, model.source())
 
 

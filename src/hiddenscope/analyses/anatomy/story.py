@@ -137,20 +137,12 @@ def story(report: AnatomyReport, result: Result) -> Iterator[Section]:
 
 def _table(result: Result) -> Table:
     """Return every layer with what it was compared with, and the difference."""
-    columns = ["site"]
-    text_columns = [0]
-    for variable in result.data.data_vars.values():
-        if variable.dims == ("site",):
-            if variable.dtype.kind not in "iuf":
-                text_columns.append(len(columns))
-            columns.append(str(variable.name))
-    cells = []
-    for name in columns:
-        column = result.data[name].to_numpy()
-        form = "{:.3g}" if column.dtype.kind == "f" else "{}"
-        cells.append([form.format(cell) for cell in column.tolist()])
+    data = result.data
+    columns = ["site", "entry", "difference", "module", "kind"]
+    cells = [labels(data, name) for name in columns]
+    cells[2] = tuple(f"{value:.3g}" for value in data["difference"].to_numpy())
     rows = list(map(list, zip(*cells, strict=True)))
-    return Table(columns, rows, text_columns)
+    return Table(columns, rows, text_columns=(0, 1, 3, 4))
 
 
 def _differences(result: Result) -> Lines:

@@ -107,13 +107,11 @@ def find_clusters(
                 cluster=label, size=len(members), stability=stability, typical=strings
             )
         )
-    has_site = collection.site is not None
     report = ClusterReport(
         unit=collection.unit,
         rows=collection.count,
         clustered=len(rows),
-        site=str(collection.site) if has_site else None,
-        token=collection.token if has_site else None,
+        **collection.place,
         smallest=smallest,
         cluster_count=len(listed),
         noise=int((labels < 0).sum()),
@@ -121,12 +119,7 @@ def find_clusters(
     )
     outcome = labels, strengths, stabilities, typical
     data = _labelled(collection, rows, places, outcome)
-    return Result(
-        "cluster",
-        data,
-        report,
-        collection.source,
-    )
+    return Result("cluster", data, report, collection.source)
 
 
 def _labelled(
@@ -142,32 +135,27 @@ def _labelled(
     missing = max(0, 2 - places.shape[1])
     plane = np.pad(places, ((0, 0), (0, missing)))[:, :2]
     variables: Variables = {
-        "cluster_of": (unit, labels, {"long_name": "cluster, -1 for none"}),
+        "cluster_of": (unit, labels, "cluster, -1 for none"),
         "strength": (
             unit,
             strengths.astype(np.float32),
-            {"long_name": "how firmly it belongs to its cluster"},
+            "how firmly it belongs to its cluster",
         ),
         "place": (
             (unit, "axis"),
             plane.astype(np.float32),
-            {"long_name": "coordinates along two principal directions"},
+            "coordinates along two principal directions",
         ),
-        "size": ("cluster", sizes, {"long_name": "size"}),
+        "size": ("cluster", sizes, "size"),
         "stability": (
             "cluster",
             np.array(stabilities, dtype=np.float32),
-            {"long_name": "how much of it comes back without a fifth of the rows"},
+            "how much of it comes back without a fifth of the rows",
         ),
         "typical": (
             ("cluster", "rank"),
             typical,
-            {
-                "long_name": (
-                    f"the {unit}s most like the others of the cluster, -1 where it has"
-                    " no more"
-                )
-            },
+            f"the {unit}s most like the others of the cluster, -1 where it has no more",
         ),
     }
     coords: Coordinates = {
@@ -177,7 +165,7 @@ def _labelled(
     }
     if collection.strings is not None:
         row_strings = [collection.strings[row] for row in rows]
-        coords["string"] = (unit, text_array(row_strings))
+        coords["string"] = unit, text_array(row_strings)
     return to_dataset(variables, coords)
 
 

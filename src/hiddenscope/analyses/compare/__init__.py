@@ -79,6 +79,4 @@ def compare(
     """
     from hiddenscope.analyses.compare.compute import compare_states
 
-    return compare_states(
-        model, a, b, other=other, sites=sites, targets=targets, truncate=truncate
-    )
+    return compare_states(model, a, b, other, sites, targets, truncate)

@@ -6,7 +6,6 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hiddenscope import progress
 from hiddenscope.analyses.compare.differences import (
@@ -48,6 +47,7 @@ from hiddenscope.results.dataset import (
 from hiddenscope.results.drawing import tokens_with_gaps
 from hiddenscope.sites import Site, SitePatterns, summarise
 from hiddenscope.states import Pair, Readable
+from hiddenscope.states.arrays import Bools, Floats32
 
 if TYPE_CHECKING:
     import xarray
@@ -61,7 +61,6 @@ def compare_states(
     model: ModelLike | Readable | Pair,
     a: Texts | Inputs | Readable | Pair,
     b: Texts | Inputs | None,
-    *,
     other: ModelLike | None,
     sites: SitePatterns,
     targets: Texts | Inputs | None,
@@ -212,7 +211,7 @@ def _put_along_sites(data: "xarray.Dataset") -> None:
     l2 = data["l2"].to_numpy()
     # In a causal model the tokens before the first difference are equal everywhere, and
     # would only dilute the others.
-    differ: NDArray[np.bool_] = (np.nan_to_num(l2) > 0).any(0)
+    differ: Bools = (np.nan_to_num(l2) > 0).any(0)
     if not differ.any():
         differ = np.isfinite(l2).any(0)
     for measure in ("l2", "relative"):
@@ -275,7 +274,7 @@ def _stack_report(data: "xarray.Dataset", stack: Sequence[Comparison]) -> Compar
     )
 
 
-def _growth(sites: Sequence[Site], medians: NDArray[np.float32]) -> dict[str, Any]:
+def _growth(sites: Sequence[Site], medians: Floats32) -> dict[str, Any]:
     """Return where the median grows most from layer to layer, and how it ends.
 
     The end are the last two layers, raw, beside `final`: Hugging Face's hidden_states

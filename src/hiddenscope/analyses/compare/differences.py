@@ -3,26 +3,21 @@ pair of sites over a sample of the paired states.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from hiddenscope.analyses.compare.sides import (
-    UNKNOWN,
-    ComparedStates,
-    align_tokens,
-    stacks_of,
-)
+from hiddenscope.analyses.compare.sides import UNKNOWN, Side, Sides, align_tokens
 from hiddenscope.analyses.compare.story import AlikeSites, Similarity
 from hiddenscope.errors import SiteError, StatesError, TextError
 from hiddenscope.measures import FEWEST, WORTH_READING, linear_cka
 from hiddenscope.passes import TokenColumns
 from hiddenscope.results.dataset import Attributes, site_names
 from hiddenscope.sites import Site, SitePatterns, summarise
-from hiddenscope.states import Pair, Source, States, Tokens
+from hiddenscope.states import Source, States, Tokens
+from hiddenscope.states.arrays import Floats32
 
 if TYPE_CHECKING:
     import xarray
@@ -67,7 +62,7 @@ class Comparison:
     source: tuple[Source, Source]
     sites: tuple[Site, ...]
     columns: TokenColumns
-    measures: dict[str, NDArray[np.float32]] | None
+    measures: dict[str, Floats32] | None
 
     @property
     def stack(self) -> str | None:
@@ -80,26 +75,30 @@ class Comparison:
         return self.source[0] == self.source[1] != UNKNOWN
 
     @property
-    def paired(self) -> NDArray[np.int64]:
+    def paired(self) -> torch.Tensor:
         """Return the rows of both sides that stand in one column, `[2, pair]`."""
-        rows = [(i, j) for i, j in self.columns if i is not None and j is not None]
-        return np.array(rows, dtype=np.int64).reshape(-1, 2).T
+        return _paired(self.columns)[:2]
+
+
+def _paired(columns: TokenColumns) -> torch.Tensor:
+    """Return the rows of both sides that stand in one column, and the column."""
+    rows = []
+    for place, (i, j) in enumerate(columns):
+        if i is not None and j is not None:
+            rows.append((i, j, place))
+    return torch.tensor(rows, dtype=torch.long).reshape(-1, 3).T
 
 
 def compare_text(
-    number: int,
-    pair: tuple[ComparedStates, ComparedStates],
-    sites: SitePatterns,
-    *,
-    by_spans: bool,
+    number: int, pair: Sides, sites: SitePatterns, *, by_spans: bool
 ) -> Iterator[tuple[Comparison, tuple[States, States]]]:
     """Compare one text, stack by stack; yield the states that were measured, too."""
-    if type(pair[0]) is not type(pair[1]):
+    if len(pair[0]) != len(pair[1]):
         reason = "one has an encoder and a decoder and the other one stack"
         raise StatesError(
             "Cannot compare the two models", reason, "Compare models of one kind."
         )
-    for a, b in zip(stacks_of(pair[0]), stacks_of(pair[1]), strict=True):
+    for a, b in zip(*pair, strict=True):
         a, b = a.select(sites=sites), b.select(sites=sites)
         columns = align_tokens(a.tokens, b.tokens, by_spans=by_spans)
         common = tuple(site for site in a.sites if site in b.sites)
@@ -113,7 +112,7 @@ def compare_text(
                     "Choose sites that are in both.",
                 )
             measures = measured(a, b, common, columns)
-        elif isinstance(pair[0], Pair):
+        elif len(pair[0]) > 1:
             reason = f"the {a.sites[0].stack}s are {a.width} and {b.width} wide"
             remedy = "Compare one stack: compare(a.encoder, b.encoder)."
             raise StatesError("Cannot compare the two encoder-decoders", reason, remedy)
@@ -129,10 +128,10 @@ def compare_text(
         yield comparison, (a, b)
 
 
-def largest_relative(first: ComparedStates, second: ComparedStates) -> float:
+def largest_relative(first: Side, second: Side) -> float:
     """Return the largest relative difference of one text's states computed twice."""
     largest = 0.0
-    for a, b in zip(stacks_of(first), stacks_of(second), strict=True):
+    for a, b in zip(first, second, strict=True):
         columns: TokenColumns = [(row, row) for row in range(len(a.tokens))]
         # The second run may hold two copies of the text.
         relative = measured(a, b.of(0), a.sites, columns)["relative"]
@@ -142,20 +141,14 @@ def largest_relative(first: ComparedStates, second: ComparedStates) -> float:
 
 def measured(
     a: States, b: States, sites: tuple[Site, ...], columns: TokenColumns
-) -> dict[str, NDArray[np.float32]]:
+) -> dict[str, Floats32]:
     """Return every measure, `[site, column]`, NaN in gaps.
 
     They are computed in float64 and returned as float32.
     """
     shape = len(sites), len(columns)
     cells = {name: np.full(shape, np.nan, dtype=np.float32) for name in MEASURES}
-    places = []
-    pairs = []
-    for place, (i, j) in enumerate(columns):
-        if i is not None and j is not None:
-            places.append(place)
-            pairs.append((i, j))
-    left, right = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T
+    left, right, places = _paired(columns)
     for row, site in enumerate(sites):
         x = a[site].detach().cpu()[left].double()
         y = b[site].detach().cpu()[right].double()
@@ -174,7 +167,7 @@ def measured(
             "deviation": difference.std(-1, correction=0),
         }
         for name, values in numbers.items():
-            cells[name][row, places] = values.numpy()
+            cells[name][row, places.numpy()] = values.numpy()
     return cells
 
 
@@ -193,7 +186,7 @@ class CKASample:
 
     def add(self, comparison: Comparison, sides: tuple[States, States]) -> None:
         """Add the paired tokens of one text."""
-        paired = torch.from_numpy(comparison.paired)
+        paired = comparison.paired
         count = paired.shape[1]
         self.pairs += count
         draws = torch.rand(count, generator=self._generator)
@@ -235,17 +228,16 @@ def put_cka(
     rows = [names.index(site) for site in data["site"].to_numpy().tolist()]
     cka, chance = (values.float().numpy() for values in linear_cka(x, y))
     for name, values in (("cka", cka), ("cka_chance", chance)):
-        attributes = {"long_name": CKA[name]}
-        data[name] = ("site", "source_site"), values[rows], attributes
+        data[name] = ("site", "source_site"), values[rows], {"long_name": CKA[name]}
     data.coords["source_site"] = other_names
     shown = cka[rows]
+    counts = Similarity(tokens=sample.pairs, sampled_tokens=x.shape[1])
     if not np.isfinite(shown).any():
-        return Similarity(tokens=sample.pairs, sampled_tokens=x.shape[1])
+        return counts
     row, column = np.unravel_index(np.nanargmax(shown), shown.shape)
     median_by_chance = float(np.nanmedian(chance))
-    return Similarity(
-        tokens=sample.pairs,
-        sampled_tokens=x.shape[1],
+    return replace(
+        counts,
         median=float(np.nanmedian(cka)),
         median_by_chance=median_by_chance,
         most_alike=AlikeSites(

@@ -18,17 +18,17 @@ from hiddenscope.passes import (
     record,
     require_recordable,
 )
+from hiddenscope.passes.buffers import stacks_in
 from hiddenscope.passes.resume import trial_texts
 from hiddenscope.sites import Site, SitePatterns, select
 from hiddenscope.states import Pair, Readable, Source, States, Tokens
 from hiddenscope.states.mixed import one_tensor, stack_sites
 
-ComparedStates: TypeAlias = States | Pair
-"""The states of one side of a comparison."""
+Side: TypeAlias = list[States]
+"""The states of one text on one side of a comparison, stack by stack."""
+Sides: TypeAlias = tuple[Side, Side]
 Run: TypeAlias = Literal["together", "apart", "two_models", "states"]
-Repeated: TypeAlias = tuple[
-    ComparedStates, ComparedStates, Literal["two_copies", "two_runs"]
-]
+Repeated: TypeAlias = tuple[Side, Side, Literal["two_copies", "two_runs"]]
 
 TRIAL_TOKENS = 7
 UNKNOWN = Source("states of no named model")
@@ -44,7 +44,7 @@ class TextPairs:
     in "two_copies" or in "two_runs".
     """
 
-    pairs: Iterator[tuple[ComparedStates, ComparedStates]]
+    pairs: Iterator[Sides]
     count: int
     run: Run
     note: str = ""
@@ -68,12 +68,12 @@ def from_model(model: Model, a: Inputs, b: Inputs, sites: SitePatterns) -> TextP
     first = a.some([0])
 
     def repeat() -> Repeated:
-        single = record(model, first, sites).states
+        single = _run(model, first, sites)
         try:
             # Not every model runs two copies in one batch.
-            copies = record(model, _joined(first, first), sites).states
+            copies = _run(model, _joined(first, first), sites)
         except Exception:
-            return single, record(model, first, sites).states, "two_runs"
+            return single, _run(model, first, sites), "two_runs"
         return single, copies, "two_copies"
 
     batching = model.batching
@@ -138,16 +138,16 @@ def _plain(texts: Any) -> Any:
 
 def _together(
     model: Model, a: Inputs, b: Inputs, sites: SitePatterns
-) -> Iterator[tuple[ComparedStates, ComparedStates]]:
+) -> Iterator[Sides]:
     for number in range(len(a)):
         first, second = a.some([number]), b.some([number])
         targets = [side.targets and side.targets.ids for side in (first, second)]
         if first.ids == second.ids and targets[0] == targets[1]:
             # Run it once: two rows of a batch may be rounded differently.
-            states = record(model, first, sites).states
+            states = _run(model, first, sites)
             yield states, states
         else:
-            both = record(model, _joined(first, second), sites).states
+            both = _run(model, _joined(first, second), sites)
             yield _of_text(both, 0), _of_text(both, 1)
 
 
@@ -159,8 +159,7 @@ def _rounds_alike(model: Model) -> bool:
     text = trial_texts(model, [TRIAL_TOKENS], seed=13)
     if model.encoder_decoder:
         text = text.with_targets(trial_texts(model, [TRIAL_TOKENS], seed=14))
-    both = record(model, _joined(text, text)).states
-    for stack in stacks_of(both):
+    for stack in _run(model, _joined(text, text), "layer.*,final"):
         first, second = stack.of(0).values, stack.of(1).values
         if not torch.equal(one_tensor(first), one_tensor(second)):
             return False
@@ -169,11 +168,18 @@ def _rounds_alike(model: Model) -> bool:
 
 def _apart(
     models: tuple[Model, Model], inputs: tuple[Inputs, Inputs], sites: SitePatterns
-) -> Iterator[tuple[ComparedStates, ComparedStates]]:
+) -> Iterator[Sides]:
     for number in range(len(inputs[0])):
-        first = record(models[0], inputs[0].some([number]), sites).states
-        second = record(models[1], inputs[1].some([number]), sites).states
-        yield first, second
+        first, second = (side.some([number]) for side in inputs)
+        yield _run(models[0], first, sites), _run(models[1], second, sites)
+
+
+def _run(model: Model, inputs: Inputs, sites: SitePatterns) -> Side:
+    return stacks_in(record(model, inputs, sites).states)
+
+
+def _of_text(side: Side, number: int) -> Side:
+    return [stack.of(number) for stack in side]
 
 
 def _joined(a: Inputs, b: Inputs) -> Inputs:
@@ -214,61 +220,41 @@ def _text_count(side: Readable | Pair) -> int:
     return side.tokens.count
 
 
-def _by_text(side: Readable | Pair, sites: SitePatterns) -> Iterator[ComparedStates]:
+def _by_text(side: Readable | Pair, sites: SitePatterns) -> Iterator[Side]:
     """Yield one text after another.
 
     Of a source that is read in blocks, one block for each site is held at a time.
     """
     if isinstance(side, States | Pair):
         for number in range(_text_count(side)):
-            yield _of_text(side, number)
+            yield _of_text(stacks_in(side), number)
         return
     selected = select(sites, side.sites)
     source = getattr(side, "source", None)
     if not isinstance(source, Source):
         source = UNKNOWN
-    readers = [_RowReader(side, site) for site in selected]
-    for number in range(side.tokens.count):
-        tokens = side.tokens.of(number)
-        rows = [reader.take(len(tokens)) for reader in readers]
-        yield States(selected, stack_sites(selected, rows), tokens, source)
+    by_site = [_rows_by_text(side, site) for site in selected]
+    for number, rows in enumerate(zip(*by_site, strict=True)):
+        values = stack_sites(selected, rows)
+        yield [States(selected, values, side.tokens.of(number), source)]
 
 
-class _RowReader:
-    """The rows of one site in order, as many at a time as are needed."""
-
-    def __init__(self, source: Readable, site: Site) -> None:
-        self.site = site
-        self._blocks = source.blocks(site)
-        self._rest = next(self._blocks, torch.zeros(0))
-
-    def take(self, count: int) -> torch.Tensor:
-        """Return the next rows."""
-        parts = [self._rest[:count]]
-        missing = count - len(self._rest)
-        while missing > 0:
-            self._rest = next(self._blocks, self._rest[:0])
-            if not len(self._rest):
+def _rows_by_text(source: Readable, site: Site) -> Iterator[torch.Tensor]:
+    """Yield the rows of one site, text by text."""
+    blocks = source.blocks(site)
+    rest = next(blocks, torch.zeros(0))
+    for length in source.tokens.lengths.tolist():
+        while len(rest) < length:
+            block = next(blocks, None)
+            if block is None:
                 raise StatesError(
-                    f"Cannot read the states at {self.site}",
+                    f"Cannot read the states at {site}",
                     "its blocks have fewer rows than there are tokens",
                     "Give one row for each token.",
                 )
-            parts.append(self._rest[:missing])
-            missing -= len(self._rest)
-        self._rest = self._rest[len(parts[-1]) :]
-        return torch.cat(parts)
-
-
-def stacks_of(side: ComparedStates) -> list[States]:
-    """Return the states of each stack."""
-    return [side.encoder, side.decoder] if isinstance(side, Pair) else [side]
-
-
-def _of_text(side: ComparedStates, number: int) -> ComparedStates:
-    if isinstance(side, Pair):
-        return Pair(side.encoder.of(number), side.decoder.of(number))
-    return side.of(number)
+            rest = torch.cat([rest, block])
+        yield rest[:length]
+        rest = rest[length:]
 
 
 def align_tokens(a: Tokens, b: Tokens, *, by_spans: bool) -> TokenColumns:

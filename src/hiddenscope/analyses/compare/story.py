@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 
 from hiddenscope.results import Aside, Report, Result, Section, frozen
-from hiddenscope.results.drawing import grid_of, labels, long_name, tokens_with_gaps
-from hiddenscope.results.pictures import Grid, Lines, Measure, Series
+from hiddenscope.results.drawing import grid_of, labels, pair_grid, tokens_with_gaps
+from hiddenscope.results.pictures import Grid, Lines, Series
 from hiddenscope.results.sentences import (
     UNTESTED,
     counted,
@@ -129,7 +129,15 @@ def story(report: CompareReport, result: Result) -> Iterator[Section]:
     untested: list[str] = []
     if report.cka or any(stack.largest_relative for stack in report.stacks):
         untested.append(UNTESTED)
-    closing = [*map(Aside, _remarks(report)), *map(Aside, untested)]
+    remarks = [*report.notes, *untested]
+    floor = report.rounding_floor
+    if floor:
+        remarks.insert(
+            0,
+            f"Rounding alone makes the first text, run {RUNS[floor.between]}, differ"
+            f" from itself by {floor.relative:.2g} of its norm.",
+        )
+    closing = list(map(Aside, remarks))
     subject = "The two models" if two_models else "The texts of the two sides"
     if report.texts == 1 and not two_models:
         subject = "The two texts"
@@ -172,22 +180,19 @@ def story(report: CompareReport, result: Result) -> Iterator[Section]:
                 folded=True,
             )
     if report.cka:
+        rows, columns = side_names(result.source)
+        grid = pair_grid(
+            result.data,
+            ("cka", "cka_chance"),
+            f"How similar every pair of sites is: {_title(report, result)}",
+            f"Columns are sites of {columns}, rows are sites of {rows}.",
+        )
         yield Section(
             "How similar is every pair of sites?",
             (*_cka(report.cka), *untested, *closing),
-            (_cka_grid(report, result),),
+            (grid,),
             "A cell compares the states of two sites over all tokens by linear CKA.",
         )
-
-
-def _remarks(report: CompareReport) -> Iterator[str]:
-    floor = report.rounding_floor
-    if floor:
-        yield (
-            f"Rounding alone makes the first text, run {RUNS[floor.between]}, differ"
-            f" from itself by {floor.relative:.2g} of its norm."
-        )
-    yield from report.notes
 
 
 def _grid(report: CompareReport, result: Result) -> Grid:
@@ -245,19 +250,6 @@ def _along_layers(result: Result) -> Iterator[Lines]:
             unit=unit,
             scale=data[measure].attrs.get("scale", "linear"),
         )
-
-
-def _cka_grid(report: CompareReport, result: Result) -> Grid:
-    variables = [result.data[name] for name in ("cka", "cka_chance")]
-    first, second = side_names(result.source)
-    return Grid(
-        f"How similar every pair of sites is: {_title(report, result)}",
-        labels(result.data, "site"),
-        labels(result.data, "source_site"),
-        tuple(Measure(long_name(v), v.to_numpy(), limits=(0, 1)) for v in variables),
-        note=f"Columns are sites of {second}, rows are sites of {first}.",
-        x_name="site",
-    )
 
 
 def _title(report: CompareReport, result: Result) -> str:

@@ -57,12 +57,4 @@ def embed(
     """
     from hiddenscope.analyses.embed.compute import embed_texts
 
-    return embed_texts(
-        model,
-        texts,
-        site=site,
-        pool=pool,
-        normalize=normalize,
-        adjust=adjust,
-        truncate=truncate,
-    )
+    return embed_texts(model, texts, site, pool, normalize, adjust, truncate)

@@ -18,6 +18,7 @@ from hiddenscope.states import Pooling
 from hiddenscope.vectors import vectors
 from hiddenscope.vectors.collection import as_trained, last_site
 from hiddenscope.vectors.dataset import texts_of
+from hiddenscope.vectors.vectors import single_site
 
 Adjust: TypeAlias = Literal["centre", "whiten"]
 
@@ -33,7 +34,6 @@ ROUNDING = 1e-6
 def embed_texts(
     model: ModelLike | Any,
     texts: Texts | Inputs | Any,
-    *,
     site: str | Site | None,
     pool: Pooling | None,
     normalize: bool,
@@ -50,12 +50,7 @@ def embed_texts(
     sites = last_site(model) if site is None else site
     listed, pooling, limit = as_trained(model, texts_of(texts), pool, truncate)
     rows = vectors(model, listed, sites=sites, pool=pooling, truncate=limit)
-    if len(rows.sites) > 1:
-        raise StatesError(
-            f"{str(site)[:60]!r} names {len(rows.sites)} sites",
-            "it must name one",
-            "Choose one of them.",
-        )
+    single_site(site, rows.sites)
     values = rows.values[0]
     if len(values) > 1:
         cosine = mean_cosine(values)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hiddenscope.results import Aside, Report, Result, Section, frozen
 from hiddenscope.results.pictures import Grid, Lines, Measure, Series, View
@@ -26,27 +25,30 @@ class EmbedReport(Report):
 
 def story(report: EmbedReport, result: Result) -> Iterator[Section]:
     """Yield one section: how alike the vectors are, and their components."""
+    vectors = result.data["vector"].to_numpy()
+    strings = result.data["string"].to_numpy()
+    precise = vectors[:MOST_TEXTS].astype(np.float64)
+    norms = np.linalg.norm(precise, axis=1, keepdims=True)
+    unit = precise / np.where(norms > 0, norms, 1.0)
+    cosines = unit @ unit.T
     findings = [f"{counted(report.texts, 'vector')}, {report.width:,} wide."]
     if report.texts > 1:
         mean = report.mean_cosine
         findings.append(f"The mean cosine of two of them is {mean:.2f}.")
     if 1 < report.texts <= MOST_TEXTS:
-        cosines = _cosines(result.data["vector"].to_numpy())
-        np.fill_diagonal(cosines, -np.inf)
-        first, second = divmod(int(cosines.argmax()), len(cosines))
-        strings = result.data["string"].to_numpy()
+        others = np.where(np.eye(len(cosines)), -np.inf, cosines)
+        first, second = divmod(int(others.argmax()), len(others))
         findings.append(
             f"Nearest are {quote(strings[first])} and {quote(strings[second])}, with"
-            f" cosine {cosines.max():.2f}."
+            f" cosine {others.max():.2f}."
         )
     title = result.title.capitalize()
-    vectors = result.data["vector"].to_numpy()
-    texts = [" ".join(str(text).split()) for text in result.data["string"].to_numpy()]
+    texts = [" ".join(str(text).split()) for text in strings]
     names = distinct([text[:LONGEST_NAME] for text in texts])
     model, count = result.source["model"], len(names)
     views: list[View] = []
     if count > 1:
-        every = _cosines(vectors[:MOST_TEXTS])[::-1].astype(np.float32)
+        every = cosines[::-1].astype(np.float32)
         grid = Grid(
             f"The cosine of every two texts in {model}",
             names[:MOST_TEXTS][::-1],
@@ -71,11 +73,3 @@ def story(report: EmbedReport, result: Result) -> Iterator[Section]:
 
 def _first(shown: int, count: int) -> str:
     return f"The first {shown} of {count} texts." if count > shown else ""
-
-
-def _cosines(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
-    precise = vectors.astype(np.float64)
-    norms = np.linalg.norm(precise, axis=1, keepdims=True)
-    unit = precise / np.where(norms > 0, norms, 1.0)
-    cosines: NDArray[np.float64] = unit @ unit.T
-    return cosines

@@ -2,7 +2,8 @@
 
 compute  the readings as labelled arrays, and the report
 reading  the unembedding applied to states, and measures of the logits
-fitted   lenses that are fitted to a model: `fitting` makes them, `maps` keeps them
+fitted   lenses that are fitted to a model, saved and loaded
+fitting  the maps of such a lens, and how they are fitted
 story    what is said and shown
 """
 
@@ -77,6 +78,4 @@ def lens(
     """
     from hiddenscope.analyses.lens.compute import read_layers
 
-    return read_layers(
-        model, texts, k=k, target=target, lens=lens, sites=sites, targets=targets
-    )
+    return read_layers(model, texts, k, target, lens, sites, targets)

@@ -4,14 +4,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hiddenscope import progress
 from hiddenscope.analyses.lens.fitted import Lens, resolve
-from hiddenscope.analyses.lens.maps import mapped
+from hiddenscope.analyses.lens.fitting import mapped
 from hiddenscope.analyses.lens.reading import LensSites, Part, Reading, read_predictions
 from hiddenscope.analyses.lens.story import (
     Accuracy,
@@ -40,7 +39,7 @@ from hiddenscope.results.dataset import (
 )
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Source, States, Tokens
-from hiddenscope.states.arrays import Bools, Ints
+from hiddenscope.states.arrays import AnyArray, Bools, Floats32, Ints
 from hiddenscope.states.mixed import one_tensor, take_sites
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ NEXT = "next"
 BATCH_TOKENS = 2_048
 BATCH_SITES = 128
 
-_Columns: TypeAlias = dict[str, tuple[Dims, NDArray[Any]]]
+_Columns: TypeAlias = dict[str, tuple[Dims, AnyArray]]
 
 CELLS = ("site", "token")
 RANKED = ("site", "token", "rank")
@@ -98,7 +97,6 @@ class Target:
 def read_layers(
     model: ModelLike,
     texts: Texts | Inputs,
-    *,
     k: int,
     target: str | int | None,
     lens: str | os.PathLike[str] | Lens,
@@ -151,21 +149,21 @@ def read_layers(
             settled_from=predictions.first(settled),
         )
     accuracy = None
-    if "accuracy" in data and predictions.whole:
-        shares = data["accuracy"].to_numpy()[predictions.whole]
-        whole = [str(predictions.sites[row]) for row in predictions.whole]
+    if "accuracy" in data and predictions.whole.any():
+        whole = data["accuracy"].isel(site=predictions.whole)
+        names, shares = whole["site"].values.tolist(), whole.to_numpy()
         accuracy = Accuracy(
             tokens=int((next_ids(tokens) >= 0).sum()),
-            site=whole[-1],
+            site=names[-1],
             value=float(shares[-1]),
-            half_from=half_from(whole, shares),
+            half_from=half_from(names, shares),
         )
     report = LensReport(
         lens="logit" if fitted is None else fitted.kind,
         texts=tokens.count,
         tokens=len(tokens),
         causal=predictions.causal,
-        parts=len(predictions.whole) < len(predictions.sites),
+        parts=not predictions.whole.all(),
         settled_known_from=predictions.first(predictions.known),
         half_settled_from=predictions.first(
             predictions.known & (predictions.stays.mean(1) >= 0.5)
@@ -265,17 +263,17 @@ class Predictions:
 
     `stays` [site, token]: the top token of this site, and of every site above it that
     was read, is the answer. `known` [site]: no layer above was left out, so that an
-    answer that stays is settled there.
+    answer that stays is settled there. `settled` [token]: the lowest such layer, or -1.
     """
 
     reading: Reading
     sites: tuple[Site, ...]
     tokens: Tokens
     answer: Ints
-    answer_probability: NDArray[np.float32]
+    answer_probability: Floats32
     stays: Bools
     known: Bools
-    depth: int
+    settled: Ints
     causal: bool
 
     @classmethod
@@ -292,14 +290,16 @@ class Predictions:
         stays = np.zeros_like(agrees)
         stays[stream] = stays_from(agrees[stream])
         # Where every layer of the stack above was read. `final` comes after them all.
-        layers = sites.layers
-        known = []
+        read = {site.layer for site in sites.layers}
+        layers, known = [], []
         for site in sites.selected:
-            missing = 0
-            if site.layer is not None and not site.part:
-                above = len(layers) - 1 - layers.index(site)
-                missing = depth - site.layer - above
-            known.append(not site.part and not missing)
+            layer = depth if site.layer is None else site.layer
+            layers.append(layer)
+            known.append(not site.part and read.issuperset(range(layer, depth + 1)))
+        is_settled = stays[rows] & np.array(known)[:, None]
+        by_site = np.where(is_settled, np.array(layers)[:, None], depth + 1)
+        settled = by_site.min(0)
+        settled[settled > depth] = -1
         return cls(
             reading=reading.at(rows),
             sites=sites.selected,
@@ -308,35 +308,18 @@ class Predictions:
             answer_probability=reading.probability[last, :, 0],
             stays=stays[rows],
             known=np.array(known),
-            depth=depth,
+            settled=settled,
             causal=sites.causal,
         )
 
     @property
-    def layers(self) -> Ints:
-        """Return the layer of each site; `final` counts as the last."""
-        layers = np.full(len(self.sites), self.depth, dtype=np.int64)
-        for row, site in enumerate(self.sites):
-            if site.layer is not None:
-                layers[row] = site.layer
-        return layers
-
-    @property
-    def whole(self) -> list[int]:
-        """Return the rows of whole layers and `final`."""
-        return [row for row, site in enumerate(self.sites) if not site.part]
+    def whole(self) -> Bools:
+        """Tell which sites are whole layers or `final`."""
+        return np.array([not site.part for site in self.sites])
 
     def first(self, where: Bools) -> str | None:
         """Return the first site at which a condition holds."""
         return str(self.sites[int(np.argmax(where))]) if where.any() else None
-
-    @property
-    def settled(self) -> Ints:
-        """Return the lowest layer at which each token's answer is settled, or -1."""
-        settled = self.stays & self.known[:, None]
-        lowest: Ints = np.where(settled, self.layers[:, None], self.depth + 1).min(0)
-        lowest[lowest > self.depth] = -1
-        return lowest
 
 
 def next_ids(tokens: Tokens) -> Ints:
@@ -437,7 +420,7 @@ def _target_rank(
     # Where more than k words are alike, none is among the top k.
     tied_beyond = tied & (np.exp(reading.entropy[:, -1]) > k + 0.5)
     # Parts do not come one after another as layers do: for them nothing is the first.
-    whole = np.array([not site.part for site in predictions.sites])
+    whole = predictions.whole
     last = data["target_probability"].to_numpy()[:, -1]
     in_top_k = whole & (rank[:, -1] <= k) & ~tied_beyond
     return TargetRank(
@@ -454,7 +437,7 @@ def _target_rank(
     )
 
 
-def half_from(sites: Sequence[str], accuracy: NDArray[np.float32]) -> str | None:
+def half_from(sites: Sequence[str], accuracy: Floats32) -> str | None:
     """Return the lowest site from which on accuracy stays at half the last site's.
 
     It is None where the accuracy at the last site is 0.

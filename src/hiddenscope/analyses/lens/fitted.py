@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hiddenscope.analyses.lens.fitting import fit_jacobian, fit_tuned
-from hiddenscope.analyses.lens.maps import (
+from hiddenscope.analyses.lens.fitting import (
     Map,
     PathLike,
+    fit_jacobian,
+    fit_tuned,
     read_lens_file,
     unreadable,
     write_lens_file,

@@ -1,4 +1,4 @@
-"""Fit a lens to a model.
+"""Fit a lens to a model: one affine map for each layer, and the files that hold them.
 
 The tuned lens has for each layer the affine map nearest to the last layer. It is a
 ridge regression of the last layer on this one, held towards the identity. Every row is
@@ -20,28 +20,29 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope import progress
-from hiddenscope.analyses.lens.maps import (
-    Map,
-    PathLike,
-    layer_states,
-    mapped,
-    read_lens_file,
-    write_lens_file,
-)
 from hiddenscope.analyses.lens.reading import LensSites, read_predictions
 from hiddenscope.errors import FileError, TextError
+from hiddenscope.files import read_tensors, write_tensors
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
 from hiddenscope.passes.jacobian import tape
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.results import Facts
+from hiddenscope.sites import Site
+from hiddenscope.states import States
+from hiddenscope.states.arrays import Floats
+from hiddenscope.states.mixed import one_tensor
+
+PathLike: TypeAlias = str | os.PathLike[str]
 
 # As a share of each channel's own sum of squares.
 PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0)
@@ -57,6 +58,45 @@ FORMAT = "hiddenscope.lens.partial/1"
 VECTORS = 64
 # Seconds between two writes of an unfinished fit.
 SAVE_EVERY = 30.0
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """An affine map of states: `matrix` [width, width], and `bias` [width] if any.
+
+    >>> double = Map(2 * torch.eye(2), torch.tensor([1.0, 0.0]))
+    >>> double.apply(torch.tensor([[1.0, 1.0]]))
+    tensor([[3., 2.]])
+    """
+
+    matrix: Tensor
+    bias: Tensor | None = None
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """Map rows [token, width]; they keep their dtype."""
+        wide = rows.to(torch.promote_types(rows.dtype, self.matrix.dtype))
+        result = wide @ self.matrix.to(wide).T
+        if self.bias is not None:
+            result = result + self.bias.to(wide)
+        return result.to(rows.dtype)
+
+
+def mapped(states: Tensor, layers: Sequence[Site], maps: Mapping[int, Map]) -> Tensor:
+    """Map states [layer, token, width]; a layer without a map stays as it is."""
+    results = []
+    for site, rows in zip(layers, states, strict=True):
+        layer_map = maps.get(site.layer or 0)
+        if layer_map is not None:
+            rows = layer_map.apply(rows)
+        results.append(rows)
+    return torch.stack(results)
+
+
+def layer_states(model: Model, inputs: Inputs, sites: LensSites) -> Tensor:
+    """Capture all layers [layer, token, width], on the device that computes them."""
+    states = model.capture(inputs, list(sites.layers), keep="device")
+    assert isinstance(states, States), "the sites are in one stack"
+    return one_tensor(states.values)
 
 
 def fit_tuned(
@@ -171,11 +211,11 @@ def _best_maps(
 
 def _divergence(
     unembedding: Unembedding, states: Tensor, sites: LensSites, maps: Mapping[int, Map]
-) -> NDArray[np.float64]:
+) -> Floats:
     """Return each layer's mean KL divergence, through its map, from the prediction."""
     values = mapped(states, sites.layers, maps)
     reading = read_predictions([(unembedding, values)], len(values) - 1, k=1)
-    divergence: NDArray[np.float64] = reading.kl.mean(1, dtype=np.float64)
+    divergence: Floats = reading.kl.mean(1, dtype=np.float64)
     return divergence
 
 
@@ -183,8 +223,7 @@ class RidgeRegression:
     """The sums, in float64, of the ridge regression of the last layer on another."""
 
     def __init__(self) -> None:
-        self.squares = torch.zeros(0)
-        self.products = torch.zeros(0)
+        self.squares = self.products = torch.zeros((), dtype=torch.float64)
 
     def add(self, layer: Tensor, last: Tensor) -> None:
         """Add the states [token, width] of some tokens at the layer and at the last."""
@@ -193,13 +232,8 @@ class RidgeRegression:
         scale = last.shape[1] ** 0.5 / norms
         # The column of ones is the bias.
         rows = torch.cat([layer, torch.ones_like(layer[:, :1])], 1) * scale
-        squares = rows.T @ rows
-        products = rows.T @ ((last - layer) * scale)
-        if self.squares.numel():
-            squares = self.squares + squares
-            products = self.products + products
-        self.squares = squares
-        self.products = products
+        self.squares = self.squares + rows.T @ rows
+        self.products = self.products + rows.T @ ((last - layer) * scale)
 
     def map(self, penalty: float) -> Map:
         """Solve for the map h + A h + b, with a penalty on A."""
@@ -271,9 +305,7 @@ class JacobianSums:
     def add(self, text: Mapping[int, Tensor]) -> None:
         """Add the Jacobians of one text."""
         for layer, jacobian in text.items():
-            if layer in self.totals:
-                jacobian = self.totals[layer] + jacobian
-            self.totals[layer] = jacobian
+            self.totals[layer] = self.totals.get(layer, 0) + jacobian
         self.texts += 1
         if time.monotonic() - self._saved_at > SAVE_EVERY:
             self.save()
@@ -305,3 +337,39 @@ def jacobians(model: Model, text: Inputs, sites: LensSites) -> Mapping[int, Tens
                 if site != sites.last:
                     parts[site.layer or 0].append(products.double().mean(1).cpu())
     return {layer: torch.cat(rows) for layer, rows in parts.items()}
+
+
+def write_lens_file(
+    path: PathLike,
+    file_format: str,
+    tensors: Mapping[str, Tensor],
+    header: Mapping[str, object],
+) -> None:
+    """Write tensors and their header; the suffix must be .safetensors."""
+    if Path(path).suffix.lower() != ".safetensors":
+        raise FileError(
+            f"Cannot save a lens as {os.fspath(path)!r}",
+            "a lens is a .safetensors file",
+            "Give the path that suffix.",
+        )
+    write_tensors(path, tensors, {"format": file_format, "lens": json.dumps(header)})
+
+
+def read_lens_file(
+    path: PathLike, file_format: str
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `write_lens_file` wrote."""
+    tensors, header = read_tensors(path, "a lens", file_format)
+    try:
+        return tensors, dict(json.loads(header["lens"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: PathLike, error: Exception) -> FileError:
+    """Return the error for a file that holds no lens."""
+    return FileError(
+        f"Cannot read a lens from {os.fspath(path)!r}",
+        f"it is damaged or of another kind ({error})",
+        "Fit the lens again.",
+    )

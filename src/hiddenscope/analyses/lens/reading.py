@@ -7,13 +7,12 @@ of the blocks are combined in float64. On a GPU the whole vocabulary is one bloc
 nothing waits for a result: all of them are copied to the host at the end.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.errors import NotFinite, SiteError
@@ -21,7 +20,7 @@ from hiddenscope.model import Model
 from hiddenscope.passes.buffers import block_memory
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site, SitePatterns
-from hiddenscope.states.arrays import Ints
+from hiddenscope.states.arrays import Bools, Floats32, Ints
 
 Part: TypeAlias = tuple[Unembedding, Tensor]
 """States [site, token, width], and the unembedding that reads them."""
@@ -116,10 +115,10 @@ class Reading:
     """
 
     top_ids: Ints
-    probability: NDArray[np.float32]
-    entropy: NDArray[np.float32]
-    kl: NDArray[np.float32]
-    target_log_probability: NDArray[np.float32]
+    probability: Floats32
+    entropy: Floats32
+    kl: Floats32
+    target_log_probability: Floats32
     target_rank: Ints
 
     @classmethod
@@ -136,21 +135,21 @@ class Reading:
         return cls(**columns)
 
     @property
-    def tied(self) -> NDArray[np.bool_]:
+    def tied(self) -> Bools:
         """Tell where several words share all of the probability alike.
 
         There the probability of the top one, which is any of them, times the
         exponential of the entropy is 1, the least that it can be.
         """
         ratio = self.probability[:, :, 0] * np.exp(self.entropy)
-        tied: NDArray[np.bool_] = ratio <= 1 + EVEN
+        tied: Bools = ratio <= 1 + EVEN
         return tied & (self.entropy >= ENTROPY_OF_TWO)
 
-    def predicts(self, words: Ints) -> NDArray[np.bool_]:
+    def predicts(self, words: Ints) -> Bools:
         """Tell for each site whether it predicts the word given for each token, and
         not any of several that are alike.
         """
-        predicted: NDArray[np.bool_] = self.top_ids[:, :, 0] == words
+        predicted: Bools = self.top_ids[:, :, 0] == words
         return predicted & ~self.tied
 
     def at(self, sites: Sequence[int]) -> "Reading":
@@ -172,24 +171,17 @@ def read_predictions(
     `answer` is the site, counted through all parts, whose prediction is the model's
     own. `targets` is a word for each token, -1 for none.
     """
-    columns = _measure(parts, answer, k, targets, advance, lowest=None)
-    if not _finite(columns):
-        # A word that can never be predicted has the logit -inf.
-        columns = _measure(
-            parts, answer, k, targets, lambda amount: None, lowest=LOWEST_LOGIT
-        )
-    if not _finite(columns):
-        raise NotFinite(
-            "Cannot read the logits of a lens",
-            "they hold a NaN or an infinity",
-            "Look at the states.",
-        )
-    return Reading(**{name: values.numpy() for name, values in columns.items()})
-
-
-def _finite(columns: Mapping[str, Tensor]) -> bool:
-    entropy, kl = columns["entropy"], columns["kl"]
-    return bool(entropy.isfinite().all() and kl.isfinite().all())
+    # A word that can never be predicted has the logit -inf. Then all is read again.
+    attempts = ((advance, None), (lambda amount: None, LOWEST_LOGIT))
+    for report, lowest in attempts:
+        columns = _measure(parts, answer, k, targets, report, lowest)
+        if bool((columns["entropy"] + columns["kl"]).isfinite().all()):
+            return Reading(**{name: part.numpy() for name, part in columns.items()})
+    raise NotFinite(
+        "Cannot read the logits of a lens",
+        "they hold a NaN or an infinity",
+        "Look at the states.",
+    )
 
 
 def _measure(
@@ -205,9 +197,9 @@ def _measure(
     device = unembedding.device
     sites = sum(len(values) for _, values in parts)
     tokens = states.shape[1]
-    blocks = _Blocks.of(unembedding, k, targets)
-    step = max(1, min(tokens, blocks.rows // sites))
-    size = sites * step * blocks.width
+    blocks, at_once = _blocks(unembedding, k, targets)
+    step = max(1, min(tokens, at_once // sites))
+    size = sites * step * max(words.stop - words.start for words in blocks)
     buffers = torch.empty(2, size, dtype=unembedding.dtype, device=device)
     all_targets = None if targets is None else torch.from_numpy(targets).to(device)
     chunks: list[dict[str, Tensor]] = []
@@ -223,7 +215,7 @@ def _measure(
             for part, values in parts
         ]
         measures = _Measures(shape, answer, k, chunk_targets)
-        for words in blocks.slices:
+        for words in blocks:
             count = words.stop - words.start
             logits, scratch = buffers[:, : rows * count].view(2, rows, count)
             first_row = 0
@@ -249,40 +241,32 @@ def _measure(
     }
 
 
-@dataclass(frozen=True)
-class _Blocks:
-    """Blocks of the vocabulary: `width` words each, read for `rows` rows at a time."""
+def _blocks(
+    unembedding: Unembedding, k: int, targets: Ints | None
+) -> tuple[list[slice], int]:
+    """Cut the vocabulary on a CPU; elsewhere it is one block.
 
-    slices: list[slice]
-    width: int
-    rows: int
-
-    @classmethod
-    def of(cls, unembedding: Unembedding, k: int, targets: Ints | None) -> "_Blocks":
-        """Cut the vocabulary on a CPU; elsewhere it is one block.
-
-        The block of the target comes first, because its logit is compared with all
-        others.
-        """
-        count = unembedding.vocabulary
-        target_blocks: set[int] = set()
-        if targets is not None:
-            target_blocks.update((targets[targets >= 0] // WORDS).tolist())
-        blocked = (
-            unembedding.device.type == "cpu"
-            and unembedding.recipe.method != "whole"
-            and k <= WORDS
-            and len(target_blocks) <= 1
-        )
-        width = min(WORDS, count) if blocked else count
-        row_bytes = 2 * width * unembedding.dtype.itemsize
-        rows = block_memory(unembedding.device, CPU_MEMORY) // row_bytes
-        starts = list(range(0, count, width))
-        if blocked:
-            rows = min(rows, ROWS)
-            starts.sort(key=lambda start: start // WORDS not in target_blocks)
-        slices = [slice(start, min(count, start + width)) for start in starts]
-        return cls(slices, width, rows)
+    Return the blocks, and how many rows are read at a time. The block of the target
+    comes first, because its logit is compared with all others.
+    """
+    count = unembedding.vocabulary
+    target_blocks: set[int] = set()
+    if targets is not None:
+        target_blocks.update((targets[targets >= 0] // WORDS).tolist())
+    blocked = (
+        unembedding.device.type == "cpu"
+        and unembedding.recipe.method != "whole"
+        and k <= WORDS
+        and len(target_blocks) <= 1
+    )
+    width = min(WORDS, count) if blocked else count
+    row_bytes = 2 * width * unembedding.dtype.itemsize
+    rows = block_memory(unembedding.device, CPU_MEMORY) // row_bytes
+    starts = list(range(0, count, width))
+    if blocked:
+        rows = min(rows, ROWS)
+        starts.sort(key=lambda start: start // WORDS not in target_blocks)
+    return [slice(start, min(count, start + width)) for start in starts], rows
 
 
 class _Measures:

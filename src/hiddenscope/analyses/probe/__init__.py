@@ -78,12 +78,4 @@ def probe(
     """
     from hiddenscope.analyses.probe.compute import train_probes
 
-    return train_probes(
-        source,
-        data,
-        task=task,
-        pool=pool,
-        sites=sites,
-        seed=int(seed),
-        truncate=truncate,
-    )
+    return train_probes(source, data, task, pool, sites, int(seed), truncate)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hiddenscope import progress
 from hiddenscope.analyses.probe.design import Design, ProbeTarget, design_of, target_of
@@ -56,7 +55,7 @@ from hiddenscope.results.dataset import (
 )
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Pooling, Readable
-from hiddenscope.states.arrays import Floats
+from hiddenscope.states.arrays import AnyArray, Floats
 from hiddenscope.vectors import EachToken, rows_of
 
 if TYPE_CHECKING:
@@ -129,7 +128,6 @@ class Scored:
 def train_probes(
     source: ModelLike | Readable | Pair | EachToken,
     data: Any,
-    *,
     task: Task,
     pool: Pooling | None,
     sites: SitePatterns,
@@ -143,12 +141,12 @@ def train_probes(
     target = target_of(rows, task)
     scored = _score_sites(rows, target, design_of(rows, target, seed))
     report = _report(scored, "each" if pooling is None else pooling)
-    return Result("probe", _dataset(scored), report, rows.vectors.source)
+    return Result("probe", _dataset(scored), report, rows.source)
 
 
 def _score_sites(rows: Rows, target: ProbeTarget, design: Design) -> Scored:
     """Probe every site with true, control and permuted targets, then their mix."""
-    values, sites = rows.vectors.values, rows.vectors.sites
+    values, sites = rows.values, rows.sites
     probed: list[ProbedSite] = []
     scaled = torch.empty(values.shape, dtype=values.dtype)
     mixed = None
@@ -211,9 +209,7 @@ def _probe_site(
     )
 
 
-def _by_fold(
-    scores: torch.Tensor, target: ProbeTarget, design: Design
-) -> NDArray[np.float64]:
+def _by_fold(scores: torch.Tensor, target: ProbeTarget, design: Design) -> Floats:
     """Return the score of each fold.
 
     R² is relative to the mean of all rows, like the score of all folds.
@@ -286,7 +282,7 @@ def _dataset(scored: Scored) -> "xarray.Dataset":
         attributes: Any = {"long_name": long_name, **details}
         variables[key] = dims, np.array(values), attributes
 
-    def along(field: str) -> NDArray[Any]:
+    def along(field: str) -> AnyArray:
         return np.array([getattr(site, field) for site in scored.probed])
 
     values = np.array([interval.score for interval in scored.intervals])
@@ -317,7 +313,7 @@ def _dataset(scored: Scored) -> "xarray.Dataset":
     put("coef", (*by_class, "width"), along("coef"), coefficients)
     put("intercept", by_class, along("intercept"), "intercept of the probe of all rows")
     coords: Coordinates = {
-        "site": site_names(scored.rows.vectors.sites),
+        "site": site_names(scored.rows.sites),
         "fold": np.arange(scored.design.fold_count),
     }
     if classes is not None:
@@ -340,7 +336,7 @@ def _dataset(scored: Scored) -> "xarray.Dataset":
 def _report(scored: Scored, token: Pooling) -> ProbeReport:
     """Return what was probed, the best site, the sites above chance, and the mix."""
     rows, target, design = scored.rows, scored.target, scored.design
-    sites = [str(site) for site in rows.vectors.sites]
+    sites = [str(site) for site in rows.sites]
     best = int(np.argmax([interval.score for interval in scored.intervals]))
     interval, control = scored.intervals[best], scored.probed[best].control
     best_score: dict[str, Any] = {scored.score: interval.score}
@@ -349,6 +345,19 @@ def _report(scored: Scored, token: Pooling) -> ProbeReport:
     converged = [bool(fit.whole.converged.all()) for fit in fits]
     pairs = zip(sites, converged, strict=True)
     is_fixed = bool(fits[0].inner_loss.isnan().any())
+    mix_score, mixed = None, scored.mix
+    if mixed is not None:
+        largest = int(np.argmax(mixed.weights))
+        by_fold = np.argmax(mixed.fold_weights, axis=0)
+        weight = LargestWeight(
+            site=sites[largest],
+            weight=float(mixed.weights[largest]),
+            folds=int(np.sum(by_fold == largest)),
+        )
+        score: dict[str, Any] = {scored.score: mixed.score}
+        if mixed.interval is not None:
+            score["interval"] = [mixed.interval.low, mixed.interval.high]
+        mix_score = MixScore(largest_weight=weight, **score)
     classes = None
     if target.classes is not None:
         counts = zip(target.classes.tolist(), target.counts, strict=True)
@@ -358,7 +367,7 @@ def _report(scored: Scored, token: Pooling) -> ProbeReport:
         data=rows.name,
         token=token,
         rows=len(rows.labels),
-        **rows.belonging.facts | {"texts": len(set(rows.texts))},
+        **rows.belonging.facts | {"texts": len(set(rows.text_names))},
         serial_inflation=design.serial,
         folds=design.fold_count,
         score=scored.score,
@@ -375,13 +384,13 @@ def _report(scored: Scored, token: Pooling) -> ProbeReport:
         ),
         chance=target.chance,
         above_chance_at=[
-            site for site, score, p in tested if is_above(score, p, target.chance)
+            site for site, at, p in tested if is_above(at, p, target.chance)
         ],
         permutations=len(design.permuted) - 1,
         smallest_p=design.smallest_p,
-        mix=None if scored.mix is None else _mix_score(scored, scored.mix, sites),
+        mix=mix_score,
         control=Control(
-            kind="shuffled" if rows.token_ids is None else "by_token_id",
+            kind="shuffled" if rows.tokens is None else "by_token_id",
             draws=len(design.targets) - 1,
         ),
         calibrated=design.calibrated,
@@ -389,22 +398,6 @@ def _report(scored: Scored, token: Pooling) -> ProbeReport:
         all_equal_at=scored.equal or None,
         fixed_penalty=DEFAULT_PENALTY if is_fixed else None,
         not_converged_at=[site for site, is_done in pairs if not is_done] or None,
-    )
-
-
-def _mix_score(scored: Scored, mixed: Mix, sites: list[str]) -> MixScore:
-    score: dict[str, Any] = {scored.score: mixed.score}
-    if mixed.interval is not None:
-        score["interval"] = [mixed.interval.low, mixed.interval.high]
-    largest = int(np.argmax(mixed.weights))
-    largest_by_fold = np.argmax(mixed.fold_weights, axis=0)
-    return MixScore(
-        largest_weight=LargestWeight(
-            site=sites[largest],
-            weight=float(mixed.weights[largest]),
-            folds=int(np.sum(largest_by_fold == largest)),
-        ),
-        **score,
     )
 
 

@@ -98,10 +98,8 @@ class Design:
 
 def target_of(rows: Rows, task: Task) -> ProbeTarget:
     """Read the labels as classes or as numbers."""
-    return _classes(rows) if task == "classify" else _numbers(rows)
-
-
-def _classes(rows: Rows) -> ProbeTarget:
+    if task == "regress":
+        return _numbers(rows)
     labels = np.array([str(label) for label in rows.labels], dtype=object)
     if all(isinstance(label, int | np.integer) for label in rows.labels):
         labels = np.array(rows.labels)
@@ -182,8 +180,8 @@ def design_of(rows: Rows, target: ProbeTarget, seed: int) -> Design:
         seed,
         rows.groups,
         strata,
-        rows.texts,
-        rows.vectors.values,
+        rows.text_names,
+        rows.values,
     )
     if target.classes is None:
         each = PLANTED_OF_MANY if many else PLANTED
@@ -194,7 +192,7 @@ def design_of(rows: Rows, target: ProbeTarget, seed: int) -> Design:
         bootstrap = permutations.labellings[:0] if drawn is None else drawn
     # None is drawn where only the true targets can come of it.
     controls: list[torch.Tensor] = []
-    if permutations.smallest_p is not None or rows.token_ids is not None:
+    if permutations.smallest_p is not None or rows.tokens is not None:
         count = max(1, min(MAX_CONTROLS, CONTROL_ROWS // len(folds)))
         for number in range(count):
             drawn = control(target.values, rows, folds, seed + 1 + number)

@@ -3,10 +3,10 @@
 They are given by the user, ready-made (`READY`), or drawn as a control.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,17 +18,16 @@ from hiddenscope.model import Model
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Pooling, Readable, Tokens
 from hiddenscope.states.arrays import Ints
-from hiddenscope.texts import Belonging, Labelled, as_list, belonging, read
+from hiddenscope.texts import Belonging, Labelled, as_list, read
 from hiddenscope.vectors import Vectors, vectors
 from hiddenscope.vectors.dataset import (
     Dataset,
     dataset_of,
     labels_of_states,
-    strings_of,
+    texts_of_rows,
 )
 
 ReadyLabel: TypeAlias = str | float | None
-T = TypeVar("T", int, int | None)
 
 # Datasets whose tokens are probed where no texts are given.
 SHIPPED = ("cities-complete", "cities-incomplete")
@@ -44,20 +43,17 @@ SEED_STEP = 1_000_003
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class Rows(Vectors):
     """What is probed: vectors with a label for each row.
 
-    `texts` and `groups` name the text of each row and its group, as `belonging` has
-    them. `token_ids` are there if rows are tokens, and `left_out` is the number of
-    tokens without a label.
+    `text_names` and `groups` name the text of each row and its group, as `belonging`
+    has them. `left_out` is the number of tokens without a label.
     """
 
-    vectors: Vectors
     labels: list[Any]
-    token_ids: Ints | None
     name: str
     groups: list[str]
-    texts: list[str]
+    text_names: list[str]
     left_out: int
     belonging: Belonging
 
@@ -68,19 +64,13 @@ class Rows:
 
     def select(self, rows: Sequence[int]) -> "Rows":
         """Return some of the rows."""
-        tokens = self.vectors.tokens
-        values = self.vectors.values[:, rows]
         return replace(
             self,
-            vectors=replace(
-                self.vectors,
-                values=values,
-                tokens=None if tokens is None else tokens.select(rows),
-            ),
+            values=self.values[:, rows],
+            tokens=None if self.tokens is None else self.tokens.select(rows),
             labels=[self.labels[row] for row in rows],
             groups=[self.groups[row] for row in rows],
-            texts=[self.texts[row] for row in rows],
-            token_ids=None if self.token_ids is None else self.token_ids[rows],
+            text_names=[self.text_names[row] for row in rows],
         )
 
 
@@ -109,13 +99,10 @@ def labelled_rows(
             is_decoder = rows.sites[0].stack == "decoder"
             source = source.decoder if is_decoder else source.encoder
         dataset = replace(dataset, texts=source.tokens)
-    strings = strings_of(dataset.texts)
     if rows.tokens is None:
         labels = _checked_labels(dataset.labels, rows.values.shape[1], "text")
-        text_of = list(range(len(strings)))
     else:
         labels = _token_labels(rows.tokens, dataset.labels, task)
-        text_of = rows.tokens.text.tolist()
     # Ready-made labels may leave some tokens out.
     labelled = [row for row, label in enumerate(labels) if label is not None]
     if not labelled:
@@ -124,21 +111,17 @@ def labelled_rows(
             "no token has such a label",
             "Give longer texts.",
         )
-    by_text: list[list[Any]] = [[] for _ in strings]
-    for row in labelled:
-        by_text[text_of[row]].append(labels[row])
-    together = belonging(strings, by_text, dataset.groups)
+    text_of, belonging = texts_of_rows(rows, dataset, labels)
     whole = Rows(
-        rows,
-        labels,
-        None if rows.tokens is None else rows.tokens.ids,
-        dataset.name,
-        groups=[together.groups[text] for text in text_of],
-        texts=[together.texts[text] for text in text_of],
+        **vars(rows),
+        labels=labels,
+        name=dataset.name,
+        groups=[belonging.groups[text] for text in text_of],
+        text_names=[belonging.texts[text] for text in text_of],
         left_out=len(labels) - len(labelled),
-        belonging=together,
+        belonging=belonging,
     )
-    first = [row for row in labelled if together.first[text_of[row]]]
+    first = [row for row in labelled if belonging.first[text_of[row]]]
     return whole if len(first) == len(labels) else whole.select(first)
 
 
@@ -252,8 +235,8 @@ def position(tokens: Tokens, task: str) -> list[ReadyLabel]:
     if task == "regress":
         return [float(place) for place in tokens.positions]
     levels = [int(place).bit_length() for place in tokens.positions]
-    texts = _texts_of(levels, tokens)
-    frequent = [level for level in texts if len(texts[level]) >= MIN_TEXTS]
+    texts = _text_counts(levels, tokens)
+    frequent = [level for level in texts if texts[level] >= MIN_TEXTS]
     last = max(frequent, default=max(texts))
     names = {0: "0", 1: "1"}
     for level in range(2, last + 1):
@@ -263,12 +246,10 @@ def position(tokens: Tokens, task: str) -> list[ReadyLabel]:
     return [names[min(level, last)] for level in levels]
 
 
-def _texts_of(values: Sequence[T], tokens: Tokens) -> dict[T, set[int]]:
-    """Return the texts in which each value occurs."""
-    texts: dict[T, set[int]] = defaultdict(set)
-    for value, text in zip(values, tokens.text, strict=True):
-        texts[value].add(int(text))
-    return texts
+def _text_counts(values: Sequence[int | None], tokens: Tokens) -> Counter[Any]:
+    """Return the number of texts in which each value occurs."""
+    pairs = set(zip(values, tokens.text.tolist(), strict=True))
+    return Counter(value for value, _ in pairs)
 
 
 def word_start(tokens: Tokens, task: str) -> list[ReadyLabel]:
@@ -312,10 +293,10 @@ def previous_token(tokens: Tokens, task: str) -> list[ReadyLabel]:
     for row in np.flatnonzero(adjacent).tolist():
         previous[row + 1] = int(tokens.ids[row])
     counts = Counter(token for token in previous if token is not None)
-    texts = _texts_of(previous, tokens)
+    texts = _text_counts(previous, tokens)
     strings = dict(zip(tokens.ids.tolist(), tokens.strings, strict=True))
     ranked = sorted(counts, key=lambda token: (-counts[token], token))
-    frequent = [token for token in ranked if len(texts[token]) >= MIN_TEXTS]
+    frequent = [token for token in ranked if texts[token] >= MIN_TEXTS]
     names: dict[int | None, str | None] = {None: None}
     for token in frequent[:FREQUENT]:
         names[token] = f"{strings[token]!r}"
@@ -343,13 +324,13 @@ def control(
     ordered = targets.sort().values
     for attempt in range(ATTEMPTS):
         attempt_seed = seed + attempt * SEED_STEP
-        if rows.token_ids is None:
+        if rows.tokens is None:
             permutations = permuted(
-                targets, 1, attempt_seed, rows.groups, folds, rows.texts
+                targets, 1, attempt_seed, rows.groups, folds, rows.text_names
             )
             drawn = permutations.labellings[-1]
         else:
-            token_types, type_of = np.unique(rows.token_ids, return_inverse=True)
+            token_types, type_of = np.unique(rows.tokens.ids, return_inverse=True)
             places = []
             for token_type in token_types:
                 # A hash below 2**64 becomes an index below the number of rows.

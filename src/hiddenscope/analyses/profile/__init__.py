@@ -61,12 +61,4 @@ def profile(
     """
     from hiddenscope.analyses.profile.compute import measure_states
 
-    return measure_states(
-        source,
-        texts,
-        sites=sites,
-        final_norm=final_norm,
-        sample=sample,
-        targets=targets,
-        truncate=truncate,
-    )
+    return measure_states(source, texts, sites, final_norm, sample, targets, truncate)

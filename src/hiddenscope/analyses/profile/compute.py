@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hiddenscope import progress
 from hiddenscope.analyses.profile.statistics import (
@@ -40,14 +39,15 @@ from hiddenscope.results.dataset import (
     Coordinates,
     Variables,
     block_diagonal,
+    extremes,
     site_names,
     text_array,
     to_dataset,
     token_coords,
 )
-from hiddenscope.results.report import Extremes, SiteValue
 from hiddenscope.sites import Site, SitePatterns, select, summarise
 from hiddenscope.states import Pair, Readable, Source, States
+from hiddenscope.states.arrays import AnyArray, Floats32
 
 if TYPE_CHECKING:
     import xarray
@@ -129,7 +129,6 @@ LARGEST_VALUES = {
 def measure_states(
     source: ModelLike | Readable | Pair,
     texts: Texts | None,
-    *,
     sites: SitePatterns,
     final_norm: FinalNorm,
     sample: int,
@@ -270,13 +269,20 @@ def _dataset(stacks: Sequence[StackStatistics], *, normed: bool) -> "xarray.Data
                 attributes |= details
         variables[name] = "site", values, attributes
     for name, ranked in _largest_values(stacks).items():
-        attributes = {"long_name": LARGEST_VALUES[name]}
-        variables[name] = ("site", "rank"), ranked, attributes
+        variables[name] = ("site", "rank"), ranked, LARGEST_VALUES[name]
     for name, long_name in (CKA_POOLED if pooled else CKA).items():
-        squares = [_square(stack, getattr(stack, name)) for stack in stacks]
+        squares = []
+        for stack in stacks:
+            values = getattr(stack, name)
+            # Sites that were not compared are NaN.
+            square = np.full((len(stack.sites), len(stack.sites)), np.nan)
+            if values is not None:
+                places = [stack.sites.index(site) for site in stack.compared]
+                square[np.ix_(places, places)] = values.float().numpy()
+            squares.append(square)
         cka = block_diagonal(squares)
         if np.isfinite(cka).any():
-            variables[name] = ("site", "source_site"), cka, {"long_name": long_name}
+            variables[name] = ("site", "source_site"), cka, long_name
     attrs = {}
     # Two stacks are an encoder and a decoder, whose texts are the targets.
     for name, stack in zip(("texts", "targets"), stacks, strict=False):
@@ -287,36 +293,31 @@ def _dataset(stacks: Sequence[StackStatistics], *, normed: bool) -> "xarray.Data
     return to_dataset(variables, coords, attrs)
 
 
-def _square(stack: StackStatistics, values: torch.Tensor | None) -> NDArray[np.float32]:
-    """Spread numbers of pairs of compared sites over all sites of a stack."""
-    whole = np.full((len(stack.sites), len(stack.sites)), np.nan, dtype=np.float32)
-    if values is not None:
-        places = [stack.sites.index(site) for site in stack.compared]
-        whole[np.ix_(places, places)] = values.float().numpy()
-    return whole
-
-
-def _largest_values(stacks: Sequence[StackStatistics]) -> dict[str, NDArray[Any]]:
+def _largest_values(stacks: Sequence[StackStatistics]) -> dict[str, AnyArray]:
     """Return the channels with the largest values, `[site, rank]`.
 
     Where there are fewer channels, the numbers are -1 or NaN and the text is empty.
     """
-    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in LARGEST_VALUES}
+    cells = []
     for stack in stacks:
         tokens = stack.source.tokens
         for site in stack.by_site:
             largest, rows = site.largest_values, site.largest_values.row
             strings = text_array([tokens.strings[row] for row in rows])
-            columns["channel"].append(_padded(largest.channel, NONE))
-            columns["channel_value"].append(_padded(largest.value, np.nan))
-            columns["channel_times"].append(_padded(largest.times, np.nan))
-            columns["channel_text"].append(_padded(tokens.text[rows], NONE))
-            columns["channel_position"].append(_padded(tokens.positions[rows], NONE))
-            columns["channel_string"].append(_padded(strings, ""))
-    return {name: np.stack(rows) for name, rows in columns.items()}
+            of_site = (
+                _padded(largest.channel, NONE),
+                _padded(largest.value, np.nan),
+                _padded(largest.times, np.nan),
+                _padded(tokens.text[rows], NONE),
+                _padded(tokens.positions[rows], NONE),
+                _padded(strings, ""),
+            )
+            cells.append(of_site)
+    columns = map(np.stack, zip(*cells, strict=True))
+    return dict(zip(LARGEST_VALUES, columns, strict=True))
 
 
-def _padded(column: NDArray[Any], empty: int | float | str) -> NDArray[Any]:
+def _padded(column: AnyArray, empty: int | float | str) -> AnyArray:
     padded = np.full(RANKS, empty, dtype=column.dtype)
     padded[: len(column)] = column
     return padded
@@ -366,15 +367,15 @@ def _stack_report(stack: StackStatistics) -> ProfileStack:
         **_norms(stack, middle),
         **_largest_norm(stack),
         **spreads,
-        intrinsic_dimension=_extremes(stack, dimension),
-        added=_extremes(stack, "added_median"),
+        intrinsic_dimension=extremes(stack.sites, stack.per_site(dimension)),
+        added=extremes(stack.sites, stack.per_site("added_median")),
         largest_value=largest,
         massive_activations=massive,
         cka=_similarity(stack),
     )
 
 
-def _median(values: NDArray[np.float32]) -> float | None:
+def _median(values: Floats32) -> float | None:
     """Return the median of the finite values, None if there are none."""
     values = values[np.isfinite(values)]
     return float(np.median(values)) if len(values) else None
@@ -435,18 +436,6 @@ def _row(stack: StackStatistics, row: int) -> dict[str, Any]:
     if stack.pooled is None:
         return {"token": tokens.strings[row]}
     return {"text": int(tokens.text[row])}
-
-
-def _extremes(stack: StackStatistics, name: str) -> Extremes | None:
-    """Return where a number along the layers is lowest and where it is highest."""
-    values = stack.per_site(name)
-    if not np.isfinite(values).any():
-        return None
-    lowest, highest = (
-        SiteValue(site=str(stack.sites[place]), value=float(values[place]))
-        for place in (int(np.nanargmin(values)), int(np.nanargmax(values)))
-    )
-    return Extremes(lowest=lowest, highest=highest)
 
 
 def _massive(

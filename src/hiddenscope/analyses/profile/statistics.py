@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.errors import StatesError
@@ -25,6 +24,7 @@ from hiddenscope.measures import (
 )
 from hiddenscope.sites import Site
 from hiddenscope.states import Readable
+from hiddenscope.states.arrays import Bools, Floats32, Ints
 from hiddenscope.vectors.pooled import pooled_as
 
 # Numbers of one variable over site and token, 32 MiB; of a longer source the first
@@ -46,10 +46,10 @@ class LargestValues:
     median absolute value of the sampled states.
     """
 
-    channel: NDArray[np.int64]
-    value: NDArray[np.float32]
-    times: NDArray[np.float32]
-    row: NDArray[np.int64]
+    channel: Ints
+    value: Floats32
+    times: Floats32
+    row: Ints
     median: float
 
 
@@ -63,10 +63,10 @@ class SiteStatistics:
     state that is not finite, -1 for none.
     """
 
-    per_state: Mapping[str, NDArray[np.float32]]
+    per_state: Mapping[str, Floats32]
     per_site: Mapping[str, float]
     largest_values: LargestValues
-    massive: NDArray[np.int64]
+    massive: Ints
     sample: Tensor | None
     largest: int
     highest: float
@@ -78,14 +78,13 @@ class SiteStatistics:
 class StackStatistics:
     """The statistics of one stack, and the CKA of every pair of `compared` sites.
 
-    `rows` are the sampled tokens, `counts` how many of them are finite at every site,
-    with and without first tokens.
+    `counts` says how many of the sampled tokens are finite at every site, with and
+    without first tokens.
     """
 
     source: Readable
     sites: tuple[Site, ...]
     by_site: tuple[SiteStatistics, ...]
-    rows: NDArray[np.int64]
     compared: tuple[Site, ...] = ()
     counts: tuple[int, int] = (0, 0)
     cka: Tensor | None = None
@@ -108,15 +107,15 @@ class StackStatistics:
         """Return the number of tokens whose statistics are stored one by one."""
         return len(self.by_site[0].per_state["norm"])
 
-    def per_site(self, name: str) -> NDArray[np.float32]:
+    def per_site(self, name: str) -> Floats32:
         """Return one number for each site, NaN where it was not measured."""
         numbers = [site.per_site.get(name, np.nan) for site in self.by_site]
         return np.array(numbers, dtype=np.float32)
 
 
-def mark_first_tokens(source: Readable) -> NDArray[np.bool_]:
+def mark_first_tokens(source: Readable) -> Bools:
     """Mark the rows that are first tokens; rows of pooled states are whole texts."""
-    at_start: NDArray[np.bool_] = source.tokens.positions == 0
+    at_start: Bools = source.tokens.positions == 0
     if pooled_as(source) is not None:
         return np.zeros_like(at_start)
     return at_start
@@ -136,7 +135,8 @@ def stack_statistics(
     samples: dict[Site, Tensor] = {}
     below = None
     for site in sites:
-        if below is not None and not _one_block_apart(below, site):
+        # What a block adds is measured where two layers follow one another.
+        if site.part or (below is not None and site.layer != (below.layer or 0) + 1):
             below = None
         statistics = site_statistics(
             source, site, below, rows, most_rows, together=site in compared
@@ -144,7 +144,7 @@ def stack_statistics(
         by_site.append(statistics)
         if statistics.sample is not None:
             samples[site] = statistics.sample
-        below = site
+        below = None if site.part or site.layer is None else site
         advance(1)
     # CKA compares the same tokens at all sites.
     finite_rows = [states.isfinite().all(1) for states in samples.values()]
@@ -158,7 +158,6 @@ def stack_statistics(
         source,
         sites,
         tuple(by_site),
-        rows,
         tuple(samples),
         (int(finite.sum()), int(others.sum())),
         cka,
@@ -167,18 +166,12 @@ def stack_statistics(
     )
 
 
-def sampled(count: int, most: int) -> NDArray[np.int64]:
+def sampled(count: int, most: int) -> Ints:
     """Sample at most so many rows, in order: the same ones at every site and time."""
     if count <= most:
         return np.arange(count)
     generator = torch.Generator().manual_seed(0)
     return np.sort(torch.randperm(count, generator=generator)[:most].numpy())
-
-
-def _one_block_apart(below: Site, site: Site) -> bool:
-    """Tell whether one block lies between two sites."""
-    whole = not below.part and not site.part
-    return whole and below.layer is not None and site.layer == below.layer + 1
 
 
 def _cka(
@@ -197,7 +190,7 @@ def site_statistics(
     source: Readable,
     site: Site,
     below: Site | None,
-    rows: NDArray[np.int64],
+    rows: Ints,
     most_rows: int,
     *,
     together: bool,
@@ -242,7 +235,13 @@ def site_statistics(
     per_site = _medians(columns, first.numpy(), finite)
     if together:
         per_site |= _spread(running_first, running_others)
-        per_site |= _dimensions(sample, first[rows])
+        fine = sample.isfinite().all(1)
+        first_rows = first[rows]
+        per_site["intrinsic_dimension"] = two_nn(widened(sample[fine]))
+        per_site["intrinsic_dimension_others"] = per_site["intrinsic_dimension"]
+        if bool(first_rows.any()):
+            others = two_nn(widened(sample[fine & ~first_rows]))
+            per_site["intrinsic_dimension_others"] = others
     largest = first_not_finite = NONE
     norms = np.where(finite, columns["norm"], -1)
     if finite.any():
@@ -303,9 +302,9 @@ def _per_state(states: Tensor) -> dict[str, Tensor]:
 
 
 def _medians(
-    columns: Mapping[str, NDArray[np.float32]],
-    first: NDArray[np.bool_],
-    finite: NDArray[np.bool_],
+    columns: Mapping[str, Floats32],
+    first: Bools,
+    finite: Bools,
 ) -> dict[str, float]:
     """Return medians of first and of other tokens, and quartiles of the norms."""
     first_rows = first & finite
@@ -320,7 +319,7 @@ def _medians(
     return medians
 
 
-def _quantile(numbers: NDArray[np.float32], share: float) -> float:
+def _quantile(numbers: Floats32, share: float) -> float:
     numbers = numbers[np.isfinite(numbers)]
     if not len(numbers):
         return float("nan")
@@ -339,15 +338,6 @@ def _spread(first: RunningStatistics, others: RunningStatistics) -> dict[str, fl
         "effective_rank": rank,
         "effective_rank_others": rank_others,
     }
-
-
-def _dimensions(sample: Tensor, first: Tensor) -> dict[str, float]:
-    """Estimate the intrinsic dimension, with and without first tokens."""
-    fine = sample.isfinite().all(1)
-    every = others = two_nn(widened(sample[fine]))
-    if bool(first.any()):
-        others = two_nn(widened(sample[fine & ~first]))
-    return {"intrinsic_dimension": every, "intrinsic_dimension_others": others}
 
 
 class _ChannelPeaks:
@@ -387,7 +377,7 @@ class _ChannelPeaks:
         )
 
 
-def _massive(source: Readable, site: Site, largest: LargestValues) -> NDArray[np.int64]:
+def _massive(source: Readable, site: Site, largest: LargestValues) -> Ints:
     """Return the rows and channels of all massive activations, `[2, value]`.
 
     The median is known only when the site has been read, so a site whose largest value

@@ -8,8 +8,14 @@ from typing import Any, Literal
 import numpy as np
 
 from hiddenscope.results import Aside, Explanation, Report, Result, Section, frozen
-from hiddenscope.results.drawing import by_stack, grid_of, labels, long_name
-from hiddenscope.results.pictures import ColourScale, Grid, Lines, Measure, Series
+from hiddenscope.results.drawing import (
+    by_stack,
+    grid_of,
+    labels,
+    long_name,
+    pair_grid,
+)
+from hiddenscope.results.pictures import ColourScale, Grid, Lines, Series
 from hiddenscope.results.report import Extremes
 from hiddenscope.results.sentences import (
     UNTESTED,
@@ -208,7 +214,7 @@ def story(report: ProfileReport, result: Result) -> Iterator[Section]:
     for stack in report.stacks:
         norms += _norms(stack)
         lessons += map(Explanation, _lessons(stack))
-        spread += [*_added(stack), *_massive(stack), *_spread(stack)]
+        spread += _spread(stack)
         similar += _cka(stack)
         closing += _limits(stack, report.rows)
     count = report.tokens or report.vectors or 0
@@ -218,12 +224,11 @@ def story(report: ProfileReport, result: Result) -> Iterator[Section]:
             f"The grid holds the first {shown:,} of {count:,} {report.rows}; all other"
             f" numbers are of all {report.rows}."
         )
-    grid = _state_grid(result)
     sections = [
         Section(
             "How large is every state?",
             (*norms, UNTESTED),
-            (grid,) if grid else (),
+            (_state_grid(result),),
             f"Every cell is {_cell(report, result)} run across, layers run up. The"
             " colour is at first the L2 norm of the vector, on a log scale.",
         )
@@ -273,11 +278,10 @@ def story(report: ProfileReport, result: Result) -> Iterator[Section]:
     yield replace(last, sentences=(*last.sentences, *asides))
 
 
-def _state_grid(result: Result) -> Grid | None:
+def _state_grid(result: Result) -> Grid:
     names = [name for name in MEASURES if name in result.data]
     grid = grid_of(result, names)
-    if grid is None:
-        return None
+    assert grid is not None, "every profile has norms"
     measures = []
     for name, measure in zip(names, grid.measures, strict=True):
         title = f"The {long_name(result.data[name])} of every state{of_model(result)}"
@@ -394,18 +398,11 @@ def _cka_grid(result: Result) -> Grid:
     # Sites that were not compared are NaN.
     compared = np.isfinite(result.data[names[0]].to_numpy()).any(1)
     rows = np.flatnonzero(compared)
-    data = result.data.isel(site=rows, source_site=rows)
-    measures = [
-        Measure(long_name(data[name]), data[name].to_numpy(), limits=(0, 1))
-        for name in names
-    ]
-    return Grid(
+    return pair_grid(
+        result.data.isel(site=rows, source_site=rows),
+        names,
         f"How similar every pair of layers of {model_name(result)} is",
-        labels(data, "site"),
-        labels(data, "source_site"),
-        tuple(measures),
-        note="Rows and columns are layers.",
-        x_name="site",
+        "Rows and columns are layers.",
     )
 
 
@@ -482,13 +479,25 @@ def _lessons(stack: ProfileStack) -> Iterator[str]:
         )
 
 
-def _added(stack: ProfileStack) -> Iterator[str]:
+def _spread(stack: ProfileStack) -> Iterator[str]:
+    """Yield what blocks add, massive activations, and how first tokens hide others."""
     if stack.added:
         low, high = stack.added.lowest, stack.added.highest
         yield (
             f"The block that makes `{high.site}` changes states most: the change has"
             f" {high.value:.2f} times the norm of its input (the median). The block"
             f" that makes `{low.site}` changes them least ({low.value:.2f} times)."
+        )
+    yield from _massive(stack)
+    ranks = stack.effective_rank
+    # Pooled states have one rank only: there is no first token to leave out.
+    if stack.few_tokens or not ranks or not ranks.all_tokens or not ranks.other_tokens:
+        return
+    if ranks.all_tokens < ranks.other_tokens / 2:
+        yield (
+            f"The first tokens hide how states spread: the middle layers{stack.of} have"
+            f" an effective rank of {ranks.all_tokens:.1f} with them, and of"
+            f" {ranks.other_tokens:.0f} without."
         )
 
 
@@ -515,19 +524,6 @@ def _massive(stack: ProfileStack) -> Iterator[str]:
         f" the largest is {largest.times_median:,.0f} times the median"
         f" ({_whose(largest)}{position}, {largest.site})."
     )
-
-
-def _spread(stack: ProfileStack) -> Iterator[str]:
-    ranks = stack.effective_rank
-    # Pooled states have one rank only: there is no first token to leave out.
-    if stack.few_tokens or not ranks or not ranks.all_tokens or not ranks.other_tokens:
-        return
-    if ranks.all_tokens < ranks.other_tokens / 2:
-        yield (
-            f"The first tokens hide how states spread: the middle layers{stack.of} have"
-            f" an effective rank of {ranks.all_tokens:.1f} with them, and of"
-            f" {ranks.other_tokens:.0f} without."
-        )
 
 
 def _cka(stack: ProfileStack) -> Iterator[str]:

@@ -78,12 +78,4 @@ def project(
     """
     from hiddenscope.analyses.project.compute import draw_texts
 
-    return draw_texts(
-        source,
-        data,
-        method=method,
-        pool=pool,
-        sites=sites,
-        seed=int(seed),
-        truncate=truncate,
-    )
+    return draw_texts(source, data, method, pool, sites, int(seed), truncate)

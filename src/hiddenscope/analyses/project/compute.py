@@ -21,7 +21,6 @@ from hiddenscope.analyses.project.pictures import (
 )
 from hiddenscope.analyses.project.points import (
     Points,
-    count_label_predictions,
     datasets_of,
     points_of_models,
     points_of_states,
@@ -46,14 +45,13 @@ from hiddenscope.measures.separation import SCORES, Score, corrected, separation
 from hiddenscope.model import Model, ModelLike
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
-    Attributes,
     Coordinates,
     Variables,
+    extremes,
     site_names,
     text_array,
     to_dataset,
 )
-from hiddenscope.results.report import Extremes, SiteValue
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Pooling, Readable, Source
 from hiddenscope.vectors import EachToken, rows_of
@@ -100,15 +98,13 @@ OF_PICTURE = {
 class Part:
     """One dataset in one model.
 
-    Its points, the orders of its labels that its classes are tested with, the distances
-    between the points of each site with their scores, and the number of texts whose
-    label the model predicts, if that is known.
+    Its points, the orders of its labels that its classes are tested with, and the
+    distances between the points of each site with their scores.
     """
 
     points: Points
     order: Permuted | None
     cells: list[tuple[Distances, Scores]]
-    predicted: int | None
 
     @property
     def scored(self) -> dict[str, Scores]:
@@ -129,7 +125,6 @@ class Part:
 def draw_texts(
     source: ModelLike | Sequence[ModelLike] | Readable | Pair | EachToken,
     data: Any,
-    *,
     method: Method | Pictures,
     pool: Pooling | None,
     sites: SitePatterns,
@@ -163,15 +158,7 @@ def draw_texts(
             raise StatesError(
                 f"More than {MAX_POINTS:,} points", reason, "Give a sample of them."
             )
-        orders = [_permuted_labels(of_part, seed) for of_part in points]
-        predicted: list[int | None] = [None] * len(points)
-        if models and pooling == "last":
-            pairs = product(models, datasets.values())
-            predicted = [
-                count_label_predictions(*pair, of_part)
-                for pair, of_part in zip(pairs, points, strict=True)
-            ]
-        parts = _scored_parts(points, orders, predicted)
+        parts = _scored_parts(points, seed)
         seeds = [seed]
         if how.method != "pca":
             others = 2 if most <= FEW else 1
@@ -236,16 +223,13 @@ def _permuted_labels(points: Points, seed: int) -> Permuted | None:
     return orders
 
 
-def _scored_parts(
-    points: Sequence[Points],
-    orders: Sequence[Permuted | None],
-    predicted: Sequence[int | None],
-) -> list[Part]:
+def _scored_parts(points: Sequence[Points], seed: int) -> list[Part]:
     """Measure the distances of each site of every part, and how classes separate."""
     total = sum(len(of_part.sites) for of_part in points)
     parts = []
     with progress.track("Scoring", total=total) as advance:
-        for of_part, order, count in zip(points, orders, predicted, strict=True):
+        for of_part in points:
+            order = _permuted_labels(of_part, seed)
             cells: list[tuple[Distances, Scores]] = []
             rows = of_part.scored
             groups, _ = of_part.names(rows)
@@ -259,7 +243,7 @@ def _scored_parts(
                     scores = separation(scored, order.labellings, groups)
                 cells.append((distances, scores))
                 advance(1)
-            parts.append(Part(of_part, order, cells, count))
+            parts.append(Part(of_part, order, cells))
     return parts
 
 
@@ -351,12 +335,11 @@ def _dataset(
     point = "text" if points[0].tokens is None else "token"
     variables: Variables = {}
     for axis, coordinates in zip("xy", pictures, strict=True):
-        attributes: Attributes = {"long_name": f"{axis} in the picture by {method}"}
-        variables[axis] = ("model", "site", point), coordinates, attributes
+        long_name = f"{axis} in the picture by {method}"
+        variables[axis] = ("model", "site", point), coordinates, long_name
     for name, values in numbers.items():
         if np.isfinite(values).any():
-            attributes = {"long_name": long_names[name]}
-            variables[name] = ("model", "dataset", "site"), values, attributes
+            variables[name] = ("model", "dataset", "site"), values, long_names[name]
     texts: list[str] = []
     for of_part in firsts.values():
         texts += of_part.texts or ()
@@ -410,9 +393,11 @@ def _part_report(part: Part, panels: Sequence[Panel]) -> ProjectPart:
     classes = [PointClass(label=label, points=counts[label]) for label in counts]
     single = [label for label, count in counts.items() if count == 1]
     pairs = zip(points.sites, panels, strict=True)
+    trust = np.array([panel.trust for panel in panels])
+    spread = np.array([panel.spread for panel in panels])
     picture = PictureTrust(
-        trustworthiness=_extremes(points, [panel.trust for panel in panels]),
-        seed_difference=_extremes(points, [panel.spread for panel in panels]),
+        trustworthiness=extremes(points.sites, trust, median=True),
+        seed_difference=extremes(points.sites, spread, median=True),
         doubts=[panel.doubt for panel in panels if panel.doubt is not None] or None,
     )
     return ProjectPart(
@@ -422,7 +407,7 @@ def _part_report(part: Part, panels: Sequence[Panel]) -> ProjectPart:
         classes=classes[:LISTED] if points.classes else None,
         class_count=len(counts),
         alone_in_class=single[:LISTED] or None,
-        labels_predicted=part.predicted,
+        labels_predicted=points.predicted,
         all_equal_at=[str(site) for site, panel in pairs if panel.picture is None]
         or None,
         separation=_separation(part),
@@ -456,18 +441,6 @@ def _scores_at(site: str, scores: Scores) -> dict[str, Any]:
 def _known(number: float) -> float | None:
     """Return None for NaN, which JSON does not have."""
     return number if number == number else None
-
-
-def _extremes(points: Points, numbers: list[float]) -> Extremes | None:
-    """Return the lowest and the highest value with their sites, and the median."""
-    values = np.array(numbers)
-    if not np.isfinite(values).any():
-        return None
-    lowest, highest = (
-        SiteValue(site=str(points.sites[place]), value=float(values[place]))
-        for place in (int(np.nanargmin(values)), int(np.nanargmax(values)))
-    )
-    return Extremes(lowest=lowest, highest=highest, median=float(np.nanmedian(values)))
 
 
 def _tightness(parts: Sequence[Part]) -> list[Tightness]:

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -16,13 +16,13 @@ from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import StatesError
 from hiddenscope.measures.distances import Distances, trustworthiness
 from hiddenscope.measures.separation import Score
-from hiddenscope.states.arrays import Ints
+from hiddenscope.states.arrays import Floats, Floats32, Ints
 
 if TYPE_CHECKING:
     from hiddenscope.results import Result
 
 Method: TypeAlias = Literal["umap", "pca", "pacmap", "tsne"]
-Picture: TypeAlias = NDArray[np.float32]
+Picture: TypeAlias = Floats32
 
 FEWEST = {"umap": 4, "pca": 2, "pacmap": 8, "tsne": 4}
 # Of UMAP's initial picture, as umap-learn scales its own.
@@ -186,9 +186,9 @@ def align(picture: Picture, other: Picture | None) -> Picture:
     return np.asarray(centred, dtype=np.float32)
 
 
-def _centred(picture: Picture) -> NDArray[np.float64]:
+def _centred(picture: Picture) -> Floats:
     mean = picture.mean(0, dtype=np.float64)
-    centred: NDArray[np.float64] = picture.astype(np.float64) - mean
+    centred: Floats = picture.astype(np.float64) - mean
     return centred
 
 
@@ -237,7 +237,15 @@ def panel_of(
         spread = float(np.mean([disparity(picture, other) for other in others]))
     if scores and codes is not None and len(np.unique(picture, axis=0)) > 1:
         shown = _silhouette(picture, codes.numpy())
-    doubt = _doubt(site, points, picture, shown, scores)
+    # What the picture shows although the full space does not hold it.
+    classes = scores.get("silhouette")
+    if classes is not None and shown >= APART and classes.p > SIGNIFICANCE:
+        full_space, p = classes.value, classes.p
+        doubt: Doubt | None = Doubt(
+            site=site, shown=shown, full_space=full_space, p=p, groups=None
+        )
+    else:
+        doubt = _doubtful_groups(site, points, picture)
     return Panel(points.distinct, picture, scores, trust, spread, shown, doubt)
 
 
@@ -253,45 +261,8 @@ def _silhouette(rows: NDArray[np.floating[Any]], codes: Ints) -> float:
     return float(silhouette_score(rows, codes))
 
 
-def _doubt(
-    site: str,
-    points: Distances,
-    picture: Picture,
-    shown: float,
-    scores: Mapping[str, Score],
-) -> Doubt | None:
-    """Return what the picture shows although the full space does not hold it."""
-    if scores:
-        score = scores["silhouette"]
-        if shown >= APART and score.p > SIGNIFICANCE:
-            return Doubt(
-                site=site, shown=shown, full_space=score.value, p=score.p, groups=None
-            )
-    groups = _visible_groups(picture)
-    if groups is None:
-        return None
-    full_space = _silhouette(points.rows.numpy()[groups.rows], groups.codes)
-    if full_space >= LOOSE:
-        return None
-    return Doubt(
-        site=site,
-        shown=groups.silhouette,
-        full_space=full_space,
-        p=None,
-        groups=int(groups.codes.max()) + 1,
-    )
-
-
-class _Groups(NamedTuple):
-    """Groups that stand out among a sample of the points of a picture."""
-
-    rows: Ints
-    codes: Ints
-    silhouette: float
-
-
-def _visible_groups(picture: Picture) -> _Groups | None:
-    """Find the groups that stand out in a picture, if there are any."""
+def _doubtful_groups(site: str, points: Distances, picture: Picture) -> Doubt | None:
+    """Return the groups that stand out in a picture but not in the full space."""
     from sklearn.cluster import KMeans
 
     rows: Ints = np.arange(len(picture))
@@ -300,8 +271,8 @@ def _visible_groups(picture: Picture) -> _Groups | None:
         rows = np.sort(drawn)
     sample = picture[rows]
     distinct = len(np.unique(sample, axis=0))
-    best = None
-    lower_bound = GROUPED
+    best: Ints | None = None
+    shown = GROUPED
     for count in range(2, min(MAX_GROUPS + 1, distinct, len(rows) // 3 + 1)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -310,10 +281,15 @@ def _visible_groups(picture: Picture) -> _Groups | None:
         if len(np.unique(codes)) < count:
             continue
         silhouette = _silhouette(sample, codes)
-        if silhouette >= lower_bound:
-            best = _Groups(rows, codes, silhouette)
-            lower_bound = silhouette
-    return best
+        if silhouette >= shown:
+            best, shown = codes, silhouette
+    if best is None:
+        return None
+    full_space = _silhouette(points.rows.numpy()[rows], best)
+    if full_space >= LOOSE:
+        return None
+    groups = int(best.max()) + 1
+    return Doubt(site=site, shown=shown, full_space=full_space, p=None, groups=groups)
 
 
 def _floats(values: Tensor) -> Picture:

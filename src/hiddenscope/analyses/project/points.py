@@ -11,15 +11,15 @@ from torch import Tensor
 from hiddenscope.errors import PassError, StatesError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes.unembed import Unembedding
-from hiddenscope.sites import Site, SitePatterns
-from hiddenscope.states import Pair, Pooling, Readable, Source, Tokens
-from hiddenscope.texts import Belonging, as_list, belonging
+from hiddenscope.sites import SitePatterns
+from hiddenscope.states import Pair, Pooling, Readable, Source
+from hiddenscope.texts import Belonging, as_list
 from hiddenscope.vectors import Vectors, vectors
 from hiddenscope.vectors.dataset import (
     Dataset,
     dataset_of,
     labels_of_states,
-    strings_of,
+    texts_of_rows,
 )
 
 # Texts whose logits are computed at a time.
@@ -60,23 +60,20 @@ class Classes:
 
 
 @dataclass(frozen=True, eq=False)
-class Points:
+class Points(Vectors):
     """The vectors `[site, point, width]` of one dataset in one model.
 
     A point is a text, or a token if there are `tokens`. `text_of` is the number of each
-    point's text, and `belonging` says which texts belong together.
+    point's text, and `belonging` says which texts belong together. `predicted` is the
+    number of texts whose label the model predicts, if that is known.
     """
 
     model: str
     dataset: str
-    sites: tuple[Site, ...]
-    values: Tensor
     classes: Classes | None
-    texts: tuple[str, ...] | None
-    tokens: Tokens | None
     text_of: Sequence[int]
     belonging: Belonging
-    source: Source | Mapping[str, Any]
+    predicted: int | None = None
 
     def __len__(self) -> int:
         return self.values.shape[1]
@@ -147,7 +144,11 @@ def points_of_models(
             rows = vectors(
                 model, dataset.texts, sites=sites, pool=pool, truncate=truncate
             )
-            yield _points(rows, (name, dataset_name), dataset)
+            points = _points(rows, (name, dataset_name), dataset)
+            if pool == "last":
+                predicted = count_label_predictions(model, dataset, points)
+                points = replace(points, predicted=predicted)
+            yield points
 
 
 def points_of_states(
@@ -194,25 +195,15 @@ def _points(rows: Vectors, names: tuple[str, str], dataset: Dataset) -> Points:
     if dataset.labels is not None:
         classes = Classes.of(labels)
         labels = classes.labels
-    strings = strings_of(dataset.texts)
-    text_of = list(range(len(strings)))
-    if rows.tokens is not None:
-        text_of = rows.tokens.text.tolist()
-    by_text: list[list[str]] = [[] for _ in strings]
-    for text, label in zip(text_of, labels, strict=True):
-        by_text[text].append(label)
+    text_of, belonging = texts_of_rows(rows, dataset, labels)
     model, dataset_name = names
     return Points(
+        **vars(rows),
         model=model,
         dataset=dataset_name,
-        sites=rows.sites,
-        values=rows.values,
         classes=classes,
-        texts=rows.texts,
-        tokens=rows.tokens,
         text_of=text_of,
-        belonging=belonging(strings, by_text, dataset.groups),
-        source=rows.source,
+        belonging=belonging,
     )
 
 

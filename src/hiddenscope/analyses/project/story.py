@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -253,8 +253,7 @@ def story(report: ProjectReport, result: Result) -> Iterator[Section]:
 def _panels(report: ProjectReport, result: Result, rows: Sequence[Row]) -> Panels:
     """Return one panel for each site of each dataset in each model."""
     data = result.data
-    sites: list[str] = []
-    names, points, captions, messages, marks, depths = [], [], [], [], [], []
+    panels: list[tuple[Any, ...]] = []
     # The findings name the best site of each row, and the first with classes apart.
     best, first_apart = [], []
     for row, part in zip(rows, report.parts, strict=True):
@@ -274,32 +273,32 @@ def _panels(report: ProjectReport, result: Result, rows: Sequence[Row]) -> Panel
             xy = np.stack([here["x"].to_numpy(), here["y"].to_numpy()], axis=-1)
             if row[1]:
                 xy[data["of"].to_numpy() != row[1]] = np.nan
-            is_drawn = bool(np.isfinite(xy).any())
+            caption, message = _caption(here), ""
+            if not np.isfinite(xy).any():
+                caption, message = "", "All states are equal here"
             if part.separation and site == part.separation.best.site:
-                best.append(len(sites))
+                best.append(len(panels))
             if site in apart_at[:1]:
-                first_apart.append(len(sites))
-            sites.append(site)
-            names.append(", ".join(filter(None, row)))
-            points.append(xy)
-            captions.append(_caption(here) if is_drawn else "")
-            messages.append("" if is_drawn else "All states are equal here")
-            marks.append(APART if site in apart_at else "")
-            depths.append(1.0 if layer is None else layer / deepest)
+                first_apart.append(len(panels))
+            mark = APART if site in apart_at else ""
+            share = 1.0 if layer is None else layer / deepest
+            name = ", ".join(filter(None, row))
+            panels.append((site, name, xy, caption, message, mark, share))
+    sites, names, points, captions, messages, marks, depths = zip(*panels, strict=True)
     dims = [dim for dim in ("model", "dataset") if dim in data.dims]
     return Panels(
         _title(report, result),
-        tuple(sites),
+        sites,
         np.stack(points).astype(np.float32),
         labels=_classes(data),
         texts=_texts(data),
-        captions=tuple(captions),
-        messages=tuple(messages),
-        rows=tuple(names) if len(rows) > 1 else (),
+        captions=captions,
+        messages=messages,
+        rows=names if len(rows) > 1 else (),
         rows_name=", ".join(dims) or "row",
         note=_note(report, result),
-        marks=tuple(marks),
-        depths=tuple(depths),
+        marks=marks,
+        depths=depths,
         first=shown_first(depths, names, best + first_apart),
     )
 

@@ -11,13 +11,18 @@ import io
 import queue
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.workers import WorkerProcess, available_cores, parent_channel
+from hiddenscope.workers import (
+    Frame,
+    WorkerProcess,
+    available_cores,
+    parent_channel,
+)
 
 Floats32: TypeAlias = NDArray[np.float32]
 
@@ -76,7 +81,8 @@ class UmapPool:
         idle_cores = available_cores() - 1
         self.others = max(0, min(idle_cores, points // WORTH_A_PROCESS))
         self._processes: list[WorkerProcess] = []
-        self._threads = ThreadPoolExecutor(1 + self.others, thread_name_prefix="umap")
+        # Each process is awaited in a thread, then served in another.
+        self._threads = ThreadPoolExecutor(1 + 2 * self.others, "umap")
 
     def __enter__(self) -> Self:
         for _ in range(self.others):
@@ -84,9 +90,10 @@ class UmapPool:
             # kills it kills these too.
             self._processes.append(WorkerProcess([__file__], new_session=False))
         self._compiled = self._threads.submit(compile_umap)
-        self._ready: list[Future[bool]] = []
+        # The first message of a process says that it is ready; None, that it ended.
+        self._ready: list[Future[Frame | None]] = []
         for process in self._processes:
-            self._ready.append(self._threads.submit(_is_ready, process))
+            self._ready.append(self._threads.submit(process.receive))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -113,24 +120,18 @@ class UmapPool:
             waiting.put(number)
         pictures: dict[int, Floats32] = {}
         reported = 0
-        serving: set[Future[None]] = set()
-        starting = dict(zip(self._ready, self._processes, strict=True))
+        serving = []
+        for process, ready in zip(self._processes, self._ready, strict=True):
+            serving.append(
+                self._threads.submit(_serve, process, ready, jobs, waiting, pictures)
+            )
         while len(pictures) < len(jobs):
-            for ready in list(starting):
-                if not ready.done():
-                    continue
-                process = starting.pop(ready)
-                if ready.result():
-                    serving.add(
-                        self._threads.submit(_serve, process, jobs, waiting, pictures)
-                    )
             next_job = _take(waiting)
             if next_job is not None:
                 pictures[next_job] = jobs[next_job].compute()
             else:
                 # Other processes compute the rest. One that dies puts its job back.
-                done, serving = wait(serving, timeout=0.1, return_when=FIRST_COMPLETED)
-                for future in done:
+                for future in wait(serving, timeout=0.1).done:
                     future.result()
             # Other threads add pictures meanwhile.
             count = len(pictures)
@@ -155,18 +156,16 @@ def _take(waiting: "queue.SimpleQueue[int]") -> int | None:
         return None
 
 
-def _is_ready(process: WorkerProcess) -> bool:
-    """Wait for the first message of a process; return False if it ended instead."""
-    return process.receive() is not None
-
-
 def _serve(
     process: WorkerProcess,
+    ready: Future[Frame | None],
     jobs: Sequence[Job],
     waiting: "queue.SimpleQueue[int]",
     pictures: dict[int, Floats32],
 ) -> None:
     """Hand job after job to a process; put the job of one that ended back."""
+    if ready.result() is None:
+        return
     while (number := _take(waiting)) is not None:
         frame = None
         try:

@@ -61,6 +61,4 @@ def search(
     """
     from hiddenscope.analyses.search.compute import find_nearest
 
-    return find_nearest(
-        source, query, k, texts=texts, site=site, pool=pool, nearness=nearness
-    )
+    return find_nearest(source, query, k, texts, site, pool, nearness)

@@ -50,7 +50,6 @@ def find_nearest(
     source: Searchable,
     query: Query | tuple[Model, Texts | Inputs],
     k: int,
-    *,
     texts: Texts | Inputs | Any,
     site: str | Site | None,
     pool: Pooling | None,
@@ -91,39 +90,33 @@ def find_nearest(
         first.append(
             NearestRow(query=name[:SHORT], number=number, score=score, string=string)
         )
-    has_site = collection.site is not None
     dims = ("query", "rank")
     numbers = nearest.numbers
     variables: Variables = {
         "score": (dims, nearest.scores, LOOKS[nearest.nearness]),
-        "number": (dims, numbers, {"long_name": f"number of the {collection.unit}"}),
+        "number": (dims, numbers, f"number of the {collection.unit}"),
     }
     if collection.tokens is not None:
         token_texts = collection.tokens.text[numbers]
         positions = collection.tokens.positions[numbers]
-        variables["text"] = (dims, token_texts, {"long_name": "number of the text"})
-        variables["position"] = (dims, positions, {"long_name": "position in the text"})
+        variables["text"] = dims, token_texts, "number of the text"
+        variables["position"] = dims, positions, "position in the text"
     if collection.strings is not None:
         row_strings = [
             collection.strings[number] for number in numbers.ravel().tolist()
         ]
         strings = text_array(row_strings).reshape(numbers.shape)
-        variables["string"] = (dims, strings, {"long_name": collection.unit})
+        variables["string"] = dims, strings, collection.unit
     ranks = np.arange(1, numbers.shape[1] + 1)
     report = SearchReport(
         searched=nearest.seen,
         unit=collection.unit,
         nearness=nearest.nearness,
-        site=str(collection.site) if has_site else None,
-        token=collection.token if has_site else None,
+        **collection.place,
         nearest=first,
     )
-    return Result(
-        "search",
-        to_dataset(variables, {"query": text_array(names), "rank": ranks}),
-        report,
-        collection.source,
-    )
+    data = to_dataset(variables, {"query": text_array(names), "rank": ranks})
+    return Result("search", data, report, collection.source)
 
 
 def _queries(

@@ -44,6 +44,11 @@ class SearchReport(Report):
     token: str | int | None = None
     nearest: list[NearestRow]
 
+    @property
+    def score(self) -> str:
+        """Return the name of the score."""
+        return SCORES.get(self.nearness, self.nearness)
+
 
 def story(report: SearchReport, result: Result) -> Iterator[Section]:
     """Yield a list of the nearest to each query with their scores; then how nearness
@@ -80,15 +85,14 @@ def story(report: SearchReport, result: Result) -> Iterator[Section]:
             note=note,
         )
         grids = [grid]
-    score_name = SCORES.get(report.nearness, report.nearness)
     # The lists are the picture here: the curve beneath them only shows how their scores
     # fall off.
     yield Section(
         "What is nearest",
         tuple(_findings(report)),
         reading=f"There is a list for every query: the rank of a {report.unit}, the"
-        f" {score_name} of its vector and the query's, which is also the length of the"
-        " bar, and the text itself.",
+        f" {report.score} of its vector and the query's, which is also the length of"
+        " the bar, and the text itself.",
         tables=(*_listings(report, result), *_tables(report, result)),
         figures=tuple(grids),
     )
@@ -103,7 +107,7 @@ def story(report: SearchReport, result: Result) -> Iterator[Section]:
             _unit(score),
             note=f"The first {CURVES} queries." if len(queries) > CURVES else "",
         )
-        reading = f"The line is the {score_name} of each rank."
+        reading = f"The line is the {report.score} of each rank."
         yield Section(
             "How nearness falls off", views=(lines,), reading=reading, folded=True
         )
@@ -176,7 +180,7 @@ def _findings(report: SearchReport) -> Iterator[str]:
             name = quote(nearest.string)
         yield (
             f"Nearest to {quote(nearest.query)} is {name}, with"
-            f" {SCORES.get(nearness, nearness)} {nearest.score:.2f}."
+            f" {report.score} {nearest.score:.2f}."
         )
     how = "dot product" if nearness == "dot" else nearness
     yield (
@@ -191,7 +195,6 @@ def _listings(report: SearchReport, result: Result) -> Iterator[Listing]:
     """Yield the nearest to each query: rank, score, and the text in full."""
     total = result.data.sizes
     data = result.data.isel(query=slice(QUERIES), rank=slice(LISTED))
-    score = SCORES.get(report.nearness, report.nearness)
     largest = float(np.abs(data["score"].to_numpy()).max(initial=0.0))
     queries, count = _queries(data), data.sizes["rank"]
     for place, query in enumerate(queries):
@@ -209,9 +212,9 @@ def _listings(report: SearchReport, result: Result) -> Iterator[Listing]:
             notes.append(f"The first {len(queries)} of {total['query']}.")
         yield Listing(
             f"Nearest to “{query}”",
-            ("rank", score, report.unit),
+            ("rank", report.score, report.unit),
             tuple(rows),
-            bar=score,
+            bar=report.score,
             most=largest,
             note=" ".join(notes),
         )
@@ -221,12 +224,14 @@ def _tables(report: SearchReport, result: Result) -> Iterator[Table]:
     """Yield the nearest to each query, one table for each."""
     names = "string" if "string" in result.data else "number"
     columns = ["rank", report.nearness, "number", report.unit]
-    for query in range(result.data.sizes["query"]):
-        here = result.data.isel(query=query)
-        rows = []
-        for rank in range(here.sizes["rank"]):
-            row = here.isel(rank=rank)
-            numbers = [f"{row['rank'].item()}", f"{row['score'].item():.4f}"]
-            text = str(row[names].item())
-            rows.append([*numbers, str(row["number"].item()), text])
-        yield Table(columns, rows, (3,), str(here["query"].item()))
+    for place, query in enumerate(labels(result.data, "query")):
+        here = result.data.isel(query=place)
+        scores = [f"{score:.4f}" for score in here["score"].to_numpy()]
+        cells = (
+            labels(here, "rank"),
+            scores,
+            labels(here, "number"),
+            labels(here, names),
+        )
+        rows = list(map(list, zip(*cells, strict=True)))
+        yield Table(columns, rows, (3,), query)
