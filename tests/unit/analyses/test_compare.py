@@ -1,6 +1,7 @@
 """Compare: exact zeros for what is the same, and numpy's arithmetic for the rest."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -343,6 +344,12 @@ def test_models_of_two_widths_are_compared_by_cka() -> None:
     assert isinstance(grid, Grid)
     assert grid.tokens == ("layer.0", "layer.1")
     assert "linear CKA over 80 tokens" in story_of(result)[0].prose
+    sides = []
+    for side in (states(x), states(y, model="wider")):
+        sites = tuple(Site(site.layer, "", "encoder") for site in side.sites)
+        sides.append(replace(side, sites=sites))
+    encoders = hs.compare(*sides)
+    np.testing.assert_array_equal(encoders.data["cka"], result.data["cka"])
 
 
 def test_facts_are_read_off_the_differences() -> None:

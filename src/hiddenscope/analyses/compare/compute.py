@@ -78,7 +78,8 @@ def compare_states(
                 number, pair, sites, by_spans=b is None
             ):
                 by_stack.setdefault(comparison.stack, []).append(comparison)
-                if b is None and comparison.stack is None:
+                # An encoder and a decoder have two sets of tokens.
+                if b is None and len(pair[0]) == 1:
                     differing = other is not None or not comparison.one_model
                     if differing or comparison.measures is None:
                         sample.add(comparison, states)
