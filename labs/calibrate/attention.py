@@ -15,7 +15,6 @@ from hiddenscope.analyses.attention.relations import (
     RelationTally,
     RelationTests,
     measure_relations,
-    significance,
 )
 from hiddenscope.analyses.attention.selection import select_attentions
 from hiddenscope.passes import Inputs
@@ -61,16 +60,16 @@ def trial(seed: int, concentration: float, draws: int, planted: Planted) -> Find
     generator = np.random.default_rng(seed)
     texts = RandomTexts(Inputs(((0,) * TOKENS,) * (2 * draws)), draws, 1, RUN, True)
     sites = [Site(layer, "attn") for layer in range(1, LAYERS + 1)]
-    tally = RelationTally(texts, sites, range(HEADS))
+    columns = {site: list(range(HEADS)) for site in sites}
+    tally = RelationTally(texts, columns, HEADS)
     for site in sites:
-        tally.heads_of[site] = list(range(HEADS))
         weights = _dirichlet(generator, 2 * draws, concentration)
         if site == sites[-1] and planted.weight:
             _plant(generator, weights, draws, planted)
         rows = range(TOKENS)
         values = torch.from_numpy(weights)
         tally.receive(WeightRows([site], range(2 * draws), rows, values[None]))
-    return _findings(significance(tally.scores(), seed), planted)
+    return _findings(tally.tests(seed), planted)
 
 
 def _dirichlet(
@@ -137,8 +136,7 @@ def untrained_trial(seed: int, family: str, draws: int) -> Findings:
     selection = select_attentions(model, None, None)
     texts = draw_texts(model, None, draws, seed, causal=True)
     assert texts is not None, "tiny models take texts of this length"
-    scores = measure_relations(model, texts, selection.attentions, selection.heads)
-    tests = significance(scores, seed)
+    tests = measure_relations(model, texts, selection, seed)
     induction = tests.relations.index(INDUCTION)
     return Findings(float((tests.p[induction] < LEVEL).any()), NAN, NAN, NAN)
 

@@ -657,10 +657,10 @@ def test_intervals_hold_skewed_effects_of_all_heads_and_show_what_is_planted() -
     generator = np.random.default_rng(0)
     sites = tuple(hs.Site(1, f"attn.head.{head}") for head in range(40))
     plan = Plan(sites, 1, 0, "corrupt", exact=True, attribution=False, together=True)
-    patched = np.ones((40, 1), dtype=bool)
+    patched = np.ones(40, dtype=bool)
 
     def clear(values: np.ndarray) -> list[str]:
-        effects = [Effects({"effect": row[:, None]}, {}, {}, patched) for row in values]
+        effects = [Effects({"effect": row}, {}, patched) for row in values]
         intervals = joint_intervals(effects, plan, np.arange(len(values)))
         data = to_dataset(
             {"effect": ("site", values.mean(0), {}), **intervals},

@@ -2,17 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.analyses.attention.random_tokens import check_draws, draw_texts
+from hiddenscope.analyses.attention.random_tokens import FEWEST_DRAWS, draw_texts
 from hiddenscope.analyses.attention.relations import (
     RelationTests,
     measure_relations,
-    significance,
     weights_on_places,
 )
 from hiddenscope.analyses.attention.selection import (
@@ -76,7 +74,12 @@ def read_heads(
 ) -> Result:
     """Return the weights of the heads that are asked for, and the tests of each."""
     model = as_model(model)
-    check_draws(draws)
+    if 0 < draws < FEWEST_DRAWS:
+        raise TextError(
+            f"Cannot test heads on {draws} draws",
+            f"with fewer than {FEWEST_DRAWS} no p-value is below 0.05",
+            "Give more, or draws=0 for no test.",
+        )
     selection = select_attentions(model, layers, heads)
     inputs = model.encode(text)
     if len(inputs) > 1:
@@ -158,12 +161,10 @@ def _tested(
             "Induction was not tested: it is about what followed an earlier token, and"
             " this model reads the whole text."
         )
-    scores = measure_relations(model, texts, selection.attentions, selection.heads)
-    return significance(scores, seed)
+    return measure_relations(model, texts, selection, seed)
 
 
-@dataclass(frozen=True)
-class TextWeights:
+class TextWeights(NamedTuple):
     """The weights of one text.
 
     `pattern` is [layer, head, query, key], `write_norm` [layer, head, key]; both are
@@ -183,14 +184,8 @@ def read_weights(
     keys: int,
 ) -> TextWeights:
     """Run one text and return the weights at some positions."""
-    sites, heads = selection.sites, selection.heads
-    layers = dict(zip(sites, range(len(sites)), strict=True))
-    columns = dict(zip(heads, range(len(heads)), strict=True))
-    columns_of = {}
-    for part in selection.attentions:
-        columns_of[part.site] = [columns[head] for head in part.heads]
-    rows_of = dict(zip(positions, range(len(positions)), strict=True))
-    shape = (len(layers), len(columns), len(positions), keys)
+    sites, columns = selection.sites, selection.columns
+    shape = (len(sites), len(selection.heads), len(positions), keys)
     # The weights and the value-weighted ones, in float32.
     size = 2 * 4 * math.prod(shape)
     free = free_memory()
@@ -208,11 +203,11 @@ def read_weights(
 
     def receive(rows: WeightRows) -> None:
         # Rows come in the order in which they are asked for.
-        start = rows_of[rows.positions[0]]
+        start = positions.index(rows.positions[0])
         end = start + len(rows.positions)
         of_sites = rows.values[:, 0].float().cpu().numpy()
         for site, values in zip(rows.sites, of_sites, strict=True):
-            pattern[layers[site]][columns_of[site], start:end] = values
+            pattern[sites.index(site)][columns[site], start:end] = values
 
     report = run_weights(
         model,
@@ -224,7 +219,7 @@ def read_weights(
     )
     for site, norms in report.write_norms.items():
         values = norms.float().cpu().numpy()
-        write_norm[layers[site], columns_of[site]] = values
+        write_norm[sites.index(site), columns[site]] = values
     return TextWeights(pattern, write_norm, report)
 
 
@@ -237,15 +232,16 @@ def attention_dataset(
     tests: RelationTests | None,
 ) -> "xarray.Dataset":
     """Return the weights of a text, and the tests on random tokens."""
-    pattern = weights.pattern
-    variables: Variables = {}
-    _put(variables, "pattern", CELLS, pattern)
-    weighted = pattern * weights.write_norm[:, :, None, :]
-    _put(variables, "weighted", CELLS, weighted)
-    _put(variables, "write_norm", ("layer", "head", "key"), weights.write_norm)
+    pattern, write_norm = weights.pattern, weights.write_norm
+    weighted = pattern * write_norm[:, :, None, :]
+    numbers: dict[str, tuple[tuple[str, ...], np.ndarray]] = {
+        "pattern": (CELLS, pattern),
+        "weighted": (CELLS, weighted),
+        "write_norm": (("layer", "head", "key"), write_norm),
+    }
     if not selection.is_cross:
         for name, means in weights_on_places(pattern, positions).items():
-            _put(variables, name, ("layer", "head"), means)
+            numbers[name] = ("layer", "head"), means
     coords: Coordinates = {
         "layer": np.array([site.layer for site in selection.sites]),
         "head": np.array(selection.heads),
@@ -258,15 +254,11 @@ def attention_dataset(
     if tests is not None:
         coords["relation"] = list(tests.relations)
         for name in ("score", "null", "p", "p_half"):
-            dims = ("relation", "layer", "head")
-            _put(variables, name, dims, getattr(tests, name))
+            numbers[name] = ("relation", "layer", "head"), getattr(tests, name)
+    variables: Variables = {}
+    for name, (dims, values) in numbers.items():
+        variables[name] = dims, values, ATTRIBUTES[name]
     return to_dataset(variables, coords)
-
-
-def _put(
-    variables: Variables, name: str, dims: tuple[str, ...], values: np.ndarray
-) -> None:
-    variables[name] = dims, values, ATTRIBUTES[name]
 
 
 def found_heads(selection: Selection, tests: RelationTests) -> dict[str, Any]:

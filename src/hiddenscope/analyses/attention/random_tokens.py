@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hiddenscope.errors import TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
 from hiddenscope.states.arrays import Ints
@@ -79,13 +78,3 @@ def draw_texts(
             sources.append((*source_frame[0], *tokens.tolist(), *source_frame[1]))
         inputs = Inputs(tuple(sources), targets=inputs)
     return RandomTexts(inputs, draws, len(before), run, repeats=causal)
-
-
-def check_draws(draws: int) -> None:
-    """Refuse a number of draws that no test can be made of."""
-    if draws != 0 and draws < FEWEST_DRAWS:
-        raise TextError(
-            f"Cannot test heads on {draws} draws",
-            f"with fewer than {FEWEST_DRAWS} no p-value is below 0.05",
-            "Give more, or draws=0 for no test.",
-        )

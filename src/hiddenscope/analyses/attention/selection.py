@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from hiddenscope.arguments import shown
@@ -55,10 +56,15 @@ class Selection(NamedTuple):
     @property
     def heads(self) -> list[int]:
         """Return the heads of all attentions."""
-        heads: set[int] = set()
-        for part in self.attentions:
-            heads |= set(part.heads)
-        return sorted(heads)
+        return sorted({*chain(*[part.heads for part in self.attentions])})
+
+    @property
+    def columns(self) -> dict[Site, list[int]]:
+        """Return where the heads of each attention stand among all heads."""
+        heads = self.heads
+        return {
+            part.site: list(map(heads.index, part.heads)) for part in self.attentions
+        }
 
 
 def select_attentions(
@@ -133,7 +139,7 @@ def select_attentions(
 def _sites(model: Model, layers: Layers | None) -> list[Site]:
     """Return the sites of the attentions that are asked for."""
     stack = model.anatomy.stacks[-1]
-    name = stack.name if model.encoder_decoder else None
+    name = model.anatomy.sites[-1].stack
     numbers = range(1, stack.depth + 1)
     if layers is None:
         return [Site(layer, "attn", name) for layer in numbers]
@@ -146,10 +152,8 @@ def _sites(model: Model, layers: Layers | None) -> list[Site]:
             "No layers to show", "the list is empty", f"Choose 1 to {stack.depth}."
         )
     for item in items:
-        if isinstance(item, Site):
-            patterns.append(item)
-            continue
-        if isinstance(item, str) and not _NUMBERS.fullmatch(item.strip()):
+        is_text = isinstance(item, str) and not _NUMBERS.fullmatch(item.strip())
+        if isinstance(item, Site) or is_text:
             patterns.append(item)
             continue
         for number in parse_numbers(item, "layers"):

@@ -1,11 +1,12 @@
 """The story of attention: what every head reads, and which do what was tested."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hiddenscope.results import Listing, Report, Result, Section, frozen, table_of
+from hiddenscope.results.drawing import labels
 from hiddenscope.results.pictures import (
     FINE_STEPS,
     Grid,
@@ -136,7 +137,7 @@ def _heads(report: AttentionReport, result: Result) -> Patterns:
     window = _window(result.data)
     data = result.data.isel(query=window.queries, key=window.keys)
     dims = ("layer", "head", "query", "key")
-    weights = data["pattern"].transpose(*dims).to_numpy()
+    weights = data["pattern"].transpose(*dims).values
     notes = [window.note] if window.note else []
     steps = steps_of(weights)
     if steps < FINE_STEPS:
@@ -147,12 +148,12 @@ def _heads(report: AttentionReport, result: Result) -> Patterns:
         )
     heads = Patterns(
         f"What each head of {model_name(result)} reads",
-        _sites(data),
-        tuple(data["head"].to_numpy().tolist()),
-        tuple(data["query_string"].to_numpy().tolist()),
-        tuple(data["key_string"].to_numpy().tolist()),
+        labels(data, "site"),
+        tuple(data["head"].values.tolist()),
+        labels(data, "query_string"),
+        labels(data, "key_string"),
         weights,
-        data["write_norm"].transpose("layer", "head", "key").to_numpy(),
+        data["write_norm"].transpose("layer", "head", "key").values,
         positions=_positions(data),
         scores=tuple(_scores(data)),
         note=" ".join(notes),
@@ -173,7 +174,7 @@ def _window(data: "xarray.Dataset") -> _Window:
     if not _positions(data):
         note = f"At most {most:,} tokens of each text are shown."
         return _Window(slice(most), slice(most), note)
-    places = data["query_position"].to_numpy() - data["key_position"].to_numpy()[0]
+    places = data["query_position"].values - data["key_position"].values[0]
     start, which = 0, "first"
     if places[0] >= most:
         start, which = max(0, int(places[-1]) + 1 - most), "last"
@@ -187,43 +188,35 @@ def _positions(data: "xarray.Dataset") -> tuple[int, ...]:
     """Return the place of each query among the keys; nothing where the two are tokens
     of different texts.
     """
-    if any(".cross" in site for site in _sites(data)):
+    if any(".cross" in site for site in labels(data, "site")):
         return ()
-    place_of = {}
-    for place, position in enumerate(data["key_position"].to_numpy().tolist()):
-        place_of[position] = place
-    positions = data["query_position"].to_numpy().tolist()
-    if not all(position in place_of for position in positions):
+    keys = data["key_position"].values.tolist()
+    positions = data["query_position"].values.tolist()
+    if not set(positions) <= set(keys):
         return ()
-    return tuple(place_of[position] for position in positions)
-
-
-def _sites(data: "xarray.Dataset") -> tuple[str, ...]:
-    return tuple(map(str, data["site"].to_numpy().tolist()))
+    return tuple(np.searchsorted(keys, positions).tolist())
 
 
 def _relations(data: "xarray.Dataset") -> list[str]:
     """Return the relations that were measured, tested or not."""
-    tested: Sequence[str] = ()
-    if "score" in data:
-        tested = data["relation"].to_numpy().tolist()
-    names = []
-    for name in RELATIONS:
-        if name in tested or name in data:
-            names.append(name)
-    return names
+    tested = _tested(data)
+    return [name for name in RELATIONS if name in tested or name in data]
+
+
+def _tested(data: "xarray.Dataset") -> tuple[str, ...]:
+    return labels(data, "relation") if "score" in data else ()
 
 
 def _scores(data: "xarray.Dataset") -> Iterator[HeadScore]:
     for name in _relations(data):
         here = None
         if name in data:
-            here = data[name].transpose("layer", "head").to_numpy()
+            here = data[name].transpose("layer", "head").values
         tested = {}
-        if "score" in data and name in data["relation"].to_numpy().tolist():
+        if name in _tested(data):
             for number in ("score", "null", "p"):
                 values = data[number].sel(relation=name)
-                tested[number] = values.transpose("layer", "head").to_numpy()
+                tested[number] = values.transpose("layer", "head").values
         yield HeadScore(SHORT[name], here, **tested)
 
 
@@ -253,7 +246,7 @@ def _score_grid(result: Result) -> Grid | None:
             where = "repeated random tokens"
         measure = Measure(
             f"mean weight on {RELATIONS[name]}",
-            variable.transpose("layer", "head").to_numpy(),
+            variable.transpose("layer", "head").values,
             limits=(0, 1),
             title=(
                 f"How much each head of {model_name(result)} reads {RELATIONS[name]},"
@@ -265,8 +258,8 @@ def _score_grid(result: Result) -> Grid | None:
         return None
     return Grid(
         measures[0].title,
-        _sites(data),
-        tuple(map(str, data["head"].to_numpy().tolist())),
+        labels(data, "site"),
+        labels(data, "head"),
         tuple(measures),
         x_name="head",
     )

@@ -1,12 +1,16 @@
 """The parts of a logit as labelled arrays, and the strongest of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hiddenscope.analyses.contributions.parts import Parts, check_stack, split_logits
+from hiddenscope.analyses.contributions.parts import (
+    BRANCHES,
+    Parts,
+    check_stack,
+    split_logits,
+)
 from hiddenscope.analyses.contributions.question import (
     AnswerTokens,
     Question,
@@ -26,10 +30,12 @@ from hiddenscope.results.dataset import (
     to_dataset,
 )
 from hiddenscope.sites import Site
+from hiddenscope.states.arrays import Floats
 
 if TYPE_CHECKING:
     import xarray
 
+DIMS = ("step", "layer", "head")
 # Parts that are listed for each token of the answer.
 MOST_STRONGEST = 20
 
@@ -71,7 +77,7 @@ def list_parts(
         )
     stack = check_stack(model)
     question = encode_question(model, text, answer, other, targets)
-    last = Site(stack.depth, "", stack.name if model.encoder_decoder else None)
+    last = Site(stack.depth, "", model.anatomy.sites[-1].stack)
     unembedding = Unembedding(model, last)
     if unembedding.recipe.method == "whole":
         raise PassError(
@@ -96,7 +102,7 @@ def list_parts(
             error=parts.error.tolist(),
             allowed_error=parts.allowed.tolist(),
             probability=parts.probability.tolist(),
-            strongest=strongest_parts(model, parts),
+            strongest=strongest_parts(parts, last.stack),
             norm_subtracts_mean=parts.centred,
             softcap=recipe.constant if recipe.transform == "softcap" else None,
             scale=recipe.constant if recipe.transform == "scale" else None,
@@ -111,39 +117,37 @@ def contributions_dataset(
     model: Model, question: Question, parts: Parts
 ) -> "xarray.Dataset":
     """Return all parts as one Dataset."""
+    arrays = sorted(parts.arrays.items(), key=lambda part: -part[1].ndim)
+    numbers = {
+        **dict(arrays),
+        "logit": parts.logit,
+        "total": parts.total,
+        "error": parts.error,
+        "probability": parts.probability,
+    }
+    most_heads = 0
+    for branch in BRANCHES:
+        if f"{branch}_head" in numbers:
+            most_heads = max(most_heads, numbers[f"{branch}_head"].shape[2])
     variables: Variables = {}
-
-    def add(name: str, dims: tuple[str, ...], values: NDArray[np.float64]) -> None:
+    for name, values in numbers.items():
         attributes: Attributes = {"long_name": LONG_NAMES[name]}
         if name != "probability":
-            attributes["units"] = "logits"
-            attributes["meaning"] = "diverging"
-        variables[name] = dims, values, attributes
-
-    most_heads = max((of.shape[2] for of in parts.heads.values()), default=0)
-    for name, values in parts.heads.items():
-        # NaN stands for heads that only another attention has.
-        missing = ((0, 0), (0, 0), (0, most_heads - values.shape[2]))
-        padded = np.pad(values, missing, constant_values=np.nan)
-        add(name, ("step", "layer", "head"), padded)
-    for name, values in parts.by_layer.items():
-        add(name, ("step", "layer"), values)
-    for name, values in parts.single.items():
-        add(name, ("step",), values)
-    add("logit", ("step",), parts.logit)
-    add("total", ("step",), parts.total)
-    add("error", ("step",), parts.error)
-    add("probability", ("step",), parts.probability)
+            attributes |= {"units": "logits", "meaning": "diverging"}
+        if values.ndim == len(DIMS):
+            # NaN stands for heads that only another attention has.
+            padded = np.full((*values.shape[:2], most_heads), np.nan)
+            padded[..., : values.shape[2]] = values
+            values = padded
+        variables[name] = DIMS[: values.ndim], values, attributes
     strings = model.text_encoder.strings
-    text_ids = question.text.ids[0]
-    depth = parts.by_layer["mlp"].shape[1]
     coords: Coordinates = {
         "step": np.arange(len(question.answers)),
         "step_string": ("step", text_array(strings(question.answers))),
         "step_id": ("step", np.array(question.answers)),
-        "layer": np.arange(1, depth + 1),
+        "layer": np.arange(1, parts.arrays["mlp"].shape[1] + 1),
         "head": np.arange(most_heads),
-        "token_string": ("token", text_array(strings(text_ids))),
+        "token_string": ("token", text_array(strings(question.text.ids[0]))),
     }
     if question.others is not None:
         coords["other_string"] = "step", text_array(strings(question.others))
@@ -151,8 +155,8 @@ def contributions_dataset(
     data = to_dataset(variables, coords)
     if parts.neurons is not None:
         ranked = ("step", "rank")
-        attributes: Attributes = {"long_name": LONG_NAMES["neuron"], "units": "logits"}
-        data["neuron"] = ranked, parts.neurons.effect, attributes
+        neuron: Attributes = {"long_name": LONG_NAMES["neuron"], "units": "logits"}
+        data["neuron"] = ranked, parts.neurons.effect, neuron
         data = data.assign_coords(
             rank=np.arange(1, parts.neurons.effect.shape[1] + 1),
             neuron_layer=(ranked, parts.neurons.layer),
@@ -163,10 +167,9 @@ def contributions_dataset(
     return data
 
 
-def strongest_parts(model: Model, parts: Parts) -> list[StrongPart]:
+def strongest_parts(parts: Parts, stack: str | None) -> list[StrongPart]:
     """Return the parts that add or take most, for each token of the answer."""
-    name = model.anatomy.stacks[-1].name if model.encoder_decoder else None
-    named = list(_named_parts(parts, name))
+    named = list(_named_parts(parts.arrays, stack))
     strongest = []
     for step, total in enumerate(parts.total):
         known = np.nan_to_num([values[step] for _, values in named])
@@ -186,21 +189,20 @@ def strongest_parts(model: Model, parts: Parts) -> list[StrongPart]:
 
 
 def _named_parts(
-    parts: Parts, stack: str | None
-) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    arrays: Mapping[str, Floats], stack: str | None
+) -> Iterator[tuple[str, Floats]]:
     """Yield every part under its site, or under a name where it has none."""
-    yield (str(Site(0, "", stack)), parts.single["embedding"])
-    for name, values in parts.heads.items():
-        branch = name.partition("_")[0]
-        for layer in range(values.shape[1]):
-            for head in range(values.shape[2]):
-                site = Site(layer + 1, f"{branch}.head.{head}", stack)
-                yield (str(site), values[:, layer, head])
-    for name, values in parts.by_layer.items():
+    yield str(Site(0, "", stack)), arrays["embedding"]
+    for name, values in arrays.items():
         branch, _, kind = name.partition("_")
-        ending = " bias" if kind == "bias" else ""
-        for layer in range(values.shape[1]):
-            site = Site(layer + 1, branch, stack)
-            yield (f"{site}{ending}", values[:, layer])
-    yield ("final norm bias", parts.single["norm_bias"])
-    yield ("unembedding bias", parts.single["head_bias"])
+        if values.ndim == 1:
+            continue
+        for place in np.ndindex(values.shape[1:]):
+            part = branch
+            if kind == "head":
+                part = f"{branch}.head.{place[1]}"
+            site = Site(place[0] + 1, part, stack)
+            ending = " bias" if kind == "bias" else ""
+            yield f"{site}{ending}", values[:, *place]
+    yield "final norm bias", arrays["norm_bias"]
+    yield "unembedding bias", arrays["head_bias"]

@@ -57,20 +57,23 @@ def freeze_norm(unembedding: Unembedding, states: Tensor) -> FrozenNorm:
     zero = torch.zeros_like(probe)
     rows = torch.cat([states, shifted, probe, zero])
     outputs = unembedding.head_inputs(rows).double()
-    if outputs.shape[-1] != width:
-        reason = f"it makes {outputs.shape[-1]} numbers of {width}"
-        raise _no_norm(unembedding, reason)
-    rows = rows.to(outputs.device)
-    fits = [_fit(rows, outputs, centred=centred) for centred in (False, True)]
-    norm = min(fits, key=lambda fit: fit.worst)
-    # A NaN is no fit either.
-    if not norm.worst <= tolerance(states.dtype, 0):
+    reason = f"it makes {outputs.shape[-1]} numbers of {width}"
+    if outputs.shape[-1] == width:
+        rows = rows.to(outputs.device)
+        fits = [_fit(rows, outputs, centred=centred) for centred in (False, True)]
+        norm = min(fits, key=lambda fit: fit.worst)
+        # A NaN is no fit.
+        if norm.worst <= tolerance(states.dtype, 0):
+            return norm
         reason = (
             "it is not a gain, a scale and a bias: its output is off by"
             f" {norm.worst:.1g} of its size"
         )
-        raise _no_norm(unembedding, reason)
-    return norm
+    raise PassError(
+        f"Cannot split the logits of {unembedding.model.anatomy.name} into parts",
+        f"what comes between its last layer and its head is no plain norm: {reason}",
+        "Use hs.lens or hs.patch, which need none.",
+    )
 
 
 def _fit(rows: Tensor, outputs: Tensor, *, centred: bool) -> FrozenNorm:
@@ -89,11 +92,3 @@ def _fit(rows: Tensor, outputs: Tensor, *, centred: bool) -> FrozenNorm:
     sizes = outputs[:-2].norm(dim=-1).clamp_min(tiny)
     worst = (misfit / sizes).max().item()
     return FrozenNorm((scale * gain)[:-1], bias, centred, outputs[:-3], worst)
-
-
-def _no_norm(unembedding: Unembedding, reason: str) -> PassError:
-    return PassError(
-        f"Cannot split the logits of {unembedding.model.anatomy.name} into parts",
-        f"what comes between its last layer and its head is no plain norm: {reason}",
-        "Use hs.lens or hs.patch, which need none.",
-    )

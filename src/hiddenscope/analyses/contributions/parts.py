@@ -8,23 +8,23 @@ float64, on the device of the states.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.analyses.contributions.final_norm import FrozenNorm, freeze_norm
 from hiddenscope.analyses.contributions.question import Question
 from hiddenscope.discovery import Stack, effects_along
+from hiddenscope.discovery.inside import Branch
 from hiddenscope.errors import PassError
 from hiddenscope.model import Model
 from hiddenscope.modules import autograd
 from hiddenscope.passes.record import record_rows
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site
-from hiddenscope.states.arrays import Ints
+from hiddenscope.states.arrays import Floats, Ints
 
 BRANCHES = ("attn", "cross")
 NOUNS = {"attn": "attention", "cross": "cross-attention"}
@@ -38,50 +38,42 @@ SUMMING = 64
 FEWER_DIGITS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}
 
 
-@dataclass(frozen=True)
-class Neurons:
+class Neurons(NamedTuple):
     """The strongest neurons of each token of the answer, [step, rank]."""
 
-    effect: NDArray[np.float64]
+    effect: Floats
     layer: Ints
     index: Ints
 
 
-@dataclass
-class Parts:
+class Parts(NamedTuple):
     """What the parts add to the logit of each token of the answer.
 
-    `by_layer` holds arrays [step, layer] by name, such as `mlp`, and `heads` arrays
-    [step, layer, head]; NaN stands where a block has no such part. `single` are arrays
-    [step]. `logit` is the model's, and `allowed` how far rounding may move the sum.
-    `centred` says whether the final norm subtracts the mean.
+    `arrays` are [step], [step, layer] or [step, layer, head], by names such as `mlp`;
+    NaN stands where a block has no such part. `logit` is the model's, and `allowed` how
+    far rounding may move the sum. `centred` says whether the final norm subtracts the
+    mean.
     """
 
-    heads: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    by_layer: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    single: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    neurons: Neurons | None = None
-    logit: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    allowed: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    probability: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    dtype: str = ""
-    centred: bool = False
-    notes: list[str] = field(default_factory=list)
+    arrays: dict[str, Floats]
+    neurons: Neurons | None
+    logit: Floats
+    allowed: Floats
+    probability: Floats
+    dtype: str
+    centred: bool
+    notes: list[str]
 
     @property
-    def total(self) -> NDArray[np.float64]:
+    def total(self) -> Floats:
         """Return the sum of all parts, [step]."""
         total = np.zeros(len(self.logit))
-        for values in self.single.values():
-            total = total + values
-        for values in self.by_layer.values():
-            total = total + np.nansum(values, axis=1)
-        for values in self.heads.values():
-            total = total + np.nansum(values, axis=(1, 2))
+        for values in sorted(self.arrays.values(), key=np.ndim):
+            total = total + np.nansum(values.reshape(len(total), -1), axis=1)
         return total
 
     @property
-    def error(self) -> NDArray[np.float64]:
+    def error(self) -> Floats:
         """Return how far the sum of all parts is from the model's logit, [step]."""
         return self.total - self.logit
 
@@ -116,11 +108,9 @@ def split_logits(
 
     A PassError says that the parts do not sum to the model's logit.
     """
-    stack = check_stack(model)
-    name = stack.name if model.encoder_decoder else None
-    sites = list(_sites(model, stack, name, neurons=neurons > 0))
+    sites = list(_sites(model, unembedding.entry.stack, neurons=neurons > 0))
     states = record_rows(model, question.inputs, sites, question.rows)
-    last = states[Site(stack.depth, "", name)]
+    last = states[unembedding.entry]
     with model.lock:
         norm = freeze_norm(unembedding, last)
         weight, bias = unembedding.word_rows(question.words)
@@ -130,20 +120,26 @@ def split_logits(
             weight = weight[:steps] - weight[steps:]
             bias = bias[:steps] - bias[steps:]
         directions = norm.directions(weight)
-        attribution = _Attribution(model, stack, name, states, directions)
-        parts = attribution.parts(neurons)
-    parts.single["norm_bias"] = _numbers(weight @ norm.bias)
-    parts.single["head_bias"] = _numbers(bias)
-    parts.logit = _numbers((weight * norm.output).sum(-1) + bias)
+        attribution = _Attribution(model, unembedding.entry.stack, states, directions)
+        attribution.split()
+        strongest = attribution.strongest_neurons(neurons) if neurons else None
+    attribution.arrays["norm_bias"] = _numbers(weight @ norm.bias)
+    attribution.arrays["head_bias"] = _numbers(bias)
     # They came from this dtype, so that nothing is rounded.
     head_inputs = norm.output.to(unembedding.head_dtype)
     logits = unembedding.logits(head_inputs).double()
     answers = torch.tensor(question.answers, device=logits.device)
     log_probabilities = logits.log_softmax(-1).gather(1, answers[:, None])
-    parts.probability = _numbers(log_probabilities[:, 0].exp())
-    parts.centred = norm.centred
-    parts.dtype = str(last.dtype).removeprefix("torch.")
-    parts.allowed = attribution.rounding(norm, weight)
+    parts = Parts(
+        attribution.arrays,
+        strongest,
+        logit=_numbers((weight * norm.output).sum(-1) + bias),
+        allowed=attribution.rounding(norm, weight),
+        probability=_numbers(log_probabilities[:, 0].exp()),
+        dtype=str(last.dtype).removeprefix("torch."),
+        centred=norm.centred,
+        notes=attribution.notes,
+    )
     error = np.abs(parts.error)
     # A NaN is too much as well.
     if not (error <= parts.allowed).all():
@@ -157,12 +153,10 @@ def split_logits(
     return parts
 
 
-def _sites(
-    model: Model, stack: Stack, name: str | None, *, neurons: bool
-) -> Iterator[Site]:
+def _sites(model: Model, name: str | None, *, neurons: bool) -> Iterator[Site]:
     """Yield the sites that are needed: the stream, the parts, and what is inside."""
     yield Site(0, "", name)
-    for layer, block in enumerate(stack.blocks, 1):
+    for layer, block in enumerate(model.anatomy.stacks[-1].blocks, 1):
         inside = model.anatomy.block_inside(Site(layer, "", name))
         for branch in BRANCHES:
             if branch not in block.parts:
@@ -177,88 +171,77 @@ def _sites(
 
 
 class _Attribution:
-    """The states of one pass, and the directions that they are read along."""
+    """The states of one pass, the directions that they are read along, and what the
+    parts add.
+    """
 
     def __init__(
         self,
         model: Model,
-        stack: Stack,
         name: str | None,
         states: Mapping[Site, Tensor],
         directions: Tensor,
     ) -> None:
         self.model = model
-        self.stack = stack
         self.name = name
         self.states = states
         self.directions = directions
+        self.arrays: dict[str, Floats] = {}
+        self.notes: list[str] = []
 
-    def parts(self, neurons: int) -> Parts:
-        """Return what the embeddings and all blocks add."""
-        parts = Parts()
-        embedding = self._along(Site(0, "", self.name))
-        parts.single["embedding"] = _numbers(embedding)
+    def split(self) -> None:
+        """Put in what the embeddings and all blocks add."""
+        self.arrays["embedding"] = self._along(Site(0, "", self.name))
+        blocks = self.model.anatomy.stacks[-1].blocks
         for branch in BRANCHES:
-            counts = self._head_counts(branch)
-            if counts is not None:
-                self._split_attention(parts, branch, counts)
-        mlp = []
-        for layer in range(1, self.stack.depth + 1):
-            added = self._along(Site(layer, "mlp", self.name))
-            mlp.append(_numbers(added))
-        parts.by_layer["mlp"] = np.stack(mlp, axis=1)
-        if neurons:
-            parts.neurons = self._strongest_neurons(parts, neurons)
-        return parts
+            if all(branch in block.parts for block in blocks):
+                self._split_attention(self._layers(branch))
+        mlp = map(self._along, self._layers("mlp"))
+        self.arrays["mlp"] = np.stack(list(mlp), axis=1)
 
-    def _split_attention(self, parts: Parts, branch: str, counts: list[int]) -> None:
+    def _layers(self, part: str) -> list[Site]:
+        """Return the sites of a part in all blocks."""
+        depth = self.model.anatomy.stacks[-1].depth
+        return [Site(layer, part, self.name) for layer in range(1, depth + 1)]
+
+    def _split_attention(self, sites: list[Site]) -> None:
         """Put in what the heads and biases of an attention add, in every block."""
-        shape = len(self.directions), self.stack.depth
-        heads = np.full((*shape, max(counts)), np.nan)
+        branch = sites[0].branch
+        # A block whose heads are not known counts as having none.
+        counts = []
+        for site in sites:
+            heads = self._inside(site).heads
+            counts.append(0 if heads is None else heads.heads)
+        shape = len(self.directions), len(sites)
+        by_head = np.full((*shape, max(counts)), np.nan)
         biases = np.full(shape, np.nan)
         whole = np.full(shape, np.nan)
-        refused = ""
         for row, count in enumerate(counts):
-            site = Site(row + 1, branch, self.name)
-            if count:
-                z = Site(site.layer, f"{site.branch}.z", site.stack)
-                columns, bias = self._columns(z)
-                # The columns of a head stand side by side.
-                by_head = columns.reshape(len(columns), count, -1)
-                heads[:, row, :count] = _numbers(by_head.sum(-1))
-                biases[:, row] = _numbers(bias)
-            else:
-                whole[:, row] = _numbers(self._along(site))
-                refused = refused or self._why(site)
-        parts.heads[f"{branch}_head"] = heads
-        parts.by_layer[f"{branch}_bias"] = biases
+            if not count:
+                whole[:, row] = self._along(sites[row])
+                continue
+            z = Site(row + 1, f"{branch}.z", self.name)
+            columns, bias = self._columns(z)
+            # The columns of a head stand side by side.
+            sums = columns.reshape(len(columns), count, -1).sum(-1)
+            by_head[:, row, :count] = _numbers(sums)
+            biases[:, row] = _numbers(bias)
+        self.arrays[f"{branch}_head"] = by_head
+        self.arrays[f"{branch}_bias"] = biases
         if 0 in counts:
-            parts.by_layer[f"{branch}_whole"] = whole
+            self.arrays[f"{branch}_whole"] = whole
+            refused = self._inside(sites[counts.index(0)]).refused
             noun = NOUNS[branch]
             note = f"The {noun} of some blocks is not split into heads: {refused}."
-            parts.notes.append(note)
+            self.notes.append(note)
 
-    def _along(self, site: Site) -> Tensor:
+    def _along(self, site: Site) -> Floats:
         """Return what the state at a site adds, [step]."""
         state = self.states[site].to(self.directions)
-        return (state * self.directions).sum(-1)
+        return _numbers((state * self.directions).sum(-1))
 
-    def _head_counts(self, branch: str) -> list[int] | None:
-        """Return the number of heads of each block, 0 where they are not known.
-
-        It is None in a stack without such a branch.
-        """
-        counts = []
-        for layer, block in enumerate(self.stack.blocks, 1):
-            if branch not in block.parts:
-                return None
-            site = Site(layer, branch, self.name)
-            heads = self.model.anatomy.block_inside(site).branches[branch].heads
-            counts.append(0 if heads is None else heads.heads)
-        return counts
-
-    def _why(self, site: Site) -> str:
-        return self.model.anatomy.block_inside(site).branches[site.branch].refused
+    def _inside(self, site: Site) -> Branch:
+        return self.model.anatomy.block_inside(site).branches[site.branch]
 
     def _columns(self, site: Site) -> tuple[Tensor, Tensor]:
         """Return what each column of a projection's input adds, and its bias."""
@@ -268,41 +251,32 @@ class _Attribution:
         projection = self.model.anatomy.projection(site)
         return effects_along(self.model.module, projection, inputs, directions)
 
-    def _strongest_neurons(self, parts: Parts, most: int) -> Neurons | None:
+    def strongest_neurons(self, most: int) -> Neurons | None:
         """Return the neurons that add or take most, over all blocks."""
         effects: list[Tensor] = []
         indices: list[Tensor] = []
         layers: list[int] = []
         refused = ""
-        for layer in range(1, self.stack.depth + 1):
-            site = Site(layer, "mlp.neurons", self.name)
+        for layer, site in enumerate(self._layers("mlp.neurons"), 1):
             if site not in self.states:
-                refused = refused or self._why(site)
+                refused = refused or self._inside(site).refused
                 continue
             columns, _ = self._columns(site)
             # The strongest of all are among the strongest of each block.
-            count = min(most, columns.shape[-1])
-            best = columns.abs().topk(count).indices
-            strongest = columns.gather(1, best)
-            effects.append(strongest.to(self.directions))
-            indices.append(best.to(self.directions.device))
-            layers += [layer] * count
+            strongest, places = _largest(columns.to(self.directions), most)
+            effects.append(strongest)
+            indices.append(places)
+            layers += [layer] * places.shape[1]
         if refused:
-            parts.notes.append(f"Neurons of some blocks were left out: {refused}.")
+            self.notes.append(f"Neurons of some blocks were left out: {refused}.")
         if not effects:
             return None
-        effect = torch.cat(effects, 1)
-        index = torch.cat(indices, 1)
-        count = min(most, effect.shape[1])
-        best = effect.abs().topk(count).indices
-        places = best.cpu().numpy()
-        return Neurons(
-            effect=_numbers(effect.gather(1, best)),
-            layer=np.array(layers)[places],
-            index=index.gather(1, best).cpu().numpy(),
-        )
+        effect, places = _largest(torch.cat(effects, 1), most)
+        index = torch.cat(indices, 1).gather(1, places).cpu().numpy()
+        layer_of = np.array(layers)[places.cpu().numpy()]
+        return Neurons(_numbers(effect), layer_of, index)
 
-    def rounding(self, norm: FrozenNorm, weight: Tensor) -> NDArray[np.float64]:
+    def rounding(self, norm: FrozenNorm, weight: Tensor) -> Floats:
         """Return how far the rounding of the pass may move the sum, [step].
 
         Every state of the stream and every write is rounded once. Each channel's error
@@ -326,6 +300,12 @@ class _Attribution:
         return units * _numbers(squares.sqrt())
 
 
-def _numbers(values: Tensor) -> NDArray[np.float64]:
-    numbers: NDArray[np.float64] = values.double().cpu().numpy()
+def _largest(columns: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Return the largest columns of each row, whatever their sign, and their places."""
+    places = columns.abs().topk(min(most, columns.shape[1])).indices
+    return columns.gather(1, places), places
+
+
+def _numbers(values: Tensor) -> Floats:
+    numbers: Floats = values.double().cpu().numpy()
     return numbers

@@ -49,43 +49,48 @@ def encode_question(
             "the parts that write an answer are those of one text",
             "Ask for each text by itself.",
         )
-    answering = encoded
+    encoder = model.text_encoder
+    answering, window = encoded, encoder.window
     if model.encoder_decoder:
-        model.text_encoder.required_start()
+        encoder.required_start()
         answering = encoded.of("decoder")
-    before = text_before(answering, 0, len(answering.ids[0]) - 1)
+        window = encoder.target_window or window
+    start = len(answering.ids[0]) - 1
+    before = text_before(answering, 0, start)
     notes: list[str] = []
     # A tokenizer serves one thread at a time.
     with model.lock:
-        encoder = model.text_encoder
         tokens = encoder.several(answer, "answer", before=before or "")
         others = None
         if other is not None:
             others = encoder.several(other, "other answer", before=before or "")
         notes += notes_on_spaces(model.tokenizer, (answer, other))
-    shared = 0
+    shared, compared = 0, None
     if others is not None:
         shared = _first_difference(answer, tokens, others)
         if len(tokens) > 1 or len(others) > 1:
-            first = model.text_encoder.string(tokens[shared])
-            second = model.text_encoder.string(others[shared])
+            first, second = (
+                encoder.string(tokens[shared]),
+                encoder.string(others[shared]),
+            )
             notes.append(
                 f"The answers are compared at {first!r} and {second!r}, the first"
                 " tokens that differ; the tokens after them are left out."
             )
-        tokens = tokens[: shared + 1]
-    start = len(answering.ids[0]) - 1
-    inputs = _with_answer(model, encoded, tokens[:-1])
-    if others is None:
-        rows = range(start, start + len(tokens))
-        return Question(inputs, encoded, tuple(rows), tuple(tokens), None, tuple(notes))
+        tokens, compared = tokens[: shared + 1], (others[shared],)
+    ids = (*answering.ids[0], *tokens[:-1])
+    if window and len(ids) > window:
+        raise TextError(
+            "The text and its answer are too long",
+            f"they have {len(ids):,} tokens and {model.name} takes at most {window:,}",
+            "Give a shorter text.",
+        )
+    inputs = Inputs((ids,))
+    if model.encoder_decoder:
+        inputs = encoded.with_targets(inputs)
+    rows = range(start + shared, start + len(tokens))
     return Question(
-        inputs,
-        encoded,
-        (start + shared,),
-        (tokens[shared],),
-        (others[shared],),
-        tuple(notes),
+        inputs, encoded, tuple(rows), tuple(tokens[shared:]), compared, tuple(notes)
     )
 
 
@@ -106,23 +111,3 @@ def _first_difference(
         "one begins with all tokens of the other",
         "Give two answers that differ in a token of both.",
     )
-
-
-def _with_answer(model: Model, encoded: Inputs, tokens: Sequence[int]) -> Inputs:
-    """Return the inputs in which the answering text goes on with some tokens."""
-    answering = encoded
-    window = model.text_encoder.window
-    if model.encoder_decoder:
-        answering = encoded.of("decoder")
-        window = model.text_encoder.target_window or window
-    ids = (*answering.ids[0], *tokens)
-    if window and len(ids) > window:
-        raise TextError(
-            "The text and its answer are too long",
-            f"they have {len(ids):,} tokens and {model.name} takes at most {window:,}",
-            "Give a shorter text.",
-        )
-    longer = Inputs((ids,))
-    if model.encoder_decoder:
-        return encoded.with_targets(longer)
-    return longer

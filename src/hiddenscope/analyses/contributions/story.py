@@ -1,10 +1,9 @@
 """The story of contributions: what each part adds to the logit of an answer."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hiddenscope.results import (
     Explanation,
@@ -15,6 +14,7 @@ from hiddenscope.results import (
     frozen,
     table_of,
 )
+from hiddenscope.results.drawing import labels
 from hiddenscope.results.pictures import Grid, Lines, Measure, Series
 from hiddenscope.results.sentences import (
     model_name,
@@ -22,6 +22,7 @@ from hiddenscope.results.sentences import (
     quoted_tokens,
     shortened,
 )
+from hiddenscope.states.arrays import Floats
 
 if TYPE_CHECKING:
     import xarray
@@ -105,32 +106,32 @@ class ContributionsReport(Report):
 
 def story(report: ContributionsReport, result: Result) -> Iterator[Section]:
     """Yield the grid with what it shows, then the sums by kind."""
-    kinds = _kinds(result.data)
-    listings = tuple(_listings(report, result))
     data = result.data
+    kinds = _kinds(data)
+    listings = tuple(_listings(report, data))
     steps = range(data.sizes["step"])
-    columns = [f"head.{head}" for head in data["head"].to_numpy().tolist()]
+    columns = [f"head.{head}" for head in labels(data, "head")]
     # The columns behind the heads, which are drawn as bars.
-    bars = []
-    if any(f"{branch}_whole" in data for branch in ("attn", "cross")):
-        bars.append("attention")
-    if any(_has_numbers(data, f"{branch}_bias") for branch in ("attn", "cross")):
-        bars.append("bias")
-    bars.append("MLP")
+    bars = {}
+    if "attn_whole" in data or "cross_whole" in data:
+        bars["whole"] = "attention"
+    if _has_numbers(data, "attn_bias") or _has_numbers(data, "cross_bias"):
+        bars["bias"] = "bias"
+    bars["mlp"] = "MLP"
     title = f"What each part of {model_name(result)} adds to {report.logit_name}"
     measures = []
     for step in steps:
-        of_step = _step_name(result.data, step)
+        of_step = _step_name(data, step)
         measure = Measure(
             f"contribution to {of_step}",
-            _rows_of_step(data.isel(step=step), bars),
+            _rows_of_step(data.isel(step=step), bars).astype(np.float32),
             "logits",
             meaning="diverging",
-            title=f"{title}{_step_ending(result.data, step)}",
+            title=f"{title}{_step_ending(data, step)}",
         )
         measures.append(measure)
     names = []
-    for layer in data["layer"].to_numpy().tolist():
+    for layer in labels(data, "layer"):
         if "cross_head" in data:
             names += [f"layer.{layer} self", f"layer.{layer} cross"]
         else:
@@ -138,7 +139,7 @@ def story(report: ContributionsReport, result: Result) -> Iterator[Section]:
     grid = Grid(
         title,
         tuple(names),
-        (*columns, *bars),
+        (*columns, *bars.values()),
         tuple(measures),
         note="Bars have the scale of the colours: the longest is as far as these go.",
         x_name="part",
@@ -175,54 +176,38 @@ def story(report: ContributionsReport, result: Result) -> Iterator[Section]:
     )
 
 
-def _rows_of_step(data: "xarray.Dataset", bars: list[str]) -> NDArray[np.float32]:
+def _rows_of_step(data: "xarray.Dataset", bars: Mapping[str, str]) -> Floats:
     """Return the numbers of one answer token: a row for each layer, two where layers
     have cross-attention, with the bars behind the heads.
     """
-    parts = _columns(data, "attn", bars)
-    mlp = data["mlp"].to_numpy()[:, None]
-    if "cross_head" not in data:
-        return np.concatenate([*parts, mlp], axis=1).astype(np.float32)
+    empty = np.full(data.sizes["layer"], np.nan)
+    rows = []
+    for branch in ("attn", "cross"):
+        if f"{branch}_head" in data:
+            columns = [data.get(f"{branch}_{bar}", empty) for bar in bars]
+            rows.append([data[f"{branch}_head"], *columns])
     # The MLP comes after both, so its bar stands in the upper row.
-    lower = np.concatenate([*parts, np.full_like(mlp, np.nan)], axis=1)
-    upper = np.concatenate([*_columns(data, "cross", bars), mlp], axis=1)
-    both = np.stack([lower, upper], axis=1).astype(np.float32)
+    rows[-1][-1] = data["mlp"]
+    both = np.stack([np.column_stack(row) for row in rows], axis=1)
     return both.reshape(-1, both.shape[-1])
-
-
-def _columns(
-    data: "xarray.Dataset", branch: str, bars: list[str]
-) -> list[NDArray[np.float64]]:
-    """Return the columns of an attention: its heads, then its bars."""
-    columns = [data[f"{branch}_head"].transpose("layer", "head").to_numpy()]
-    for bar, name in (("attention", "whole"), ("bias", "bias")):
-        if bar not in bars:
-            continue
-        values = np.full(data.sizes["layer"], np.nan)
-        if f"{branch}_{name}" in data:
-            values = data[f"{branch}_{name}"].to_numpy()
-        columns.append(values[:, None])
-    return columns
 
 
 def _has_numbers(data: "xarray.Dataset", name: str) -> bool:
     """Tell whether a part is there and is anything but zero."""
-    return name in data and bool(np.nan_to_num(data[name].to_numpy()).any())
+    return name in data and bool(np.nan_to_num(data[name].values).any())
 
 
 def _shown_kinds(data: "xarray.Dataset") -> list[str]:
     return [name for name in SUMS if name in ALWAYS or _has_numbers(data, name)]
 
 
-def _sum_by_step(data: "xarray.Dataset", name: str) -> NDArray[np.float64]:
-    variable = data[name]
-    others = [dim for dim in variable.dims if dim != "step"]
-    return cast("NDArray[np.float64]", variable.sum(others).to_numpy())
+def _sum_by_step(data: "xarray.Dataset", name: str) -> Floats:
+    return data[name].sum({*data[name].dims} - {"step"}).values
 
 
 def _step_name(data: "xarray.Dataset", step: int) -> str:
     """Name one token of the answer, with its number where there are several."""
-    strings = [str(text) for text in data["step_string"].to_numpy().tolist()]
+    strings = labels(data, "step_string")
     number = f" (token {step + 1} of the answer)" if len(strings) > 1 else ""
     return f"{quoted_token(shortened(strings[step], LONGEST_ANSWER))}{number}"
 
@@ -243,7 +228,7 @@ def _findings(report: ContributionsReport, result: Result, kinds: str) -> Iterat
         verb = "adds most to"
         if strongest[0].contribution < 0:
             verb = "takes most from"
-        logit = float(result.data["logit"].to_numpy()[0])
+        logit = float(result.data["logit"].values[0])
         target = report.logit_name
         if result.data.sizes["step"] > 1:
             target = f"the first token of {target.removeprefix('the logit of ')}"
@@ -252,7 +237,7 @@ def _findings(report: ContributionsReport, result: Result, kinds: str) -> Iterat
             f" parts is {_signed(logit).removeprefix('+')}."
         )
     yield kinds
-    error = float(np.abs(result.data["error"].to_numpy()).max())
+    error = float(np.abs(result.data["error"].values).max())
     yield (
         "The parts sum to the model's own logit with an error of at most"
         f" {error:.1g}, which is checked on every call."
@@ -285,20 +270,19 @@ def _signed(amount: float) -> str:
     return f"{amount:+.2f}".replace("-", "−")
 
 
-def _listings(report: ContributionsReport, result: Result) -> Iterator[Listing]:
-    steps = min(MOST_LISTED, result.data.sizes["step"])
-    for step in range(steps):
-        parts = report.strongest_at(step)
-        ending = _step_ending(result.data, step)
+def _listings(report: ContributionsReport, data: "xarray.Dataset") -> Iterator[Listing]:
+    for step in range(min(MOST_LISTED, data.sizes["step"])):
+        ending = _step_ending(data, step)
+        parts = []
+        for part in report.strongest_at(step):
+            parts.append((part.site, part.contribution, 100 * part.share))
         if parts:
             yield Listing(
                 f"Strongest parts{ending}",
                 ("part", "contribution", "percent of the sum"),
-                tuple(
-                    (part.site, part.contribution, 100 * part.share) for part in parts
-                ),
+                tuple(parts),
             )
-        neurons = _neuron_rows(result, step)
+        neurons = list(_neuron_rows(data.isel(step=step)))
         if neurons:
             yield Listing(
                 f"Strongest neurons{ending}",
@@ -308,16 +292,12 @@ def _listings(report: ContributionsReport, result: Result) -> Iterator[Listing]:
             )
 
 
-def _neuron_rows(result: Result, step: int) -> list[tuple[str, float]]:
+def _neuron_rows(data: "xarray.Dataset") -> Iterator[tuple[str, float]]:
     """Name the neurons of one step, the strongest first."""
-    if "neuron" not in result.data:
-        return []
-    data = result.data.isel(step=step)
-    rows = []
-    for rank, amount in enumerate(data["neuron"].to_numpy().tolist()):
-        if not np.isfinite(amount):
-            continue
-        layer = int(data["neuron_layer"].to_numpy()[rank])
-        index = int(data["neuron_index"].to_numpy()[rank])
-        rows.append((f"layer.{layer}.mlp.neuron.{index}", float(amount)))
-    return rows
+    if "neuron" not in data:
+        return
+    names = ("neuron", "neuron_layer", "neuron_index")
+    columns = [data[name].values.tolist() for name in names]
+    for amount, layer, index in zip(*columns, strict=True):
+        if np.isfinite(amount):
+            yield f"layer.{layer}.mlp.neuron.{index}", amount

@@ -70,9 +70,9 @@ def story(report: GraftReport, result: Result) -> Iterator[Section]:
     data, count = result.data, result.data.sizes["site"]
     grafted = Series(
         "with layers of the donor",
-        data["accuracy"].to_numpy(),
-        data["accuracy_low"].to_numpy(),
-        data["accuracy_high"].to_numpy(),
+        data["accuracy"].values,
+        data["accuracy_low"].values,
+        data["accuracy_high"].values,
         band="95% interval",
     )
     model = level("the model alone", report.model_alone.accuracy, count)

@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.analyses.patch.encoding import EncodedContrast
+from hiddenscope.analyses.patch.story import Check
 from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import record
@@ -30,7 +30,7 @@ from hiddenscope.passes.sweep import (
     sweep,
 )
 from hiddenscope.sites import Site
-from hiddenscope.states.arrays import Floats
+from hiddenscope.states.arrays import Bools, Floats
 
 Into: TypeAlias = Literal["corrupt", "clean"]
 PatchedValues: TypeAlias = Literal["run", "zero", "mean"]
@@ -61,20 +61,19 @@ class Plan:
 
 @dataclass
 class Effects:
-    """The effects of one contrast: arrays [site, column] and [site] by name.
+    """The effects of one contrast: arrays [site, column] or [site] by name.
 
     `runs` are numbers of the clean and the corrupt run. `patched` marks the cells
     whose states differ between the runs; `check` is the largest effect computed twice.
     """
 
-    cells: dict[str, Floats]
-    along: dict[str, Floats]
-    runs: dict[str, tuple[float, float]]
-    patched: NDArray[np.bool_]
+    numbers: dict[str, Floats]
+    runs: dict[str, list[float]]
+    patched: Bools
     passes: int = 0
     tokens: int = 0
     notes: list[str] = field(default_factory=list)
-    check: dict[str, float] | None = None
+    check: Check | None = None
 
 
 class LogitMeasures:
@@ -131,14 +130,12 @@ class LogitMeasures:
         return torch.stack([effect, probability, kl.clamp_min(0)], -1)
 
     @property
-    def runs(self) -> dict[str, tuple[float, float]]:
+    def runs(self) -> dict[str, list[float]]:
         """Return numbers of the clean and of the corrupt run, by name."""
-        runs = self.clean, self.corrupt
-        differences = [float(self.difference(run)) for run in runs]
-        probabilities = [float(run[self.answer].exp()) for run in runs]
+        runs = torch.stack([self.clean, self.corrupt])
         return {
-            "logit_difference": (differences[0], differences[1]),
-            "probability": (probabilities[0], probabilities[1]),
+            "logit_difference": self.difference(runs).tolist(),
+            "probability": runs[:, self.answer].exp().tolist(),
         }
 
     def rounding(self, logits: Tensor, tolerance: float) -> float:
@@ -203,13 +200,13 @@ def patch_contrast(
     else:
         runs = clean, corrupt, clean_at
     cells = Cells(contrast, plan, *runs, sources, means)
-    effects = Effects({}, {}, measures.runs, cells.patched)
+    effects = Effects({}, measures.runs, cells.patched)
     # Cells whose states are the same in both runs need no pass.
     advance(cells.patched.size - len(cells.variants))
     if plan.exact:
         _exact(model, cells, measures, effects, advance)
     if plan.attribution:
-        effects.cells["attribution"] = _attribution(model, cells, measures)
+        effects.numbers["attribution"] = _attribution(model, cells, measures)
     return effects
 
 
@@ -217,7 +214,8 @@ class Cells:
     """The cells of one contrast, and the patch of each from the source to the base run.
 
     `paired` marks the cells [site, column] that have a token in both runs, `patched`
-    those whose states differ. `variants` holds the patches of the latter.
+    those whose states differ. `variants` holds the patches of the latter. Tokens that
+    are patched together have no columns: these cells are [site].
     """
 
     def __init__(
@@ -232,39 +230,42 @@ class Cells:
     ) -> None:
         self.sources = sources
         self.means = means
-        self._differences: dict[Site, NDArray[np.bool_]] = {}
+        self._differences: dict[Site, Bools] = {}
         self.columns = contrast.columns
         self.plan = plan
         self.base = base
         self.source = source
         self.at = at
-        starts, width = {}, 0
-        for stack, columns in contrast.columns.items():
-            starts[stack] = width
-            width += len(columns)
-        if plan.together:
-            width = 1
-        self.paired = np.zeros((len(plan.sites), width), dtype=bool)
-        self.patched = np.zeros_like(self.paired)
-        self.variants: dict[tuple[int, int], Variant] = {}
+        shape = [len(plan.sites)]
+        if not plan.together:
+            shape.append(sum(map(len, contrast.columns.values())))
+        self.paired = np.zeros(shape, dtype=bool)
+        self.patched = np.zeros(shape, dtype=bool)
+        self.variants: dict[tuple[int, ...], Variant] = {}
         for row, site in enumerate(plan.sites):
             differing = self._differing(site)
-            if plan.together:
-                positions = self._chosen(site.stack)
-                self.paired[row, 0] = bool(positions)
+            for column, positions in self._windows(site.stack):
+                cell = row, *column
+                self.paired[cell] = bool(positions)
                 # Equal states change nothing, and a run that begins later costs less.
                 changed = [pair for pair in positions if pair[0] in differing]
                 if changed:
-                    self.patched[row, 0] = True
-                    self.variants[row, 0] = [self.patch(site, changed)]
-                continue
-            for column in range(len(contrast.columns[site.stack])):
-                positions = self.positions(site.stack, column, column + plan.window)
-                cell = row, starts[site.stack] + column
-                self.paired[cell] = bool(positions)
-                if any(base_position in differing for base_position, _ in positions):
                     self.patched[cell] = True
-                    self.variants[cell] = [self.patch(site, positions)]
+                    self.variants[cell] = [self.patch(site, changed)]
+
+    def _windows(
+        self, stack: str | None
+    ) -> Iterator[tuple[tuple[int, ...], PositionPairs]]:
+        """Yield each column, and the positions that are patched at once for it."""
+        if self.plan.together:
+            yield (), self._chosen(stack)
+            return
+        first = 0
+        if stack == "decoder":
+            first = len(self.columns["encoder"])
+        for column in range(len(self.columns[stack])):
+            stop = column + self.plan.window
+            yield (first + column,), self.positions(stack, column, stop)
 
     def _chosen(self, stack: str | None) -> PositionPairs:
         """Return the positions of the tokens that are patched together."""
@@ -298,22 +299,27 @@ class Cells:
         """
         pairs = []
         for clean, corrupt in self.columns[stack][start:stop]:
-            if self.plan.values != "run" and clean is not None:
-                pairs.append((clean, clean))
-                continue
+            if self.plan.values != "run":
+                corrupt = clean
             if clean is None or corrupt is None:
                 continue
-            if self.plan.into == "corrupt":
-                pairs.append((corrupt, clean))
-            else:
-                pairs.append((clean, corrupt))
+            pair = clean, corrupt
+            pairs.append(pair[::-1] if self.plan.into == "corrupt" else pair)
         return pairs
 
-    def patch(self, site: Site, positions: PositionPairs) -> Patch:
-        """Return a patch that puts states of the source run into the base run."""
+    def patch(
+        self, site: Site, positions: PositionPairs, *, hold: bool = False
+    ) -> Patch:
+        """Return a patch that puts states of the source run into the base run.
+
+        With `hold` it keeps those of the base run, whatever changes below.
+        """
         base_positions, source_positions = zip(*positions, strict=True)
         source = self.sources[site]
-        values = self._values(source, base_positions, source_positions)
+        if hold:
+            values = source.rows(self.base, base_positions)
+        else:
+            values = self._values(source, base_positions, source_positions)
         return Patch(source.site, base_positions, values, source.columns)
 
     def _values(
@@ -332,13 +338,6 @@ class Cells:
         if source.columns is not None:
             mean = mean[source.columns]
         return mean.to(base).expand_as(base)
-
-    def hold(self, site: Site, positions: PositionPairs) -> Patch:
-        """Return a patch that holds the base run's states, whatever changes below."""
-        base_positions, _ = zip(*positions, strict=True)
-        source = self.sources[site]
-        values = source.rows(self.base, base_positions)
-        return Patch(source.site, base_positions, values, source.columns)
 
     def _differing(self, site: Site) -> set[int]:
         """Return the base positions whose states differ in any bit between the runs."""
@@ -388,12 +387,12 @@ def _exact(
         grid = np.where(cells.paired, unchanged, np.nan)
         for number, cell in enumerate(cells.variants):
             grid[cell] = values[number, place]
-        effects.cells[name] = grid
+        effects.numbers[name] = grid
     if swaps:
         for name in ("swap", "swap_window"):
-            effects.along[name] = np.full(len(cells.plan.sites), np.nan)
+            effects.numbers[name] = np.full(len(cells.plan.sites), np.nan)
     for number, (name, row) in enumerate(swaps, len(cells.variants)):
-        effects.along[name][row] = values[number, 0]
+        effects.numbers[name][row] = values[number, 0]
     effects.passes += swept.passes
     effects.tokens += swept.tokens
     effects.notes += swept.notes
@@ -432,7 +431,7 @@ def _checked_sweep(
         unbatched = float(measures(logits)[0])
         difference = abs((in_sweep - unbatched) * measures.span)
         if difference <= logits_tolerance(model) * float(logits.norm()) * 2**0.5:
-            effects.check = {"sweep": in_sweep, "alone": unbatched}
+            effects.check = Check(sweep=in_sweep, alone=unbatched)
             return swept
         reason = f"an effect is {in_sweep:.6g} in a batch and {unbatched:.6g} alone"
         effects.notes.append(f"Every cell was computed alone, because {reason}.")
@@ -464,7 +463,9 @@ def _swaps(cells: Cells) -> Iterator[tuple[tuple[str, int], Variant]]:
             continue
         window = [cells.patch(upper, positions) for upper in above[:layers]]
         if whole_stream:
-            window += [cells.hold(upper, positions) for upper in above[layers:]]
+            window += [
+                cells.patch(upper, positions, hold=True) for upper in above[layers:]
+            ]
         yield ("swap_window", row), window
 
 
@@ -485,8 +486,8 @@ def _attribution(model: Model, cells: Cells, measures: LogitMeasures) -> Floats:
     gradients = torch.autograd.grad(difference, live, allow_unused=True)
     by_site = dict(zip(recorded, gradients, strict=True))
     grid = np.where(cells.paired, 0.0, np.nan)
-    for (row, column), (patch,) in cells.variants.items():
-        source = cells.sources[sites[row]]
+    for cell, (patch,) in cells.variants.items():
+        source = cells.sources[sites[cell[0]]]
         gradient: Tensor | None = by_site[source.site]
         # The logits do not depend on this state: its effect is zero.
         if gradient is None:
@@ -497,5 +498,5 @@ def _attribution(model: Model, cells: Cells, measures: LogitMeasures) -> Floats:
         if source.columns is not None:
             gradient = gradient[:, source.columns]
         step = patch.values.double() - source.rows(base, patch.tokens).double()
-        grid[row, column] = float((gradient * step).sum()) / measures.span
+        grid[cell] = float((gradient * step).sum()) / measures.span
     return grid

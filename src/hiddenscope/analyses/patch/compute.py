@@ -24,7 +24,6 @@ from hiddenscope.analyses.patch.story import (
     AnswerPair,
     Carrier,
     CellCount,
-    Check,
     Clear,
     Cost,
     LargestEffect,
@@ -63,6 +62,8 @@ ABLATIONS: dict[str, PatchedValues] = {
     "resample": "run",
 }
 HALF = 0.5
+# The ends of an interval.
+ENDS = ("low", "high")
 ATTRIBUTES: Mapping[str, Attributes] = {
     "effect": {
         "long_name": "effect",
@@ -103,14 +104,10 @@ def patch_all(
     selected, left_out = _changeable_sites(model, sites)
     plan = _plan(model, selected, into, window, layers, method)
     # A copy says nothing new: the first of its kind stands for it.
-    distinct: dict[Hashable, tuple[Contrast, EncodedContrast]] = {}
-    for contrast, encoded in zip(
-        all_contrasts,
-        encode_contrasts(model, all_contrasts, one_form=not plan.together),
-        strict=True,
-    ):
-        distinct.setdefault(encoded.key, (contrast, encoded))
-    encodings = [encoded for _, encoded in distinct.values()]
+    distinct: dict[Hashable, EncodedContrast] = {}
+    for encoded in encode_contrasts(model, all_contrasts, one_form=not plan.together):
+        distinct.setdefault(encoded.key, encoded)
+    encodings = list(distinct.values())
     names: list[Hashable] = []
     for number, encoded in enumerate(encodings):
         if encoded.group is None:
@@ -131,11 +128,10 @@ def patch_all(
             for encoded in encodings
         ]
     data = patch_dataset(model, encodings[0], plan, effects, groups)
-    if isinstance(all_contrasts[0].clean, str):
-        data.attrs["texts"] = [contrast.clean for contrast, _ in distinct.values()]
-        data.attrs["other_texts"] = [
-            contrast.corrupt for contrast, _ in distinct.values()
-        ]
+    texts = [encoded.inputs.texts or () for encoded in encodings]
+    sides = zip(*texts, strict=True)
+    for name, side in zip(("texts", "other_texts"), sides, strict=False):
+        data.attrs[name] = list(side)
     copies = len(all_contrasts) - len(encodings)
     group_count = int(groups.max()) + 1
     notes: list[str] = []
@@ -290,15 +286,6 @@ def patch_dataset(
     It comes with its standard error if there are several independent groups.
     """
     variables: Variables = {}
-    for name in effects[0].cells:
-        values = np.stack([of_contrast.cells[name] for of_contrast in effects])
-        attributes = ATTRIBUTES[name]
-        dims: Dims = ("site", "token")
-        if plan.together:
-            dims, values = "site", values[..., 0]
-        variables |= _averaged(name, dims, values, attributes, groups)
-    if plan.together:
-        variables |= joint_intervals(effects, plan, groups)
     tokens_swapped = "all tokens"
     if any(site.part in ("", "mid") for site in plan.sites):
         tokens_swapped = "all tokens except the answer's"
@@ -306,10 +293,15 @@ def patch_dataset(
         "swap": f"one layer, {tokens_swapped}",
         "swap_window": f"{plan.layers} layers from here up, {tokens_swapped}",
     }
-    for name in effects[0].along:
-        values = np.stack([of_contrast.along[name] for of_contrast in effects])
-        attributes = {**ATTRIBUTES[name], "long_name": swaps[name]}
-        variables |= _averaged(name, "site", values, attributes, groups)
+    for name in effects[0].numbers:
+        values = np.stack([of_contrast.numbers[name] for of_contrast in effects])
+        attributes = ATTRIBUTES[name].copy()
+        if name in swaps:
+            attributes["long_name"] = swaps[name]
+        dims = ("site", "token")[: values.ndim - 1]
+        variables |= _averaged(name, dims, values, attributes, groups)
+    if plan.together:
+        variables |= joint_intervals(effects, plan, groups)
     coords: Coordinates = {"site": site_names(plan.sites)}
     if plan.together:
         layers, numbers = [], []
@@ -326,13 +318,12 @@ def patch_dataset(
             tokens: list[tuple[int, int, str] | None] = []
             for stack, columns in contrast.columns.items():
                 ids = contrast.inputs.of(stack).ids[side]
-                for column in columns:
-                    position = column[side]
-                    if position is None:
-                        tokens.append(None)
-                    else:
-                        string = model.text_encoder.string(ids[position])
-                        tokens.append((position, ids[position], string))
+                # A gap has no position.
+                token_at: dict[int | None, Any] = {}
+                for position, token in enumerate(ids):
+                    string = model.text_encoder.string(token)
+                    token_at[position] = position, token, string
+                tokens += [token_at.get(column[side]) for column in columns]
             coords |= column_coords(tokens, prefix=prefix)
         if len(contrast.columns) > 1:
             counts = {
@@ -364,7 +355,7 @@ def joint_intervals(effects: Sequence[Effects], plan: Plan, groups: Ints) -> Var
     Without several independent groups there are none.
     """
     measure = "effect" if plan.exact else "attribution"
-    values = np.stack([of_contrast.cells[measure][..., 0] for of_contrast in effects])
+    values = np.stack([of_contrast.numbers[measure] for of_contrast in effects])
     reach = reach_of_all(values, groups)
     if reach is None:
         return {}
@@ -385,18 +376,9 @@ def patch_report(
     report.
     """
     measure = "effect" if plan.exact else "attribution"
-    values = data[measure].to_numpy()
+    values = data[measure].values
     patched = np.any([of_contrast.patched for of_contrast in effects], 0)
-    if plan.together:
-        patched = patched[:, 0]
     finite = np.isfinite(values)
-    largest = None
-    if finite.any():
-        place = np.unravel_index(np.nanargmax(np.abs(values)), values.shape)
-        # Patched together, tokens have no column of their own.
-        token = {} if plan.together else _token(data, int(place[1]))
-        site_name = str(data["site"].values[place[0]])
-        largest = LargestEffect(value=float(values[place]), site=site_name, **token)
     string = model.text_encoder.string
     fields: dict[str, Any] = {
         "contrasts": len(contrasts),
@@ -410,10 +392,18 @@ def patch_report(
         "cells": CellCount(
             total=int(finite.sum()), equal=int((finite & ~patched).sum())
         ),
-        "largest": largest,
+        "largest": None,
         "differing_token": None,
         "answer_token": None,
     }
+    if finite.any():
+        place = np.unravel_index(np.nanargmax(np.abs(values)), values.shape)
+        # Patched together, tokens have no column of their own.
+        token = {} if plan.together else _token(data, int(place[1]))
+        site = str(plan.sites[place[0]])
+        fields["largest"] = LargestEffect(
+            value=float(values[place]), site=site, **token
+        )
     for name in effects[0].runs:
         clean, corrupt = np.mean([of_contrast.runs[name] for of_contrast in effects], 0)
         fields[name] = Runs(clean=float(clean), corrupt=float(corrupt))
@@ -423,8 +413,8 @@ def patch_report(
     else:
         fields |= _carriers(data, plan, contrasts[0], measure)
     if plan.exact and plan.attribution:
-        exact = data["effect"].to_numpy()[patched].astype(np.float64)
-        estimate = data["attribution"].to_numpy()[patched].astype(np.float64)
+        exact = data["effect"].values[patched].astype(np.float64)
+        estimate = data["attribution"].values[patched].astype(np.float64)
         correlation = error = None
         # Two points, or equal ones, have no correlation.
         if len(exact) >= 3 and exact.std() != 0 and estimate.std() != 0:
@@ -434,15 +424,11 @@ def patch_report(
             cells=len(exact), correlation=correlation, mean_absolute_error=error
         )
     if "swap_window" in data:
-        windows = data["swap_window"].to_numpy()
-        rows = [
-            row
-            for row, site in enumerate(plan.sites)
-            if site.stack != "encoder" and np.isfinite(windows[row])
-        ]
+        in_encoder = [site.stack == "encoder" for site in plan.sites]
+        windows = np.where(in_encoder, np.nan, data["swap_window"].values)
         fields["layer_windows"] = None
-        if rows:
-            row = max(rows, key=lambda row: windows[row])
+        if np.isfinite(windows).any():
+            row = np.nanargmax(windows)
             window = LargestWindow(value=float(windows[row]), site=str(plan.sites[row]))
             fields["layer_windows"] = LayerWindows(layers=plan.layers, largest=window)
     if plan.exact:
@@ -451,9 +437,7 @@ def patch_report(
             passes=sum(of_contrast.passes for of_contrast in effects),
             tokens=sum(of_contrast.tokens for of_contrast in effects),
         )
-        checks = [
-            Check(**of_contrast.check) for of_contrast in effects if of_contrast.check
-        ]
+        checks = [of_contrast.check for of_contrast in effects if of_contrast.check]
         fields["check"] = max(
             checks, key=lambda check: abs(check.sweep - check.alone), default=None
         )
@@ -473,19 +457,12 @@ def clear_sites(data: "xarray.Dataset") -> list[Clear] | None:
     if "low" not in data:
         return None
     measure = "effect" if "effect" in data else "attribution"
-    effects, low, high = (data[name].to_numpy() for name in (measure, "low", "high"))
-    rows = np.flatnonzero((low > 0) | (high < 0))
+    columns = [data[name].values.tolist() for name in ("site", measure, *ENDS)]
     clear = []
-    for row in sorted(rows, key=lambda row: -abs(effects[row])):
-        clear.append(
-            Clear(
-                site=str(data["site"].values[row]),
-                effect=float(effects[row]),
-                low=float(low[row]),
-                high=float(high[row]),
-            )
-        )
-    return clear
+    for site, effect, low, high in zip(*columns, strict=True):
+        if low > 0 or high < 0:
+            clear.append(Clear(site=site, effect=effect, low=low, high=high))
+    return sorted(clear, key=lambda part: -abs(part.effect))
 
 
 def _carriers(
@@ -495,7 +472,7 @@ def _carriers(
 
     They are the token that differs, and the token at which the answer is read.
     """
-    values = data[measure].to_numpy()
+    values = data[measure].values
     sites = site_names(plan.sites)
     clean, corrupt = data["id"].values, data["other_id"].values
     # A gap holds no state that could be patched.

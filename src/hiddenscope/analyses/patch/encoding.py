@@ -137,6 +137,12 @@ def _check_same_form(contrasts: Sequence[EncodedContrast]) -> None:
     )
     first = contrasts[0]
     for number, contrast in enumerate(contrasts[1:], 1):
+        reason = ""
+        if contrast.at != first.at:
+            reason = (
+                f"contrast 0 is read at position {first.at[0]}, contrast {number} at"
+                f" {contrast.at[0]}"
+            )
         for stack, columns in contrast.columns.items():
             first_columns = first.columns[stack]
             if len(columns) != len(first_columns):
@@ -144,17 +150,13 @@ def _check_same_form(contrasts: Sequence[EncodedContrast]) -> None:
                     f"contrast 0 has {len(first_columns)} columns of tokens, contrast"
                     f" {number} has {len(columns)}"
                 )
-                raise TextError(problem, reason, remedy)
+                break
             if _gaps(columns) != _gaps(first_columns):
                 reason = (
                     f"contrast {number} has its gaps at other tokens than contrast 0"
                 )
-                raise TextError(problem, reason, remedy)
-        if contrast.at != first.at:
-            reason = (
-                f"contrast 0 is read at position {first.at[0]}, contrast {number} at"
-                f" {contrast.at[0]}"
-            )
+                break
+        if reason:
             raise TextError(problem, reason, remedy)
 
 

@@ -187,13 +187,13 @@ def story(report: PatchReport, result: Result) -> Iterator[Section]:
         series = []
         sentences = []
         for name, style, sentence in LAYERS:
-            effect = data[name].to_numpy()
+            effect = data[name].values
             # With few layers there is no window of several.
             if not np.isfinite(effect).any():
                 continue
             low = high = None
             if f"{name}_error" in data:
-                error = data[f"{name}_error"].to_numpy()
+                error = data[f"{name}_error"].values
                 low, high = effect - error, effect + error
             band = "" if low is None else "one standard error"
             series.append(Series(long_name(data[name]), effect, low, high, band, style))
@@ -278,7 +278,7 @@ def _by_number(result: Result, title: str) -> Grid:
         if name not in data:
             continue
         values = np.full((len(row_names), len(column_names)), np.nan, np.float32)
-        values[places, across] = data[name].to_numpy()
+        values[places, across] = data[name].values
         variable = data[name]
         meaning = variable.attrs.get("meaning", "sequential")
         unit = variable.attrs.get("units", "")

@@ -51,6 +51,7 @@ from hiddenscope.results.dataset import (
     text_array,
     to_dataset,
 )
+from hiddenscope.results.drawing import labels
 from hiddenscope.results.report import ABSENT, Absent
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, States
@@ -118,26 +119,22 @@ def steer_prompts(
     if direction.spare_first:
         all_texts = [*answer_reads.inputs.ids, *text_reads.inputs.ids]
         steered = without_first_tokens(model, steered, all_texts)
-    sweep = Sweep(model, steered, how, multiples, direction.upwards)
     # A tokenizer serves one thread at a time.
     with model.lock:
-        sweep.notes += notes_on_spaces(model.tokenizer, listed or ())
+        notes = list(notes_on_spaces(model.tokenizer, listed or ()))
+    sweep = Sweep(model, steered, how, multiples, direction.upwards, notes)
     states = model.capture(prompt_inputs, steered.sites)
-    total = sweep.tokens(answer_reads)
-    with progress.track("Steering the prompts", total=total) as advance:
-        on_prompts = sweep.measure(answer_reads, states, advance)
+    on_prompts = sweep.measure("Steering the prompts", answer_reads, states)
     answer_strings = list(map(model.text_encoder.string, answer_ids))
     # The perplexity takes many times as long.
     for line in _first_look(sweep, on_prompts, answer_strings):
         progress.note(line)
     # Passes are resumed at whole layers, and not inside a block.
     whole = [site for site in steered.sites if not site.part]
-    total = sweep.tokens(text_reads)
-    with progress.track("Measuring the perplexity", total=total) as advance:
-        text_states = model.capture(text_reads.inputs, whole) if whole else None
-        on_quality = sweep.measure(text_reads, text_states, advance)
+    text_states = model.capture(text_reads.inputs, whole) if whole else None
+    on_quality = sweep.measure("Measuring the perplexity", text_reads, text_states)
     columns = _columns(sweep, on_prompts, on_quality, states)
-    coords = _coordinates(sweep, prompt_inputs, answer_ids)
+    coords = _coordinates(sweep, prompt_inputs, answer_ids, answer_strings)
     data = to_dataset(columns, coords)
     best = strongest_setting(data, 0)
     strongest = strongest_setting(data, 0, within=math.inf)
@@ -146,7 +143,7 @@ def steer_prompts(
     if new_tokens:
         written = _write(sweep, prompt_inputs, new_tokens, data, best or strongest)
         not_written = ABSENT
-    sizes = data["size"].to_numpy()
+    sizes = data["size"].values
     report = SteerReport(
         direction=steered.origin,
         how=how,
@@ -242,14 +239,16 @@ def _answer_ids(
     return ids
 
 
-def _coordinates(sweep: Sweep, prompts: Inputs, answers: Sequence[int]) -> Coordinates:
+def _coordinates(
+    sweep: Sweep, prompts: Inputs, answers: Sequence[int], answer_strings: list[str]
+) -> Coordinates:
     string = sweep.model.text_encoder.string
     strings = prompts.texts or [" ".join(map(string, ids)) for ids in prompts.ids]
     return {
         "site": site_names(sweep.steered.sites),
         "strength": np.array(sweep.strengths),
         "prompt": ("text", text_array(strings)),
-        "answer": text_array(list(map(string, answers))),
+        "answer": text_array(answer_strings),
         "id": ("answer", np.array(answers)),
     }
 
@@ -343,9 +342,9 @@ def strongest_setting(
     perplexity by at most `within`.
     """
     means = data["log_odds"].mean("text") - data["log_odds_before"].mean("text")
-    moves = means.to_numpy()[..., answer]
+    moves = means.values[..., answer]
     distances = sign * moves if sign else np.abs(moves)
-    cheap = np.abs(data["perplexity_change"].to_numpy()) <= within
+    cheap = np.abs(data["perplexity_change"].values) <= within
     distances = np.where(cheap & (distances > 0), distances, 0)
     if not distances.any():
         return None
@@ -353,7 +352,7 @@ def strongest_setting(
     here = data.isel(site=site, strength=strength)
     # A prompt that was given again is no further evidence.
     _, distinct = np.unique(data["prompt"], return_index=True)
-    by_prompt = (here["log_odds"] - here["log_odds_before"]).to_numpy()
+    by_prompt = (here["log_odds"] - here["log_odds_before"]).values
     changes = by_prompt[distinct, answer]
     before = float(data["probability_before"].isel(answer=answer).mean())
     after = float(here["probability"].isel(answer=answer).mean())
@@ -373,7 +372,7 @@ def strongest_setting(
 
 def _extremes(data: "xarray.Dataset") -> Iterator[SteeredAnswer]:
     """Yield how low and how high each answer comes while the model stays as good."""
-    for place, answer in enumerate(data["answer"].to_numpy().tolist()):
+    for place, answer in enumerate(labels(data, "answer")):
         yield SteeredAnswer(
             answer=answer,
             probability=float(data["probability_before"][:, place].mean()),
@@ -424,7 +423,7 @@ def _write(
     attributes = _attributes("written_before")
     data["written_before"] = "text", text_array(before), attributes
     data.attrs["written_at"] = str(site)
-    prompt_strings = data["prompt"].to_numpy().tolist()
+    prompt_strings = labels(data, "prompt")
     steered_texts = by_strength[sweep.strengths.index(strength)]
     written = map(WrittenText, prompt_strings, before, steered_texts)
     return Written(site=str(site), strength=strength, texts=list(written)[:MOST_TEXTS])

@@ -175,7 +175,7 @@ def story(report: SteerReport, result: Result) -> Iterator[Section]:
     along the strengths and the sites.
     """
     data, model = result.data.isel(answer=slice(MOST_ANSWERS)), model_name(result)
-    sites, strengths = labels(data, "site"), data["strength"].to_numpy().tolist()
+    sites, strengths = labels(data, "site"), data["strength"].values.tolist()
     # Where no setting moves an answer, texts may have been written all the same.
     site, strength = str(data.attrs.get("written_at", sites[-1])), strengths[-1]
     if report.shown is not None:
@@ -343,16 +343,16 @@ def _written(
     here = data.sel(site=site, strength=strength)
     columns = []
     for name in ("prompt", "written_before", "written"):
-        columns.append([str(text).strip() for text in here[name].to_numpy()])
+        columns.append([str(text).strip() for text in here[name].values])
     yield Listing(
         f"What the model writes, unchanged and steered at {site}"
         f" {report.change(strength)}",
         ("prompt", "before", "after"),
         tuple(zip(*columns, strict=True)),
     )
-    site, strengths = data.attrs["written_at"], data["strength"].to_numpy().tolist()
+    site, strengths = data.attrs["written_at"], data["strength"].values.tolist()
     rows = []
-    for place, prompt in enumerate(data["prompt"].to_numpy().tolist()):
+    for place, prompt in enumerate(labels(data, "prompt")):
         here = data.isel(text=place).sel(site=site)
         rows.append([prompt, "before", str(here["written_before"].item())])
         for strength in strengths:
@@ -372,8 +372,8 @@ def _grid(data: "xarray.Dataset", strengths: Sequence[str], model: str) -> Grid:
     of what it was.
     """
     moves = data["log_odds"].mean("text") - data["log_odds_before"].mean("text")
-    probabilities = data["probability"].mean("text").to_numpy().astype(np.float32)
-    changes = moves.to_numpy().astype(np.float32)
+    probabilities = data["probability"].mean("text").values.astype(np.float32)
+    changes = moves.values.astype(np.float32)
     names = quoted_tokens(labels(data, "answer"))
     measures = []
     for place, name in enumerate(names):
@@ -381,7 +381,7 @@ def _grid(data: "xarray.Dataset", strengths: Sequence[str], model: str) -> Grid:
         measures.append(Measure(title, changes[..., place], "nats", "diverging"))
     for place, name in enumerate(names):
         measures.append(Measure(f"probability of {name}", probabilities[..., place]))
-    ratio = (data["perplexity"] / data["perplexity_before"]).to_numpy()
+    ratio = (data["perplexity"] / data["perplexity_before"]).values
     perplexity = ratio.astype(np.float32)
     measures.append(Measure("perplexity, times what it was", perplexity, scale="log"))
     average = ", averaged over the prompts" if data.sizes["text"] > 1 else ""
@@ -403,14 +403,14 @@ def _lines(
     answers = []
     for place, name in enumerate(quoted_tokens(labels(data, "answer"))):
         here = data.isel(answer=place)
-        answers.append(Series(name, here["probability"].mean("text").to_numpy()))
+        answers.append(Series(name, here["probability"].mean("text").values))
         before = float(here["probability_before"].mean())
         answers.append(level(f"{name} before", before, count))
     title = f"Probability {where}"
     yield Lines(title, tuple(places), tuple(answers), along, "probability", scale="log")
     before = float(data["perplexity_before"])
     perplexities = (
-        Series("perplexity on other texts", data["perplexity"].to_numpy()),
+        Series("perplexity on other texts", data["perplexity"].values),
         level("before", before, count),
         level("5% more than before", 1.05 * before, count),
     )

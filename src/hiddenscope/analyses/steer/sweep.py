@@ -4,7 +4,7 @@ ablated at one site after another.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hiddenscope import progress
 from hiddenscope.analyses.steer.direction import Steered, changed_sites, in_stack
 from hiddenscope.errors import NotFinite, PassError, TextError
 from hiddenscope.model import Model
@@ -49,8 +50,7 @@ def masked_model(model: Model) -> bool:
     return not model.anatomy.stacks[-1].causal
 
 
-@dataclass(frozen=True)
-class Reads:
+class Reads(NamedTuple):
     """Texts, and for each the positions and tokens whose log-probabilities are read."""
 
     inputs: Inputs
@@ -89,7 +89,8 @@ def quality_reads(model: Model, texts: Texts | Inputs) -> Reads:
     special = set(getattr(tokenizer, "all_special_ids", ()))
     all_ids: list[tuple[int, ...]] = []
     decoder_ids: list[tuple[int, ...]] = []
-    reads = Reads(inputs, [], [])
+    positions: list[Sequence[int]] = []
+    read: list[Sequence[tuple[int, ...]]] = []
     for number, ids in enumerate(inputs.ids):
         places: Sequence[int] = range(len(ids) - 1)
         tokens: Sequence[int] = ids[1:]
@@ -113,14 +114,13 @@ def quality_reads(model: Model, texts: Texts | Inputs) -> Reads:
                 "Give a longer text.",
             )
         all_ids.append(ids)
-        reads.positions.append(places)
-        reads.tokens.append([(token,) for token in tokens])
+        positions.append(places)
+        read.append([(token,) for token in tokens])
     targets = Inputs(tuple(decoder_ids)) if decoder_ids else None
-    return replace(reads, inputs=Inputs(tuple(all_ids), targets=targets))
+    return Reads(Inputs(tuple(all_ids), targets=targets), positions, read)
 
 
-@dataclass(frozen=True)
-class Intervention:
+class Intervention(NamedTuple):
     """A change of states: a vector at every changed site, and its strengths.
 
     A batch holds its texts once for each strength.
@@ -130,20 +130,12 @@ class Intervention:
     vectors: Mapping[Site, Tensor]
     strengths: tuple[float, ...]
 
-    @property
-    def entry(self) -> Site:
-        """Return the lowest site that is changed."""
-        return min(self.vectors)
-
-    def at_entry(self, states: Tensor) -> Tensor:
-        """Change states [token, width] at the entry, once for each strength."""
-        vector = self.vectors[self.entry]
+    def at_entry(self, site: Site, states: Tensor) -> Tensor:
+        """Change states [token, width] at the lowest site, once for each strength."""
+        vector = self.vectors[site]
         if self.how == "ablate":
             return Project(vector).of(states)
-        copies = []
-        for strength in self.strengths:
-            copies.append(_shifted(strength * vector, states))
-        return torch.cat(copies)
+        return torch.cat([_shifted(step * vector, states) for step in self.strengths])
 
     def changes(self, texts: int) -> dict[str | Site, Change]:
         """Return the change at each site of a batch.
@@ -181,6 +173,7 @@ class Measured(NamedTuple):
         return np.array(self.after)[:, :, :, 0]
 
 
+@dataclass
 class Sweep:
     """A direction added or ablated at one site after another, with every strength.
 
@@ -190,30 +183,24 @@ class Sweep:
     logits is run with its head.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        steered: Steered,
-        how: How,
-        strengths: tuple[float, ...],
-        upwards: bool,
-    ) -> None:
-        self.model = model
-        self.steered = steered
-        self.how = how
-        self.strengths = strengths
-        self.upwards = upwards
+    model: Model
+    steered: Steered
+    how: How
+    strengths: tuple[float, ...]
+    upwards: bool
+    notes: list[str]
+
+    def __post_init__(self) -> None:
         # Strength 0 is the model as it is, and is not run again.
-        self.steps = tuple(strength for strength in strengths if strength)
-        self.notes: list[str] = []
-        self.last = model.anatomy.sites[-1]
+        self.steps = tuple(strength for strength in self.strengths if strength)
+        self.last = self.model.anatomy.sites[-1]
         self.unembedding: Unembedding | None = None
         # What a pass must give, and how many tokens it may have.
         self.outputs: dict[str, Any] = {"sites": (), "logits": True}
-        self.batch_tokens = MOST_LOGITS // model.text_encoder.vocabulary
+        self.batch_tokens = MOST_LOGITS // self.model.text_encoder.vocabulary
         # Raised where logits depend on more than the state of their own token.
         with suppress(PassError):
-            self.unembedding = Unembedding(model, self.last)
+            self.unembedding = Unembedding(self.model, self.last)
             self.outputs = {"sites": self.last, "logits": False}
             self.batch_tokens = BATCH_TOKENS
 
@@ -229,16 +216,8 @@ class Sweep:
         by_strength = dict(zip(self.steps, steered, strict=True))
         return [by_strength.get(strength, before) for strength in self.strengths]
 
-    def tokens(self, reads: Reads) -> int:
-        """Return how many tokens go through the model to measure some texts."""
-        runs = 1 + len(self.steered.sites) * len(self.steps)
-        return sum(reads.inputs.costs) * runs
-
     def measure(
-        self,
-        reads: Reads,
-        states: States | Pair | None,
-        advance: Callable[[float], None],
+        self, what: str, reads: Reads, states: States | Pair | None
     ) -> Measured:
         """Measure texts with the model as it is, and by site and strength.
 
@@ -250,13 +229,16 @@ class Sweep:
         def unchanged(inputs: Inputs, texts: list[int]) -> Pass:
             return record(self.model, inputs, **self.outputs)
 
-        (before,) = self._log_probs(reads, 1, unchanged, advance)
-        after = []
-        for site in self.steered.sites:
-            steered: list[LogProbs] = []
-            if self.steps:
-                steered = self._steered(reads, states, site, advance)
-            after.append(self.with_unchanged(steered, before))
+        sites = self.steered.sites
+        runs = 1 + len(sites) * len(self.steps)
+        with progress.track(what, total=sum(reads.inputs.costs) * runs) as advance:
+            (before,) = self._log_probs(reads, 1, unchanged, advance)
+            after = []
+            for site in sites:
+                steered: list[LogProbs] = []
+                if self.steps:
+                    steered = self._steered(reads, states, site, advance)
+                after.append(self.with_unchanged(steered, before))
         return Measured(before, after)
 
     def _steered(
@@ -272,9 +254,7 @@ class Sweep:
         intervention = self.intervention(site)
         notes: list[str] = []
         if site.part:
-            notes.append(
-                f"The whole model was run for {site}, which is inside a block."
-            )
+            notes = [f"The whole model was run for {site}, which is inside a block."]
 
         def run(inputs: Inputs, texts: list[int]) -> Pass:
             changes = intervention.changes(len(texts))
@@ -284,7 +264,7 @@ class Sweep:
             rows = torch.cat([stack[site][stack.tokens.rows(text)] for text in texts])
             # The entry is changed already where the pass begins.
             del changes[site]
-            changed = intervention.at_entry(rows)
+            changed = intervention.at_entry(site, rows)
             steering: AbstractContextManager[None] = nullcontext()
             if changes:
                 steering = editing(self.model, changes)
@@ -309,10 +289,8 @@ class Sweep:
         batch.
         """
         values: list[dict[int, Floats]] = [{} for _ in range(copies)]
-        batch_tokens = max(1, self.batch_tokens // copies)
-        for texts, inputs in reads.inputs.batches(
-            self.model, batch_tokens=batch_tokens
-        ):
+        most = max(1, self.batch_tokens // copies)
+        for texts, inputs in reads.inputs.batches(self.model, batch_tokens=most):
             copied = inputs.some([*range(len(texts))] * copies)
             results = self._read(run(copied, texts), reads, texts * copies)
             for row, text_values in enumerate(results):

@@ -157,7 +157,7 @@ def _whole_maps(
         strings = [list(map(encoder.string, row)) for row in predicted]
     data = _dataset(axes, measure, values, half_interval, tokens, strings)
     # What is said follows the numbers that are kept, in float32.
-    values = data[measure.name].to_numpy().astype(np.float64)
+    values = data[measure.name].values.astype(np.float64)
     is_logit = measure.name == "logit"
     sum_up = _on_predictions if is_logit else _on_states
     report = VisibilityReport(
@@ -258,7 +258,7 @@ def _mean_map(
     axes: Axes,
     measure: InfluenceMeasure,
     predicted: Sequence[Sequence[int]],
-) -> tuple[Floats, Floats | None]:
+) -> tuple[Floats, Floats]:
     """Return the mean of the texts' maps, and half its 95% interval if estimated.
 
     Each text has probes of its own, so that the errors are independent and shrink with
@@ -286,50 +286,45 @@ def _mean_map(
             else:
                 values, half = influence_on_states(measurement, text, advance)
             total = total + values
-            if half is not None:
-                squares = squares + half**2
-    mean = total / count
-    return mean, np.sqrt(squares) / count if measure.estimated else None
+            squares = squares + half**2
+    return total / count, np.sqrt(squares) / count
 
 
 def _dataset(
     axes: Axes,
     measure: InfluenceMeasure,
     values: Floats,
-    half_interval: Floats | None,
+    half_interval: Floats,
     tokens: Mapping[str | None, Tokens],
     predicted: Sequence[Sequence[str]],
 ) -> "xarray.Dataset":
     """Return the map as one Dataset; with two stacks, cells without a state are NaN."""
     names = site_names(axes.sites)
-    filled = axes.filled
+    empty = ~axes.filled
     coords: Coordinates = {"source_site": names}
-    dims: tuple[str, ...] = MAP
     if measure.name == "logit":
-        dims = MAP[1:]
-        empty = np.broadcast_to(~filled, values.shape)
         last = axes.last_stack
         coords |= _token_coords({last: tokens[last]}, "")
         coords |= _token_coords(tokens, "source_")
         targets = []
-        rows = [row[: axes.lengths[last]] for row in predicted]
-        for strings in zip(*rows, strict=True):
+        # The rows of longer texts go on after the shortest ends.
+        for strings in zip(*predicted, strict=False):
             # The token that all texts predict here, or nothing.
             targets.append(strings[0] if len(set(strings)) == 1 else "")
         coords["target"] = "token", text_array(targets)
     else:
-        empty = ~filled[None, None] | ~filled[:, :, None, None]
+        empty = empty | empty[:, :, None, None]
         coords["site"] = names
         coords |= _token_coords(tokens, "")
     long_name, units = MEASURES[measure.name]
-    arrays: dict[str, tuple[Floats, str]] = {measure.name: (values, long_name)}
-    if half_interval is not None:
+    arrays = {measure.name: (values, long_name)}
+    if measure.estimated:
         arrays[f"{measure.name}_error"] = half_interval, "half the 95% interval"
     variables: Variables = {}
     for name, (array, words) in arrays.items():
         masked = np.where(empty, np.nan, array).astype(np.float32)
         attributes: Attributes = {"long_name": words, "units": units, "scale": "log"}
-        variables[name] = dims, masked, attributes
+        variables[name] = MAP[-masked.ndim :], masked, attributes
     texts = {}
     for stack, of_stack in tokens.items():
         if of_stack.texts is not None:
@@ -585,12 +580,12 @@ def _on_predictions(
             ends.append(SourceShare(source_site=site, share=float(shares[row])))
     last = inside[-1]
     site_place, token = np.unravel_index(np.argmax(last), last.shape)
-    strings = data["source_string"].to_numpy()[columns]
+    strings = data["source_string"].values[columns]
     decay = _decay(inside[:, 0], causal)
     _put_decays(data, {None: {"decay_first": decay}})
     yield OnPredictions(
         stack=stack,
-        targets=data["target"].to_numpy().tolist(),
+        targets=data["target"].values.tolist(),
         own=ends,
         most_seen=MostSeen(
             source_site=str(axes.sites[rows[site_place]]), source_token=strings[token]

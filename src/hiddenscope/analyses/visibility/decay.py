@@ -113,34 +113,30 @@ class Estimate(NamedTuple):
     high: Floats
 
 
-def estimate(
-    tallies: Tallies, baseline: Tallies | None = None
-) -> tuple[dict[str, Estimate], float]:
+def estimate(*tallies: Tallies) -> tuple[dict[str, Estimate], float]:
     """Return every statistic with its interval, and how many batches count.
 
-    With a baseline, its statistics are named `random_...`, and `excess_...` is by how
-    much an exponent is larger. Both see the same targets of the same texts, so that the
-    difference is that of pairs.
+    The statistics of a second model, with random weights, are named `random_...`, and
+    `excess_...` is by how much an exponent is larger. Both see the same targets of the
+    same texts, so that the difference is that of pairs.
     """
-    sums = dict(tallies.sums)
-    mixing = random_mixing = mixing_sites(tallies.sums)
-    if baseline is not None:
-        random_mixing = mixing_sites(baseline.sums)
-        for name, array in baseline.sums.items():
-            sums[f"random_{name}"] = array
+    sums: NamedSums = {}
+    mixing = {}
+    for prefix, of_model in zip(("", "random_"), tallies, strict=False):
+        mixing[prefix] = mixing_sites(of_model.sums)
+        for name, array in of_model.sums.items():
+            sums[f"{prefix}{name}"] = array
 
     def statistics(part: NamedSums) -> NamedSums:
-        trained = statistics_of(part, mixing)
-        if baseline is None:
-            return trained
-        random_part = {name: part[f"random_{name}"] for name in baseline.sums}
-        drawn = statistics_of(random_part, random_mixing)
-        both = dict(trained)
-        for name, value in drawn.items():
-            both[f"random_{name}"] = value
-        for decay in DECAYS:
-            exponent = f"exponent_{decay}"
-            both[f"excess_{decay}"] = trained[exponent] - drawn[exponent]
+        both = {}
+        for prefix, marked in mixing.items():
+            of_model = {name: part[f"{prefix}{name}"] for name in tallies[0].sums}
+            for name, value in statistics_of(of_model, marked).items():
+                both[f"{prefix}{name}"] = value
+        if len(tallies) > 1:
+            for decay in DECAYS:
+                exponent = f"exponent_{decay}"
+                both[f"excess_{decay}"] = both[exponent] - both[f"random_{exponent}"]
         return both
 
     estimates, count = jackknife(sums, statistics)

@@ -104,18 +104,19 @@ class InfluenceMeasure:
         norms: Tensor = torch.linalg.vector_norm(products, order, dim=-1, dtype=wide)
         return norms.double() ** order
 
-    def values(self, sums: Floats, squares: Floats) -> tuple[Floats, Floats | None]:
-        """Return the measure, and half of its 95% interval where it is estimated.
+    def values(self, sums: Floats, squares: Floats) -> tuple[Floats, Floats]:
+        """Return the measure, and half of its 95% interval: 0 where it is exact.
 
         Squared norms of few probes are skewed to the right, the more so the fewer
         directions a Jacobian has, and Student's own quantile would hold too little.
         With a quarter of the degrees of freedom intervals hold what they state in the
         simulations of docs/calibration.md.
         """
+        exact = np.zeros(())
         if self.name == "l1":
-            return sums, None
+            return sums, exact
         if not self.estimated:
-            return np.sqrt(sums), None
+            return np.sqrt(sums), exact
         from scipy.stats import t
 
         mean = sums / self.probes
@@ -243,16 +244,27 @@ class _Sums:
                 self.add(site, sizes, torch.tensor(targets))
 
     def values(
-        self, measure: InfluenceMeasure, *shape: int
-    ) -> tuple[Floats, Floats | None]:
-        """Return the measure and half of its interval.
+        self, measure: InfluenceMeasure, *shape: int, scale: Floats | float = 1.0
+    ) -> tuple[Floats, Floats]:
+        """Return the measure and half of its interval, both times a scale.
 
         Both are [*shape, source site, source token]; the shape is that of the targets.
         """
         _, sites, _, tokens = self.powers.shape
         by_target = self.powers.transpose(1, 2).reshape(-1, *shape, sites, tokens)
         arrays = by_target.numpy()
-        return measure.values(arrays[0], arrays[-1])
+        values, half = measure.values(arrays[0], arrays[-1])
+        values *= scale
+        finite = np.isfinite(values)
+        if not finite.all():
+            *place, row, token = np.argwhere(~finite)[0]
+            value = values[(*place, row, token)]
+            raise NotFinite(
+                "An influence is not finite",
+                f"that of {self.axes.sites[row]} at token {token} is {value}",
+                "Look at the states with profile(), or choose other sites.",
+            )
+        return values, half * scale
 
 
 def _batches(seeds: Iterable[Seed], most: int) -> Iterator[list[Seed]]:
@@ -271,7 +283,7 @@ def _batches(seeds: Iterable[Seed], most: int) -> Iterator[list[Seed]]:
 
 def influence_on_states(
     measurement: Measurement, text: Inputs, advance: Callable[[float], None]
-) -> tuple[Floats, Floats | None]:
+) -> tuple[Floats, Floats]:
     """Return one text's map, and half the 95% interval where it is estimated.
 
     The map is [site, token, source site, source token].
@@ -305,13 +317,11 @@ def influence_on_states(
             of_piece = seeds(run, rows, axes.columns(stack).start, tokens)
             sums.add_products(measurement, run, of_piece, tokens.stop)
             advance(len(rows) * len(tokens))
-    values, half = sums.values(measure, *axes.cells)
-    if measure.name == "relative":
-        with np.errstate(divide="ignore", invalid="ignore"):
-            scale = norms[None, None] / norms[:, :, None, None]
-        values = values * scale
-        half = None if half is None else half * scale
-    return _finite(values, axes), half
+    if measure.name != "relative":
+        return sums.values(measure, *axes.cells)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = norms / norms[:, :, None, None]
+    return sums.values(measure, *axes.cells, scale=scale)
 
 
 def influence_on_targets(
@@ -338,11 +348,11 @@ def influence_on_targets(
             yield Seed(number, sites[number], token, vectors)
 
     sums.add_products(measurement, run, seeds(), axes.tokens)
-    values, _ = sums.values(measure, len(targets))
+    scale: Floats | float = 1.0
     if measure.name == "relative":
         norms = [run.values(site).double().norm(dim=-1) for site in axes.sites]
-        values = values * torch.stack(norms).cpu().numpy()
-    return _finite(values, axes)
+        scale = torch.stack(norms).cpu().numpy()
+    return sums.values(measure, len(targets), scale=scale)[0]
 
 
 def influence_on_log_probability(
@@ -350,7 +360,7 @@ def influence_on_log_probability(
     text: Inputs,
     predicted: Sequence[int],
     advance: Callable[[float], None],
-) -> tuple[Floats, None]:
+) -> tuple[Floats, Floats]:
     """Return one text's map [token, source site, source token], which is exact.
 
     It is of the log-probability of one predicted token at each place.
@@ -375,22 +385,7 @@ def influence_on_log_probability(
             for site, products in run.pull({}, (outputs, vectors)):
                 sums.add(site, measure.size(products), targets)
         advance(len(tokens))
-    values, _ = sums.values(measure, axes.lengths[stack])
-    return _finite(values, axes), None
-
-
-def _finite(values: Floats, axes: Axes) -> Floats:
-    """Return a map; refuse one that holds a NaN or an infinity."""
-    finite = np.isfinite(values)
-    if not finite.all():
-        *place, row, token = np.argwhere(~finite)[0]
-        value = values[(*place, row, token)]
-        raise NotFinite(
-            "An influence is not finite",
-            f"that of {axes.sites[row]} at token {token} is {value}",
-            "Look at the states with profile(), or choose other sites.",
-        )
-    return values
+    return sums.values(measure, axes.lengths[stack])
 
 
 def needs_whole(model: Model, length: int) -> bool:
@@ -407,9 +402,7 @@ def cut_texts(inputs: Inputs, stack: str | None, length: int) -> Inputs:
     if stack == "decoder" and inputs.targets is not None:
         return inputs.with_targets(cut_texts(inputs.targets, None, length))
     ids = tuple(text[:length] for text in inputs.ids)
-    spans = inputs.spans
-    if spans:
-        spans = tuple(row[:length] for row in spans)
+    spans = inputs.spans and tuple(row[:length] for row in inputs.spans)
     return Inputs(ids, inputs.texts, spans, inputs.targets)
 
 

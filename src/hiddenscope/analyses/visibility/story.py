@@ -298,25 +298,25 @@ def _map(report: VisibilityReport, result: Result) -> Grid:
     data, sites = result.data, labels(result.data, "source_site")
     variable = data[report.measure]
     if report.measure == "logit":
-        on_predictions = variable.transpose(*MAP[1:]).to_numpy()
+        on_predictions = variable.transpose(*MAP[1:]).values
         predictions, rows, columns = on_predictions.shape
         influence = np.full((rows, columns, rows, columns), np.nan, dtype=np.float32)
         # With targets, only the tokens of the decoder, which come last, have
         # predictions.
         influence[-1, columns - predictions :] = on_predictions
-        strings = tuple(map(str, data["source_string"].values))
+        strings = labels(data, "source_string")
         target = str(data["target"].values[-1])
         token = repr(target) if target else "the next token"
         on = f"the last log p of {token}"
         note = "The top row stands for the predictions."
     else:
-        influence = variable.transpose(*MAP).to_numpy().copy()
+        influence = variable.transpose(*MAP).values.copy()
         rows, columns = influence.shape[:2]
         # What a state does to itself is larger than all else, and says nothing about
         # the model.
         flat = influence.reshape(rows * columns, rows * columns)
         np.fill_diagonal(flat, np.nan)
-        strings = tuple(map(str, data["string"].values))
+        strings = labels(data, "string")
         on = f"{sites[-1]} at {quote(strings[-1])}"
         note = "What a state does to itself is left out."
     texts = data.attrs.get("texts", [])
@@ -349,8 +349,8 @@ def _lines(report: VisibilityReport, result: Result) -> Iterator[tuple[str, Line
     on_predictions = report.measure == "logit"
     shares = []
     for name, words in SHARES.items():
-        if name in data and np.isfinite(data[name].to_numpy()).any():
-            shares.append(Series(words, data[name].to_numpy()))
+        if name in data and np.isfinite(data[name].values).any():
+            shares.append(Series(words, data[name].values))
     if shares:
         influenced = "prediction" if on_predictions else "state"
         yield (
@@ -371,7 +371,7 @@ def _lines(report: VisibilityReport, result: Result) -> Iterator[tuple[str, Line
             if on_predictions:
                 shown = "of the first site on a prediction"
             if name in data:
-                distances.append(Series(shown, data[name].to_numpy()))
+                distances.append(Series(shown, data[name].values))
     if distances:
         note = "Relative to the influence of the same token, which is 1."
         stacks = [stack for stack in report.stacks if isinstance(stack, OnStates)]
@@ -396,7 +396,7 @@ def _lines(report: VisibilityReport, result: Result) -> Iterator[tuple[str, Line
             Lines(
                 f"The influence of every layer on the last, in {model}",
                 sites,
-                (Series(words, data["reach"].to_numpy()),),
+                (Series(words, data["reach"].values),),
                 y_name="influence",
                 unit=str(data[report.measure].attrs["units"]),
                 scale="log",
@@ -560,7 +560,7 @@ def _banded(
             if f"{prefix}{name}" not in result.data:
                 continue
             value, low, high = (
-                result.data[f"{prefix}{name}{suffix}"].to_numpy()[start:stop]
+                result.data[f"{prefix}{name}{suffix}"].values[start:stop]
                 for suffix in ("", "_low", "_high")
             )
             whose = f"{words}, random weights" if prefix else words
