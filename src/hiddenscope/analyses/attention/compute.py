@@ -1,11 +1,10 @@
 """The attention weights of one text as labelled arrays, and what each head reads."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hiddenscope.analyses.attention.random_tokens import FEWEST_DRAWS, draw_texts
 from hiddenscope.analyses.attention.relations import (
@@ -40,7 +39,6 @@ from hiddenscope.results.dataset import (
     text_array,
     to_dataset,
 )
-from hiddenscope.states import Tokens
 
 if TYPE_CHECKING:
     import xarray
@@ -89,23 +87,18 @@ def read_heads(
             "Give one text at a time.",
         )
     check_targets(model, inputs, selection.sites, logits=False)
-    query_inputs = inputs.of(selection.stack)
-    key_inputs = inputs.of(selection.key_stack)
-    positions = select_positions(queries, query_inputs.lengths[0])
-    weights = read_weights(
-        model, inputs, selection, positions, keys=key_inputs.lengths[0]
-    )
+    (tokens,) = inputs.of(selection.stack).lengths
+    positions = select_positions(queries, tokens)
+    data, weights = read_weights(model, inputs, selection, positions)
     notes = list(selection.notes)
     tests = None
     if draws:
         tests = _tested(model, selection, draws, seed, notes)
-    # A tokenizer serves one thread at a time.
-    with model.lock:
-        query_tokens = model.text_encoder.tokens(query_inputs)
-        key_tokens = model.text_encoder.tokens(key_inputs)
-    data = attention_dataset(
-        selection, weights, positions, query_tokens, key_tokens, tests
-    )
+    if tests is not None:
+        data.coords["relation"] = list(tests.relations)
+        for name in ("score", "null", "p", "p_half"):
+            dims = ("relation", "layer", "head")
+            data[name] = dims, getattr(tests, name), ATTRIBUTES[name]
     if any(part.projection.norm for part in selection.attentions):
         notes.append(
             "A norm comes after attention and multiplies all that a token gets by one"
@@ -114,15 +107,15 @@ def read_heads(
         )
     fused = {part.layout.is_fused for part in selection.attentions}
     kernels = {(True,): "sdpa", (False,): "eager", (False, True): "sdpa and eager"}
-    smallest_sum = weights.report.smallest_sum
+    smallest_sum = weights.smallest_sum
     report = AttentionReport(
         layers=len(selection.sites),
         heads=sum(len(part.heads) for part in selection.attentions),
-        tokens=query_inputs.lengths[0],
+        tokens=tokens,
         causal=_is_causal(model, selection),
         kernel=kernels[tuple(sorted(fused))],
         rows_sum_to=1.0 if smallest_sum > 1 - ROUNDING else smallest_sum,
-        error=weights.report.error,
+        error=weights.error,
         draws=0 if tests is None else draws,
         notes=notes,
         **({} if tests is None else found_heads(selection, tests)),
@@ -164,27 +157,20 @@ def _tested(
     return measure_relations(model, texts, selection, seed)
 
 
-class TextWeights(NamedTuple):
-    """The weights of one text.
-
-    `pattern` is [layer, head, query, key], `write_norm` [layer, head, key]; both are
-    NaN where a layer has no such head.
-    """
-
-    pattern: NDArray[np.float32]
-    write_norm: NDArray[np.float32]
-    report: WeightsReport
-
-
 def read_weights(
-    model: Model,
-    inputs: Inputs,
-    selection: Selection,
-    positions: Sequence[int],
-    keys: int,
-) -> TextWeights:
-    """Run one text and return the weights at some positions."""
+    model: Model, inputs: Inputs, selection: Selection, positions: list[int]
+) -> tuple["xarray.Dataset", WeightsReport]:
+    """Run one text and return the weights at some positions.
+
+    They are NaN where a layer has no such head.
+    """
+    # A tokenizer serves one thread at a time.
+    with model.lock:
+        strings = model.text_encoder.strings
+        of_queries = strings(inputs.of(selection.stack).ids[0])
+        of_keys = strings(inputs.of(selection.key_stack).ids[0])
     sites, columns = selection.sites, selection.columns
+    keys = len(of_keys)
     shape = (len(sites), len(selection.heads), len(positions), keys)
     # The weights and the value-weighted ones, in float32.
     size = 2 * 4 * math.prod(shape)
@@ -220,45 +206,29 @@ def read_weights(
     for site, norms in report.write_norms.items():
         values = norms.float().cpu().numpy()
         write_norm[sites.index(site), columns[site]] = values
-    return TextWeights(pattern, write_norm, report)
-
-
-def attention_dataset(
-    selection: Selection,
-    weights: TextWeights,
-    positions: Sequence[int],
-    queries: Tokens,
-    keys: Tokens,
-    tests: RelationTests | None,
-) -> "xarray.Dataset":
-    """Return the weights of a text, and the tests on random tokens."""
-    pattern, write_norm = weights.pattern, weights.write_norm
-    weighted = pattern * write_norm[:, :, None, :]
-    numbers: dict[str, tuple[tuple[str, ...], np.ndarray]] = {
-        "pattern": (CELLS, pattern),
-        "weighted": (CELLS, weighted),
-        "write_norm": (("layer", "head", "key"), write_norm),
+    numbers = {
+        "pattern": pattern,
+        "weighted": pattern * write_norm[:, :, None, :],
+        "write_norm": write_norm,
     }
     if not selection.is_cross:
-        for name, means in weights_on_places(pattern, positions).items():
-            numbers[name] = ("layer", "head"), means
-    coords: Coordinates = {
-        "layer": np.array([site.layer for site in selection.sites]),
-        "head": np.array(selection.heads),
-        "site": ("layer", text_array(site_names(selection.sites))),
-        "query_string": ("query", text_array(queries.strings)[list(positions)]),
-        "query_position": ("query", np.array(positions)),
-        "key_string": ("key", text_array(keys.strings)),
-        "key_position": ("key", np.array(keys.positions)),
-    }
-    if tests is not None:
-        coords["relation"] = list(tests.relations)
-        for name in ("score", "null", "p", "p_half"):
-            numbers[name] = ("relation", "layer", "head"), getattr(tests, name)
+        numbers |= weights_on_places(pattern, positions)
     variables: Variables = {}
-    for name, (dims, values) in numbers.items():
+    for name, values in numbers.items():
+        dims = (
+            ("layer", "head", "key") if name == "write_norm" else CELLS[: values.ndim]
+        )
         variables[name] = dims, values, ATTRIBUTES[name]
-    return to_dataset(variables, coords)
+    coords: Coordinates = {
+        "layer": np.array([site.layer for site in sites]),
+        "head": np.array(selection.heads),
+        "site": ("layer", text_array(site_names(sites))),
+        "query_string": ("query", text_array(of_queries)[positions]),
+        "query_position": ("query", np.array(positions)),
+        "key_string": ("key", text_array(of_keys)),
+        "key_position": ("key", np.arange(keys)),
+    }
+    return to_dataset(variables, coords), report
 
 
 def found_heads(selection: Selection, tests: RelationTests) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The parts of a logit as labelled arrays, and the strongest of them."""
 
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +29,6 @@ from hiddenscope.results.dataset import (
     to_dataset,
 )
 from hiddenscope.sites import Site
-from hiddenscope.states.arrays import Floats
 
 if TYPE_CHECKING:
     import xarray
@@ -169,7 +167,22 @@ def contributions_dataset(
 
 def strongest_parts(parts: Parts, stack: str | None) -> list[StrongPart]:
     """Return the parts that add or take most, for each token of the answer."""
-    named = list(_named_parts(parts.arrays, stack))
+    named = [
+        (str(Site(0, "", stack)), parts.arrays["embedding"]),
+        ("final norm bias", parts.arrays["norm_bias"]),
+        ("unembedding bias", parts.arrays["head_bias"]),
+    ]
+    for name, values in parts.arrays.items():
+        branch, _, kind = name.partition("_")
+        if values.ndim == 1:
+            continue
+        for layer, *head in np.ndindex(values.shape[1:]):
+            part = branch
+            if head:
+                part = f"{branch}.head.{head[0]}"
+            site = Site(layer + 1, part, stack)
+            ending = " bias" if kind == "bias" else ""
+            named.append((f"{site}{ending}", values[:, layer, *head]))
     strongest = []
     for step, total in enumerate(parts.total):
         known = np.nan_to_num([values[step] for _, values in named])
@@ -186,23 +199,3 @@ def strongest_parts(parts: Parts, stack: str | None) -> list[StrongPart]:
                 )
             )
     return strongest
-
-
-def _named_parts(
-    arrays: Mapping[str, Floats], stack: str | None
-) -> Iterator[tuple[str, Floats]]:
-    """Yield every part under its site, or under a name where it has none."""
-    yield str(Site(0, "", stack)), arrays["embedding"]
-    for name, values in arrays.items():
-        branch, _, kind = name.partition("_")
-        if values.ndim == 1:
-            continue
-        for place in np.ndindex(values.shape[1:]):
-            part = branch
-            if kind == "head":
-                part = f"{branch}.head.{place[1]}"
-            site = Site(place[0] + 1, part, stack)
-            ending = " bias" if kind == "bias" else ""
-            yield f"{site}{ending}", values[:, *place]
-    yield "final norm bias", arrays["norm_bias"]
-    yield "unembedding bias", arrays["head_bias"]

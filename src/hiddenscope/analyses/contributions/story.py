@@ -44,6 +44,8 @@ SUMS = {
     "norm_bias": "final norm's bias",
     "head_bias": "unembedding's bias",
 }
+# What is known of the strongest neurons.
+NEURONS = ("neuron", "neuron_layer", "neuron_index")
 # Shown even where they add nothing.
 ALWAYS = ("embedding", "attn_head", "mlp")
 READING = (
@@ -282,7 +284,13 @@ def _listings(report: ContributionsReport, data: "xarray.Dataset") -> Iterator[L
                 ("part", "contribution", "percent of the sum"),
                 tuple(parts),
             )
-        neurons = list(_neuron_rows(data.isel(step=step)))
+        if "neuron" not in data:
+            continue
+        columns = [data[name].values[step].tolist() for name in NEURONS]
+        neurons = []
+        for amount, layer, index in zip(*columns, strict=True):
+            if np.isfinite(amount):
+                neurons.append((f"layer.{layer}.mlp.neuron.{index}", amount))
         if neurons:
             yield Listing(
                 f"Strongest neurons{ending}",
@@ -290,14 +298,3 @@ def _listings(report: ContributionsReport, data: "xarray.Dataset") -> Iterator[L
                 tuple(neurons),
                 note="They are parts of their MLP, which the grid shows as a whole.",
             )
-
-
-def _neuron_rows(data: "xarray.Dataset") -> Iterator[tuple[str, float]]:
-    """Name the neurons of one step, the strongest first."""
-    if "neuron" not in data:
-        return
-    names = ("neuron", "neuron_layer", "neuron_index")
-    columns = [data[name].values.tolist() for name in names]
-    for amount, layer, index in zip(*columns, strict=True):
-        if np.isfinite(amount):
-            yield f"layer.{layer}.mlp.neuron.{index}", amount

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hiddenscope import progress
@@ -34,10 +33,7 @@ from hiddenscope.results.dataset import (
 )
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import States
-from hiddenscope.states.arrays import Floats, Ints
-
-if TYPE_CHECKING:
-    import xarray
+from hiddenscope.states.arrays import Bools, Floats, Ints
 
 Window: TypeAlias = tuple[Site, ...]
 
@@ -103,9 +99,25 @@ def slide_windows(
         **compare_windows(windows, right, right_ungrafted, depth, prompts.groups),
         notes=list(dict.fromkeys(notes)),
     )
-    data_by_window = graft_dataset(windows, right, probability, prompts.groups)
+    accuracy = right.mean(1)
+    even_count = effective_count(prompts.groups)
+    intervals = np.array([wilson(float(share), even_count) for share in accuracy])
+    columns = {
+        "accuracy": accuracy,
+        "accuracy_low": intervals[:, 0],
+        "accuracy_high": intervals[:, 1],
+        "probability": probability.mean(1),
+    }
+    variables: Variables = {}
+    for name, values in columns.items():
+        variables[name] = "site", values.astype(np.float32), ATTRIBUTES[name]
+    last_sites = site_names(window[-1] for window in windows)
+    coords: Coordinates = {
+        "site": site_names(window[0] for window in windows),
+        "last_site": ("site", text_array(last_sites)),
+    }
     source = {**model.source(None).to_json(), "donor": donor.source(None).to_json()}
-    return Result("graft", data_by_window, report, source)
+    return Result("graft", to_dataset(variables, coords), report, source)
 
 
 def _is_best(logits: Tensor, answer: int) -> bool:
@@ -277,37 +289,10 @@ def _last(run: Pass) -> Tensor:
     return run.logits[-1]
 
 
-def graft_dataset(
-    windows: Sequence[Window],
-    right: NDArray[np.bool_],
-    probability: Floats,
-    groups: Ints,
-) -> "xarray.Dataset":
-    """Return accuracies along the windows, each named by its first site."""
-    accuracy = right.mean(1)
-    count = effective_count(groups)
-    intervals = np.array([wilson(float(share), count) for share in accuracy])
-    columns = {
-        "accuracy": accuracy,
-        "accuracy_low": intervals[:, 0],
-        "accuracy_high": intervals[:, 1],
-        "probability": probability.mean(1),
-    }
-    variables: Variables = {}
-    for name, values in columns.items():
-        variables[name] = "site", values.astype(np.float32), ATTRIBUTES[name]
-    last_sites = site_names(window[-1] for window in windows)
-    coords: Coordinates = {
-        "site": site_names(window[0] for window in windows),
-        "last_site": ("site", text_array(last_sites)),
-    }
-    return to_dataset(variables, coords)
-
-
 def compare_windows(
     windows: Sequence[Window],
-    right: NDArray[np.bool_],
-    right_ungrafted: Mapping[str, NDArray[np.bool_]],
+    right: Bools,
+    right_ungrafted: Mapping[str, Bools],
     depth: int,
     groups: Ints,
 ) -> dict[str, Any]:
@@ -358,7 +343,7 @@ def compare_windows(
     return fields
 
 
-def _share(flags: NDArray[np.bool_], groups: Ints) -> Share:
+def _share(flags: Bools, groups: Ints) -> Share:
     accuracy = float(flags.mean())
     low, high = wilson(accuracy, effective_count(groups))
     return Share(accuracy=accuracy, low=low, high=high)

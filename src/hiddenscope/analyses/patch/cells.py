@@ -204,7 +204,27 @@ def patch_contrast(
     # Cells whose states are the same in both runs need no pass.
     advance(cells.patched.size - len(cells.variants))
     if plan.exact:
-        _exact(model, cells, measures, effects, advance)
+        swaps = dict(_swaps(cells)) if plan.layers else {}
+        variants = [*cells.variants.values(), *swaps.values()]
+        swept = _checked_sweep(model, cells, variants, measures, effects, advance)
+        values = swept.values.cpu().numpy()
+        unpatched = measures(cells.base.logits[cells.at])
+        # Equal states change nothing.
+        for place, name in enumerate(MEASURES):
+            # Computed, the effect would be -0.0 where the span is negative.
+            unchanged = 0.0 if name == "effect" else float(unpatched[place])
+            grid = np.where(cells.paired, unchanged, np.nan)
+            for number, cell in enumerate(cells.variants):
+                grid[cell] = values[number, place]
+            effects.numbers[name] = grid
+        if swaps:
+            for name in ("swap", "swap_window"):
+                effects.numbers[name] = np.full(len(plan.sites), np.nan)
+        for number, (name, row) in enumerate(swaps, len(cells.variants)):
+            effects.numbers[name][row] = values[number, 0]
+        effects.passes = swept.passes
+        effects.tokens = swept.tokens
+        effects.notes += swept.notes
     if plan.attribution:
         effects.numbers["attribution"] = _attribution(model, cells, measures)
     return effects
@@ -366,36 +386,6 @@ def _rows(states: Tensor, positions: Sequence[int]) -> Tensor:
     if list(positions) == list(range(neighbours.start, neighbours.stop)):
         return states[neighbours]
     return states[torch.tensor(positions)]
-
-
-def _exact(
-    model: Model,
-    cells: Cells,
-    measures: LogitMeasures,
-    effects: Effects,
-    advance: Callable[[float], None],
-) -> None:
-    """Patch every cell whose states differ; equal states change nothing."""
-    swaps = dict(_swaps(cells)) if cells.plan.layers else {}
-    variants = [*cells.variants.values(), *swaps.values()]
-    swept = _checked_sweep(model, cells, variants, measures, effects, advance)
-    values = swept.values.cpu().numpy()
-    unpatched = measures(cells.base.logits[cells.at])
-    for place, name in enumerate(MEASURES):
-        # Computed, the effect would be -0.0 where the span is negative.
-        unchanged = 0.0 if name == "effect" else float(unpatched[place])
-        grid = np.where(cells.paired, unchanged, np.nan)
-        for number, cell in enumerate(cells.variants):
-            grid[cell] = values[number, place]
-        effects.numbers[name] = grid
-    if swaps:
-        for name in ("swap", "swap_window"):
-            effects.numbers[name] = np.full(len(cells.plan.sites), np.nan)
-    for number, (name, row) in enumerate(swaps, len(cells.variants)):
-        effects.numbers[name][row] = values[number, 0]
-    effects.passes += swept.passes
-    effects.tokens += swept.tokens
-    effects.notes += swept.notes
 
 
 def _checked_sweep(

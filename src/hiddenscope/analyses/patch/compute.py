@@ -41,7 +41,6 @@ from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
     Attributes,
     Coordinates,
-    Dims,
     Variables,
     column_coords,
     site_names,
@@ -49,7 +48,7 @@ from hiddenscope.results.dataset import (
     to_dataset,
 )
 from hiddenscope.sites import Site, SitePatterns, summarise
-from hiddenscope.states.arrays import Floats, Ints
+from hiddenscope.states.arrays import Ints
 from hiddenscope.texts import number_groups
 
 if TYPE_CHECKING:
@@ -293,13 +292,23 @@ def patch_dataset(
         "swap": f"one layer, {tokens_swapped}",
         "swap_window": f"{plan.layers} layers from here up, {tokens_swapped}",
     }
-    for name in effects[0].numbers:
+    for name, known in ATTRIBUTES.items():
+        if name not in effects[0].numbers:
+            continue
         values = np.stack([of_contrast.numbers[name] for of_contrast in effects])
-        attributes = ATTRIBUTES[name].copy()
+        attributes = known.copy()
         if name in swaps:
             attributes["long_name"] = swaps[name]
         dims = ("site", "token")[: values.ndim - 1]
-        variables |= _averaged(name, dims, values, attributes, groups)
+        variables[name] = dims, values.mean(0).astype(np.float32), attributes
+        error = standard_error(values, groups)
+        if error is not None:
+            error_attributes: Attributes = {
+                "long_name": f"standard error of the {attributes['long_name']}",
+                "units": attributes.get("units", ""),
+            }
+            error = error.astype(np.float32)
+            variables[f"{name}_error"] = dims, error, error_attributes
     if plan.together:
         variables |= joint_intervals(effects, plan, groups)
     coords: Coordinates = {"site": site_names(plan.sites)}
@@ -331,22 +340,6 @@ def patch_dataset(
             }
             coords["stack"] = "token", stack_column(counts)
     return to_dataset(variables, coords)
-
-
-def _averaged(
-    name: str, dims: Dims, values: Floats, attributes: Attributes, groups: Ints
-) -> Variables:
-    """Average over the contrasts, with the standard error where there is one."""
-    mean = values.mean(0).astype(np.float32)
-    variables: Variables = {name: (dims, mean, attributes)}
-    error = standard_error(values, groups)
-    if error is not None:
-        error_attributes: Attributes = {
-            "long_name": f"standard error of the {attributes['long_name']}",
-            "units": attributes.get("units", ""),
-        }
-        variables[f"{name}_error"] = dims, error.astype(np.float32), error_attributes
-    return variables
 
 
 def joint_intervals(effects: Sequence[Effects], plan: Plan, groups: Ints) -> Variables:

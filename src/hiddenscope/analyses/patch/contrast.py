@@ -91,9 +91,18 @@ class Contrast:
 
     def __post_init__(self) -> None:
         for name in ("clean", "corrupt", "targets"):
-            prompt = getattr(self, name)
-            if prompt is not None and not isinstance(prompt, str):
-                object.__setattr__(self, name, _ids(name, prompt))
+            prompt: Any = getattr(self, name)
+            if prompt is None or isinstance(prompt, str):
+                continue
+            # A list, a tuple, an array or a tensor.
+            ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+            if not isinstance(ids, list | tuple) or not set(map(type, ids)) <= {int}:
+                raise TextError(
+                    f"{name} must be one prompt",
+                    f"got {type(prompt).__name__}",
+                    "Give a string or a list of token ids.",
+                )
+            object.__setattr__(self, name, tuple(ids))
         if isinstance(self.clean, str) != isinstance(self.corrupt, str):
             raise TextError(
                 PROBLEM,
@@ -139,15 +148,3 @@ class Contrast:
                 reason,
                 "Give a string or a number.",
             ) from error
-
-
-def _ids(name: str, prompt: Any) -> tuple[int, ...]:
-    """Return the ids of a prompt: a list, a tuple, an array or a tensor."""
-    ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if not isinstance(ids, list | tuple) or not set(map(type, ids)) <= {int}:
-        raise TextError(
-            f"{name} must be one prompt",
-            f"got {type(prompt).__name__}",
-            "Give a string or a list of token ids.",
-        )
-    return tuple(ids)

@@ -45,7 +45,6 @@ from hiddenscope.passes.text_encoder import notes_on_spaces
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
     Attributes,
-    Coordinates,
     Variables,
     site_names,
     text_array,
@@ -125,7 +124,11 @@ def steer_prompts(
     sweep = Sweep(model, steered, how, multiples, direction.upwards, notes)
     states = model.capture(prompt_inputs, steered.sites)
     on_prompts = sweep.measure("Steering the prompts", answer_reads, states)
-    answer_strings = list(map(model.text_encoder.string, answer_ids))
+    strings = model.text_encoder.strings
+    answer_strings = strings(answer_ids)
+    prompt_strings = prompt_inputs.texts or [
+        " ".join(strings(ids)) for ids in prompt_inputs.ids
+    ]
     # The perplexity takes many times as long.
     for line in _first_look(sweep, on_prompts, answer_strings):
         progress.note(line)
@@ -133,9 +136,16 @@ def steer_prompts(
     whole = [site for site in steered.sites if not site.part]
     text_states = model.capture(text_reads.inputs, whole) if whole else None
     on_quality = sweep.measure("Measuring the perplexity", text_reads, text_states)
-    columns = _columns(sweep, on_prompts, on_quality, states)
-    coords = _coordinates(sweep, prompt_inputs, answer_ids, answer_strings)
-    data = to_dataset(columns, coords)
+    data = to_dataset(
+        _columns(sweep, on_prompts, on_quality, states),
+        {
+            "site": site_names(steered.sites),
+            "strength": np.array(multiples),
+            "prompt": ("text", text_array(prompt_strings)),
+            "answer": text_array(answer_strings),
+            "id": ("answer", np.array(answer_ids)),
+        },
+    )
     best = strongest_setting(data, 0)
     strongest = strongest_setting(data, 0, within=math.inf)
     written: Written | None = None
@@ -237,20 +247,6 @@ def _answer_ids(
             "Give each once, or leave `answers` out.",
         )
     return ids
-
-
-def _coordinates(
-    sweep: Sweep, prompts: Inputs, answers: Sequence[int], answer_strings: list[str]
-) -> Coordinates:
-    string = sweep.model.text_encoder.string
-    strings = prompts.texts or [" ".join(map(string, ids)) for ids in prompts.ids]
-    return {
-        "site": site_names(sweep.steered.sites),
-        "strength": np.array(sweep.strengths),
-        "prompt": ("text", text_array(strings)),
-        "answer": text_array(answer_strings),
-        "id": ("answer", np.array(answers)),
-    }
 
 
 def _columns(

@@ -2,7 +2,7 @@
 ablated at one site after another.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -129,13 +129,6 @@ class Intervention(NamedTuple):
     how: How
     vectors: Mapping[Site, Tensor]
     strengths: tuple[float, ...]
-
-    def at_entry(self, site: Site, states: Tensor) -> Tensor:
-        """Change states [token, width] at the lowest site, once for each strength."""
-        vector = self.vectors[site]
-        if self.how == "ablate":
-            return Project(vector).of(states)
-        return torch.cat([_shifted(step * vector, states) for step in self.strengths])
 
     def changes(self, texts: int) -> dict[str | Site, Change]:
         """Return the change at each site of a batch.
@@ -264,7 +257,12 @@ class Sweep:
             rows = torch.cat([stack[site][stack.tokens.rows(text)] for text in texts])
             # The entry is changed already where the pass begins.
             del changes[site]
-            changed = intervention.at_entry(site, rows)
+            vector = intervention.vectors[site]
+            if self.how == "ablate":
+                changed = Project(vector).of(rows)
+            else:
+                copies = [_shifted(step * vector, rows) for step in self.steps]
+                changed = torch.cat(copies)
             steering: AbstractContextManager[None] = nullcontext()
             if changes:
                 steering = editing(self.model, changes)
@@ -311,8 +309,16 @@ class Sweep:
             tokens += reads.tokens[text]
             ends.append(len(rows))
             start += lengths[text]
+        # The logits of the rows, as many at a time as fit.
+        if self.unembedding is None:
+            assert run.logits is not None
+            blocks: Iterable[Tensor] = [run.logits[rows].float()]
+        else:
+            head_inputs = self.unembedding.head_inputs(run.states[self.last][rows])
+            step = max(1, MOST_LOGITS // self.unembedding.vocabulary)
+            blocks = map(self.unembedding.logits, torch.split(head_inputs, step))
         parts = []
-        for logits in self._logits(run, rows):
+        for logits in blocks:
             columns = torch.tensor(tokens[: len(logits)], device=logits.device)
             total = logits.logsumexp(-1, keepdim=True)
             parts.append(logits.gather(1, columns) - total)
@@ -325,14 +331,3 @@ class Sweep:
                 "Steer with less strength.",
             )
         return np.split(values, ends[:-1])
-
-    def _logits(self, run: Pass, rows: list[int]) -> Iterator[Tensor]:
-        """Yield the logits of some rows of a pass, as many at a time as fit."""
-        if self.unembedding is None:
-            assert run.logits is not None
-            yield run.logits[rows].float()
-            return
-        head_inputs = self.unembedding.head_inputs(run.states[self.last][rows])
-        step = max(1, MOST_LOGITS // self.unembedding.vocabulary)
-        parts = head_inputs.split(step)  # type: ignore[no-untyped-call]
-        yield from map(self.unembedding.logits, parts)

@@ -103,7 +103,10 @@ def map_influence(
     sampling: Sampling,
     seed: int,
 ) -> Result:
-    """Map the influence in one text, or average that in several."""
+    """Map the influence in one text, or average that in several.
+
+    Whole maps of several texts are averaged place by place.
+    """
     model = as_model(model)
     selected = model.anatomy.select(sites)
     if not selected:
@@ -127,18 +130,7 @@ def map_influence(
         copies = copy_groups(inputs.texts or inputs.ids)
         groups = number_groups(copies, getattr(texts, "groups", None))
         return average_texts(model, inputs, selected, measure, sampling, groups, seed)
-    return _whole_maps(model, inputs, selected, measure, target)
-
-
-def _whole_maps(
-    model: Model,
-    inputs: Inputs,
-    sites: tuple[Site, ...],
-    measure: InfluenceMeasure,
-    target: str | int | None,
-) -> Result:
-    """Average the whole maps of texts, place by place."""
-    stacks = _stacks(model, inputs, sites, measure)
+    stacks = _stacks(model, inputs, selected, measure)
     predicted: list[tuple[int, ...]] = []
     if measure.name == "logit":
         *_, last_stack = stacks.values()
@@ -147,14 +139,13 @@ def _whole_maps(
     is_cut = any(len(set(of_stack.lengths)) > 1 for of_stack in stacks.values())
     for name, length in lengths.items():
         inputs = cut_texts(inputs, name, length)
-    axes = Axes(sites, lengths)
-    _check_memory(axes, measure)
+    axes = Axes(selected, lengths)
     values, half_interval = _mean_map(model, inputs, axes, measure, predicted)
     # A tokenizer serves one thread at a time.
     with model.lock:
         encoder = model.text_encoder
         tokens = {name: encoder.tokens(inputs.of(name)) for name in lengths}
-        strings = [list(map(encoder.string, row)) for row in predicted]
+        strings = [encoder.strings(row) for row in predicted]
     data = _dataset(axes, measure, values, half_interval, tokens, strings)
     # What is said follows the numbers that are kept, in float32.
     values = data[measure.name].values.astype(np.float64)
@@ -165,12 +156,12 @@ def _whole_maps(
         probes=measure.probes or None,
         texts=len(inputs),
         tokens=axes.tokens,
-        sites=summarise(sites),
+        sites=summarise(selected),
         cut=is_cut,
         stacks=[*sum_up(data, values, axes, model)],
         cross=None if is_logit else _across_stacks(values, axes),
     )
-    return Result("visibility", data, report, model.source(sites[0].stack))
+    return Result("visibility", data, report, model.source(selected[0].stack))
 
 
 def _stacks(
@@ -235,23 +226,6 @@ def _predicted(
     return predicted
 
 
-def _check_memory(axes: Axes, measure: InfluenceMeasure) -> None:
-    """Refuse a map that memory does not hold."""
-    sites, tokens = axes.cells
-    sources = sites * tokens
-    targets = tokens if measure.name == "logit" else sources
-    # The sums, one text's map and the mean, in float64; an interval has as many again.
-    copies = 6 if measure.estimated else 3
-    size = targets * sources * 8 * copies
-    free = free_memory()
-    if size > SHARE_OF_FREE_MEMORY * free:
-        raise TooLarge(
-            f"A map of {sites} sites and {tokens:,} tokens does not fit in memory",
-            f"it takes {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
-            "Choose fewer sites, such as sites='layer.0,layer.-1', or a shorter text.",
-        )
-
-
 def _mean_map(
     model: Model,
     inputs: Inputs,
@@ -264,14 +238,26 @@ def _mean_map(
     Each text has probes of its own, so that the errors are independent and shrink with
     the number of texts.
     """
-    total: Floats = np.zeros(())
-    squares: Floats = np.zeros(())
-    generator = torch.Generator().manual_seed(measure.seed)
-    measurement = Measurement(model, axes, measure, generator)
     count = len(inputs)
     targets = int(axes.filled.sum())
     if predicted:
         targets = axes.lengths[axes.last_stack]
+    sites, tokens = axes.cells
+    rows = tokens if predicted else sites * tokens
+    # The sums, one text's map and the mean, in float64; an interval has as many again.
+    copies = 6 if measure.estimated else 3
+    size = rows * sites * tokens * 8 * copies
+    free = free_memory()
+    if size > SHARE_OF_FREE_MEMORY * free:
+        raise TooLarge(
+            f"A map of {sites} sites and {tokens:,} tokens does not fit in memory",
+            f"it takes {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
+            "Choose fewer sites, such as sites='layer.0,layer.-1', or a shorter text.",
+        )
+    total: Floats = np.zeros(())
+    squares: Floats = np.zeros(())
+    generator = torch.Generator().manual_seed(measure.seed)
+    measurement = Measurement(model, axes, measure, generator)
     with (
         model.lock,
         autograd.restored(inference=False),

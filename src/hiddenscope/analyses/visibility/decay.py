@@ -123,7 +123,9 @@ def estimate(*tallies: Tallies) -> tuple[dict[str, Estimate], float]:
     sums: NamedSums = {}
     mixing = {}
     for prefix, of_model in zip(("", "random_"), tallies, strict=False):
-        mixing[prefix] = mixing_sites(of_model.sums)
+        # The sites that other tokens of the site below influence.
+        others = of_model.sums["below"][..., 1:].sum((0, 2))
+        mixing[prefix] = others > ROUNDING * of_model.sums["targets"].sum(0)
         for name, array in of_model.sums.items():
             sums[f"{prefix}{name}"] = array
 
@@ -148,13 +150,6 @@ def estimate(*tallies: Tallies) -> tuple[dict[str, Estimate], float]:
             ends = np.clip(estimated[1:], 0, 1)
             estimates[name] = Estimate(estimated.value, *ends)
     return estimates, count
-
-
-def mixing_sites(sums: Mapping[str, Floats]) -> Bools:
-    """Mark the sites that other tokens of the site below influence."""
-    others = sums["below"][..., 1:].sum((0, 2))
-    marked: Bools = others > ROUNDING * sums["targets"].sum(0)
-    return marked
 
 
 def statistics_of(sums: Mapping[str, Floats], mixing: Bools) -> NamedSums:
