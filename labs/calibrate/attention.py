@@ -8,12 +8,13 @@ import numpy as np
 import torch
 
 import hiddenscope as hs
-from hiddenscope.analyses.attention.random_tokens import RandomTexts, draw_texts
 from hiddenscope.analyses.attention.relations import (
     INDUCTION,
     PLACES,
+    RandomTexts,
     RelationTally,
     RelationTests,
+    draw_texts,
     measure_relations,
 )
 from hiddenscope.analyses.attention.selection import select_attentions

@@ -12,7 +12,7 @@ import torch
 
 import hiddenscope as hs
 from hiddenscope.analyses.attention import compute as weights_module
-from hiddenscope.analyses.attention.random_tokens import draw_texts
+from hiddenscope.analyses.attention.relations import draw_texts
 from hiddenscope.errors import PassError, SiteError, TextError, TooLarge
 from hiddenscope.passes import attention_weights
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer

@@ -1,10 +1,9 @@
 """Which tokens does each head read?
 
-selection      the attentions, heads and queries that are asked for
-compute        the weights of a text as labelled arrays, and the report
-random_tokens  texts that heads are tested on
-relations      what the tests look for, and how sure they are
-story          what is said and shown
+selection  the attentions, heads and queries that are asked for
+compute    the weights of a text as labelled arrays, and the report
+relations  what the tests look for on random tokens, and how sure they are
+story      what is said and shown
 """
 
 from typing import TYPE_CHECKING, Annotated

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hiddenscope.analyses.attention.random_tokens import FEWEST_DRAWS, draw_texts
 from hiddenscope.analyses.attention.relations import (
+    FEWEST_DRAWS,
     RelationTests,
+    draw_texts,
     measure_relations,
     weights_on_places,
 )

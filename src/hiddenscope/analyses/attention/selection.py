@@ -143,9 +143,7 @@ def _sites(model: Model, layers: Layers | None) -> list[Site]:
     numbers = range(1, stack.depth + 1)
     if layers is None:
         return [Site(layer, "attn", name) for layer in numbers]
-    patterns: list[str | Site] = []
     sites: set[Site] = set()
-    items: Sequence[int | str | Site]
     items = [layers] if isinstance(layers, int | str | Site) else list(layers)
     if not items:
         raise SiteError(
@@ -154,13 +152,11 @@ def _sites(model: Model, layers: Layers | None) -> list[Site]:
     for item in items:
         is_text = isinstance(item, str) and not _NUMBERS.fullmatch(item.strip())
         if isinstance(item, Site) or is_text:
-            patterns.append(item)
+            sites.update(model.anatomy.select([item]))
             continue
         for number in parse_numbers(item, "layers"):
-            layer = number
-            if number < 0:
-                # -1 is the last layer, as in the pattern layer.-1.
-                layer += stack.depth + 1
+            # -1 is the last layer, as in the pattern layer.-1.
+            layer = number + stack.depth + 1 if number < 0 else number
             if layer not in numbers:
                 raise SiteError(
                     f"No attention in layer {number} of {model.name}",
@@ -168,16 +164,14 @@ def _sites(model: Model, layers: Layers | None) -> list[Site]:
                     "Choose some of these.",
                 )
             sites.add(Site(layer, "attn", name))
-    for pattern in patterns:
-        for site in model.anatomy.select([pattern]):
-            if site.part not in _BRANCHES:
-                place = "*" if site.layer is None else f"layer.{site.layer}"
-                raise SiteError(
-                    f"No attention weights at {site}",
-                    "weights are of a whole attention, attn or cross",
-                    f"Choose '{place}.attn', and heads= for some of its heads.",
-                )
-            sites.add(site)
+    for site in sorted(sites):
+        if site.part not in _BRANCHES:
+            place = "*" if site.layer is None else f"layer.{site.layer}"
+            raise SiteError(
+                f"No attention weights at {site}",
+                "weights are of a whole attention, attn or cross",
+                f"Choose '{place}.attn', and heads= for some of its heads.",
+            )
     return sorted(sites)
 
 
@@ -191,9 +185,7 @@ def select_positions(queries: NumberChoice | None, tokens: int) -> list[int]:
         return list(range(tokens))
     positions = set()
     for number in parse_numbers(queries, "queries"):
-        position = number
-        if number < 0:
-            position += tokens
+        position = number + tokens if number < 0 else number
         if not 0 <= position < tokens:
             raise TextError(
                 f"No query {number}",

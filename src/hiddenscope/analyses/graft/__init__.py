@@ -3,8 +3,7 @@
 Its blocks or states are grafted into this one layer by layer. A window of blocks slides
 over the depth: inside it the donor computes, everywhere else the model itself does.
 
-prompts  what both models are asked, and the right answers
-compute  the runs with each window grafted, the labelled arrays, and the report
+compute  the prompts, the runs with each window grafted, the arrays, and the report
 story    what is said and shown
 """
 

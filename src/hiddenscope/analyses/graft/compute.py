@@ -1,14 +1,13 @@
 """The runs of a graft: accuracies along the windows, and what they show."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
-from hiddenscope import progress
-from hiddenscope.analyses.graft.prompts import encode_prompts
+from hiddenscope import progress, texts
 from hiddenscope.analyses.graft.story import (
     Difference,
     GraftReport,
@@ -22,6 +21,7 @@ from hiddenscope.measures.grouped import effective_count, group_sums
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import hooks
 from hiddenscope.passes import Inputs, Pass, Replace, edit, record, resume, try_skipping
+from hiddenscope.passes.text_encoder import text_before, token_after
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
     Attributes,
@@ -32,7 +32,6 @@ from hiddenscope.results.dataset import (
     to_dataset,
 )
 from hiddenscope.sites import Site, SitePatterns
-from hiddenscope.states import States
 from hiddenscope.states.arrays import Bools, Floats, Ints
 
 Window: TypeAlias = tuple[Site, ...]
@@ -64,12 +63,9 @@ def slide_windows(
     # Tried now, while every block is the model's own.
     try_skipping(model)
     count = len(prompts.answers)
-    right = np.zeros((len(windows), count), dtype=bool)
-    probability = np.zeros((len(windows), count))
-    right_ungrafted = {
-        "model": np.zeros(count, dtype=bool),
-        "donor": np.zeros(count, dtype=bool),
-    }
+    # The model and the donor as they are, then the model with each window grafted.
+    right = np.zeros((2 + len(windows), count), dtype=bool)
+    probability = np.zeros(right.shape)
     notes: list[str] = []
     if prompts.copies == 1:
         notes.append("One prompt is a copy of another and was left out.")
@@ -77,17 +73,21 @@ def slide_windows(
         notes.append(
             f"{prompts.copies:,} prompts are copies of others and were left out."
         )
-    with progress.track("Grafting", total=len(windows) * count) as advance:
+    with progress.track("Grafting", total=right.size) as advance:
         for column, answer in enumerate(prompts.answers):
             prompt = prompts.inputs.some([column])
-            runs = Runs(model, donor, prompt, windows, blocks=sites is None)
-            for name, logits in runs.ungrafted.items():
-                right_ungrafted[name][column] = _is_best(logits, answer)
-            for row, logits in enumerate(runs.grafted()):
-                right[row, column] = _is_best(logits, answer)
+            runs = _runs(model, donor, prompt, windows, blocks=sites is None)
+            for row, run in enumerate(runs):
+                assert run.logits is not None
+                logits = run.logits[-1]
+                # An answer that ties with another word is not right.
+                right[row, column] = int((logits >= logits[answer]).sum()) == 1
                 probability[row, column] = float(logits.double().softmax(-1)[answer])
                 advance(1)
-            notes += runs.notes
+            # What the last run says holds for all of them.
+            notes += run.notes
+    ungrafted = {"model": right[0], "donor": right[1]}
+    right = right[2:]
     depth = model.anatomy.stacks[0].depth
     report = GraftReport(
         donor=donor.name,
@@ -96,7 +96,7 @@ def slide_windows(
         groups=int(prompts.groups.max()) + 1,
         grafted="blocks" if sites is None else "states",
         layers=layers,
-        **compare_windows(windows, right, right_ungrafted, depth, prompts.groups),
+        **compare_windows(windows, right, ungrafted, depth, prompts.groups),
         notes=list(dict.fromkeys(notes)),
     )
     accuracy = right.mean(1)
@@ -106,7 +106,7 @@ def slide_windows(
         "accuracy": accuracy,
         "accuracy_low": intervals[:, 0],
         "accuracy_high": intervals[:, 1],
-        "probability": probability.mean(1),
+        "probability": probability[2:].mean(1),
     }
     variables: Variables = {}
     for name, values in columns.items():
@@ -118,11 +118,6 @@ def slide_windows(
     }
     source = {**model.source(None).to_json(), "donor": donor.source(None).to_json()}
     return Result("graft", to_dataset(variables, coords), report, source)
-
-
-def _is_best(logits: Tensor, answer: int) -> bool:
-    """Tell whether an answer is more likely than every other word; a tie is not."""
-    return int((logits >= logits[answer]).sum()) == 1
 
 
 def check_models(model: Model, donor: Model) -> None:
@@ -141,14 +136,14 @@ def check_models(model: Model, donor: Model) -> None:
             "Load it with task='causal-lm'.",
         )
     remedy = "Give a donor of the same shape, such as another checkpoint of the model."
-    shapes = {name: weight.shape for name, weight in model.module.named_parameters()}
-    donor_shapes = {
-        name: weight.shape for name, weight in donor.module.named_parameters()
-    }
-    for name in sorted({*shapes, *donor_shapes}):
-        if shapes.get(name) != donor_shapes.get(name):
-            reason = f"their weights differ in shape, at {name}"
-            raise ModuleError(problem, reason, remedy)
+    shapes = []
+    for module in (model.module, donor.module):
+        named = module.named_parameters()
+        shapes.append({(name, weight.shape) for name, weight in named})
+    different = shapes[0] ^ shapes[1]
+    if different:
+        reason = f"their weights differ in shape, at {min(different)[0]}"
+        raise ModuleError(problem, reason, remedy)
     if type(model.module) is not type(donor.module):
         raise ModuleError(problem, "they are of different classes", remedy)
     if model.module is donor.module:
@@ -218,75 +213,116 @@ def _windows(
     return [selected[start : start + layers] for start in starts]
 
 
-class Runs:
-    """One prompt in both models, and in the model with each window grafted.
+class Prompts(NamedTuple):
+    """The prompts, the token that answers each, and which belong together.
 
-    `ungrafted` are the logits of both models as they are.
+    `copies` is how many further prompts were the same again, with the same answer.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        donor: Model,
-        prompt: Inputs,
-        windows: Sequence[Window],
-        *,
-        blocks: bool,
-    ) -> None:
-        self.model = model
-        self.donor = donor
-        self.prompt = prompt
-        self.windows = windows
-        self.blocks = blocks
-        self.notes: tuple[str, ...] = ()
-        # The pass is resumed with the model's states below each window of blocks, or
-        # with the donor's states.
-        below = {Site(window[0].layer - 1) for window in windows if window[0].layer}
-        grafted = set().union(*windows)
-        model_sites = sorted(below) if blocks else ()
-        donor_sites = () if blocks else sorted(grafted)
-        model_run = record(model, prompt, model_sites, logits=True)
-        donor_run = record(donor, prompt, donor_sites, logits=True)
-        self.ungrafted = {"model": _last(model_run), "donor": _last(donor_run)}
-        states = model_run.states if blocks else donor_run.states
-        assert isinstance(states, States)
-        self.states = states
-
-    def grafted(self) -> Iterator[Tensor]:
-        """Yield the logits of the last token with each window grafted."""
-        for window in self.windows:
-            if self.blocks:
-                entry = Site((window[0].layer or 0) - 1)
-                forwards: dict[nn.Module, Callable[..., Any]] = {}
-                for site in window:
-                    # The donor's forward in the place of the model's.
-                    number = (site.layer or 0) - 1
-                    path = self.model.anatomy.stacks[0].blocks[number].path
-                    donor_path = self.donor.anatomy.stacks[0].blocks[number].path
-                    block = self.model.module.get_submodule(path)
-                    forwards[block] = self.donor.module.get_submodule(
-                        donor_path
-                    ).forward
-                with hooks.substituting(forwards):
-                    run = self._resume(entry)
-            elif window[0].part:
-                changes: dict[str | Site, Any] = {
-                    site: Replace(self.states[site]) for site in window
-                }
-                run = edit(self.model, self.prompt, changes, (), logits=True)
-            else:
-                run = self._resume(window[0])
-            yield _last(run)
-
-    def _resume(self, entry: Site) -> Pass:
-        run = resume(self.model, self.prompt, entry, self.states[entry], ())
-        self.notes = run.notes
-        return run
+    inputs: Inputs
+    answers: list[int]
+    groups: Ints
+    copies: int
 
 
-def _last(run: Pass) -> Tensor:
-    assert run.logits is not None
-    return run.logits[-1]
+def encode_prompts(model: Model, donor: Model, data: Any) -> Prompts:
+    """Encode the prompts and their answers, and leave out copies."""
+    rows = list(_rows(data))
+    inputs = model.encode([prompt for prompt, _, _ in rows])
+    if inputs.texts and donor.tokenizer:
+        prompts = list(inputs.texts)
+        donor_ids = donor.encode(prompts).ids
+        for prompt, ids, other_ids in zip(prompts, inputs.ids, donor_ids, strict=True):
+            if ids != other_ids:
+                raise TextError(
+                    f"Cannot use the prompt {prompt[:40]!r}",
+                    f"{model.name} and {donor.name} tokenize it differently",
+                    "Give a donor with the same tokenizer.",
+                )
+    firsts: dict[Hashable, int] = {}
+    answers = []
+    # A tokenizer serves one thread at a time.
+    with model.lock:
+        for number, (_, word, _) in enumerate(rows):
+            before = text_before(inputs, number, inputs.lengths[number] - 1)
+            answer = token_after(model.text_encoder, word, [before])
+            answers.append(answer)
+            firsts.setdefault((inputs.ids[number], answer), number)
+    numbers = list(firsts.values())
+    inputs = inputs.some(numbers)
+    named_groups = [rows[number][2] for number in numbers]
+    # A prompt with two answers, or in other letters, is no further evidence.
+    groups = texts.number_groups(
+        inputs.ids,
+        texts.copy_groups(inputs.texts or inputs.ids),
+        None if None in named_groups else named_groups,
+    )
+    copies = len(rows) - len(numbers)
+    return Prompts(inputs, [answers[number] for number in numbers], groups, copies)
+
+
+def _rows(data: Any) -> Iterator[tuple[Any, Any, Hashable | None]]:
+    """Yield prompts with answers and groups, None where the data do not say."""
+    if (
+        isinstance(data, list)
+        and data
+        and all(isinstance(row, list | tuple) and len(row) == 2 for row in data)
+    ):
+        for prompt, answer in data:
+            yield prompt, answer, None
+        return
+    labelled = data if isinstance(data, texts.Labelled) else texts.read(data)
+    if labelled.labels is None:
+        raise TextError(
+            f"Cannot use the prompts of {labelled.name}",
+            "they have no labels",
+            "Label each prompt with its answer, or give [(prompt, answer), ...].",
+        )
+    groups = labelled.groups or [None] * len(labelled)
+    yield from zip(labelled.texts, labelled.labels, groups, strict=True)
+
+
+def _runs(
+    model: Model,
+    donor: Model,
+    prompt: Inputs,
+    windows: Sequence[Window],
+    *,
+    blocks: bool,
+) -> Iterator[Pass]:
+    """Run one prompt in both models, and in the model with each window grafted."""
+    # The pass is resumed with the model's states below each window of blocks, or with
+    # the donor's states.
+    below = {Site(window[0].layer - 1) for window in windows if window[0].layer}
+    grafted = set().union(*windows)
+    model_run = record(model, prompt, sorted(below) if blocks else (), logits=True)
+    donor_run = record(donor, prompt, () if blocks else sorted(grafted), logits=True)
+    yield model_run
+    yield donor_run
+    states = model_run.states if blocks else donor_run.states
+    pairs = zip(
+        model.anatomy.stacks[0].blocks, donor.anatomy.stacks[0].blocks, strict=True
+    )
+    paths = [(block.path, donor_block.path) for block, donor_block in pairs]
+    for window in windows:
+        entry = window[0]
+        # The donor's forward in the place of the model's.
+        forwards: dict[nn.Module, Callable[..., Any]] = {}
+        if blocks:
+            entry = Site((entry.layer or 0) - 1)
+            for site in window:
+                path, donor_path = paths[(site.layer or 0) - 1]
+                block = model.module.get_submodule(path)
+                forwards[block] = donor.module.get_submodule(donor_path).forward
+        elif entry.part:
+            changes: dict[str | Site, Any] = {
+                site: Replace(states[site]) for site in window
+            }
+            yield edit(model, prompt, changes, (), logits=True)
+            continue
+        with hooks.substituting(forwards):
+            run = resume(model, prompt, entry, states[entry], ())
+        yield run
 
 
 def compare_windows(

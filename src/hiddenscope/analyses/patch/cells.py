@@ -34,7 +34,6 @@ from hiddenscope.states.arrays import Bools, Floats
 
 Into: TypeAlias = Literal["corrupt", "clean"]
 PatchedValues: TypeAlias = Literal["run", "zero", "mean"]
-PositionPairs: TypeAlias = list[tuple[int, int]]
 
 MEASURES = ("effect", "probability", "kl")
 
@@ -158,9 +157,14 @@ class PatchTarget(NamedTuple):
     site: Site
     columns: slice | None = None
 
-    def rows(self, run: CleanRun, positions: Sequence[int]) -> Tensor:
-        """Return the states of a run at some positions."""
-        rows = _rows(run.states[self.site], positions)
+    def rows(self, states: Tensor, positions: Sequence[int]) -> Tensor:
+        """Return some rows of the states at the tap; neighbours as a view."""
+        # An index would have to be sent to the GPU.
+        neighbours = slice(positions[0], positions[-1] + 1)
+        if list(positions) == list(range(neighbours.start, neighbours.stop)):
+            rows = states[neighbours]
+        else:
+            rows = states[torch.tensor(positions)]
         return rows if self.columns is None else rows[:, self.columns]
 
 
@@ -250,7 +254,6 @@ class Cells:
     ) -> None:
         self.sources = sources
         self.means = means
-        self._differences: dict[Site, Bools] = {}
         self.columns = contrast.columns
         self.plan = plan
         self.base = base
@@ -262,20 +265,28 @@ class Cells:
         self.paired = np.zeros(shape, dtype=bool)
         self.patched = np.zeros(shape, dtype=bool)
         self.variants: dict[tuple[int, ...], Variant] = {}
+        # The heads of one block stand in one tap, and each comparison waits for a GPU.
+        self.incoming: dict[Site, Tensor] = {}
+        differences: dict[Site, Bools] = {}
+        for tap in {source.site for source in sources.values()}:
+            self.incoming[tap] = self._incoming(tap)
+            differs = base.states[tap] != self.incoming[tap]
+            differences[tap] = differs.cpu().numpy()
         for row, site in enumerate(plan.sites):
-            differing = self._differing(site)
+            source_columns = sources[site].columns or slice(None)
+            differing = differences[sources[site].site][:, source_columns].any(-1)
             for column, positions in self._windows(site.stack):
                 cell = row, *column
                 self.paired[cell] = bool(positions)
                 # Equal states change nothing, and a run that begins later costs less.
-                changed = [pair for pair in positions if pair[0] in differing]
+                changed = [position for position in positions if differing[position]]
                 if changed:
                     self.patched[cell] = True
                     self.variants[cell] = [self.patch(site, changed)]
 
     def _windows(
         self, stack: str | None
-    ) -> Iterator[tuple[tuple[int, ...], PositionPairs]]:
+    ) -> Iterator[tuple[tuple[int, ...], list[int]]]:
         """Yield each column, and the positions that are patched at once for it."""
         if self.plan.together:
             yield (), self._chosen(stack)
@@ -287,18 +298,17 @@ class Cells:
             stop = column + self.plan.window
             yield (first + column,), self.positions(stack, column, stop)
 
-    def _chosen(self, stack: str | None) -> PositionPairs:
+    def _chosen(self, stack: str | None) -> list[int]:
         """Return the positions of the tokens that are patched together."""
-        pairs = self.positions(stack)
         if self.plan.positions is None:
-            return pairs
-        clean_side = 1 if self.plan.into == "corrupt" else 0
+            return self.positions(stack)
         length = sum(clean is not None for clean, _ in self.columns[stack])
-        by_position = {pair[clean_side]: pair for pair in pairs}
+        clean_side = 1 if self.plan.into == "corrupt" else 0
+        base_position = {pair[clean_side]: pair[0] for pair in self._pairs(stack)}
         selected = []
         for position in self.plan.positions:
             place = position + length if position < 0 else position
-            if place not in by_position:
+            if place not in base_position:
                 reason = f"the clean prompt has {length} tokens"
                 if 0 <= place < length:
                     reason = "the corrupt prompt has no token there"
@@ -307,85 +317,55 @@ class Cells:
                     reason,
                     "Choose positions of tokens that both prompts have.",
                 )
-            selected.append(by_position[place])
+            selected.append(base_position[place])
         return selected
 
-    def positions(
+    def _pairs(
         self, stack: str | None, start: int = 0, stop: int | None = None
-    ) -> PositionPairs:
-        """Return positions (base, source) of the columns with a token in both runs.
+    ) -> Iterator[tuple[int, int]]:
+        """Yield positions (base, source) of the columns with a token in both runs.
 
         Zeros and means need no token of the source run.
         """
-        pairs = []
         for clean, corrupt in self.columns[stack][start:stop]:
             if self.plan.values != "run":
                 corrupt = clean
             if clean is None or corrupt is None:
                 continue
             pair = clean, corrupt
-            pairs.append(pair[::-1] if self.plan.into == "corrupt" else pair)
-        return pairs
+            yield pair[::-1] if self.plan.into == "corrupt" else pair
+
+    def positions(
+        self, stack: str | None, start: int = 0, stop: int | None = None
+    ) -> list[int]:
+        """Return the base run's positions of the columns with a token in both runs."""
+        return [base for base, _ in self._pairs(stack, start, stop)]
+
+    def _incoming(self, tap: Site) -> Tensor:
+        """Return what may be put in the place of each state of the base run."""
+        base = self.base.states[tap]
+        if self.plan.values == "zero":
+            return torch.zeros_like(base)
+        if self.plan.values == "mean":
+            return self.means[tap].to(base).expand_as(base)
+        incoming = base.clone()
+        pairs = list(self._pairs(tap.stack))
+        if pairs:
+            base_positions, source_positions = torch.tensor(pairs).T
+            incoming[base_positions] = self.source.states[tap][source_positions]
+        return incoming
 
     def patch(
-        self, site: Site, positions: PositionPairs, *, hold: bool = False
+        self, site: Site, positions: Sequence[int], *, hold: bool = False
     ) -> Patch:
         """Return a patch that puts states of the source run into the base run.
 
         With `hold` it keeps those of the base run, whatever changes below.
         """
-        base_positions, source_positions = zip(*positions, strict=True)
         source = self.sources[site]
-        if hold:
-            values = source.rows(self.base, base_positions)
-        else:
-            values = self._values(source, base_positions, source_positions)
-        return Patch(source.site, base_positions, values, source.columns)
-
-    def _values(
-        self,
-        source: PatchTarget,
-        base_positions: Sequence[int],
-        source_positions: Sequence[int],
-    ) -> Tensor:
-        """Return what is put in the place of some states of the base run."""
-        if self.plan.values == "run":
-            return source.rows(self.source, source_positions)
-        base = source.rows(self.base, base_positions)
-        if self.plan.values == "zero":
-            return torch.zeros_like(base)
-        mean = self.means[source.site]
-        if source.columns is not None:
-            mean = mean[source.columns]
-        return mean.to(base).expand_as(base)
-
-    def _differing(self, site: Site) -> set[int]:
-        """Return the base positions whose states differ in any bit between the runs."""
-        positions = self.positions(site.stack)
-        if not positions:
-            return set()
-        base_positions, source_positions = zip(*positions, strict=True)
-        source = self.sources[site]
-        # Heads of one block are compared together: each comparison waits for a GPU.
-        if source.site not in self._differences:
-            whole = PatchTarget(source.site)
-            base = whole.rows(self.base, base_positions)
-            values = self._values(whole, base_positions, source_positions)
-            self._differences[source.site] = (base != values).cpu().numpy()
-        differences = self._differences[source.site]
-        if source.columns is not None:
-            differences = differences[:, source.columns]
-        rows = np.flatnonzero(differences.any(-1))
-        return {base_positions[row] for row in rows}
-
-
-def _rows(states: Tensor, positions: Sequence[int]) -> Tensor:
-    """Return some rows of the states; neighbours as a view."""
-    # An index would have to be sent to the GPU.
-    neighbours = slice(positions[0], positions[-1] + 1)
-    if list(positions) == list(range(neighbours.start, neighbours.stop)):
-        return states[neighbours]
-    return states[torch.tensor(positions)]
+        states = self.base.states if hold else self.incoming
+        values = source.rows(states[source.site], positions)
+        return Patch(source.site, tuple(positions), values, source.columns)
 
 
 def _checked_sweep(
@@ -444,7 +424,7 @@ def _swaps(cells: Cells) -> Iterator[tuple[tuple[str, int], Variant]]:
         in_encoder = site.stack == "encoder"
         positions = cells.positions(site.stack)
         if whole_stream and not in_encoder:
-            positions = [pair for pair in positions if pair[0] != cells.at]
+            positions = [position for position in positions if position != cells.at]
         if not positions:
             continue
         yield ("swap", row), [cells.patch(site, positions)]
@@ -484,9 +464,8 @@ def _attribution(model: Model, cells: Cells, measures: LogitMeasures) -> Floats:
             continue
         layout = model.anatomy.tap(source.site).layout
         gradient = layout.states(gradient, len(base.input_ids(source.site.stack)))[0]
-        gradient = _rows(gradient, patch.tokens).double()
-        if source.columns is not None:
-            gradient = gradient[:, source.columns]
-        step = patch.values.double() - source.rows(base, patch.tokens).double()
+        gradient = source.rows(gradient, patch.tokens).double()
+        before = source.rows(base.states[source.site], patch.tokens).double()
+        step = patch.values.double() - before
         grid[cell] = float((gradient * step).sum()) / measures.span
     return grid
