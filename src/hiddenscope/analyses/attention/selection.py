@@ -150,11 +150,10 @@ def _sites(model: Model, layers: Layers | None) -> list[Site]:
             "No layers to show", "the list is empty", f"Choose 1 to {stack.depth}."
         )
     for item in items:
-        is_text = isinstance(item, str) and not _NUMBERS.fullmatch(item.strip())
-        if isinstance(item, Site) or is_text:
-            sites.update(model.anatomy.select([item]))
+        if not _NUMBERS.fullmatch(str(item).strip()):
+            sites.update(model.anatomy.select([str(item)]))
             continue
-        for number in parse_numbers(item, "layers"):
+        for number in parse_numbers(str(item), "layers"):
             # -1 is the last layer, as in the pattern layer.-1.
             layer = number + stack.depth + 1 if number < 0 else number
             if layer not in numbers:

@@ -158,7 +158,7 @@ def contributions_dataset(
         data = data.assign_coords(
             rank=np.arange(1, parts.neurons.effect.shape[1] + 1),
             neuron_layer=(ranked, parts.neurons.layer),
-            neuron_index=(ranked, parts.neurons.index),
+            neuron_index=(ranked, parts.neurons.number),
         )
     if question.text.texts is not None:
         data.attrs["texts"] = list(question.text.texts)

@@ -43,7 +43,7 @@ class Neurons(NamedTuple):
 
     effect: Floats
     layer: Ints
-    index: Ints
+    number: Ints
 
 
 class Parts(NamedTuple):
@@ -272,9 +272,9 @@ class _Attribution:
         if not effects:
             return None
         effect, places = _largest(torch.cat(effects, 1), most)
-        index = torch.cat(indices, 1).gather(1, places).cpu().numpy()
+        number = torch.cat(indices, 1).gather(1, places).cpu().numpy()
         layer_of = np.array(layers)[places.cpu().numpy()]
-        return Neurons(_numbers(effect), layer_of, index)
+        return Neurons(_numbers(effect), layer_of, number)
 
     def rounding(self, norm: FrozenNorm, weight: Tensor) -> Floats:
         """Return how far the rounding of the pass may move the sum, [step].

@@ -273,13 +273,14 @@ class Cells:
             differs = base.states[tap] != self.incoming[tap]
             differences[tap] = differs.cpu().numpy()
         for row, site in enumerate(plan.sites):
-            source_columns = sources[site].columns or slice(None)
-            differing = differences[sources[site].site][:, source_columns].any(-1)
+            tap, tap_columns = sources[site]
+            here = differences[tap][:, tap_columns or slice(None)]
+            differing = set(np.flatnonzero(here.any(-1)))
             for column, positions in self._windows(site.stack):
                 cell = row, *column
                 self.paired[cell] = bool(positions)
                 # Equal states change nothing, and a run that begins later costs less.
-                changed = [position for position in positions if differing[position]]
+                changed = [position for position in positions if position in differing]
                 if changed:
                     self.patched[cell] = True
                     self.variants[cell] = [self.patch(site, changed)]

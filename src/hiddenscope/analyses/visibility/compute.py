@@ -303,7 +303,7 @@ def _dataset(
         coords["site"] = names
         coords |= _token_coords(tokens, "")
     long_name, units = MEASURES[measure.name]
-    arrays = {measure.name: (values, long_name)}
+    arrays: dict[str, tuple[Floats, str]] = {measure.name: (values, long_name)}
     if measure.estimated:
         arrays[f"{measure.name}_error"] = half_interval, "half the 95% interval"
     variables: Variables = {}
