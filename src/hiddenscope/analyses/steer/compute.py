@@ -124,25 +124,21 @@ def steer_prompts(
     sweep = Sweep(model, steered, how, multiples, direction.upwards, notes)
     states = model.capture(prompt_inputs, steered.sites)
     on_prompts = sweep.measure("Steering the prompts", answer_reads, states)
-    strings = model.text_encoder.strings
-    answer_strings = strings(answer_ids)
-    prompt_strings = prompt_inputs.texts or [
-        " ".join(strings(ids)) for ids in prompt_inputs.ids
-    ]
+    words = model.text_encoder.strings
     # The perplexity takes many times as long.
-    for line in _first_look(sweep, on_prompts, answer_strings):
-        progress.note(line)
+    _note_first_look(sweep, on_prompts, words(answer_ids))
     # Passes are resumed at whole layers, and not inside a block.
     whole = [site for site in steered.sites if not site.part]
     text_states = model.capture(text_reads.inputs, whole) if whole else None
     on_quality = sweep.measure("Measuring the perplexity", text_reads, text_states)
+    prompt_strings = prompt_inputs.texts or map(" ".join, map(words, prompt_inputs.ids))
     data = to_dataset(
         _columns(sweep, on_prompts, on_quality, states),
         {
             "site": site_names(steered.sites),
             "strength": np.array(multiples),
-            "prompt": ("text", text_array(prompt_strings)),
-            "answer": text_array(answer_strings),
+            "prompt": ("text", text_array(list(prompt_strings))),
+            "answer": text_array(words(answer_ids)),
             "id": ("answer", np.array(answer_ids)),
         },
     )
@@ -305,10 +301,8 @@ def _perplexity(texts: LogProbs) -> float:
         return float(np.exp(-logs.mean()))
 
 
-def _first_look(
-    sweep: Sweep, measured: Measured, answers: Sequence[str]
-) -> Iterator[str]:
-    """Yield the lowest and the highest probability of each answer, at any cost.
+def _note_first_look(sweep: Sweep, measured: Measured, answers: Sequence[str]) -> None:
+    """Note the lowest and the highest probability of each answer, at any cost.
 
     Probabilities are averaged over the prompts.
     """
@@ -322,7 +316,7 @@ def _first_look(
             if sweep.how == "add":
                 where += f", strength {sweep.strengths[strength]:g}"
             extremes.append(f"{name} {after[site, strength, place]:.2g} at {where}")
-        yield (
+        progress.note(
             f"{answer!r}: probability {before[place]:.2g} before;"
             f" {'; '.join(extremes)}. The perplexity follows."
         )
