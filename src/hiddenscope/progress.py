@@ -33,6 +33,8 @@ SHOW_CURSOR = "\x1b[?25h"
 
 Sink: TypeAlias = Callable[[str, float, float | None], None]
 """A function that is told what is being done, how much is done, and the total."""
+Advance: TypeAlias = Callable[[float], None]
+"""A function that is told how much more is done."""
 
 _shown: bool | None = None
 _sink: Sink | None = None
@@ -132,7 +134,7 @@ def clear() -> None:
 @contextmanager
 def track(
     what: str, total: float | None = None, *, unit: str = ""
-) -> Iterator[Callable[[float], None]]:
+) -> Iterator[Advance]:
     """Show a progress bar while the body runs.
 
     The body calls the function that it gets with how much was done.

@@ -136,8 +136,7 @@ def story(report: AttentionReport, result: Result) -> Iterator[Section]:
 def _heads(report: AttentionReport, result: Result) -> Patterns:
     window = _window(result.data)
     data = result.data.isel(query=window.queries, key=window.keys)
-    dims = ("layer", "head", "query", "key")
-    weights = data["pattern"].transpose(*dims).values
+    weights = data["pattern"].values
     notes = [window.note] if window.note else []
     steps = steps_of(weights)
     if steps < FINE_STEPS:
@@ -153,7 +152,7 @@ def _heads(report: AttentionReport, result: Result) -> Patterns:
         labels(data, "query_string"),
         labels(data, "key_string"),
         weights,
-        data["write_norm"].transpose("layer", "head", "key").values,
+        data["write_norm"].values,
         positions=_positions(data),
         scores=tuple(_scores(data)),
         note=" ".join(notes),
@@ -209,14 +208,11 @@ def _tested(data: "xarray.Dataset") -> tuple[str, ...]:
 
 def _scores(data: "xarray.Dataset") -> Iterator[HeadScore]:
     for name in _relations(data):
-        here = None
-        if name in data:
-            here = data[name].transpose("layer", "head").values
+        here = data[name].values if name in data else None
         tested = {}
         if name in _tested(data):
             for number in ("score", "null", "p"):
-                values = data[number].sel(relation=name)
-                tested[number] = values.transpose("layer", "head").values
+                tested[number] = data[number].sel(relation=name).values
         yield HeadScore(SHORT[name], here, **tested)
 
 
@@ -246,7 +242,7 @@ def _score_grid(result: Result) -> Grid | None:
             where = "repeated random tokens"
         measure = Measure(
             f"mean weight on {RELATIONS[name]}",
-            variable.transpose("layer", "head").values,
+            variable.values,
             limits=(0, 1),
             title=(
                 f"How much each head of {model_name(result)} reads {RELATIONS[name]},"

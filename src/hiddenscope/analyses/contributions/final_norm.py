@@ -7,7 +7,7 @@ of plus and minus ones, the bias from a state of zeros, and the scale is fitted.
 that is all the module does is then checked on the states themselves and on one more.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,7 @@ from hiddenscope.modules.trials import tolerance
 from hiddenscope.passes.unembed import Unembedding
 
 
-@dataclass(frozen=True)
-class FrozenNorm:
+class FrozenNorm(NamedTuple):
     """A final norm whose scale is that of the tokens at hand.
 
     `factor` [token, width] is scale x gain. `output` [token, width] is what the model

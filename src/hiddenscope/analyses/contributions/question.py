@@ -1,8 +1,7 @@
 """The question: a text, and the tokens of its answers, each at its position."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from hiddenscope.errors import TextError
 from hiddenscope.model import Model
@@ -12,8 +11,7 @@ from hiddenscope.passes.text_encoder import notes_on_spaces, text_before
 AnswerTokens: TypeAlias = str | int | Sequence[int]
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """A text that goes on with an answer, and the tokens that are asked for.
 
     `inputs` are the text and the answer without its last token. At each of the `rows`,

@@ -5,7 +5,7 @@ head is patched in its columns of `attn.z`, and a neuron in `mlp.neurons`: the m
 own projection makes of that what it adds.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -29,6 +29,7 @@ from hiddenscope.passes.sweep import (
     run_unbatched,
     sweep,
 )
+from hiddenscope.progress import Advance
 from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Bools, Floats
 
@@ -38,8 +39,7 @@ PatchedValues: TypeAlias = Literal["run", "zero", "mean"]
 MEASURES = ("effect", "probability", "kl")
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What is patched into which run, how many tokens and layers at a time, and how.
 
     With `together` the tokens of a site are patched at once: all of them, or those at
@@ -181,7 +181,7 @@ def patch_contrast(
     model: Model,
     contrast: EncodedContrast,
     plan: Plan,
-    advance: Callable[[float], None],
+    advance: Advance,
     means: Mapping[Site, Tensor],
 ) -> Effects:
     """Patch one contrast at every site and token.
@@ -375,7 +375,7 @@ def _checked_sweep(
     variants: Sequence[Variant],
     measures: LogitMeasures,
     effects: Effects,
-    advance: Callable[[float], None],
+    advance: Advance,
 ) -> SweepResult:
     """Sweep the variants, and check the largest effect in a pass of its own.
 

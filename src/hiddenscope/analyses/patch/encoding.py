@@ -1,8 +1,7 @@
 """Contrasts as tokens: the ids of both prompts, how they align, and the answers."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from hiddenscope.analyses.patch.contrast import PROBLEM, Contrast, Prompt
 from hiddenscope.errors import TextError
@@ -11,8 +10,7 @@ from hiddenscope.passes import Inputs, TokenColumns, in_columns
 from hiddenscope.passes.text_encoder import notes_on_spaces, text_before, token_after
 
 
-@dataclass(frozen=True)
-class EncodedContrast:
+class EncodedContrast(NamedTuple):
     """A contrast as token ids: its inputs are the clean and the corrupt prompt.
 
     `columns` pairs the positions of both prompts, for each stack (None in a model with

@@ -239,7 +239,7 @@ class Sweep:
         reads: Reads,
         states: States | Pair | None,
         site: Site,
-        advance: Callable[[float], None],
+        advance: progress.Advance,
     ) -> list[LogProbs]:
         """Return the log-probabilities with each strength, and note once why blocks
         could not be skipped.
@@ -281,7 +281,7 @@ class Sweep:
         reads: Reads,
         copies: int,
         run: Callable[[Inputs, list[int]], Pass],
-        advance: Callable[[float], None],
+        advance: progress.Advance,
     ) -> list[LogProbs]:
         """Return the log-probabilities of every text, for each of its copies in a
         batch.

@@ -326,13 +326,11 @@ def _token_coords(stacks: Mapping[str | None, Tokens], prefix: str) -> Coordinat
     for name, tokens in stacks.items():
         length = int(tokens.lengths[0])
         counts[str(name)] = length
-        texts = tokens.ids.reshape(-1, length)
-        for place in range(length):
-            ids = texts[:, place]
-            if (ids == ids[0]).all():
-                columns.append((place, int(ids[0]), tokens.strings[place]))
-            else:
-                columns.append((place, -1, str(place)))
+        for place, ids in enumerate(tokens.ids.reshape(-1, length).T):
+            column = place, int(ids[0]), tokens.strings[place]
+            if (ids != ids[0]).any():
+                column = place, -1, str(place)
+            columns.append(column)
     dim = f"{prefix}token"
     coords: Coordinates = {**column_coords(columns, dim=dim, prefix=prefix)}
     if len(stacks) > 1:

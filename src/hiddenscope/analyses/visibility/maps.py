@@ -5,7 +5,7 @@ products with the Jacobian are met at every source on the way.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from hiddenscope.model import Model
 from hiddenscope.modules import autograd
 from hiddenscope.passes import Inputs
 from hiddenscope.passes.jacobian import Tape, tape
+from hiddenscope.progress import Advance
 from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Bools, Floats
 
@@ -130,8 +131,7 @@ class InfluenceMeasure:
         return norm, np.where(norm > 0, half, 0.0)
 
 
-@dataclass(frozen=True)
-class Axes:
+class Axes(NamedTuple):
     """The two axes of a map: its sites, and its tokens, stack after stack."""
 
     sites: tuple[Site, ...]
@@ -171,8 +171,7 @@ class Axes:
         return filled
 
 
-@dataclass(frozen=True, eq=False)
-class Measurement:
+class Measurement(NamedTuple):
     """A measure of the influences in a model, on the axes of a map.
 
     `module` is a copy of the model's own that runs in its place.
@@ -282,7 +281,7 @@ def _batches(seeds: Iterable[Seed], most: int) -> Iterator[list[Seed]]:
 
 
 def influence_on_states(
-    measurement: Measurement, text: Inputs, advance: Callable[[float], None]
+    measurement: Measurement, text: Inputs, advance: Advance
 ) -> tuple[Floats, Floats]:
     """Return one text's map, and half the 95% interval where it is estimated.
 
@@ -359,7 +358,7 @@ def influence_on_log_probability(
     measurement: Measurement,
     text: Inputs,
     predicted: Sequence[int],
-    advance: Callable[[float], None],
+    advance: Advance,
 ) -> tuple[Floats, Floats]:
     """Return one text's map [token, source site, source token], which is exact.
 

@@ -71,8 +71,7 @@ class DrawnTarget(NamedTuple):
     token: int
 
 
-@dataclass(frozen=True)
-class DistanceWindow:
+class DistanceWindow(NamedTuple):
     """The distances that every drawn target has, and the places that have them.
 
     Influence is compared between distances. If near places were drawn too, far

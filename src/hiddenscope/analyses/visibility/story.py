@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from hiddenscope.results import Aside, Report, Result, Section, frozen
-from hiddenscope.results.drawing import MAP, labels
+from hiddenscope.results.drawing import labels
 from hiddenscope.results.pictures import Grid, Lines, Measure, Series, Style
 from hiddenscope.results.sentences import (
     UNTESTED,
@@ -298,7 +298,7 @@ def _map(report: VisibilityReport, result: Result) -> Grid:
     data, sites = result.data, labels(result.data, "source_site")
     variable = data[report.measure]
     if report.measure == "logit":
-        on_predictions = variable.transpose(*MAP[1:]).values
+        on_predictions = variable.values
         predictions, rows, columns = on_predictions.shape
         influence = np.full((rows, columns, rows, columns), np.nan, dtype=np.float32)
         # With targets, only the tokens of the decoder, which come last, have
@@ -310,7 +310,7 @@ def _map(report: VisibilityReport, result: Result) -> Grid:
         on = f"the last log p of {token}"
         note = "The top row stands for the predictions."
     else:
-        influence = variable.transpose(*MAP).values.copy()
+        influence = variable.values.copy()
         rows, columns = influence.shape[:2]
         # What a state does to itself is larger than all else, and says nothing about
         # the model.
