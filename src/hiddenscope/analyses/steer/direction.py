@@ -175,8 +175,9 @@ class Direction:
             name = str(key)
             vectors[name] = _vector(value)
             if hasattr(value, "coef_"):
-                if getattr(value, "site", None):
-                    fitted[name] = str(value.site)
+                site = getattr(value, "site", None)
+                if site:
+                    fitted[name] = str(site)
                 facts = {"origin": "probe", "fitted_at": sorted(set(fitted.values()))}
         if sites is None:
             sites = fitted.get(EVERY_SITE)
