@@ -298,15 +298,14 @@ class Model:
         )
 
         def inside() -> Inside:
-            kinds = []
             # A part that was exchanged for one of another kind is looked into again.
-            for path, part in hooks.parts_of(self.module).items():
-                kinds.append((path, type(part).__name__))
+            parts = hooks.parts_of(self.module).items()
+            kinds = tuple((path, type(part).__name__) for path, part in parts)
             with self.lock:
                 return self.trials.once(
                     "inside",
                     lambda: find_inside(self.module, anatomy),
-                    key=tuple(kinds),
+                    key=kinds,
                     form=Inside,
                 )
 

@@ -37,19 +37,6 @@ Kwargs: TypeAlias = Mapping[str, Any]
 CAPTURING = "_output_capturing_hooks_installed"
 
 
-@dataclass(frozen=True)
-class Watch:
-    """A callback on one side of a module, or inside it.
-
-    It is called as `callback(args, kwargs)` before the forward, as `callback(output)`
-    after it, or inside it as an `OperationCallback` for each operation of its code.
-    """
-
-    module: nn.Module
-    side: Side
-    callback: Callable[..., Any]
-
-
 class Stopped(BaseException):
     """Raised by a watcher to end a pass that has shown everything it was run for.
 
@@ -58,8 +45,12 @@ class Stopped(BaseException):
 
 
 @dataclass(eq=False)
-class _Hook:
-    """A forward hook of ours, recognised by identity."""
+class Watch:
+    """A callback on one side of a module, or inside it; a hook, known by identity.
+
+    It is called as `callback(args, kwargs)` before the forward, as `callback(output)`
+    after it, or inside it as an `OperationCallback` for each operation of its code.
+    """
 
     module: nn.Module
     side: Side
@@ -67,6 +58,7 @@ class _Hook:
     thread: int = field(default_factory=threading.get_ident)
 
     def __call__(self, module: nn.Module, args: Any, more: Any = None) -> Any:
+        """Call back, as a hook of torch's, in the thread that made this."""
         if threading.get_ident() != self.thread:
             return None
         if self.side == "output":
@@ -75,18 +67,20 @@ class _Hook:
         # another thread calls the module.
         return None if more is None else self.callback(args, more)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
         # A copy of a module drops this hook, so nothing that it refers to needs
         # copying.
         return self
 
     def install(self) -> None:
+        """Put the hook on."""
         if self.side == "input":
             self.module.register_forward_pre_hook(self, with_kwargs=True)
         else:
             self.module.register_forward_hook(self)
 
     def remove(self) -> None:
+        """Take the hook off."""
         table: dict[int, Callable[..., Any]] = self.module._forward_hooks
         if self.side == "input":
             table = self.module._forward_pre_hooks
@@ -102,7 +96,7 @@ def drop_hooks(part: nn.Module) -> None:
     """Drop our hooks from a copy of a module, because they watch the original."""
     for table in (part._forward_pre_hooks, part._forward_hooks):
         for key, hook in list(table.items()):
-            if isinstance(hook, _Hook):
+            if isinstance(hook, Watch):
                 del table[key]
                 part._forward_pre_hooks_with_kwargs.pop(key, None)
 
@@ -122,7 +116,7 @@ def watching(watches: Sequence[Watch]) -> Installation:
         if watch.side == "inside":
             inside[watch.module].append(watch.callback)
         else:
-            steps.append(_Hook(watch.module, watch.side, watch.callback))
+            steps.append(watch)
     for part, callbacks in inside.items():
         steps.append(_replaced(part, _with_operations(callbacks, part.forward)))
     return Installation(steps)
@@ -367,10 +361,7 @@ def _is_untouched(module: nn.Module) -> bool:
         return False
     if any("forward" in vars(part) for part in (module, *known.by_path.values())):
         return False
-    for table in filter(None, known.hooks):
-        if not all(map(_is_of_transformers, list(table.values()))):
-            return False
-    return True
+    return next(_hooks_on(module), None) is None
 
 
 @dataclass(eq=False)
@@ -530,13 +521,18 @@ def foreign_hooks(module: nn.Module) -> tuple[int, ...]:
     True
     """
     numbers = []
-    for table in _known_parts(module).hooks:
-        if not table:
-            continue
-        for number, hook in list(table.items()):
-            if not isinstance(hook, _Hook) and not _is_of_transformers(hook):
-                numbers.append(number)
+    for number, hook in _hooks_on(module):
+        if not isinstance(hook, Watch):
+            numbers.append(number)
     return tuple(numbers)
+
+
+def _hooks_on(module: nn.Module) -> Iterator[tuple[int, object]]:
+    """Yield the hooks on a module's parts with torch's numbers, but transformers'."""
+    for table in filter(None, _known_parts(module).hooks):
+        for number, hook in list(table.items()):
+            if not _is_of_transformers(hook):
+                yield number, hook
 
 
 def _is_of_transformers(hook: object) -> bool:
@@ -678,12 +674,7 @@ def state_in(args: Args, kwargs: Kwargs) -> Tensor | None:
 
     It is the first floating tensor of args, else of `hidden_states`, else of kwargs.
     """
-    state = first_tensor(args)
-    if state is None:
-        state = first_tensor(kwargs.get("hidden_states"))
-    if state is None:
-        state = first_tensor(kwargs)
-    return state
+    return first_tensor((args, kwargs.get("hidden_states"), kwargs))
 
 
 def with_first_tensor(value: Any, tensor: Tensor) -> Any:

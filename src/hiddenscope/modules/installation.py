@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -101,24 +101,14 @@ class _RegistrationHook:
     def install(self) -> None:
         from torch.nn.modules import module
 
-        register: dict[PartKind, Callable[..., Any]] = {
-            "module": module.register_module_module_registration_hook,
-            "parameter": module.register_module_parameter_registration_hook,
-            "buffer": module.register_module_buffer_registration_hook,
-        }
-        register[self.kind](self)
+        getattr(module, f"register_module_{self.kind}_registration_hook")(self)
 
     def remove(self) -> None:
         from torch.nn.modules import module
 
-        tables: dict[PartKind, MutableMapping[int, Any]] = {
-            "module": module._global_module_registration_hooks,
-            "parameter": module._global_parameter_registration_hooks,
-            "buffer": module._global_buffer_registration_hooks,
-        }
         # torch's handle could be lost to an interrupt before it is stored, so the hook
         # is found by identity.
-        table = tables[self.kind]
+        table = getattr(module, f"_global_{self.kind}_registration_hooks")
         for key, hook in list(table.items()):
             if hook is self:
                 table.pop(key, None)

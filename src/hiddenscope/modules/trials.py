@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
@@ -81,6 +80,7 @@ def disagreement(
     return worst
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Trials:
     """The outcomes of what was tried on one module.
 
@@ -89,11 +89,10 @@ class Trials:
     (42, 42)
     """
 
-    def __init__(self, module: nn.Module, memory: Memory | None = None) -> None:
-        self.module = module
-        self.memory = memory
-        self._outcomes: dict[Hashable, Any] = {}
-        self._config: tuple[Any, str] | None = None
+    module: nn.Module
+    memory: Memory | None = None
+    _outcomes: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
+    _config: tuple[Any, str] | None = None
 
     def once(
         self,
@@ -244,11 +243,7 @@ def weights_identity(folder: Path) -> str | None:
 @cache
 def _code_version() -> str:
     """Identify our own code: another version may try things differently."""
-    stats = []
-    for entry in sorted(Path(__file__).parents[1].glob("**/*.py")):
-        stat = os.stat(entry)
-        stats.append((entry.name, stat.st_size, stat.st_mtime_ns))
-    return hashlib.sha256(repr(stats).encode()).hexdigest()
+    return identity(sorted(Path(__file__).parents[1].glob("**/*.py")))
 
 
 def _fields(value: Any) -> dict[str, Any]:

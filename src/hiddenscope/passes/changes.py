@@ -158,21 +158,18 @@ class Positions:
         return cls(columns.masked_fill(columns >= lengths, -1), tuple(inputs.lengths))
 
     @classmethod
-    def by_mask(
-        cls, mask: Tensor, *, tokens: int | None = None, whole: bool = True
-    ) -> Positions:
+    def by_mask(cls, mask: Tensor, tokens: int) -> Positions:
         """Return the positions that follow from a mask over the texts so far.
 
         This pass has the last `tokens` of them.
 
-        >>> Positions.by_mask(torch.tensor([[0, 1, 1]])).positions
-        tensor([[-1,  0,  1]])
+        >>> Positions.by_mask(torch.tensor([[0, 1, 1]]), tokens=2).positions
+        tensor([[0, 1]])
         """
         real = mask.bool().cpu()
         positions = (real.long().cumsum(1) - 1).masked_fill(~real, -1)
-        if tokens is not None:
-            positions = positions[:, positions.shape[1] - tokens :]
-        return cls(positions, tuple(real.sum(1).tolist()), whole)
+        recent = positions[:, positions.shape[1] - tokens :]
+        return cls(recent, tuple(real.sum(1).tolist()), whole=False)
 
     def select(self, tokens: Any) -> tuple[Tensor, Tensor]:
         """Return the places (text, token) in this pass of the selected positions.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -207,19 +207,17 @@ Where: TypeAlias = Callable[[str | None, Tensor, Tap | OperationTap], Positions]
 """Returns the positions of the tokens in a tensor of a stack."""
 
 
+@dataclass(eq=False)
 class Editor:
     """Makes the changes of a pass.
 
     `where(stack, tensor, tap)` returns the positions of the tokens in a tensor.
     """
 
-    def __init__(
-        self, anatomy: Anatomy, planned: Mapping[Site, Change], where: Where
-    ) -> None:
-        self.anatomy = anatomy
-        self.planned = planned
-        self.where = where
-        self._calls: Calls = {}
+    anatomy: Anatomy
+    planned: Mapping[Site, Change]
+    where: Where
+    _calls: Calls = field(default_factory=dict)
 
     def begin(self, stacks: Sequence[str | None]) -> None:
         """Start a new pass through some stacks, with calls counted from the first."""
@@ -324,20 +322,21 @@ class Editor:
         return watch_tap(module, tap, site.stack, self._calls, show)
 
 
+@dataclass(eq=False)
 class _PassFollower:
     """Follows passes that the user runs.
 
     Each is a call of the whole module, or of its encoder alone, as `generate` makes it.
     """
 
-    def __init__(
-        self, anatomy: Anatomy, planned: Mapping[Site, Change], module: nn.Module
-    ) -> None:
-        self.module = module
-        self.anatomy = anatomy
-        self.editor = Editor(anatomy, planned, self._where)
-        # By stack, with the number of tokens that the pass continues from.
-        self.passes: dict[str | None, tuple[UserPass, int | None]] = {}
+    anatomy: Anatomy
+    planned: Mapping[Site, Change]
+    module: nn.Module
+    # By stack, with the number of tokens that the pass continues from.
+    passes: dict[str | None, tuple[UserPass, int | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.editor = Editor(self.anatomy, self.planned, self._where)
 
     def watches(self) -> list[hooks.Watch]:
         """Return the hooks on the module, its encoder and the edited sites."""
@@ -385,9 +384,10 @@ class _PassFollower:
             and mask.ndim == 2
             and mask.shape[1] >= tokens + (past or 0)
         ):
-            if past is not None or mask.shape[1] > tokens:
-                return Positions.by_mask(mask, tokens=tokens, whole=False)
-            return Positions(Positions.by_mask(mask).positions, None, whole=False)
+            where = Positions.by_mask(mask, tokens)
+            if past is None and mask.shape[1] == tokens:
+                return replace(where, lengths=None)
+            return where
         positions = (torch.arange(tokens) + (past or 0)).expand(texts, tokens)
         lengths = None if past is None else (past + tokens,) * texts
         return Positions(positions, lengths, whole=False)

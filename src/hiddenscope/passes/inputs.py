@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import cached_property
 from itertools import chain
@@ -175,7 +175,7 @@ class Inputs:
 
     def with_targets(self, targets: Inputs | None) -> Inputs:
         """Return the same texts with other targets."""
-        return Inputs(self.ids, self.texts, self.spans, targets)
+        return replace(self, targets=targets)
 
     def batches(
         self, model: PassModel, *, batch_tokens: int | None = None

@@ -21,7 +21,7 @@ from hiddenscope.errors import ModuleError, NotFinite, PassError
 from hiddenscope.modules import autograd, calls, hooks, operations
 from hiddenscope.modules.quantised import refuse_gradients
 from hiddenscope.modules.weights import check_finite
-from hiddenscope.passes.buffers import Buffers, Keep, buffers_for, one_or_pair
+from hiddenscope.passes.buffers import Buffers, Keep, buffers_for, states_in
 from hiddenscope.passes.inputs import Inputs, PaddedBatch, PassModel, Texts
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, States
@@ -121,11 +121,8 @@ def make_pass(
     texts = range(len(inputs))
     with model.lock, autograd.restored(inference=False), torch.set_grad_enabled(grad):
         output = run_pass(model, batch, texts, buffers, logits=logits, live=live)
-        stacks = []
-        for buffer in buffers.values():
-            stacks.append(buffer.states())
         return Pass(
-            one_or_pair(stacks) if stacks else None,
+            states_in(buffers) if buffers else None,
             token_logits(output, batch, model) if logits else None,
             live or {},
         )

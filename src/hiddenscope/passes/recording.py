@@ -165,10 +165,9 @@ class RecordedPass(UserPass):
         ids = self.argument(stack, "input_ids")
         # A pass over embeddings has no ids.
         known = torch.full(real.shape, -1) if ids is None else ids.cpu()
-        texts = []
-        for row, is_real in zip(known, real, strict=True):
-            texts.append(tuple(row[is_real].tolist()))
-        return encoder.tokens(Inputs(tuple(texts)))
+        rows = zip(known, real, strict=True)
+        texts = tuple(tuple(row[is_real].tolist()) for row, is_real in rows)
+        return encoder.tokens(Inputs(texts))
 
 
 @dataclass(eq=False, repr=False)
@@ -447,27 +446,23 @@ def _tensors(cache: Any) -> Iterator[Tensor]:
                 yield value
 
 
+@dataclass(eq=False)
 class _PassFollower:
     """Tells the user's passes apart.
 
     Each is a call of the whole module, or of its encoder alone, as `generate` makes it.
     """
 
-    def __init__(
-        self,
-        recording: Recording,
-        module: nn.Module,
-        sites: Sequence[Site],
-        probes: Mapping[Site, Mapping[str, Probe]],
-    ) -> None:
-        self.recording = recording
-        self.module = module
-        self.sites = set(sites)
-        self.probes = probes
-        watched = sorted({*sites, *probes})
-        self.watcher = Watcher(recording.anatomy, watched, self._keep)
-        self.current: RecordedPass | None = None
-        self.cache_mark: _CacheMark | None = None
+    recording: Recording
+    module: nn.Module
+    sites: Sequence[Site]
+    probes: Mapping[Site, Mapping[str, Probe]]
+    current: RecordedPass | None = None
+    cache_mark: _CacheMark | None = None
+
+    def __post_init__(self) -> None:
+        watched = sorted({*self.sites, *self.probes})
+        self.watcher = Watcher(self.recording.anatomy, watched, self._keep)
 
     def watches(self) -> list[hooks.Watch]:
         """Return the hooks; a pass that ends in an error is not recorded."""

@@ -59,9 +59,8 @@ class TextEncoder:
     target_window: int | None = None
     shortest: int = 1
     _strings: dict[int, str] = field(default_factory=dict, repr=False)
-    _tokens: dict[int, tuple[ref[Inputs], Tokens]] = field(
-        default_factory=dict, repr=False
-    )
+    # The last texts, whose tokens are often requested again.
+    _last: tuple[ref[Inputs], Tokens] | None = field(default=None, repr=False)
 
     def encode(self, texts: Texts | Inputs, *, truncate: bool | int = False) -> Inputs:
         """Encode texts, which are strings or lists of ids.
@@ -204,9 +203,8 @@ class TextEncoder:
 
     def tokens(self, inputs: Inputs) -> Tokens:
         """Return the tokens of encoded texts, one row each, text after text."""
-        known = self._tokens.get(id(inputs))
-        if known is not None and known[0]() is inputs:
-            return known[1]
+        if self._last is not None and self._last[0]() is inputs:
+            return self._last[1]
         lengths = inputs.lengths
         spans: list[tuple[int, int]] = []
         for row in inputs.spans or ():
@@ -220,8 +218,7 @@ class TextEncoder:
             spans=np.array(spans, dtype=np.int64).reshape(-1, 2),
             count=len(lengths),
         )
-        # The tokens of the last texts are often requested again.
-        self._tokens = {id(inputs): (ref(inputs), tokens)}
+        self._last = ref(inputs), tokens
         return tokens
 
     def strings(self, tokens: Sequence[int]) -> list[str]:

@@ -82,6 +82,9 @@ class Unembedding:
     recipe: Recipe = field(init=False)
 
     def __post_init__(self) -> None:
+        # The dtype of the logits is float32, or float64 for a float64 model.
+        dtype = self.model.anatomy.stack(self.entry).proof.dtype
+        self.dtype = torch.float64 if dtype == torch.float64 else torch.float32
         # The module that makes the logits; None where no single module does.
         self.head: Any = None
         anatomy, part = self.model.anatomy, self.model.module
@@ -106,12 +109,6 @@ class Unembedding:
     def vocabulary(self) -> int:
         """Return how many logits a row has."""
         return self.recipe.vocabulary
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype of the logits: float32, or float64 for a float64 model."""
-        wide = self.model.anatomy.stack(self.entry).proof.dtype == torch.float64
-        return torch.float64 if wide else torch.float32
 
     @property
     def head_dtype(self) -> torch.dtype:
