@@ -14,23 +14,25 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from hiddenscope import progress
 from hiddenscope.results import Result
-from hiddenscope.results.dataset import Coordinates, to_dataset
 from hiddenscope.series.job import (
     Answered,
-    MemberAnswer,
     ResultsFolder,
     SeriesJob,
     identify_members,
 )
 from hiddenscope.series.member import Members, members_of
+from hiddenscope.series.options import LABELLED
 from hiddenscope.series.question import SeriesQuestion, question_of
 from hiddenscope.series.story import (
     Headline,
@@ -61,7 +63,10 @@ MEASURES: dict[str, tuple[str, ...]] = {
 }
 """The variables of each analysis that a series shows, the main one first."""
 
-MIDDLE = 0.5
+# Where a measure is read that has no best site.
+DEPTHS = {"middle": 0.5, "last": 1.0}
+# A raw layer, which is not of an encoder beside a decoder.
+LAYER = re.compile(r"(decoder\.)?layer\.\d+")
 # Hashes that cover every weight.
 WHOLE = "sha256:"
 
@@ -91,7 +96,7 @@ def ask_members(
     others = len(members) - 1
     if len(names) > 1:
         model = f"{members[0].name} and {others} other{'s' if others > 1 else ''}"
-    sources = [part.answer.record.source for part in answered]
+    sources = [part.record.source for part in answered]
     source = {"model": model, "members": sources}
     return Result("series", dataset, _report(answered, question, dataset), source)
 
@@ -117,6 +122,11 @@ class AxisPlace(NamedTuple):
         return cls(site.stack or "", depth, site.layer is None, site.part)
 
     @property
+    def height(self) -> tuple[bool, Fraction, bool]:
+        """Return what places are sorted by, from the bottom up."""
+        return self.stack == "decoder", self.depth, self.is_final
+
+    @property
     def label(self) -> str:
         """Return the place by its depth.
 
@@ -127,81 +137,56 @@ class AxisPlace(NamedTuple):
         return " ".join(part for part in (self.stack, name, self.part) if part)
 
 
-def depth_axis(
-    sites: Sequence[Sequence[str]], depths: Sequence[Mapping[str, int]]
-) -> dict[AxisPlace, list[str]]:
-    """Lay the sites of all members on one axis, from the bottom up.
-
-    Each place has the site of every member there, "" where it has none.
-
-    >>> axis = depth_axis([["layer.0", "layer.1"], ["layer.0", "layer.1", "layer.2"]],
-    ...                   [{"decoder": 1}, {"decoder": 2}])
-    >>> [place.label for place in axis], [sites[0] for sites in axis.values()]
-    (['depth 0', 'depth 0.5', 'depth 1'], ['layer.0', '', 'layer.1'])
-    """
-    axis: dict[AxisPlace, list[str]] = {}
-    # Within a block, places come as the forward pass of the first member has them.
-    within: dict[AxisPlace, int] = {}
-    for member, (names, stacks) in enumerate(zip(sites, depths, strict=True)):
-        for row, name in enumerate(names):
-            place = AxisPlace.of(name, stacks)
-            axis.setdefault(place, [""] * len(sites))[member] = name
-            within.setdefault(place, row)
-
-    def order(place: AxisPlace) -> tuple[bool, Fraction, bool, int]:
-        return place.stack == "decoder", place.depth, place.is_final, within[place]
-
-    return {place: axis[place] for place in sorted(axis, key=order)}
-
-
 def _dataset(answered: Sequence[Answered], question: SeriesQuestion) -> xarray.Dataset:
     """Put the results of all members into one dataset, on one axis of depths."""
     import xarray
 
-    parts, sites = [], []
-    for place, member in enumerate(answered):
-        reference = answered[question.reference(place)]
-        part = _along_sites(member.answer, reference.answer)
+    # The results, and where the sites of each lie.
+    parts: list[xarray.Dataset] = []
+    sites: list[dict[AxisPlace, str]] = []
+    for number, member in enumerate(answered):
+        reference = answered[question.reference(number)]
+        part = _along_sites(member, reference)
+        names = list(map(str, part["site"].to_numpy()))
+        depths = member.record.depths
         parts.append(part)
-        sites.append(list(map(str, part["site"].to_numpy())))
-    axis = depth_axis(sites, [part.answer.record.depths for part in answered])
-    labels = [place.label for place in axis]
-    same_sites = all(len(set(names)) == 1 for names in axis.values())
+        sites.append({AxisPlace.of(name, depths): name for name in names})
+    # Sorting is stable: within a block, places come as in the first member that has
+    # them.
+    axis = sorted(dict.fromkeys(chain(*sites)), key=lambda place: place.height)
+    same_sites = all(places == sites[0] for places in sites)
+    labels = {place: place.label for place in axis}
     if same_sites:
-        labels = [names[0] for names in axis.values()]
+        labels = {place: sites[0][place] for place in axis}
     aligned = []
-    for row, part in enumerate(parts):
-        pairs = zip(labels, axis.values(), strict=True)
-        here = [label for label, names in pairs if names[row]]
+    for part, places in zip(parts, sites, strict=True):
+        here = [labels[place] for place in places]
         # Nothing but the variables themselves: coordinates of members may differ.
-        bare = part.reset_coords(drop=True).assign_coords(site=here)
-        aligned.append(bare.reindex(site=labels))
-    stacked = xarray.concat(aligned, "member", join="exact", combine_attrs="override")
-    variables: Any = {}
-    for name, variable in stacked.items():
-        variables[name] = variable.dims, variable.to_numpy(), variable.attrs
-    coords: Coordinates = {
+        aligned.append(part.reset_coords(drop=True).assign_coords(site=here))
+    stacked = xarray.concat(aligned, "member", join="outer", combine_attrs="override")
+    stacked = stacked.reindex(site=list(labels.values()))
+    coords: dict[str, Any] = {
         "member": [part.member.name for part in answered],
-        "site": labels,
+        "site": list(labels.values()),
         "depth": ("site", np.array([float(place.depth) for place in axis])),
     }
     if not same_sites:
-        member_sites = np.array(list(axis.values()), dtype=object).T
-        dims: Any = ("member", "site")
-        coords["member_site"] = (dims, member_sites)
-    places = [part.member.at for part in answered]
-    if None not in places:
-        coords["at"] = ("member", np.array(places, dtype=np.float64))
+        rows = [[places.get(place, "") for place in axis] for places in sites]
+        coords["member_site"] = (("member", "site"), np.array(rows, dtype=object))
+    at = [part.member.at for part in answered]
+    if None not in at:
+        coords["at"] = ("member", np.array(at, dtype=np.float64))
     attrs = {}
     if "x" in stacked:
         if "label" in parts[0].coords:
             coords["label"] = ("text", parts[0]["label"].to_numpy())
         if parts[0].attrs.get("texts"):
             attrs["texts"] = parts[0].attrs["texts"]
-    return to_dataset(variables, coords, attrs)
+    stacked.attrs = attrs
+    return stacked.assign_coords(coords)
 
 
-def _along_sites(answer: MemberAnswer, reference: MemberAnswer) -> xarray.Dataset:
+def _along_sites(answer: Answered, reference: Answered) -> xarray.Dataset:
     """Return what a result has along its sites: numbers, and pictures of texts."""
     data = answer.result.data
     is_comparison = answer.result.kind == "compare"
@@ -223,7 +208,7 @@ def _along_sites(answer: MemberAnswer, reference: MemberAnswer) -> xarray.Datase
 
 
 def _at_same_depth(
-    cka: xarray.DataArray, answer: MemberAnswer, reference: MemberAnswer
+    cka: xarray.DataArray, answer: Answered, reference: Answered
 ) -> AnyArray:
     """Return the CKA of each site with the site of the other model at its depth.
 
@@ -255,7 +240,7 @@ def _report(
     answered: Sequence[Answered], question: SeriesQuestion, data: xarray.Dataset
 ) -> SeriesReport:
     """Describe the members, which of them are the same, and their main numbers."""
-    records = [part.answer.record for part in answered]
+    records = [part.record for part in answered]
     members = []
     for place, (part, record) in enumerate(zip(answered, records, strict=True)):
         compared_with = same = None
@@ -306,29 +291,25 @@ def _report(
 
 def _weights_in_common(answered: Sequence[Answered]) -> list[SameWeights]:
     """Return the members with the same weights, in their files or once loaded."""
+    from scipy.sparse.csgraph import connected_components
+
     hashes: list[set[str]] = []
     for part in answered:
-        source = part.answer.record.source
+        source = part.record.source
         # The strength of an adapter is no weight, and changes what weights do.
         loaded = f"{source.get('weights', '')} {source.get('adapters')}"
         covering = [part.identity.weights, loaded]
         hashes.append({text for text in covering if text.startswith(WHOLE)})
-    groups: list[set[int]] = []
-    for place, of_member in enumerate(hashes):
-        joined = {place}
-        for group in [*groups]:
-            if any(hashes[other] & of_member for other in group):
-                joined |= group
-                groups.remove(group)
-        groups.append(joined)
+    shares = [[bool(mine & others) for others in hashes] for mine in hashes]
+    _, groups = connected_components(np.array(shares))
     common = []
-    for places in sorted(map(sorted, groups)):
-        if len(places) > 1:
-            same = [answered[place] for place in places]
+    for number in dict.fromkeys(groups.tolist()):
+        same = [answered[place] for place in np.flatnonzero(groups == number)]
+        if len(same) > 1:
             common.append(
                 SameWeights(
                     members=[part.member.name for part in same],
-                    weights=str(same[0].answer.record.source.get("weights")),
+                    weights=str(same[0].record.source.get("weights")),
                     computed_once=len({part.computed_as for part in same}) == 1,
                 )
             )
@@ -342,48 +323,47 @@ def _headline(
     measure: str,
 ) -> Headline:
     """Return a measure of every member at one place of its depth."""
+    place: Literal["middle", "last", "best"] = "middle"
+    if question.is_paired:
+        place = "last"
+    elif question.analysis in LABELLED:
+        place = "best"
+    values = []
+    for part in answered:
+        value = MemberValue(member=part.member.name, site="", value=None)
+        if place == "best":
+            value = _best(value, part, measure)
+        else:
+            value = _at_depth(value, data, measure, DEPTHS[place])
+        values.append(value)
     name = str(data[measure].attrs.get("long_name", measure))
-    if question.analysis in ("probe", "project"):
-        values = [_best(part, measure) for part in answered]
-        return Headline(measure=measure, name=name, place="best", values=values)
-    wanted = 1.0 if question.is_paired else MIDDLE
-    values = [_at_depth(part.member.name, data, measure, wanted) for part in answered]
-    place: Literal["last", "middle"] = "last" if question.is_paired else "middle"
     return Headline(measure=measure, name=name, place=place, values=values)
 
 
-def _best(part: Answered, measure: str) -> MemberValue:
+def _best(empty: MemberValue, part: Answered, measure: str) -> MemberValue:
     """Return the best site of a probe or a projection, as its own facts name it."""
-    facts: Any = part.answer.result.facts
+    facts: Any = part.result.facts
     if "parts" in facts:
         facts = facts["parts"][0].get("separation")
     if facts is None:
-        return MemberValue(member=part.member.name, site="", value=None)
+        return empty
     best = facts["best"]
-    return MemberValue(
-        member=part.member.name,
-        site=best["site"],
-        value=_finite(best[measure]),
-        interval=best.get("interval"),
-    )
+    value, interval = _finite(best[measure]), best.get("interval")
+    return replace(empty, site=best["site"], value=value, interval=interval)
 
 
 def _at_depth(
-    name: str, data: xarray.Dataset, measure: str, wanted: float
+    empty: MemberValue, data: xarray.Dataset, measure: str, wanted: float
 ) -> MemberValue:
     """Return a measure of a member at its layer that is nearest to a depth."""
-    of_member = data.sel(member=name)
-    sites = of_member.coords.get("member_site", of_member["site"]).to_numpy()
-    distances = {}
-    for row, site in enumerate(map(str, sites)):
-        stack, _, layer = site.rpartition("layer.")
-        if layer.isdigit() and not stack.startswith("encoder"):
-            distances[row] = abs(float(of_member["depth"][row]) - wanted)
-    if not distances:
-        return MemberValue(member=name, site="", value=None)
-    row = min(distances, key=distances.__getitem__)
-    value = _finite(float(of_member[measure][row]))
-    return MemberValue(member=name, site=str(sites[row]), value=value)
+    of_member = data.sel(member=empty.member)
+    sites = of_member.coords.get("member_site", of_member["site"]).to_numpy().tolist()
+    rows = [row for row, site in enumerate(sites) if LAYER.fullmatch(site)]
+    if not rows:
+        return empty
+    distances = np.abs(of_member["depth"].to_numpy()[rows] - wanted)
+    row = rows[int(distances.argmin())]
+    return replace(empty, site=sites[row], value=_finite(of_member[measure][row]))
 
 
 def _finite(value: Any) -> float | None:

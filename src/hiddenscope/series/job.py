@@ -14,11 +14,11 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -32,8 +32,6 @@ from hiddenscope.series.identity import MemberIdentity, hash_of, identify
 from hiddenscope.series.member import Member
 from hiddenscope.series.question import CapturedStates, SeriesQuestion
 from hiddenscope.versions import installed_version
-
-T = TypeVar("T")
 
 FORMAT = 1
 LONGEST_NAME = 60
@@ -56,9 +54,16 @@ class MemberRecord:
 
 
 @dataclass(frozen=True)
-class MemberAnswer:
-    """The result of one member, with its record."""
+class Answered:
+    """A member with its identity, its result and its record.
 
+    `computed_as` is the place of the member whose result it shares: its own, unless an
+    earlier one is the same model.
+    """
+
+    member: Member
+    identity: MemberIdentity
+    computed_as: int
     result: Result
     record: MemberRecord
 
@@ -77,8 +82,8 @@ class ResultsFolder:
                 "Give a folder, or a path where one can be made.",
             ) from error
 
-    def read(self, name: str, key: str) -> MemberAnswer | None:
-        """Return the answer of a member if it was kept, and None if not."""
+    def read(self, name: str, key: str) -> tuple[Result, MemberRecord] | None:
+        """Return the result of a member if it was kept, and None if not."""
         record_path, result_path = self._paths(name, key)
         if not record_path.is_file():
             return None
@@ -88,21 +93,21 @@ class ResultsFolder:
             if content["key"] != key or content["format"] != FORMAT:
                 return None
             record = MemberRecord(**content["record"])
-            return MemberAnswer(Result.load(result_path), record)
+            return Result.load(result_path), record
         except (Error, OSError, ValueError, KeyError, TypeError) as error:
             progress.note(f"{record_path.name}: computed again ({error})")
             return None
 
-    def write(self, name: str, key: str, answer: MemberAnswer) -> None:
-        """Keep the answer of a member: the result first, then the record."""
+    def write(self, name: str, key: str, result: Result, record: MemberRecord) -> None:
+        """Keep the result of a member first, then its record."""
         record_path, result_path = self._paths(name, key)
-        answer.result.save(result_path)
+        result.save(result_path)
         content = {
             "format": FORMAT,
             "key": key,
             "member": name,
             "result": result_path.name,
-            "record": asdict(answer.record),
+            "record": asdict(record),
             "seal": UNSEALED,
         }
         with replacing(record_path) as fresh:
@@ -115,20 +120,6 @@ class ResultsFolder:
         return self.path / f"{stem}.member.json", self.path / f"{stem}.nc"
 
 
-@dataclass(frozen=True)
-class Answered:
-    """A member with its identity and its answer.
-
-    `computed_as` is the place of the member whose answer it shares: its own, unless an
-    earlier one is the same model.
-    """
-
-    member: Member
-    identity: MemberIdentity
-    answer: MemberAnswer
-    computed_as: int
-
-
 def identify_members(members: Sequence[Member]) -> list[MemberIdentity]:
     """Hash the weights of all members, before anything is computed."""
     identities = []
@@ -138,12 +129,17 @@ def identify_members(members: Sequence[Member]) -> list[MemberIdentity]:
     return identities
 
 
-class SeriesJob:
-    """One run through the members of a series.
+@dataclass(frozen=True)
+class HeldStates:
+    """The states of a member that others are compared with, without its weights."""
 
-    Of the members that others are compared with, the states are held and not the
-    weights.
-    """
+    place: int
+    states: CapturedStates
+    record: MemberRecord
+
+
+class SeriesJob:
+    """One run through the members of a series."""
 
     def __init__(
         self,
@@ -156,8 +152,8 @@ class SeriesJob:
         self.identities = identities
         self.question = question
         self.folder = folder
-        # The states of one member at most: the first, or the one before.
-        self._held: tuple[int, CapturedStates, MemberRecord] | None = None
+        # Of one member at most: the first, or the one before.
+        self._held: HeldStates | None = None
 
     def run(self) -> list[Answered]:
         """Ask every member, or read what was kept of an earlier job."""
@@ -165,15 +161,16 @@ class SeriesJob:
         place_of: dict[str, int] = {}
         with progress.track("Members", total=len(self.members)) as advance:
             for place, member in enumerate(self.members):
+                identity = self.identities[place]
                 key = self._key(place)
                 computed_as = place_of.setdefault(key, place)
                 if computed_as < place:
-                    answer = answered[computed_as].answer
+                    same = answered[computed_as]
+                    result, record = same.result, same.record
                 else:
                     with _naming(self.members, place, self.folder):
-                        answer = self._answer(place, key)
-                identity = self.identities[place]
-                answered.append(Answered(member, identity, answer, computed_as))
+                        result, record = self._answer(place, key)
+                answered.append(Answered(member, identity, computed_as, result, record))
                 advance(1)
         return answered
 
@@ -193,104 +190,91 @@ class SeriesJob:
             parts.append(self.identities[reference].key)
         return hash_of(parts)
 
-    def _answer(self, place: int, key: str) -> MemberAnswer:
-        name, question = self.members[place].name, self.question
-        answer = None
-        if self.folder is not None:
-            answer = self.folder.read(name, key)
+    def _answer(self, place: int, key: str) -> tuple[Result, MemberRecord]:
+        """Read the result of a member if it was kept; otherwise ask, and keep it."""
+        name, folder = self.members[place].name, self.folder
+        answer = folder.read(name, key) if folder is not None else None
         if answer is not None:
             return answer
-        reference = question.reference(place)
-        is_beside = question.is_paired and reference != place
-        if is_beside:
-            self._hold(reference)
-
-        def ask(model: Model) -> MemberAnswer:
-            record = self._record(model)
-            if not question.is_paired:
-                return MemberAnswer(question.ask(model), record)
-            if is_beside:
-                self._check_tokens(record)
-            states = question.capture(model)
-            other = states
-            if is_beside:
-                assert self._held is not None
-                other = self._held[1]
-            result = question.ask_beside(model, states, other)
-            # The next member may be compared with this one.
-            if question.reference(place + 1) == place:
-                self._held = (place, states, record)
-            return MemberAnswer(result, record)
-
-        answer = _with_model(self.members[place], ask)
+        answer = self._ask(place)
+        _free_memory()
         self.identities[place].require_unchanged()
-        if self.folder is not None:
-            self.folder.write(name, key, answer)
+        if folder is not None:
+            folder.write(name, key, *answer)
         return answer
 
-    def _hold(self, place: int) -> None:
-        """Hold the states of a member; it is loaded again if they were let go."""
-        if self._held is not None and self._held[0] == place:
-            return
-        self._held = None
-
-        def capture(model: Model) -> tuple[CapturedStates, MemberRecord]:
-            return self.question.capture(model), self._record(model)
-
-        self._held = place, *_with_model(self.members[place], capture)
-
-    def _check_tokens(self, record: MemberRecord) -> None:
-        """Refuse a member that makes other tokens of the texts than the one it is
-        compared with.
-        """
-        assert self._held is not None
-        reference, _, other = self._held
-        if other.ids != record.ids:
+    def _ask(self, place: int) -> tuple[Result, MemberRecord]:
+        """Load a member and ask it; its model is let go when this returns."""
+        question = self.question
+        reference = question.reference(place)
+        other = None
+        if question.is_paired and reference != place:
+            other = self._hold(reference)
+        model = _load(self.members[place])
+        record = self._record(model)
+        if not question.is_paired:
+            return question.ask(model), record
+        here = HeldStates(place, question.capture(model), record)
+        other = other or here
+        if other.record.ids != record.ids:
             raise TextError(
                 "Cannot compare these members token by token",
                 f"its tokenizer makes {record.tokens} tokens of the texts, and that of"
-                f" {self.members[reference].name} {other.tokens}, or other ones",
+                f" {self.members[reference].name} {other.record.tokens}, or other ones",
                 "Leave it out, or run a series of profile, lens, probe or project.",
             )
+        result = question.ask_beside(model, here.states, other.states)
+        # The next member may be compared with this one.
+        if question.reference(place + 1) == place:
+            self._held = here
+        return result, record
+
+    def _hold(self, place: int) -> HeldStates:
+        """Hold the states of a member; it is loaded again if they were let go."""
+        if self._held is None or self._held.place != place:
+            self._held = None
+            self._held = self._capture(place)
+            _free_memory()
+        return self._held
+
+    def _capture(self, place: int) -> HeldStates:
+        model = _load(self.members[place])
+        return HeldStates(place, self.question.capture(model), self._record(model))
 
     def _record(self, model: Model) -> MemberRecord:
         inputs = self.question.inputs(model)
         ids = list(inputs.ids)
         if inputs.targets is not None:
             ids += inputs.targets.ids
-        depths, widths = {}, {}
-        for stack in model.anatomy.stacks:
-            depths[stack.name] = stack.depth
-            widths[stack.name] = stack.proof.width
+        stacks = model.anatomy.stacks
         return MemberRecord(
             source=model.source().to_json(),
-            depths=depths,
-            widths=widths,
+            depths={stack.name: stack.depth for stack in stacks},
+            widths={stack.name: stack.proof.width for stack in stacks},
             tokens=sum(map(len, ids)),
             ids=hash_of(ids),
         )
 
 
-def _with_model(member: Member, act: Callable[[Model], T]) -> T:
-    """Load a member, use it, and let it go before anything else is loaded."""
+def _load(member: Member) -> Model:
     if isinstance(member.source, Model):
-        return act(member.source)
+        return member.source
     with progress.status(f"Loading {member.name}"):
-        model = load(
+        return load(
             member.source,
             dtype=member.dtype,
             device=member.device,
             revision=member.revision,
         )
-    try:
-        return act(model)
-    finally:
-        del model
-        # A model and its parts refer to each other, so that counting references does
-        # not free them.
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+
+
+def _free_memory() -> None:
+    """Free a model that nobody holds any more, before another is loaded."""
+    # A model and its parts refer to each other, so that counting references does not
+    # free them.
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @contextmanager

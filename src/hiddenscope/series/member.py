@@ -43,8 +43,9 @@ class Member:
 
     def __post_init__(self) -> None:
         if isinstance(self.source, Model):
-            options = {name: getattr(self, name) for name in LOADING}
-            for option, value in options.items():
+            # These are options of `hs.load`.
+            for option in ("revision", "dtype", "device"):
+                value = getattr(self, option)
                 if value is not None:
                     raise ArgumentError(
                         "Cannot make a member of a series",
@@ -67,9 +68,6 @@ class Member:
         parts = [source_name(self.source), self.revision, self.dtype]
         return " ".join(part for part in parts if part)
 
-
-LOADING = ("revision", "dtype", "device")
-"""The fields of a member that are options of `hs.load`."""
 
 Members: TypeAlias = Sequence[Member | ModelLike]
 

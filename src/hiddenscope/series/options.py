@@ -1,10 +1,15 @@
 """What a series can run, and the options of each analysis. This imports no torch."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from hiddenscope.arguments import shown
 from hiddenscope.errors import ArgumentError
+
+SeriesAnalysis: TypeAlias = Literal[
+    "profile", "compare", "lens", "probe", "project", "drift"
+]
+AgainstMember: TypeAlias = Literal["first", "previous"]
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "profile": ("sites", "final_norm", "sample", "targets", "truncate"),

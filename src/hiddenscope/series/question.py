@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, TypeAlias, cast, get_args
 
 from hiddenscope.analyses.compare import compare
 from hiddenscope.analyses.drift import drift
@@ -19,15 +19,17 @@ from hiddenscope.passes import Inputs
 from hiddenscope.results import Result
 from hiddenscope.results.export import to_plain
 from hiddenscope.series.identity import hash_of
-from hiddenscope.series.options import LABELLED, PAIRED, check_options
+from hiddenscope.series.options import (
+    LABELLED,
+    PAIRED,
+    AgainstMember,
+    SeriesAnalysis,
+    check_options,
+)
 from hiddenscope.states import Pair, States
 from hiddenscope.texts import Labelled
 from hiddenscope.vectors.dataset import dataset_of
 
-SeriesAnalysis: TypeAlias = Literal[
-    "profile", "compare", "lens", "probe", "project", "drift"
-]
-AgainstMember: TypeAlias = Literal["first", "previous"]
 CapturedStates: TypeAlias = States | Pair
 
 ASK: dict[str, Callable[..., Result]] = {
@@ -124,7 +126,7 @@ def question_of(
         cast(SeriesAnalysis, analysis),
         texts,
         options,
-        "previous" if against == "previous" else "first",
+        cast(AgainstMember, against),
         key,
     )
 
@@ -138,8 +140,6 @@ def _texts(data: Any, problem: str) -> Any:
             f"got {type(data).__name__}, and every member encodes the texts itself",
             "Give texts, or lists of ids.",
         )
-    if isinstance(data, Labelled):
-        return list(data.texts)
     if isinstance(data, str):
         return data
     # What can be read once must serve all members.
@@ -164,19 +164,13 @@ def _labelled(data: Any, problem: str) -> Any:
             "Give one, and run a series for each.",
         )
     dataset = dataset_of(data)
-    if isinstance(dataset.texts, Inputs):
-        raise TextError(
-            problem,
-            "got Inputs, and every member encodes the texts itself",
-            "Give texts, or lists of ids.",
-        )
+    texts = _texts(dataset.texts, problem)
     if dataset.labels is None:
         raise StatesError(
             problem,
             f"{dataset.name[:80]} has no labels",
             "Name the column of its labels: hs.read(..., label=).",
         )
-    texts: Sequence[Any] = list(dataset.texts)
     if all(isinstance(text, str) for text in texts):
         labels = tuple(dataset.labels)
         return Labelled(tuple(texts), labels, dataset.name, dataset.groups)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from hiddenscope.results.pictures import (
     Series,
 )
 from hiddenscope.results.sentences import capitalised, counted, in_series, number
+from hiddenscope.series.options import AgainstMember, SeriesAnalysis
 
 if TYPE_CHECKING:
     import xarray
@@ -141,8 +143,8 @@ class Option:
 class SeriesReport(Report):
     """How an analysis comes out for every member of a series."""
 
-    analysis: Literal["profile", "compare", "lens", "probe", "project", "drift"]
-    against: Literal["first", "previous"] | None
+    analysis: SeriesAnalysis
+    against: AgainstMember | None
     options: list[Option]
     members: list[MemberReport]
     same_weights: list[SameWeights]
@@ -395,27 +397,20 @@ def _pictures(report: SeriesReport, data: "xarray.Dataset") -> Panels:
     """Draw the texts in the layers of every member: one row of panels for each."""
     members, sites = labels(data, "member"), labels(data, "site")
     x, y = data["x"].to_numpy(), data["y"].to_numpy()
-    points, rows, names, depths = [], [], [], []
-    for member, name in enumerate(members):
-        for site, label in enumerate(sites):
-            if not np.isfinite(x[member, site]).any():
-                continue
-            points.append(np.stack([x[member, site], y[member, site]], axis=-1))
-            rows.append(name)
-            names.append(label)
-            depths.append(float(data["depth"].to_numpy()[site]))
+    is_drawn = np.isfinite(x).any(axis=-1)
+    rows, columns = np.nonzero(is_drawn)
     classes: tuple[str, ...] = ()
     if "label" in data.coords:
         classes = tuple(map(str, data["label"].to_numpy().tolist()))
     return Panels(
         f"The texts in {len(report.members)} members",
-        tuple(names),
-        np.array(points),
+        tuple(sites[column] for column in columns),
+        np.stack([x, y], axis=-1)[is_drawn],
         labels=classes,
         texts=tuple(data.attrs.get("texts", ())),
-        rows=tuple(rows),
+        rows=tuple(members[row] for row in rows),
         rows_name="member",
-        depths=tuple(depths),
+        depths=tuple(data["depth"].to_numpy()[columns].tolist()),
     )
 
 
@@ -428,40 +423,31 @@ class _Places:
 
     def __init__(self, data: "xarray.Dataset") -> None:
         self.depths: NDArray[np.float64] = data["depth"].to_numpy()
-        sites = labels(data, "site")
-        self.final = np.array(["final" in site for site in sites])
-        self.has_final = bool(self.final.any())
-        steps = 1
-        for depth in self.depths[~self.final]:
-            counts = np.arange(1, 1_000)
-            parts = depth * counts
-            is_whole = np.abs(parts - np.round(parts)) < 1e-6
-            steps = math.lcm(
-                steps, int(counts[is_whole][0]) if is_whole.any() else 1_000
-            )
+        self.final = np.array(["final" in site for site in labels(data, "site")])
+        raw = self.depths[~self.final].tolist()
+        fractions = [Fraction(depth).limit_denominator(999) for depth in raw]
+        steps = math.lcm(*(fraction.denominator for fraction in fractions))
         if steps > MOST_PLACES:
-            steps = int(np.isfinite(self.depths[~self.final]).sum()) - 1
+            steps = len(raw) - 1
         self.at = np.linspace(0, 1, max(1, steps) + 1)
         self.labels = tuple(f"{depth:.3g}" for depth in self.at)
-        if self.has_final:
+        if self.final.any():
             self.labels += ("final",)
 
     def interpolated(self, rows: NDArray[np.floating]) -> NDArray[np.float64]:
         """Return the values of every member at these depths, then at `final`."""
-        lines = []
-        for row in np.asarray(rows, dtype=np.float64):
-            known = np.isfinite(row) & ~self.final
-            line = np.full(len(self.at), np.nan)
+        lines = np.full((len(rows), len(self.labels)), np.nan)
+        for line, row in zip(lines, np.asarray(rows, np.float64), strict=True):
+            is_known = np.isfinite(row)
+            known = is_known & ~self.final
             if known.any():
-                line = np.interp(
-                    self.at, self.depths[known], row[known], left=np.nan, right=np.nan
-                )
-            if self.has_final:
-                last = row[self.final]
-                last = last[np.isfinite(last)]
-                line = np.append(line, last[0] if len(last) else np.nan)
-            lines.append(line)
-        return np.array(lines)
+                depths = self.depths[known]
+                ends = {"left": np.nan, "right": np.nan}
+                line[: len(self.at)] = np.interp(self.at, depths, row[known], **ends)
+            last = row[is_known & self.final]
+            if len(last):
+                line[-1] = last[0]
+        return lines
 
 
 def _spread(count: int, most: int) -> list[int]:

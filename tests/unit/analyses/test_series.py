@@ -221,7 +221,7 @@ def test_the_hash_of_weights_sees_one_bit_and_no_header(tmp_path: Path) -> None:
     save_file({"a": torch.ones(3), "c": torch.zeros(2, 2)}, two)
     assert hash_tensors([one]) != hash_tensors([two])
     cut.write_bytes(one.read_bytes()[:-4])
-    with pytest.raises(Damaged, match="ends within"):
+    with pytest.raises(Damaged, match="cut short"):
         hash_tensors([cut])
 
 
