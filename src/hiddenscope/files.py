@@ -120,22 +120,30 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
     problem = f"Cannot write {printable(target)}"
     if "\0" in str(target):
         raise FileError(problem, "its name holds a null character", "Rename it.")
+    remedy = "Choose a folder that exists and can be written."
+    with explained(problem, remedy), temporary_beside(target) as fresh:
+        # The mode of the umask; a library may give its file to the owner alone.
+        mode = fresh.stat().st_mode
+        yield fresh
+        fresh.chmod(mode)
+        if durable:
+            # Or a power cut could leave an empty file under the final name.
+            to_disk(fresh)
+        os.replace(fresh, target)
+        if durable:
+            to_disk(target.parent)
+
+
+@contextmanager
+def explained(problem: str, remedy: str) -> Iterator[None]:
+    """Turn an error of the system, such as a full disk, into one of ours."""
     try:
-        with temporary_beside(target) as fresh:
-            # The mode of the umask; a library may give its file to the owner alone.
-            mode = fresh.stat().st_mode
-            yield fresh
-            fresh.chmod(mode)
-            if durable:
-                # Or a power cut could leave an empty file under the final name.
-                to_disk(fresh)
-            os.replace(fresh, target)
-            if durable:
-                to_disk(target.parent)
+        yield
+    except FileError:
+        raise
     except OSError as error:
-        # Its text may name the fresh path, which the caller does not know.
+        # Its text may name a temporary path, which the caller does not know.
         reason = printable(error.strerror or str(error))
-        remedy = "Choose a folder that exists and can be written."
         raise FileError(problem, reason, remedy) from error
 
 
@@ -163,12 +171,12 @@ def temporary(
     remove_leftovers(path.parent, leftovers)
     # The folder is locked too, or another process could take the file for a leftover
     # before it is locked.
-    with _locked(path.parent, wait=True):
+    with locked(path.parent, wait=True):
         if folder:
             path.mkdir()
         else:
             path.touch()
-        lock = _locked(path)
+        lock = locked(path)
         lock.__enter__()
     try:
         yield path
@@ -181,12 +189,12 @@ def temporary(
 def remove_leftovers(folder: Path, leftovers: re.Pattern[str]) -> dict[str, int]:
     """Remove what killed processes left in a folder; return the size of each."""
     removed = {}
-    with suppress(OSError), _locked(folder, wait=True), os.scandir(folder) as entries:
+    with suppress(OSError), locked(folder, wait=True), os.scandir(folder) as entries:
         for entry in entries:
             if leftovers.fullmatch(entry.name) is None:
                 continue
             path = Path(entry.path)
-            with suppress(OSError), _locked(path) as is_free:
+            with suppress(OSError), locked(path) as is_free:
                 stat = entry.stat(follow_symlinks=False)
                 # Without locks, only the age tells a leftover.
                 if is_free or time.time() - stat.st_mtime > A_DAY:
@@ -196,7 +204,7 @@ def remove_leftovers(folder: Path, leftovers: re.Pattern[str]) -> dict[str, int]
 
 
 @contextmanager
-def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
+def locked(path: Path, *, wait: bool = False, shared: bool = False) -> Iterator[bool]:
     """Hold a lock on a file or folder; yield False if it could not be had."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
     try:
@@ -207,7 +215,9 @@ def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
     try:
         is_held = False
         if fcntl is not None:
-            kind = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            if not wait:
+                kind |= fcntl.LOCK_NB
             # Another process has it, or the file system has no locks.
             with suppress(OSError):
                 fcntl.flock(descriptor, kind)

@@ -28,6 +28,7 @@ from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states.pool import check_cls
 from hiddenscope.states.pooling import Pooling, parse_pooling, requires_cls
 from hiddenscope.store import StorePlan, StoreSequence, UnitDigest
+from hiddenscope.store.plan import DTYPES
 
 # The states of a unit: three times that is held in memory, and lost in a crash.
 UNIT_BYTES = 256 * 10**6
@@ -41,12 +42,9 @@ MIN_UNIT_TOKENS = 256
 # Texts that are tokenised at a time.
 CHUNK_TEXTS = 256
 CHUNK_CHARACTERS = 2**20
-DTYPES = ("bfloat16", "float16", "float32")
 # Bytes that a store keeps of a token, and of a sequence, besides states, at the most.
 TOKEN_BYTES = 48
 SEQUENCE_BYTES = 256
-# Skipped lines that are named in a plan.
-MAX_SKIPPED_ROWS = 100
 
 
 def estimated_bytes(plan: StorePlan, sequences: int, tokens: int) -> int:
@@ -268,7 +266,7 @@ class Planner:
             "window": self.window,
             "stride": self.stride,
             "skipped": skips.count,
-            "skipped_rows": skips.named[:MAX_SKIPPED_ROWS],
+            "skipped_rows": skips.named,
         }
 
     def read(self, what: str) -> Iterator[tuple[int, str]]:
@@ -363,23 +361,22 @@ class Planner:
                 yield StoreSequence(number, index * stride, ids, spans, 0, string)
 
     def _chunks(self, text_index: SeenTexts) -> Iterator[list[tuple[int, str]]]:
-        """Yield new texts with their numbers, as many as are tokenised at a time."""
+        """Yield new texts with their numbers, as many as are tokenised at a time.
+
+        A text that is longer than all of a chunk may be has one of its own.
+        """
         chunk: list[tuple[int, str]] = []
         characters = 0
         for number, text in self.read("Planning"):
             if text_index.first(text, number) != number:
                 continue
-            is_long = len(text) > CHUNK_CHARACTERS
-            if chunk and is_long:
-                yield chunk
-                chunk = []
-                characters = 0
-            chunk.append((number, text))
             characters += len(text)
-            if len(chunk) == CHUNK_TEXTS or characters > CHUNK_CHARACTERS:
+            is_full = len(chunk) == CHUNK_TEXTS or characters > CHUNK_CHARACTERS
+            if chunk and is_full:
                 yield chunk
                 chunk = []
-                characters = 0
+                characters = len(text)
+            chunk.append((number, text))
         if chunk:
             yield chunk
 

@@ -23,8 +23,15 @@ from typing import Any
 import torch
 
 from hiddenscope import progress
-from hiddenscope.errors import Error, FileError, TextError
-from hiddenscope.files import UNSEALED, check_seal, replacing, seal
+from hiddenscope.errors import Error, TextError
+from hiddenscope.files import (
+    UNSEALED,
+    check_seal,
+    explained,
+    printable,
+    replacing,
+    seal,
+)
 from hiddenscope.model import Model, load
 from hiddenscope.model.model import LIBRARIES
 from hiddenscope.results import Result
@@ -73,14 +80,9 @@ class ResultsFolder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        try:
+        problem = f"Cannot keep results in {printable(self.path)}"
+        with explained(problem, "Give a folder, or a path where one can be made."):
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FileError(
-                f"Cannot keep results in {str(self.path)[:200]}",
-                error.strerror or "it cannot be made",
-                "Give a folder, or a path where one can be made.",
-            ) from error
 
     def read(self, name: str, key: str) -> tuple[Result, MemberRecord] | None:
         """Return the result of a member if it was kept, and None if not."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hiddenscope import progress
 from hiddenscope.errors import FileError, SiteError
-from hiddenscope.files import temporary_beside, to_disk
+from hiddenscope.files import explained, temporary_beside, to_disk
 from hiddenscope.store.plan import DTYPES
 from hiddenscope.store.rows import Shards, SiteArray, TextIndex
 from hiddenscope.versions import installed_version
@@ -72,9 +72,7 @@ class StoredRows:
         self.dtype = DTYPES[plan.dtype]
         if atlas or plan.dtype == "bfloat16":
             self.dtype = np.dtype(np.float32)
-        # The first row of each sequence, and the first sequence of its text.
-        lengths = shards.planned.length[index.order]
-        self._begins = np.cumsum(lengths) - lengths
+        # For each sequence, the first of its text, which has the text.
         self._firsts = index.firsts
         # As if all were float32, because narrower ones may be widened.
         row_bytes = max(1, 4 * sum(self.widths.values()))
@@ -91,41 +89,28 @@ class StoredRows:
                     array = SiteArray(self.shards, self.index, site)
                     block[name] = array.read(start, end)
                 else:
-                    block[name] = self._native(site, start, end)
+                    parts = self.shards.read(site, self.index, start, end)
+                    block[name] = np.concatenate(list(parts))
             yield block
-
-    def _native(self, tensor: str, start: int, end: int) -> NDArray[Any]:
-        parts = self.shards.read(tensor, self.index, start, end)
-        return np.concatenate(list(parts))
 
     def _facts(
         self, start: int, end: int, text_of: Callable[[int], str]
     ) -> dict[str, NDArray[Any]]:
         index = self.index
-        rows = np.arange(start, end)
-        # Of sequences without rows, which begin where the next does, the last counts.
-        places = np.searchsorted(self._begins, rows, side="right") - 1
-        positions = self.shards.planned.start[index.order[places]]
-        texts = map(text_of, self._firsts[places].tolist())
+        facts = self.shards.facts(index, np.arange(start, end))
+        texts = map(text_of, self._firsts[facts.sequences].tolist())
         columns: dict[str, NDArray[Any]] = {
-            "text_index": index.texts[index.owner[places]],
-            "position": positions,
+            "text_index": index.texts[index.owner[facts.sequences]],
+            "position": facts.positions,
         }
         if "text" in self.facts:
             columns["text"] = as_strings(texts)
         if "id" not in self.facts:
             return columns
-        every = self.shards.plan.every
-        # The first position of each window that is a multiple of `every`.
-        firsts = -(-positions // every) * every
-        ids = self._native("ids", start, end)
-        spans = self._native("spans", start, end).astype(np.int64)
-        known = self.shards.strings
-        tokens = (known.get(token) or str(token) for token in ids.tolist())
+        spans = facts.spans.astype(np.int64)
         columns |= {
-            "position": firsts + (rows - self._begins[places]) * every,
-            "id": ids.astype(np.int64),
-            "token": as_strings(tokens),
+            "id": facts.ids.astype(np.int64),
+            "token": as_strings(facts.strings),
             "start": spans[:, 0],
             "end": spans[:, 1],
         }
@@ -377,21 +362,15 @@ def _creating(target: Path, *, folder: bool) -> Iterator[Path]:
         raise FileError(
             problem, "its folder does not exist", "Make the folder, or choose another."
         )
-    try:
-        with temporary_beside(target, "export.", folder=folder) as fresh:
-            yield fresh
-            for path in (fresh, *fresh.rglob("*")):
-                to_disk(path)
-            # Another process may have written it meanwhile.
-            if os.path.lexists(target):
-                raise exists
-            os.rename(fresh, target)
-            to_disk(target.absolute().parent)
-    except FileError:
-        raise
-    except OSError as error:
-        raise FileError(
-            problem,
-            error.strerror or str(error)[:150],
-            "Choose a folder that can be written and has room.",
-        ) from error
+    with (
+        explained(problem, "Choose a folder that can be written and has room."),
+        temporary_beside(target, "export.", folder=folder) as fresh,
+    ):
+        yield fresh
+        for path in (fresh, *fresh.rglob("*")):
+            to_disk(path)
+        # Another process may have written it meanwhile.
+        if os.path.lexists(target):
+            raise exists
+        os.rename(fresh, target)
+        to_disk(target.absolute().parent)

@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from hiddenscope.errors import Damaged, FileError, StoreError
-from hiddenscope.files import printable, remove_leftovers, temporary, to_disk
+from hiddenscope.files import locked, printable, remove_leftovers, temporary, to_disk
 
 FOLDERS = ("plan", "data", "commits", "tmp")
 VERIFY = "Run `hiddenscope store verify`."
@@ -195,10 +195,8 @@ class StoreFolder:
     def publish(self, path: Path, content: bytes) -> bool:
         """Write a record whole; return False if there is one of this name already."""
         with self.writing() as fresh:
-            with fresh.open("r+b") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            fresh.write_bytes(content)
+            to_disk(fresh)
             try:
                 # Unlike a rename, a link never replaces an existing file.
                 os.link(fresh, path, follow_symlinks=False)
@@ -215,25 +213,13 @@ class StoreFolder:
         self, name: str = ".", *, shared: bool = False, wait: bool = True
     ) -> Iterator[bool]:
         """Hold the lock of a folder; yield False if that would mean to wait."""
-        try:
-            import fcntl
-        except ImportError as error:
-            # Stores can be read on Windows, but not written.
-            raise OSError(errno.ENOTSUP, "this system has no locks on files") from error
-        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
-        descriptor = os.open(self.path / name, flags)
-        try:
-            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-            if not wait:
-                kind |= fcntl.LOCK_NB
-            try:
-                fcntl.flock(descriptor, kind)
-                is_held = True
-            except BlockingIOError:
-                is_held = False
+        # The store itself may be reached through a link.
+        path = (self.path / name).resolve()
+        with locked(path, wait=wait, shared=shared) as is_held:
+            if wait and not is_held:
+                # Stores can be read on Windows, but not written.
+                raise OSError(errno.ENOTSUP, "this system has no locks on files")
             yield is_held
-        finally:
-            os.close(descriptor)
 
 
 def is_digest(value: object) -> bool:

@@ -48,7 +48,7 @@ class StoreSequence:
     run together.
 
     >>> StoreSequence(0, 0, (5, 6), ((0, 2), (2, 4)), 0, "abcd").to_json()["ids"]
-    [5, 6]
+    (5, 6)
     """
 
     text: int
@@ -60,15 +60,9 @@ class StoreSequence:
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict that JSON can hold."""
-        record: dict[str, Any] = {
-            "text": self.text,
-            "start": self.start,
-            "ids": list(self.ids),
-            "batch": self.batch,
-            "spans": [list(span) for span in self.spans],
-        }
-        if self.string is not None:
-            record["string"] = self.string
+        record = dict(vars(self))
+        if self.string is None:
+            del record["string"]
         return record
 
     def kept(self, every: int) -> range:

@@ -34,8 +34,6 @@ COMPLETE = "hiddenscope.store.complete"
 LARGEST_COMMIT = 2**20
 
 _END = b'"seal":"%s"}\n' % UNSEALED.encode()
-_DIGITS = 64
-_AFTER = len(b'"}\n')
 
 Parsed = TypeVar("Parsed")
 
@@ -65,19 +63,20 @@ def from_json(line: bytes) -> Any:
 
 def encode_record(fields: Mapping[str, Any]) -> bytes:
     """Return the bytes of a record with its seal."""
-    content = plain_json(dict(fields))[:-1] + b"," + _END
-    digest = hashlib.sha256(content).hexdigest().encode()
-    return content[: -_DIGITS - _AFTER] + digest + content[-_AFTER:]
+    content, _ = _sealed(plain_json(dict(fields))[:-1] + b",")
+    return content
 
 
 def digest_of(content: bytes) -> str | None:
     """Return the digits of a record's seal, if they are the checksum of its bytes."""
-    digits = content[-_DIGITS - _AFTER : -_AFTER]
-    zeroed = content[: -_DIGITS - _AFTER] + b"0" * _DIGITS + content[-_AFTER:]
-    digest = hashlib.sha256(zeroed).hexdigest()
-    if not zeroed.endswith(_END) or digest.encode() != digits:
-        return None
-    return digest
+    expected, digest = _sealed(content[: -len(_END)])
+    return digest if content == expected else None
+
+
+def _sealed(start: bytes) -> tuple[bytes, str]:
+    """Return a record with its seal, and the digits of that, given all before it."""
+    digest = hashlib.sha256(start + _END).hexdigest()
+    return start + _END.replace(b"0" * 64, digest.encode()), digest
 
 
 def decode(content: bytes, problem: str) -> dict[str, Any]:

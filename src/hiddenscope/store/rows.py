@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,12 @@ from hiddenscope.store.plan import (
     read_strings,
 )
 from hiddenscope.store.records import Commit
-from hiddenscope.store.shard import ShardReader, in_corpus_order, layout_of
+from hiddenscope.store.shard import (
+    ShardReader,
+    TensorPlace,
+    in_corpus_order,
+    layout_of,
+)
 
 if TYPE_CHECKING:
     import xarray
@@ -64,7 +69,8 @@ class TextIndex:
     """The texts that are there, by their numbers in the corpus, and their rows.
 
     `order` are the sequences, text after text (a copy names those of another again),
-    and `owner` the text of each, counted among those that are there. Rows of states
+    `owner` is the text of each, counted among those that are there, and `begins` the
+    first of its rows, counted among all. Rows of states
     that follow one another in one shard are a run: `run_begin` is the first among all
     rows, `run_unit` its unit and `run_first` the first in that unit's shard.
     """
@@ -72,6 +78,7 @@ class TextIndex:
     texts: Ints
     order: Ints
     owner: Ints
+    begins: Ints
     run_begin: Ints
     run_unit: Ints
     run_first: Ints
@@ -91,6 +98,7 @@ class TextIndex:
             texts,
             order,
             owner,
+            begins,
             begins[breaks],
             units[breaks],
             planned.first[order][breaks],
@@ -172,6 +180,20 @@ def spread(starts: Ints, counts: Ints) -> Ints:
     return numbers
 
 
+class RowFacts(NamedTuple):
+    """What is known of rows besides their states.
+
+    `sequences` are their sequences, counted in the order of the index. Pooled rows have
+    ids and spans of -1.
+    """
+
+    sequences: Ints
+    positions: Ints
+    ids: Ints
+    spans: Ints
+    strings: tuple[str, ...]
+
+
 class Shards:
     """The shards of the committed units by their numbers, some of them open."""
 
@@ -181,7 +203,6 @@ class Shards:
         self.folder = folder
         self.plan = plan
         self.commits = commits
-        self.digest = plan.digest
         self.units = tuple(plan.by_name[unit] for unit in sorted(commits))
         # A shard that is dropped is not closed: another thread may still read from it.
         self._reader = lru_cache(MOST_OPEN)(self._open)
@@ -191,7 +212,7 @@ class Shards:
 
     def _open(self, number: int) -> ShardReader:
         unit = self.units[number]
-        layout = layout_of(self.plan, self.digest, unit)
+        layout = layout_of(self.plan, unit)
         return ShardReader(self.folder, self.commits[unit.name], layout)
 
     def close(self) -> None:
@@ -204,6 +225,51 @@ class Shards:
         """Yield rows of a tensor from start to end, run by run, as they lie on disk."""
         for unit, first, count in index.runs(start, end):
             yield self[unit].rows(tensor, first, count)
+
+    def take(self, tensor: str, index: TextIndex, rows: Ints) -> NDArray[Any]:
+        """Read scattered rows of a tensor, as they lie on disk and in this order."""
+        place = self._places[tensor]
+        taken = np.empty((len(rows), *place.shape[1:]), place.dtype)
+        units, places = index.places(rows)
+        # A copy comes later than its text, but its states lie where the text's do.
+        order = np.lexsort((places, units))
+        ends = np.flatnonzero(np.diff(units[order])) + 1
+        in_units = np.split(order, ends) if len(rows) else []
+        for begin in range(0, len(in_units), FEW):
+            some = []
+            for in_unit in in_units[begin : begin + FEW]:
+                shard = self[int(units[in_unit[0]])]
+                shard.prefetch(tensor, places[in_unit])
+                some.append((shard, in_unit))
+            for shard, in_unit in some:
+                taken[in_unit] = shard.take(tensor, places[in_unit])
+        return taken
+
+    @cached_property
+    def _places(self) -> Mapping[str, TensorPlace]:
+        # The dtype and the width of a tensor are those of any unit.
+        return layout_of(self.plan, self.plan.units[0]).places
+
+    def facts(self, index: TextIndex, rows: Ints) -> RowFacts:
+        """Return what is known of rows besides their states."""
+        # Of sequences without rows, which begin where the next does, the last counts.
+        sequences = np.searchsorted(index.begins, rows, side="right") - 1
+        starts = self.planned.start[index.order[sequences]]
+        if self.plan.pool is not None:
+            ids, strings = np.full(len(rows), -1), (f"({self.plan.pool})",) * len(rows)
+            return RowFacts(sequences, starts, ids, np.stack([ids, ids], 1), strings)
+        every = self.plan.every
+        # The first position of each window that is a multiple of `every`.
+        firsts = -(-starts // every) * every
+        ids = self.take("ids", index, rows)
+        known = self.strings
+        return RowFacts(
+            sequences,
+            firsts + (rows - index.begins[sequences]) * every,
+            ids,
+            self.take("spans", index, rows),
+            tuple(known.get(token) or str(token) for token in ids.tolist()),
+        )
 
     def text_reader(self) -> Callable[[int], str]:
         """Return a function that reads the text of a sequence, holding a few units."""
@@ -396,7 +462,7 @@ class SiteArray:
 
     def native(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Return some rows as they lie on disk, in this order; bfloat16 as its bits."""
-        count, width = self.shape
+        count = len(self)
         # Before they become int64: a larger number would be a negative index then.
         if rows.size and not -count <= rows.min() <= rows.max() < count:
             raise StatesError(
@@ -404,27 +470,8 @@ class SiteArray:
                 f"the indices run from {rows.min():,} to {rows.max():,}",
                 f"Give indices from 0 to {count - 1:,}.",
             )
-        wanted, inverse = np.unique(
-            rows.astype(np.int64) % max(1, count), return_inverse=True
-        )
-        units, places = self._index.places(wanted)
-        native = np.empty((len(wanted), width), DTYPES[self.stored])
-        needed = np.unique(units).tolist()
-        for begin in range(0, len(needed), FEW):
-            in_units = []
-            for unit in needed[begin : begin + FEW]:
-                in_unit = np.flatnonzero(units == unit)
-                # A copy comes later than its text, but its states lie where the text's
-                # do.
-                in_unit = in_unit[np.argsort(places[in_unit], kind="stable")]
-                shard = self._shards[unit]
-                shard.prefetch(self.site, places[in_unit])
-                in_units.append((shard, in_unit))
-            for shard, in_unit in in_units:
-                native[in_unit] = shard.take(self.site, places[in_unit])
-        if np.array_equal(inverse, np.arange(len(wanted))):
-            return native
-        return native[inverse]
+        wanted = rows.astype(np.int64) % max(1, count)
+        return self._shards.take(self.site, self._index, wanted)
 
 
 def _split(key: Any) -> tuple[Any, Any]:
@@ -432,11 +479,11 @@ def _split(key: Any) -> tuple[Any, Any]:
     parts = list(key) if isinstance(key, tuple) else [key]
     # Compared by identity: == with an array gives an array.
     dots = [place for place, part in enumerate(parts) if part is Ellipsis]
-    if len(dots) > 1 or len(parts) - len(dots) > 2:
-        raise IndexError(f"{len(parts)} indices were given")
-    missing = [slice(None)] * (2 - len(parts) + len(dots))
     place = dots[0] if dots else len(parts)
-    both: list[Any] = [*parts[:place], *missing, *parts[place + 1 :]]
+    missing: list[Any] = [slice(None)] * (2 - len(parts) + len(dots))
+    both = [*parts[:place], *missing, *parts[place + 1 :]]
+    if len(both) != 2:
+        raise IndexError(f"{len(parts)} indices were given")
     return both[0], both[1]
 
 

@@ -83,8 +83,8 @@ class ShardLayout:
     size: int
 
 
-def layout_of(plan: StorePlan, digest: str, unit: UnitDigest) -> ShardLayout:
-    """Compute the layout of a unit's shard; `digest` is that of the plan."""
+def layout_of(plan: StorePlan, unit: UnitDigest) -> ShardLayout:
+    """Compute the layout of a unit's shard."""
     tokens = plan.tokens_of(unit)
     kinds = KINDS | {STATES[plan.dtype]: DTYPES[plan.dtype]}
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -98,7 +98,7 @@ def layout_of(plan: StorePlan, digest: str, unit: UnitDigest) -> ShardLayout:
     for site in plan.sites:
         shapes[site] = STATES[plan.dtype], (plan.rows_of(unit), plan.widths[site])
     shapes["strings"] = "U8", (unit.text_bytes,)
-    metadata = {"format": FORMAT, "plan": digest, "unit": unit.name}
+    metadata = {"format": FORMAT, "plan": plan.digest, "unit": unit.name}
     blocks = 0
     # The length of the table depends on that of the header, which names it. From below,
     # this ends at the smallest that fits.

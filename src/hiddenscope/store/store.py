@@ -23,7 +23,7 @@ from hiddenscope.store.export import ExportFormat, export_rows
 from hiddenscope.store.folder import StoreFolder
 from hiddenscope.store.plan import read_plan
 from hiddenscope.store.records import check_complete, committed, completed
-from hiddenscope.store.rows import Shards, SiteArray, TextIndex, as_xarray, spread
+from hiddenscope.store.rows import Shards, SiteArray, TextIndex, as_xarray
 from hiddenscope.store.verify import gc, verify
 
 if TYPE_CHECKING:
@@ -201,26 +201,7 @@ class Store:
     def tokens(self) -> Tokens:
         """Return the tokens, one row each; of pooled states, the texts or windows."""
         index = self._index
-        planned = self._shards.planned
-        starts = planned.start[index.order]
-        lengths = planned.length[index.order]
-        text = np.repeat(index.owner, lengths)
-        if self.plan.pool is None:
-            every = self.every
-            # The first position of each window that is a multiple of `every`.
-            firsts = -(-starts // every) * every
-            places = spread(np.zeros_like(index.order), lengths)
-            positions = np.repeat(firsts, lengths) + places * every
-            ids = self._of_tokens("ids")
-            spans = self._of_tokens("spans")
-            known = self._shards.strings
-            strings = tuple(known.get(token) or str(token) for token in ids.tolist())
-        else:
-            rows = len(index.order)
-            positions = starts
-            ids = np.full(rows, -1)
-            spans = np.full((rows, 2), -1)
-            strings = (f"({self.plan.pool})",) * rows
+        facts = self._shards.facts(index, np.arange(index.count))
         texts = None
         if self._shards.has_texts:
             # A text is stored with the first of its sequences.
@@ -229,19 +210,15 @@ class Store:
             # In the order of the units, of which only a few are held.
             by_first = {first: text_of(first) for first in np.unique(firsts).tolist()}
             texts = tuple(by_first[first] for first in firsts.tolist())
-        return Tokens(texts, text, positions, ids, strings, spans, len(index.texts))
-
-    def _of_tokens(self, name: str) -> NDArray[Any]:
-        """Read a tensor with a row for each token, in the order of the texts."""
-        index = self._index
-        units, places = np.unique(index.run_unit, return_inverse=True)
-        tensors = [self._shards[unit].read_all(name) for unit in units.tolist()]
-        bases = np.cumsum([0, *map(len, tensors)])
-        lengths = np.diff([*index.run_begin, index.count])
-        rows = spread(bases[places] + index.run_first, lengths)
-        # Without a unit, the ids or spans of no tokens.
-        nothing = np.empty((0, 2) if name == "spans" else 0, np.int32)
-        return np.concatenate([*tensors, nothing])[rows]
+        return Tokens(
+            texts,
+            index.owner[facts.sequences],
+            facts.positions,
+            facts.ids,
+            facts.strings,
+            facts.spans,
+            len(index.texts),
+        )
 
     def blocks(
         self, site: str | Site, rows: int | None = None

@@ -261,7 +261,7 @@ def _verify_shard(
     """
     unit = plan.by_name[commit.unit]
     name = f"data/{commit.sha256}.safetensors"
-    layout = layout_of(plan, plan.digest, unit)
+    layout = layout_of(plan, unit)
     with closing(ShardReader(folder, commit, layout)) as reader:
         # These are read after the table of checksums and the header.
         reader.sequences()

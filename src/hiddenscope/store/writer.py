@@ -10,8 +10,8 @@ one unit, the first to link its record wins; a shard of other bytes is left to `
 import filecmp
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from hiddenscope.arguments import checked
-from hiddenscope.errors import Damaged, FileError, StoreError
-from hiddenscope.files import printable, to_disk
+from hiddenscope.errors import Damaged, StoreError
+from hiddenscope.files import explained, printable, to_disk
 from hiddenscope.store import records
 from hiddenscope.store.folder import FOLDERS, StoreFolder
 from hiddenscope.store.plan import (
@@ -142,7 +142,7 @@ class Writer:
         if self.folder.record(unit).exists():
             return False
         tensors |= sequence_tensors(self.sequences(unit), plan.every)
-        layout = layout_of(plan, self.digest, planned)
+        layout = layout_of(plan, planned)
         with _explained(self.folder), self.folder.writing() as fresh:
             sha256, table = write_shard(fresh, layout, tensors)
             commit = Commit(self.digest, unit, sha256, layout.size, table)
@@ -314,21 +314,10 @@ def _write_lines(path: Path, values: Iterable[Any]) -> str:
             line = records.plain_json(value) + b"\n"
             digest.update(line)
             file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
+    to_disk(path)
     return digest.hexdigest()
 
 
-@contextmanager
-def _explained(folder: StoreFolder) -> Iterator[None]:
-    """Turn an error of the system, such as a full disk, into one of ours."""
-    try:
-        yield
-    except FileError:
-        raise
-    except OSError as error:
-        raise FileError(
-            f"Cannot write {folder.shown}",
-            error.strerror or str(error),
-            "Make room, or choose a folder that can be written; then go on.",
-        ) from error
+def _explained(folder: StoreFolder) -> AbstractContextManager[None]:
+    remedy = "Make room, or choose a folder that can be written; then go on."
+    return explained(f"Cannot write {folder.shown}", remedy)

@@ -76,7 +76,7 @@ def reseal(path: Path, **changes: Any) -> None:
 def forge(path: Path, unit: str, tensor: str, values: bytes) -> None:
     """Put other bytes at the start of a tensor, and make every checksum anew."""
     plan = StorePlan.decode((path / "plan.json").read_bytes(), "Cannot forge")
-    layout, old = layout_of(plan, plan.digest, plan.by_name[unit]), shard(path, unit)
+    layout, old = layout_of(plan, plan.by_name[unit]), shard(path, unit)
     content = bytearray(old.read_bytes()[: layout.covered])
     start = layout.places[tensor].start
     content[start : start + len(values)] = values
