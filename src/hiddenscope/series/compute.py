@@ -304,7 +304,8 @@ def _weights_in_common(answered: Sequence[Answered]) -> list[SameWeights]:
     _, groups = connected_components(np.array(shares))
     common = []
     for number in dict.fromkeys(groups.tolist()):
-        same = [answered[place] for place in np.flatnonzero(groups == number)]
+        places = np.flatnonzero(groups == number).tolist()
+        same = [answered[place] for place in places]
         if len(same) > 1:
             common.append(
                 SameWeights(
