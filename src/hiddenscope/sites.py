@@ -49,11 +49,11 @@ _ORDER = (
     *("mid", "router", "mlp.neurons", "mlp.neuron", "mlp", ""),
 )
 
-_INDEX = "0|[1-9][0-9]{0,5}"
-PART = (
-    rf"(?:attn|cross)(?:\.(?:[qkvz]|head\.(?:{_INDEX})))?"
-    rf"|mid|router|mlp(?:\.(?:neurons|neuron\.(?:{_INDEX})))?"
-)
+_INDEX = "(?:0|[1-9][0-9]{0,5})"
+_WHOLE = "attn|cross|mid|mlp"
+# Inside attention and the MLP; the braces hold numbers of heads or neurons.
+_INSIDE = r"(?:attn|cross)\.(?:[qkvz]|head\.{0})|mlp\.(?:neurons|neuron\.{0})|router"
+PART = f"{_INSIDE.format(_INDEX)}|{_WHOLE}"
 STACK = r"(?:(?P<stack>encoder|decoder)\.)?"
 _PART = re.compile(PART)
 _SITE = re.compile(
@@ -416,13 +416,9 @@ def _lens_hook(site: Site, final: bool) -> str | None:
 
 # Patterns, which select several sites.
 
-_WHOLE = "attn|cross|mid|mlp"
 _NUMBER = r"-?[0-9]{1,6}"
 _INDICES = r"(?:\*|[0-9]{1,6}(?:-[0-9]{1,6})?)"
-_INNER = (
-    rf"(?:attn|cross)\.(?:[qkvz]|head\.{_INDICES})"
-    rf"|mlp\.(?:neurons|neuron\.{_INDICES})|router"
-)
+_INNER = _INSIDE.format(_INDICES)
 _PATTERN = re.compile(
     rf"{STACK}(?:(?P<final>final)|(?P<any>\*)(?:\.(?P<anywhere>{_INNER}|{_WHOLE}))?"
     rf"|layer\.(?:(?P<all>\*)|(?P<low>{_NUMBER})(?:-(?P<high>{_NUMBER}))?)"
