@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.discovery import Anatomy, find_inside
-from hiddenscope.discovery.inside import AttentionHeads, Inside
+from hiddenscope.discovery.anatomy import AttentionHeads, Inside
 from hiddenscope.modules import hooks
 from hiddenscope.passes.record import Watcher
 from hiddenscope.sites import Site

@@ -7,22 +7,25 @@ proof       chains of blocks, compared with Hugging Face's own `hidden_states`, 
 blocks      what attention, cross-attention and the MLP add inside a block
 find        the search: trial passes, chains that can be proved, causality, the head;
             and what is inside a block, when a site there is first asked for
-stacks      Anatomy: the stacks that were proved, in one value
-inside      where heads, neurons and routers are inside the blocks, and what they add
+anatomy     the stacks that were proved, and where heads, neurons and routers are inside
+            their blocks, in one value
 """
 
-from hiddenscope.discovery.blocks import state_at
-from hiddenscope.discovery.find import find, find_inside, still_holds
-from hiddenscope.discovery.inside import (
+from hiddenscope.discovery.anatomy import (
+    EVERYTHING,
+    Anatomy,
     AttentionHeads,
+    Head,
     HeadLayout,
     Inside,
     OperationTap,
     Projection,
+    Stack,
     Write,
     effects_along,
 )
-from hiddenscope.discovery.stacks import EVERYTHING, Anatomy, Head, Stack
+from hiddenscope.discovery.blocks import state_at
+from hiddenscope.discovery.find import find, find_inside, still_holds
 from hiddenscope.discovery.trace import Tap, arguments
 from hiddenscope.discovery.vocabulary import trial_ids, vocabulary, window
 from hiddenscope.modules.calls import accepts

@@ -86,18 +86,14 @@ def dissect(
     for first, second in values.parallel():
         parts = {"attn": first.tap, "mid": before, "mlp": second.tap}
         return Block(call.path, "parallel", parts)
+    kind = "other"
+    refused = "no outputs of its parts sum up to the state it gives back"
     if values.is_single():
-        return Block(
-            call.path,
-            "single",
-            refused="it adds the output of one part only, which is no pair of attention"
-            " and MLP",
+        kind = "single"
+        refused = (
+            "it adds the output of one part only, which is no pair of attention and MLP"
         )
-    return Block(
-        call.path,
-        "other",
-        refused="no outputs of its parts sum up to the state it gives back",
-    )
+    return Block(call.path, kind, refused=refused)
 
 
 class _BlockValues:

@@ -20,17 +20,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.discovery.blocks import Block, dissect, mixes_tokens, state_at
-from hiddenscope.discovery.inside import (
+from hiddenscope.discovery.anatomy import (
+    Anatomy,
     AttentionHeads,
     Branch,
+    Head,
     HeadLayout,
     Inside,
     InsideBlock,
     OperationTap,
     Projection,
+    Stack,
     Write,
 )
+from hiddenscope.discovery.blocks import Block, dissect, mixes_tokens, state_at
 from hiddenscope.discovery.proof import (
     WITHOUT_BLOCK_MODULES,
     Chain,
@@ -47,7 +50,6 @@ from hiddenscope.discovery.proof import (
     same,
     whole_chains,
 )
-from hiddenscope.discovery.stacks import Anatomy, Head, Stack
 from hiddenscope.discovery.trace import (
     Call,
     Layout,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.discovery import Write
-from hiddenscope.discovery.inside import AttentionHeads, HeadLayout, Projection
+from hiddenscope.discovery.anatomy import AttentionHeads, HeadLayout, Projection
 from hiddenscope.errors import NotFinite, PassError
 from hiddenscope.modules import autograd, hooks, operations
 from hiddenscope.modules.trials import ULPS, tolerance

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from hiddenscope.arguments import shown
-from hiddenscope.discovery.inside import why_refused
+from hiddenscope.discovery.anatomy import why_refused
 from hiddenscope.errors import SiteError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes.attention_weights import WatchedAttention
