@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +28,14 @@ from torch import Tensor, nn
 from hiddenscope import progress
 from hiddenscope.analyses.drift.errors import (
     INFINITE,
-    Batch,
     Errors,
     Gap,
     Noise,
+    Places,
     gap,
     gap_of_blocks,
     main_site,
+    places_of,
     stack_of,
 )
 from hiddenscope.analyses.drift.live_model import (
@@ -41,6 +43,7 @@ from hiddenscope.analyses.drift.live_model import (
     Digits,
     LiveModel,
     layer_before,
+    tokens_of,
     with_digits,
 )
 from hiddenscope.analyses.drift.observe import (
@@ -63,6 +66,7 @@ from hiddenscope.modules.operations import slowdown
 from hiddenscope.modules.quantised import quantised_weights
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
+from hiddenscope.states import Tokens
 
 # If no more than this many tokens, or this share of them, are beyond the noise, the
 # block may be unstable at these tokens: its input is then perturbed in the last place.
@@ -76,8 +80,18 @@ KNOWN_KERNELS = (
     "flash_attention_3",
     "flex_attention",
 )
-RowReader = Callable[[Sequence[int]], Tensor]
-"""Returns some rows of a site, by their numbers."""
+
+
+class Claim(NamedTuple):
+    """The claim that rows of another run are a state of the reference.
+
+    `read` returns some rows, by their numbers. If they are centred, they are the state
+    less the mean of each token's numbers.
+    """
+
+    site: str
+    read: Callable[[Sequence[int]], Tensor]
+    is_centred: bool = False
 
 
 @dataclass(frozen=True)
@@ -210,7 +224,7 @@ def _compare_batches(
     low_memory: bool,
     check: bool,
 ) -> Errors:
-    errors = Errors(sides.reference.count_tokens(inputs), notes=[*sides.notes])
+    errors = Errors(tokens_of(model, inputs), notes=[*sides.notes])
     errors.observing_changed_nothing = None if check else True
     errors.noise_sources = ["float64"]
     if sides.candidate.dtype != sides.reference.dtype:
@@ -223,8 +237,9 @@ def _compare_batches(
         # Batches are ordered by length, so the self-check of the first batch compared
         # here runs on the shortest texts.
         for numbers, some in reversed(batches):
-            batch = Batch(numbers, some, inputs, model.text_encoder)
-            reference_has_head |= compare(_BatchRecorder(errors, sides, batch))
+            places = places_of(inputs, numbers, errors.tokens)
+            recorder = _BatchRecorder(errors, sides, some, places)
+            reference_has_head |= compare(recorder)
             advance(1)
     for who, models in sides.models.items():
         errors.passes[who] = sum(live.passes for live in models) / len(batches)
@@ -286,7 +301,8 @@ class _BatchRecorder:
 
     errors: Errors
     sides: ComparedSides
-    batch: Batch
+    inputs: Inputs
+    places: Places
     isolated: list[tuple[ObservedState, Tensor]] = field(default_factory=list)
     reached: set[str] = field(default_factory=set)
 
@@ -296,7 +312,7 @@ class _BatchRecorder:
             return
         name, expected, rows = state.name, reference.rows, state.rows
         if expected.shape == rows.shape:
-            self.errors.compare(name, self.batch, expected, rows)
+            self.errors.compare(name, self.places, expected, rows)
         elif name != LOGITS:
             widths = f"{expected.shape[-1]} and {rows.shape[-1]}"
             reason = f"their hidden sizes are {widths} at {name}"
@@ -328,12 +344,12 @@ class _BatchRecorder:
             self._judge(reference, rows, local, noise)
         if name != main_site(name):
             return None
-        self.errors.put(name, "local", self.batch, local.rows)
+        self.errors.put(name, "local", self.places, local.rows)
         if unreplaced is not None:
             norms = reference.rows.double().norm(dim=-1)
             norms = norms.clamp_min(torch.finfo(torch.float64).tiny)
             inherited = (unreplaced.rows.double() - rows.double()).norm(dim=-1) / norms
-            self.errors.put(name, "inherited", self.batch, inherited)
+            self.errors.put(name, "inherited", self.places, inherited)
         # A port may have the final norm folded into its head, which then cannot start
         # from the reference's state.
         enters_folded_head = self.sides.candidate.is_port and name.endswith("final")
@@ -343,7 +359,7 @@ class _BatchRecorder:
         self, reference: ObservedState, rows: Tensor, local: Gap, noise: Noise
     ) -> None:
         name, expected = reference.name, reference.rows
-        self.errors.judge(main_site(name), local, noise, self.batch.inputs)
+        self.errors.judge(main_site(name), local, noise, self.inputs)
         if reference.exact is not None:
             tests = self.errors.systematic
             test = tests.setdefault(name, SystematicTest(expected.shape[-1]))
@@ -374,13 +390,13 @@ class _BatchRecorder:
             is_layer = name == main_site(name) and name != LOGITS
             if is_layer and name not in self.reached and name not in entries:
                 noise = Noise.assumed(self.sides.candidate.dtype)
-                self.errors.judge(name, INFINITE, noise, self.batch.inputs)
+                self.errors.judge(name, INFINITE, noise, self.inputs)
         # Once, passes without hooks must give the same output, bit for bit.
         if self.errors.observing_changed_nothing is not None:
             return
         self.errors.observing_changed_nothing = True
         for model, observed in observations:
-            bare = hooks.first_tensor(model.run(model.batch(self.batch.inputs)))
+            bare = hooks.first_tensor(model.run(model.batch(self.inputs)))
             output = observed.output
             if bare is None or output is None or not torch.equal(bare.cpu(), output):
                 self.errors.observing_changed_nothing = False
@@ -408,7 +424,7 @@ class _BatchRecorder:
         passes = model.passes
         for units in PERTURBATIONS_ULP:
             size = units * unit
-            observe(model, self.batch.inputs, [before, site], visit=perturb)
+            observe(model, self.inputs, [before, site], visit=perturb)
         # These passes compare nothing, and do not count.
         model.passes = passes
         return gaps
@@ -416,7 +432,7 @@ class _BatchRecorder:
 
 def _compare_batch(recorder: _BatchRecorder) -> bool:
     """Compare the passes of one batch; return whether the reference gives logits."""
-    sides, inputs = recorder.sides, recorder.batch.inputs
+    sides, inputs = recorder.sides, recorder.inputs
     expected = observe(sides.equal_reference, inputs, sides.sites, noise=True)
     recorder.errors.notes += expected.notes
     reference = expected
@@ -446,7 +462,7 @@ def _compare_in_step(recorder: _BatchRecorder) -> bool:
 
     Inherited errors are left out: they need two passes of the candidate at once.
     """
-    sides, inputs = recorder.sides, recorder.batch.inputs
+    sides, inputs = recorder.sides, recorder.inputs
     layers = [site for site in sides.sites if not site.part]
     whole, parts = StateQueue(), StateQueue()
 
@@ -473,60 +489,46 @@ def _compare_in_step(recorder: _BatchRecorder) -> bool:
 def compare_passes(
     reference: LiveModel,
     model: Model,
-    other: Mapping[str, RowReader],
+    claims: Mapping[str, Claim],
     dtype: torch.dtype,
     inputs: Inputs,
-    *,
-    roles: tuple[str, str] = ("reference", "candidate"),
+    errors: Errors,
 ) -> Errors:
-    """Compare a live reference with the rows of another run, site by site.
+    """Compare a live reference with the rows of another run, claim by claim.
 
-    `dtype` is the one that the other run was computed in. `roles` are what a message
-    about a NaN calls the live model and the other run.
+    `dtype` is the one that the other run was computed in. The errors have an entry for
+    each claim, which is the name of a site if that is all that the claim says.
     """
-    errors = Errors(reference.count_tokens(inputs), roles=roles)
-    sites = [site for site in reference.taps if str(site) in other]
+    claimed = {claim.site for claim in claims.values()}
+    sites = [site for site in reference.taps if str(site) in claimed]
     batches = list(inputs.batches(model))
     for numbers, some in batches:
         observed = observe(reference, some, sites)
         null_passes = list(_null_passes(errors, reference, some, sites, dtype))
-        batch = Batch(numbers, some, inputs, model.text_encoder)
-        for name in [*map(str, sites), LOGITS]:
-            if name not in other or name not in observed.states:
+        places = places_of(inputs, numbers, errors.tokens)
+        for name, claim in claims.items():
+            if claim.site not in observed.states:
                 continue
-            expected = observed.rows(name)
-            rows = other[name](batch.places(stack_of(name, errors.tokens)))
-            errors.compare(name, batch, expected, rows)
+            expected = observed.rows(claim.site)
+            rows = claim.read(places[stack_of(claim.site, errors.tokens)])
+            if claim.is_centred:
+                means = expected.double().mean(-1, keepdim=True)
+                rows = (rows.double() + means).to(rows.dtype)
+            errors.compare(name, places, expected, rows)
             coarse = coarsest([expected.dtype, rows.dtype])
-            gaps = [gap(expected, null.rows(name)) for null in null_passes]
-            noise = _assumed_noise(name, coarse)
+            gaps = [gap(expected, null.rows(claim.site)) for null in null_passes]
+            noise = _assumed_noise(claim.site, coarse)
             if gaps:
                 noise = Noise.of_passes(gaps, coarse)
             errors.judge(name, gap(expected, rows), noise, some)
     errors.passes = {"reference": reference.passes / len(batches), "candidate": 0}
-    errors.sort(map(str, sites))
+    errors.sort([*map(str, sites), *claims])
     return errors
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Rows of saved states that were read together."""
-
-    start: int
-    count: int
-
-    def places(self, stack: str | None) -> range:
-        """Return the numbers of these rows."""
-        return range(self.start, self.start + self.count)
-
-    def token(self, stack: str | None, row: int) -> str:
-        """Describe a row."""
-        return f"row {self.start + row}"
 
 
 def compare_saved(
     runs: Mapping[str, Iterable[tuple[Tensor, Tensor]]],
-    tokens: dict[str | None, int],
+    tokens: Mapping[str | None, Tokens],
     computed_in: Collection[torch.dtype],
 ) -> Errors:
     """Compare two saved runs, given as pairs of blocks of rows for each site.
@@ -542,9 +544,11 @@ def compare_saved(
         start = 0
         for reference, candidate in blocks:
             expected, rows = reference.cpu(), candidate.cpu()
-            errors.compare(name, _Block(start, len(expected)), expected, rows)
+            end = start + len(expected)
+            places = dict.fromkeys(tokens, range(start, end))
+            errors.compare(name, places, expected, rows)
             dtypes |= {expected.dtype, rows.dtype}
-            start += len(expected)
+            start = end
             yield expected, rows
 
     for name, blocks in runs.items():

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.cause import compare_weights, explain
 from hiddenscope.analyses.drift.compare import (
+    Claim,
     ComparedSides,
     compare_parts,
     compare_passes,
@@ -272,16 +273,17 @@ def _compare_returned(
         if saved != embeddings.dtype:
             digits = Digits.saved_in(saved, model.module)
     rounded = replace(reference, module=with_digits(model.module, digits.reference))
-    readers = {name: tensor.__getitem__ for name, tensor in rows.items()}
-    errors = compare_passes(rounded, model, readers, dtype, inputs)
+    claims = {}
+    for name, tensor in rows.items():
+        claims[name] = Claim(name, tensor.__getitem__)
+    errors = Errors(tokens_of(model, inputs))
+    compare_passes(rounded, model, claims, dtype, inputs, errors)
     errors.passes["candidate"] = 1
     errors.notes += digits.notes
     module = getattr(program, "_orig_mod", program)
     name = getattr(program, "__name__", type(module).__name__)
     sources = [model.source(None).to_json(), {"model": name, "dtype": name_of(dtype)}]
-    tokens = tokens_of(model, inputs)
-    facts = pairs.facts(reference)
-    return DriftComparison((model.name, name), errors, tokens, sources, facts)
+    return DriftComparison((model.name, name), errors, sources, pairs.facts(reference))
 
 
 def _compare_by_parts(
@@ -304,7 +306,6 @@ def _compare_by_parts(
     comparison = DriftComparison(
         (sides.reference.name, candidate.name),
         errors,
-        tokens_of(model, inputs),
         [model.source(None).to_json(), source],
         pairing,
         compared="parts",

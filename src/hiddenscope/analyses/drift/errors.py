@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ from hiddenscope.analyses.drift.live_model import BRANCHES, LOGITS
 from hiddenscope.analyses.drift.systematic import Finding, SystematicTest, coarsest
 from hiddenscope.errors import NotFinite
 from hiddenscope.modules import trials
-from hiddenscope.passes import Inputs, TextEncoder
+from hiddenscope.passes import Inputs
+from hiddenscope.states import Tokens
 from hiddenscope.states.arrays import Floats
 
 # Two correct programs are each about equally far from the exact result, and the worst
@@ -202,41 +203,21 @@ class Noise:
         return max(worst_row, error.channel / (MARGIN * self.channel))
 
 
-class Rows(Protocol):
-    """Some of the rows of a comparison, such as those of a batch of texts."""
-
-    def places(self, stack: str | None) -> Sequence[int]:
-        """Return the numbers of these rows among all of a stack."""
-
-    def token(self, stack: str | None, row: int) -> str:
-        """Describe the token of a row."""
+Places = Mapping[str | None, Sequence[int]]
+"""The numbers of some rows among all of their stack, for each stack."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Some of the texts of a comparison: `numbers` among them, and their `inputs`."""
-
-    numbers: Sequence[int]
-    inputs: Inputs
-    everything: Inputs
-    encoder: TextEncoder
-
-    def places(self, stack: str | None) -> list[int]:
-        """Return the numbers of its tokens among all tokens of a stack."""
-        starts = np.cumsum([0, *self.everything.of(stack).lengths])
-        places: list[int] = []
-        for number in self.numbers:
-            places += range(starts[number], starts[number + 1])
-        return places
-
-    def token(self, stack: str | None, row: int) -> str:
-        """Describe the token of a row, by its text and position."""
-        for number, ids in zip(self.numbers, self.inputs.of(stack).ids, strict=True):
-            if row < len(ids):
-                token = self.encoder.string(ids[row])
-                return f"{token!r} (text {number}, position {row})"
-            row -= len(ids)
-        raise IndexError(row)
+def places_of(
+    inputs: Inputs, texts: Sequence[int], stacks: Iterable[str | None]
+) -> Places:
+    """Return the places of the tokens of some texts among those of all inputs."""
+    places: dict[str | None, list[int]] = {}
+    for stack in stacks:
+        starts = np.cumsum([0, *inputs.of(stack).lengths])
+        places[stack] = []
+        for text in texts:
+            places[stack] += range(starts[text], starts[text + 1])
+    return places
 
 
 @dataclass
@@ -257,12 +238,12 @@ class SiteVerdict:
 class Errors:
     """All numbers of a comparison: cells by site and measure, and a verdict per site.
 
-    `tokens` counts the tokens of each stack. `verdicts` has an entry for each site and
+    `tokens` are the tokens of each stack. `verdicts` has an entry for each site and
     for the logits. `noise_sources` name the measurements behind the noise. `findings`
     are systematic differences by part. `roles` are what an error calls the two runs.
     """
 
-    tokens: dict[str | None, int]
+    tokens: Mapping[str | None, Tokens]
     cells: dict[str, dict[str, Floats]] = field(default_factory=dict)
     verdicts: dict[str, SiteVerdict] = field(default_factory=dict)
     noise_sources: list[str] = field(default_factory=list)
@@ -275,22 +256,22 @@ class Errors:
     top1_changed: list[NDArray[np.bool_]] = field(default_factory=list)
     roles: tuple[str, str] = ("reference", "candidate")
 
-    def put(self, name: str, measure: str, rows: Rows, values: Tensor) -> None:
+    def put(self, name: str, measure: str, places: Places, values: Tensor) -> None:
         """Store the values of some rows."""
         stack = stack_of(name, self.tokens)
         measures = self.cells.setdefault(name, {})
-        column = measures.setdefault(measure, np.full(self.tokens[stack], np.nan))
-        column[list(rows.places(stack))] = values.double().numpy()
+        column = measures.setdefault(measure, np.full(len(self.tokens[stack]), np.nan))
+        column[places[stack]] = values.double().numpy()
 
     def compare(
-        self, name: str, rows: Rows, reference: Tensor, candidate: Tensor
+        self, name: str, places: Places, reference: Tensor, candidate: Tensor
     ) -> None:
         """Measure two sets of rows token by token, in float64.
 
         For logits the predictions are compared as well.
         """
         for who, values in zip(self.roles, (reference, candidate), strict=True):
-            self._refuse_not_finite(who, name, values, rows)
+            self._refuse_not_finite(who, name, values, places)
         unit = torch.finfo(coarsest([reference.dtype, candidate.dtype])).eps
         expected, actual = reference.double(), candidate.double()
         difference = (actual - expected).abs()
@@ -312,10 +293,10 @@ class Errors:
             self.kl.append(measures["kl"].numpy())
             self.top1_changed.append(changed.numpy())
         for measure, values in measures.items():
-            self.put(name, measure, rows, values)
+            self.put(name, measure, places, values)
 
     def _refuse_not_finite(
-        self, who: str, name: str, values: Tensor, rows: Rows
+        self, who: str, name: str, values: Tensor, places: Places
     ) -> None:
         """Raise if values hold a NaN or an infinity, naming side, site and token."""
         broken = ~values.isfinite().all(-1)
@@ -325,10 +306,13 @@ class Errors:
             return
         row = int(broken.nonzero()[0])
         what = "a NaN" if bool(values[row].isnan().any()) else "an infinity"
-        token = rows.token(stack_of(name, self.tokens), row)
+        stack = stack_of(name, self.tokens)
+        place, tokens = places[stack][row], self.tokens[stack]
+        text, position = tokens.text[place], tokens.positions[place]
         raise NotFinite(
             "Cannot compare the two runs",
-            f"the {who} has {what} at {name}, token {token}",
+            f"the {who} has {what} at {name}, token {tokens.strings[place]!r} (text"
+            f" {text}, position {position})",
             "Repair that first: look at the weights of the block that computes it, or"
             " use a wider dtype.",
         )

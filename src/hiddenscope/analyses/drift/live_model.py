@@ -105,10 +105,6 @@ class LiveModel:
         """Return the submodule at a path."""
         return self.module.get_submodule(path)
 
-    def count_tokens(self, inputs: Inputs) -> dict[str | None, int]:
-        """Return the number of tokens that each stack gets."""
-        return {stack: sum(inputs.of(stack).lengths) for stack in self.stacks}
-
     def batch(self, inputs: Inputs) -> PaddedBatch:
         """Pad texts on its device."""
         targets = None

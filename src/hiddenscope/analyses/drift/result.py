@@ -6,7 +6,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -45,6 +45,7 @@ from hiddenscope.analyses.drift.report import (
 from hiddenscope.analyses.drift.search import FaultyModule
 from hiddenscope.errors import FileError
 from hiddenscope.files import replacing
+from hiddenscope.results.dataset import token_coords
 from hiddenscope.sites import Site, SitePatterns, select
 from hiddenscope.states import Tokens
 
@@ -74,7 +75,6 @@ class DriftComparison:
 
     names: tuple[str, str]
     errors: Errors
-    tokens: Mapping[str | None, Tokens]
     sources: Sequence[Mapping[str, object]]
     pairing: Pairing
     compared: Literal["parts", "passes"] = "passes"
@@ -84,6 +84,11 @@ class DriftComparison:
     changed_weights: Sequence[ChangedWeight] = ()
     cause: Cause | None = None
     dtypes_differ: bool = False
+
+    @property
+    def tokens(self) -> Mapping[str | None, Tokens]:
+        """Return the tokens of each stack."""
+        return self.errors.tokens
 
     def report(self, baseline: Baseline | None) -> DriftReport:
         """Return the findings of a comparison."""
@@ -222,32 +227,15 @@ class DriftComparison:
                     start = starts[stack_of(name, self.tokens)]
                     cells[row, start : start + len(values)] = values
             variables[measure] = (("site", "token"), cells, dict(attributes))
-        for line, numbers in _along_sites(errors, names).items():
+        lines = zip(LINES.items(), _along_sites(errors, names), strict=True)
+        for (line, words), numbers in lines:
             values = np.array(numbers, dtype=np.float32)
             if np.isfinite(values).any():
-                attributes = {"long_name": LINES[line], "scale": "log"}
+                attributes = {"long_name": words, "scale": "log"}
                 variables[line] = ("site", values, attributes)
-        return xarray.Dataset(variables, {"site": names, **self._coordinates()})
-
-    def _coordinates(self) -> dict[str, object]:
-        stacks = list(self.tokens.values())
-        strings: list[str] = []
-        for tokens in stacks:
-            strings += tokens.strings
-        coordinates: dict[str, object] = {
-            "text": ("token", np.concatenate([tokens.text for tokens in stacks])),
-            "position": (
-                "token",
-                np.concatenate([tokens.positions for tokens in stacks]),
-            ),
-            "id": ("token", np.concatenate([tokens.ids for tokens in stacks])),
-            # The None keeps numpy from making fixed-width strings.
-            "string": ("token", np.array([*strings, None], dtype=object)[:-1]),
-        }
-        if len(stacks) > 1:
-            names = np.repeat(list(map(str, self.tokens)), list(map(len, stacks)))
-            coordinates["stack"] = ("token", names.astype(object))
-        return coordinates
+        stacks = list(map(str, self.tokens)) if len(self.tokens) > 1 else []
+        coords = token_coords(list(self.tokens.values()), stacks)
+        return xarray.Dataset(variables, {"site": names, **coords})
 
 
 def _drifting_site(errors: Errors, name: str) -> DriftingSite:
@@ -318,20 +306,19 @@ def _moved_layers(errors: Errors) -> list[MovedLayer]:
     return sorted(moved, key=lambda layer: -layer.local)
 
 
-def _along_sites(errors: Errors, names: Sequence[str]) -> dict[str, list[float]]:
-    lines: dict[str, list[float]] = {line: [] for line in LINES}
-    total_before = math.nan
-    for name in names:
-        total = _largest(errors, name, "relative")
-        inherited = _largest(errors, name, "inherited")
-        lines["total_error"].append(total)
-        lines["local_error"].append(_largest(errors, name, "local"))
-        lines["inherited_error"].append(inherited)
-        lines["envelope"].append(errors.verdicts[name].envelope)
-        lines["gain"].append(inherited / total_before if total_before else math.nan)
-        lines["beyond"].append(errors.verdicts[name].beyond)
-        total_before = total
-    return lines
+def _along_sites(errors: Errors, names: Sequence[str]) -> Iterator[Sequence[float]]:
+    """Yield the values of each line of `LINES`, in their order."""
+    total = [_largest(errors, name, "relative") for name in names]
+    inherited = [_largest(errors, name, "inherited") for name in names]
+    verdicts = [errors.verdicts[name] for name in names]
+    yield total
+    yield [_largest(errors, name, "local") for name in names]
+    yield inherited
+    yield [verdict.envelope for verdict in verdicts]
+    # No error before has no gain: it becomes a gap.
+    before = np.array([math.nan, *total])[:-1]
+    yield np.array(inherited) / np.where(before == 0, math.nan, before)
+    yield [verdict.beyond for verdict in verdicts]
 
 
 def read_baseline(path: str | os.PathLike[str]) -> dict[str, float] | None:

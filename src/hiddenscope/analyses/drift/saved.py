@@ -15,18 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.analyses.drift.compare import (
-    RowReader,
-    compare_passes,
-    compare_saved,
-)
-from hiddenscope.analyses.drift.errors import Errors
+from hiddenscope.analyses.drift.compare import Claim, compare_passes, compare_saved
+from hiddenscope.analyses.drift.errors import Errors, SiteVerdict
 from hiddenscope.analyses.drift.live_model import (
     as_live,
     encode,
@@ -216,19 +213,22 @@ def compare_model_with_saved(
         names, roles = (saved.name, model.name), ("candidate", "reference")
     widths = {site: live.anatomy.width(site) for site in live.sites}
     sites = _common_sites(widths, saved, (model.name, saved.name))
-    readers = {str(site): partial(saved.rows, site) for site in sites}
-    with model.lock:
-        errors = compare_passes(live, model, readers, dtype, inputs, roles=roles)
+    claims = {}
+    for site in sites:
+        claims[str(site)] = Claim(str(site), partial(saved.rows, site))
     tokens = tokens_of(model, inputs)
     if saved.windows() is not None:
         # The store knows the places of its windows in the whole texts.
         tokens |= {states.sites[0].stack: states.tokens for states in saved.stacks}
+    errors = Errors(tokens, roles=roles)
+    with model.lock:
+        compare_passes(live, model, claims, dtype, inputs, errors)
     sources = [model.source(None).to_json(), saved.stacks[0].source.to_json()]
     if saved_is_reference:
         sources.reverse()
         errors.passes = {"reference": 0, "candidate": errors.passes["reference"]}
     errors.notes += getattr(saved.stacks[0].source, "notes", ())
-    comparison = DriftComparison(names, errors, tokens, sources, _paired_by_site(sites))
+    comparison = DriftComparison(names, errors, sources, _paired_by_site(sites))
     comparison.hints = explain_layout(model, saved, inputs, errors, dtype)
     return comparison
 
@@ -250,11 +250,10 @@ def compare_two_saved(first: SavedRun, second: SavedRun) -> DriftComparison:
     for site in sites:
         blocks[str(site)] = zip(first.blocks(site), second.blocks(site), strict=True)
     tokens = {stack: first.states_of(stack).tokens for stack in stacks}
-    counts = {stack: len(stack_tokens) for stack, stack_tokens in tokens.items()}
-    errors = compare_saved(blocks, counts, {first.named_dtype, second.named_dtype})
+    errors = compare_saved(blocks, tokens, {first.named_dtype, second.named_dtype})
     errors.passes = {"reference": 0, "candidate": 0}
     sources = [first.stacks[0].source.to_json(), second.stacks[0].source.to_json()]
-    return DriftComparison(names, errors, tokens, sources, _paired_by_site(sites))
+    return DriftComparison(names, errors, sources, _paired_by_site(sites))
 
 
 def _paired_by_site(sites: Sequence[Site]) -> Pairing:
@@ -414,51 +413,25 @@ def explain_layout(
     # Two stacks have other tokens each.
     if not sites or any(site.stack is not None for site in sites):
         return []
-    # The first texts show what is worth a comparison of all tokens.
-    count, texts = 0, 0
-    for length in inputs.lengths:
-        if texts and count + length > MOST_TOKENS:
-            break
-        count, texts = count + length, texts + 1
-    layers = {site.layer for site in sites}
-    wanted = []
-    for site in model.anatomy.sites:
-        is_part = site.part in ("mlp", "mid") and site.layer in layers
-        if is_part or not site.part:
-            wanted.append(site)
-    reference = model.capture(inputs.some(range(texts)), wanted)
-    assert isinstance(reference, States)
-    rows = {site: saved.rows(site, range(count)) for site in sites}
-    hints = []
-    for layout in _layouts(reference.sites, sites):
-        near = []
+    layouts = list(_layouts(model.anatomy.sites, sites))
+    claims = {}
+    for number, layout in enumerate(layouts):
         for site, state in layout.really.items():
-            expected = reference[state]
-            if layout.is_centred:
-                expected = expected - expected.mean(-1, keepdim=True)
-            if rows[site].shape != expected.shape:
-                continue
-            distance = _distance(rows[site], expected)
-            is_clear = CLEARLY * distance <= _distance(rows[site], reference[site])
-            if distance <= SAME and is_clear:
-                near.append(site)
-        readers: dict[str, RowReader] = {}
-        for site in near:
-            reader: RowReader = partial(saved.rows, site)
-            if layout.is_centred:
-                captured = model.capture(inputs, site)
-                assert isinstance(captured, States)
-                reader = partial(_uncentred, reader, captured[site])
-            readers[str(layout.really[site])] = reader
-        if not near:
-            continue
-        with model.lock:
-            really = compare_passes(as_live(model), model, readers, dtype, inputs)
+            # A layer may be wider than the next.
+            if saved.width(site) == model.anatomy.width(state):
+                reader = partial(saved.rows, site)
+                claim = Claim(str(state), reader, layout.is_centred)
+                claims[f"{number} {site}"] = claim
+    really = Errors(errors.tokens)
+    with model.lock:
+        compare_passes(as_live(model), model, claims, dtype, inputs, really)
+    hints = []
+    for number, layout in enumerate(layouts):
         explained = []
-        for site in near:
-            beyond = really.verdicts[str(layout.really[site])].beyond
+        for site in layout.really:
+            verdict = really.verdicts.get(f"{number} {site}", SiteVerdict(inf))
             as_named = errors.verdicts[str(site)].beyond
-            if beyond <= 1 and CLEARLY * beyond <= as_named:
+            if verdict.beyond <= 1 and CLEARLY * verdict.beyond <= as_named:
                 explained.append(site)
         if not explained:
             continue
@@ -471,13 +444,6 @@ def explain_layout(
         evidence = f"{evidence} {outcome} {layout.remedy}"
         hints.append(Hint(fault=layout.fault, evidence=evidence))
     return hints
-
-
-def _uncentred(reader: RowReader, state: Tensor, numbers: Sequence[int]) -> Tensor:
-    """Read rows, and add the mean of each token's numbers in a state."""
-    rows = reader(numbers)
-    means = state.double().mean(-1, keepdim=True).cpu()
-    return (rows.double() + means[list(numbers)]).to(rows.dtype)
 
 
 def _layouts(known: Sequence[Site], sites: Sequence[Site]) -> Iterator[_Layout]:
