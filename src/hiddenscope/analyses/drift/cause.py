@@ -196,7 +196,6 @@ def _below_adapters(sides: ComparedSides) -> ComparedSides | None:
         anatomy=plain.anatomy,
         taps=plain.taps,
         blocks=plain.blocks,
-        passes=0,
     )
     if is_adapted:
         return ComparedSides(reference, below, reference, below)
@@ -218,11 +217,10 @@ def _compare_exchanged(
         for place in tied[id(copied.get_parameter(name))]:
             source = path_in(candidate, reference, place) if place != name else path
             _exchange(copied, place, candidate.module, source)
-    exchanged = replace(reference, module=copied, passes=0)
-    counted = replace(candidate, passes=0)
-    compared = ComparedSides(exchanged, counted, exchanged, counted)
+    exchanged = replace(reference, module=copied)
+    compared = ComparedSides(exchanged, candidate, exchanged, candidate)
     errors = compare_parts(compared, model, inputs, check=False)
-    if compared.rounds_inputs and exchanged.device == counted.device:
+    if compared.rounds_inputs and exchanged.device == candidate.device:
         # Layers that round their input to 8 bits are far from float64, by which noise
         # is measured. But here both sides run the very same layers, so that errors are
         # held to rounding in the dtype.

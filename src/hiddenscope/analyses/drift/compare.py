@@ -51,10 +51,15 @@ from hiddenscope.analyses.drift.observe import (
     ObservedState,
     StateQueue,
     observe,
-    raise_if_out_of_memory,
 )
 from hiddenscope.analyses.drift.systematic import SystematicTest, coarsest
-from hiddenscope.errors import NotFinite, PassError, StatesError
+from hiddenscope.errors import (
+    NotFinite,
+    PassError,
+    StatesError,
+    first_line,
+    is_out_of_memory,
+)
 from hiddenscope.model import Model
 from hiddenscope.modules import hooks
 from hiddenscope.modules.module_copy import (
@@ -73,6 +78,8 @@ from hiddenscope.states import Tokens
 FEW_TOKENS, FEW_TOKENS_SHARE = 2, 0.05
 # Sizes of these perturbations. Each is tried four times with random signs.
 PERTURBATIONS_ULP = (1, 2, 4) * 4
+# Passes of a live model beside another run: as it is, and two null passes.
+WHOLE_PASSES = 3
 KNOWN_KERNELS = (
     "eager",
     "sdpa",
@@ -123,7 +130,7 @@ class ComparedSides:
         ):
             if dtype is not None:
                 rounded = with_digits(model.module, dtype)
-                model = replace(model, module=rounded, passes=0)
+                model = replace(model, module=rounded)
             equals.append(model)
         equal_reference, equal_candidate = equals
         if torch.finfo(candidate.dtype).eps < torch.finfo(reference.dtype).eps:
@@ -133,7 +140,7 @@ class ComparedSides:
         kernel = candidate.kernel
         if kernel in KNOWN_KERNELS and kernel != reference.kernel:
             copied = private_copy(equal_reference.module, attention=kernel)
-            equal_reference = replace(equal_reference, module=copied, passes=0)
+            equal_reference = replace(equal_reference, module=copied)
         return cls(reference, candidate, equal_reference, equal_candidate, digits.notes)
 
     @property
@@ -146,14 +153,6 @@ class ComparedSides:
         """Tell whether layers of the reference round their input to 8 bits."""
         weights = quantised_weights(self.equal_reference.module)
         return any(weight.rounds_input for weight in weights)
-
-    @property
-    def models(self) -> dict[str, set[LiveModel]]:
-        """Return the models of each side, private copies included."""
-        return {
-            "reference": {self.reference, self.equal_reference},
-            "candidate": {self.candidate, self.equal_candidate},
-        }
 
 
 def _rounded(model: LiveModel, like: LiveModel) -> LiveModel:
@@ -173,7 +172,7 @@ def _rounded(model: LiveModel, like: LiveModel) -> LiveModel:
         dtype = dtypes.get(name, narrow)
         return tensor.to(dtype if dtype.itemsize > narrow.itemsize else narrow)
 
-    return replace(model, module=private_copy(model.module, convert), passes=0)
+    return replace(model, module=private_copy(model.module, convert))
 
 
 def compare_parts(
@@ -205,9 +204,6 @@ def compare_parts(
         has_padding = any(len(set(batch.costs)) > 1 for _, batch in batches)
         if not has_padding:
             raise
-    for models in sides.models.values():
-        for live in models:
-            live.passes = 0
     errors = compare(singles)
     errors.notes.append(
         "Texts were run one at a time, because a NaN comes up in a padded batch."
@@ -241,8 +237,12 @@ def _compare_batches(
             recorder = _BatchRecorder(errors, sides, some, places)
             reference_has_head |= compare(recorder)
             advance(1)
-    for who, models in sides.models.items():
-        errors.passes[who] = sum(live.passes for live in models) / len(batches)
+    # The reference also runs in float64, and the candidate with its states replaced. In
+    # low memory no pass of one dtype and kernel serves both comparisons.
+    changed = low_memory or sides.equal_reference is not sides.reference
+    errors.passes["reference"] = 2 + changed
+    changed = not low_memory and sides.equal_candidate is not sides.candidate
+    errors.passes["candidate"] = 2 + changed
     if reference_has_head and LOGITS not in errors.verdicts:
         errors.notes.append(
             "The candidate gives no logits of the reference's shape: they were not"
@@ -421,12 +421,9 @@ class _BatchRecorder:
             return state.rows * (1 + size * signs)
 
         model = self.sides.equal_reference
-        passes = model.passes
         for units in PERTURBATIONS_ULP:
             size = units * unit
             observe(model, self.inputs, [before, site], visit=perturb)
-        # These passes compare nothing, and do not count.
-        model.passes = passes
         return gaps
 
 
@@ -501,8 +498,7 @@ def compare_passes(
     """
     claimed = {claim.site for claim in claims.values()}
     sites = [site for site in reference.taps if str(site) in claimed]
-    batches = list(inputs.batches(model))
-    for numbers, some in batches:
+    for numbers, some in inputs.batches(model):
         observed = observe(reference, some, sites)
         null_passes = list(_null_passes(errors, reference, some, sites, dtype))
         places = places_of(inputs, numbers, errors.tokens)
@@ -521,7 +517,6 @@ def compare_passes(
             if gaps:
                 noise = Noise.of_passes(gaps, coarse)
             errors.judge(name, gap(expected, rows), noise, some)
-    errors.passes = {"reference": reference.passes / len(batches), "candidate": 0}
     errors.sort([*map(str, sites), *claims])
     return errors
 
@@ -573,7 +568,7 @@ def _null_passes(
     """Run the reference in other, equally correct ways, where the model allows them."""
 
     def run(module: nn.Module, inputs: Inputs = batch) -> Observed:
-        return observe(replace(reference, module=module, passes=0), inputs, sites)
+        return observe(replace(reference, module=module), inputs, sites)
 
     def run_float64() -> Observed:
         return run(float64_copy(reference.module))
@@ -612,14 +607,13 @@ def _null_passes(
         runs = {"float64": run_float64, "kernel_batch_threads": run_otherwise}
     errors.noise_sources = []
     for name, null_pass in runs.items():
-        reference.passes += 1
         try:
             observed = null_pass()
         except (RuntimeError, ValueError, TypeError, PassError) as error:
-            raise_if_out_of_memory(error)
-            reason = str(error).partition("\n")[0]
+            if is_out_of_memory(error):
+                raise
             errors.notes.append(
-                f"The noise of `{name}` could not be measured: {reason}"
+                f"The noise of `{name}` could not be measured: {first_line(error)}"
             )
             continue
         errors.noise_sources.append(name)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.cause import compare_weights, explain
 from hiddenscope.analyses.drift.compare import (
+    WHOLE_PASSES,
     Claim,
     ComparedSides,
     compare_parts,
@@ -171,22 +172,19 @@ def _compare(
     options: _Options,
 ) -> DriftComparison:
     """Compare two sides in the most informative way that they allow."""
-    has_saved = isinstance(reference, SavedRun) or isinstance(candidate, SavedRun)
-    if has_saved and options.pairing is not None:
+    saved = [side for side in (reference, candidate) if isinstance(side, SavedRun)]
+    if saved and options.pairing is not None:
         reason = "saved states are paired by their sites"
         raise StatesError("Cannot use the pairing", reason, "Leave it out.")
-    if isinstance(reference, SavedRun) and isinstance(candidate, SavedRun):
-        comparison = compare_two_saved(reference, candidate)
-    elif isinstance(reference, SavedRun):
+    if len(saved) == 2:
+        comparison = compare_two_saved(*saved)
+    elif saved:
+        is_reference = saved[0] is reference
+        side, who = reference, "reference"
+        if is_reference:
+            side, who = candidate, "candidate"
         comparison = compare_model_with_saved(
-            _as_model(candidate, "candidate"), reference, texts, saved_is_reference=True
-        )
-    elif isinstance(candidate, SavedRun):
-        comparison = compare_model_with_saved(
-            _as_model(reference, "reference"),
-            candidate,
-            texts,
-            saved_is_reference=False,
+            _as_model(side, who), saved[0], texts, saved_is_reference=is_reference
         )
     else:
         model = _as_model(reference, "reference")
@@ -276,9 +274,9 @@ def _compare_returned(
     claims = {}
     for name, tensor in rows.items():
         claims[name] = Claim(name, tensor.__getitem__)
-    errors = Errors(tokens_of(model, inputs))
+    passes = {"reference": WHOLE_PASSES, "candidate": 1}
+    errors = Errors(tokens_of(model, inputs), passes=passes)
     compare_passes(rounded, model, claims, dtype, inputs, errors)
-    errors.passes["candidate"] = 1
     errors.notes += digits.notes
     module = getattr(program, "_orig_mod", program)
     name = getattr(program, "__name__", type(module).__name__)
@@ -360,7 +358,8 @@ def _search(
         search = PortSearch(*models, batch, others)
     fault = search.find(first, errors.beyond, relative)
     # Rounded inputs hide the part at fault: the container is all that is left.
-    if fault is None or (sides.rounds_inputs and fault.beyond == inf):
+    is_container = fault is not None and fault.call and fault.output is None
+    if fault is None or (sides.rounds_inputs and is_container):
         return
     comparison.fault = fault
     comparison.hints, notes = describe_hint(search, fault)

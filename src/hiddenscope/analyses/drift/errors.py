@@ -59,6 +59,7 @@ CELLS: Mapping[str, Mapping[str, str]] = {
         "scale": "log",
     },
 }
+SIDES = ("reference", "candidate")
 # Beside these, the logits have `kl`, the divergence of the outputs at each token.
 MISMATCH_ULP = 8
 
@@ -248,13 +249,13 @@ class Errors:
     verdicts: dict[str, SiteVerdict] = field(default_factory=dict)
     noise_sources: list[str] = field(default_factory=list)
     observing_changed_nothing: bool | None = None
-    passes: dict[str, float] = field(default_factory=dict)
+    passes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIDES, 0))
     notes: list[str] = field(default_factory=list)
     systematic: dict[str, SystematicTest] = field(default_factory=dict)
     findings: dict[str, Finding] = field(default_factory=dict)
     kl: list[Floats] = field(default_factory=list)
     top1_changed: list[NDArray[np.bool_]] = field(default_factory=list)
-    roles: tuple[str, str] = ("reference", "candidate")
+    roles: tuple[str, str] = SIDES
 
     def put(self, name: str, measure: str, places: Places, values: Tensor) -> None:
         """Store the values of some rows."""

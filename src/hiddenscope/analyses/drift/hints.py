@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, product
 from math import isclose
 from typing import Any, NamedTuple
@@ -21,10 +21,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hiddenscope.analyses.drift.errors import Noise, gap
-from hiddenscope.analyses.drift.observe import ModuleCall, real_rows, tensors_in
+from hiddenscope.analyses.drift.observe import (
+    ModuleCall,
+    real_rows,
+    record_calls,
+    tensors_in,
+)
 from hiddenscope.analyses.drift.report import Hint
 from hiddenscope.analyses.drift.search import FaultyModule, Search
-from hiddenscope.modules import hooks
 from hiddenscope.modules.module_copy import named_weights, private_copy
 
 # A hypothesis is named beside the nearest one if it leaves at most this many times as
@@ -227,19 +231,11 @@ def _block_arguments(search: Search, container: str) -> list[Mapping[str, Any]]:
     prefix = f"{container}." if container else ""
     recorded: list[Mapping[str, Any]] = []
     for model in (search.reference, search.candidate):
-        calls: list[Mapping[str, Any]] = [{}]
-
-        def before(
-            args: object, kwargs: Mapping[str, Any], calls: list[Any] = calls
-        ) -> None:
-            calls.append(dict(kwargs))
-
         paths = [path for path in model.blocks.values() if path.startswith(prefix)]
-        if paths:
-            watch = hooks.Watch(model.part(paths[0]), "input", before)
-            with hooks.watching([watch]):
-                model.run(model.batch(search.inputs))
-        recorded.append(calls[:2][-1])
+        parts = {path: model.part(path) for path in paths[:1]}
+        run = partial(model.run, model.batch(search.inputs))
+        calls = record_calls(parts, run)
+        recorded.append(calls[0].kwargs if calls else {})
     return recorded
 
 
@@ -251,17 +247,15 @@ def argument_hints(
     for name, value in reference.items():
         other = candidate.get(name)
         evidence = ""
-        if value is None and other is not None:
-            evidence = f"The blocks are given `{name}` in the candidate and not in the"
-            evidence += " reference."
-        elif value is not None and other is None:
-            evidence = f"The blocks are given `{name}` in the reference and not in the"
-            evidence += " candidate."
-        for pair in zip(tensors_in(value), tensors_in(other), strict=False):
-            if evidence or pair[0].shape != pair[1].shape:
-                continue
-            tensor, moved = pair[0], pair[1].to(pair[0])
-            if torch.equal(tensor, moved):
+        if (value is None) != (other is None):
+            here, there = "reference", "candidate"
+            if value is None:
+                here, there = there, here
+            evidence = f"The blocks are given `{name}` in the {here} and not in the"
+            evidence += f" {there}."
+        for tensor, theirs in zip(tensors_in(value), tensors_in(other), strict=False):
+            moved = theirs.to(tensor)
+            if evidence or moved.shape != tensor.shape or torch.equal(moved, tensor):
                 continue
             shift = (moved.double() - tensor.double()).flatten()
             differing = int((tensor != moved).sum())
@@ -629,10 +623,9 @@ class _AttentionTrial:
 
     def enter(self, heads: Heads) -> Heads:
         """Return the heads that an attention of the module must use."""
-        if self.heads is not None:
-            return heads
-        self.heads = self._replacement or heads
-        return self.heads
+        if self.heads is None:
+            self.heads = heads = self._replacement or heads
+        return heads
 
 
 def _attend(
@@ -663,8 +656,8 @@ def _attend(
         bias = bias + options["position_bias"]
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     cap = options.get("softcap")
-    query_heads, key_heads, value_heads = query.to(wide), key.to(wide), value.to(wide)
-    heads = Heads(query_heads, key_heads, value_heads, visible, bias, scale, cap)
+    entering = (tensor.to(wide) for tensor in (query, key, value))
+    heads = Heads(*entering, visible, bias, scale, cap)
     return part.trial.enter(heads).attend().to(query.dtype), None
 
 

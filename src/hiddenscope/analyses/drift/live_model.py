@@ -57,7 +57,7 @@ class LiveModel:
     """A module with the places of its states and the block that makes each layer.
 
     A port, whose modules have other names than the reference's, has its own `taps` and
-    `blocks`. Other models use those of the anatomy. `passes` counts runs.
+    `blocks`. Other models use those of the anatomy.
     """
 
     name: str
@@ -67,7 +67,6 @@ class LiveModel:
     taps: Mapping[Site, Tap] = field(default_factory=dict)
     blocks: Mapping[Site, str] = field(default_factory=dict)
     is_port: bool = False
-    passes: float = 0
     dtype: torch.dtype = field(init=False)
     device: torch.device = field(init=False)
 

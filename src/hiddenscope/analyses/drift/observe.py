@@ -14,12 +14,12 @@ it. It can be repeated on another module.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from queue import Empty, Full, Queue
-from threading import Event, Thread
+from queue import Empty, Queue
+from threading import Thread
 from typing import Any, TypeVar
 
 import torch
@@ -27,14 +27,12 @@ from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.errors import Noise, gap
 from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel
-from hiddenscope.errors import is_out_of_memory
+from hiddenscope.errors import first_line, is_out_of_memory
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.module_copy import float64_copy
 from hiddenscope.passes import Inputs, PaddedBatch
 from hiddenscope.sites import Site
 
-# Seconds between checks that the other thread is still running.
-WAIT = 0.05
 # What kernels without float64, and modules that cannot be copied, raise.
 FLOAT64_ERRORS = (RuntimeError, TypeError, ValueError, NotImplementedError)
 Returned = TypeVar("Returned")
@@ -92,7 +90,6 @@ def observe(
     observation = _Observation(
         model, batch, sites, visit or observed.keep, observed.notes, noise
     )
-    model.passes += 2 if noise else 1
     with hooks.watching(observation.watches()):
         output = model.run(batch)
     returned = hooks.first_tensor(output)
@@ -133,13 +130,10 @@ class _Observation:
         """Return a watch for the tap of every site, and for parts run in float64."""
         watches = []
         if self.measures_noise:
-            layers_of: dict[str, list[Site]] = defaultdict(list)
-            for site, path in self.model.blocks.items():
-                layers_of[path].append(site)
-            for path, layers in layers_of.items():
-                watches.append(self._watch_block(path, layers))
+            blocks = set(self.model.blocks.values())
+            watches += map(self._watch_block, blocks)
             # The embeddings, the norms around the blocks, and the head.
-            inside_blocks = tuple(f"{path}." for path in layers_of)
+            inside_blocks = tuple(f"{path}." for path in blocks)
             for path, part in hooks.parts_of(self.model.module).items():
                 is_leaf = bool(part._parameters) and not part._modules
                 if is_leaf and not f"{path}.".startswith(inside_blocks):
@@ -149,48 +143,39 @@ class _Observation:
             watches.append(tap.watch(self.model.module, partial(self._on_state, site)))
         return watches
 
-    def _watch_block(self, path: str, layers: Sequence[Site]) -> hooks.Watch:
+    def _watch_block(self, path: str) -> hooks.Watch:
         """Run a float64 copy of a block, which makes one layer in each of its calls."""
-        block = self.model.part(path)
-        remaining = list(layers)
+        model, block = self.model, self.model.part(path)
+        layers = iter([site for site in model.blocks if model.blocks[site] == path])
 
         def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            if not remaining:
+            layer = next(layers, None)
+            if layer is None:
                 return
-            layer = remaining.pop(0)
+            taps = {}
+            for site in self.sites:
+                tap = model.taps[site]
+                is_inside = f"{tap.path}.".startswith(f"{path}.")
+                is_layer = (site.layer, site.stack) == (layer.layer, layer.stack)
+                if is_layer and is_inside and tap.side == "output":
+                    inner_path = tap.path[len(path) :].lstrip(".")
+                    taps[site] = replace(tap, path=inner_path, call=0)
             try:
                 exact = float64_copy(block)
-                with hooks.watching(self._watches_inside(exact, path, layer)):
+                watches = []
+                for site, tap in taps.items():
+                    watches.append(tap.watch(exact, partial(self._add_exact, site)))
+                with hooks.watching(watches):
                     run_exactly(exact, args, kwargs)
             except FLOAT64_ERRORS as error:
-                raise_if_out_of_memory(error)
-                reason = str(error).partition("\n")[0]
+                if is_out_of_memory(error):
+                    raise
                 self.notes.append(
                     "The noise of a block is the tolerance of its dtype where float64"
-                    f" fails: {reason}"
+                    f" fails: {first_line(error)}"
                 )
 
         return hooks.Watch(block, "input", before)
-
-    def _watches_inside(
-        self, exact: nn.Module, path: str, layer: Site
-    ) -> list[hooks.Watch]:
-        """Return watches for the states that the copy of a layer's block computes."""
-
-        def keep(site: Site, output: object) -> None:
-            tensor = hooks.first_tensor(output)
-            if tensor is not None:
-                self._add_exact(site, tensor)
-
-        watches = []
-        for site in self.sites:
-            tap = self.model.taps[site]
-            is_inside = f"{tap.path}.".startswith(f"{path}.")
-            is_layer = (site.layer, site.stack) == (layer.layer, layer.stack)
-            if is_layer and is_inside and tap.side == "output":
-                part = exact.get_submodule(tap.path[len(path) :].lstrip("."))
-                watches.append(hooks.Watch(part, "output", partial(keep, site)))
-        return watches
 
     def _watch_outside(self, part: nn.Module) -> list[hooks.Watch]:
         """Run a float64 copy of a module outside the blocks."""
@@ -198,12 +183,10 @@ class _Observation:
 
         def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             nonlocal exact
-            try:
+            exact = None
+            with tolerating(FLOAT64_ERRORS):
                 output = run_exactly(float64_copy(part), args, kwargs)
                 exact = hooks.first_tensor(output)
-            except FLOAT64_ERRORS as error:
-                raise_if_out_of_memory(error)
-                exact = None
 
         def after(output: object) -> None:
             returned = hooks.first_tensor(output)
@@ -302,29 +285,24 @@ class StateQueue:
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self._queue: Queue[ObservedState] = Queue(maxsize=1)
-        self._ended, self._closed = Event(), Event()
+        self._queue: Queue[ObservedState | None] = Queue(maxsize=1)
+        # None is the end.
+        self._states = iter(self._queue.get, None)
+        self._is_closed = False
 
-    def give(self, state: ObservedState) -> None:
+    def give(self, state: ObservedState | None) -> None:
         """Hand over a state once the last was taken; drop it if the queue is closed."""
-        self.names.append(state.name)
-        while not self._closed.is_set():
-            try:
-                self._queue.put(state, timeout=WAIT)
-                return
-            except Full:
-                continue
+        if state is not None:
+            self.names.append(state.name)
+        if not self._is_closed:
+            self._queue.put(state)
 
     def take(self, name: str) -> ObservedState | None:
         """Return the state of this name and drop those before it.
 
         The result is None if the reference has ended without it.
         """
-        while not (self._ended.is_set() and self._queue.empty()):
-            try:
-                state = self._queue.get(timeout=WAIT)
-            except Empty:
-                continue
+        for state in self._states:
             if state.name == name:
                 return state
         return None
@@ -344,14 +322,17 @@ class StateQueue:
             except BaseException as error:
                 failures.append(error)
             finally:
-                self._ended.set()
+                self.give(None)
 
         thread = Thread(target=run_reference, daemon=True)
         thread.start()
         try:
             returned = candidate()
         finally:
-            self._closed.set()
+            self._is_closed = True
+            # The reference may be waiting for room.
+            with suppress(Empty):
+                self._queue.get_nowait()
             thread.join()
         for failure in failures:
             raise failure
@@ -477,14 +458,18 @@ def run_exactly(
     return output
 
 
-def raise_if_out_of_memory(error: Exception) -> None:
-    """Raise an error again if it says that memory ran out.
+@contextmanager
+def tolerating(errors: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Leave a block on some errors, unless they say that memory ran out.
 
     torch raises a RuntimeError for it too, which would pass for a module that does not
     take its arguments, or that cannot run in float64.
     """
-    if is_out_of_memory(error):
-        raise error
+    try:
+        yield
+    except errors as error:
+        if is_out_of_memory(error):
+            raise
 
 
 def clone(tensor: Tensor) -> Tensor:

@@ -143,7 +143,6 @@ def pair_program(
     passes = []
     for text in range(count):
         passes.append(observe(reference, texts.some([text]), layers))
-    reference.passes = 0  # pairing is not part of the comparison
     rows = {}
     for name in passes[0].states:
         rows[name] = torch.cat([observed.rows(name) for observed in passes])

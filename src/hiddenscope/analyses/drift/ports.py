@@ -36,14 +36,14 @@ from hiddenscope.analyses.drift.observe import (
     ObservedState,
     observe,
     parts_inside,
-    raise_if_out_of_memory,
     record_calls,
     run_exactly,
     tensors_in,
+    tolerating,
 )
 from hiddenscope.analyses.drift.report import Hint
 from hiddenscope.analyses.drift.search import (
-    CALL_ERRORS,
+    INCOMPARABLE,
     FaultyModule,
     Search,
     Verdict,
@@ -169,6 +169,7 @@ class PortSearch(Search):
         super().__init__(reference, candidate, inputs)
         self.texts = [inputs, *others]
         self.noise = Noise.assumed(candidate.dtype)
+        self._rows: dict[tuple[Site, object], Tensor] = {}
 
     def find(
         self, first: str, beyond: Mapping[str, float], relative: float
@@ -176,23 +177,19 @@ class PortSearch(Search):
         """Find the module behind the first site that differs."""
         site = None if first == LOGITS else Site.parse(first)
         if site is None or not site.layer:
-            return self._search_around(site, beyond[first], relative)
+            return self._search_around(site)
         hint, path = self._misuse_of_block(site), self._runner_of_blocks(site)
         if hint is None:
             hint, path = self._other_block(site), self.candidate.blocks[site]
         if hint is not None:
-            return FaultyModule(path, beyond[first], relative, hints=(hint,))
+            return FaultyModule(path, hints=(hint,))
         block = self._block(site)
         if block is None:
             return None
         agreeing = self._agreeing_block(site, beyond)
         trial = BlockTrial(self, block, agreeing)
         whole = block.port.block
-        call, verdict = trial.innermost_wrong(whole) or (
-            whole,
-            Verdict(beyond[first], relative),
-        )
-        return trial.fault(call, verdict)
+        return trial.fault(trial.innermost_wrong(whole) or whole)
 
     def same(self, expected: Tensor, other: Tensor) -> bool:
         """Check that two tensors of one shape differ by rounding alone."""
@@ -214,7 +211,12 @@ class PortSearch(Search):
         )
 
     def _reference_rows(self, site: Site, inputs: Inputs) -> Tensor:
-        return observe(self.reference, inputs, [site]).rows(str(site))
+        # The same rows are asked for again and again.
+        key = site, inputs.ids
+        if key not in self._rows:
+            observed = observe(self.reference, inputs, [site])
+            self._rows[key] = observed.rows(str(site))
+        return self._rows[key]
 
     def _call_making(self, site: Site, calls: Sequence[ModuleCall]) -> ModuleCall:
         """Return the call that makes a layer, if one module makes several layers."""
@@ -298,15 +300,13 @@ class PortSearch(Search):
     def _exact_calls(self, call: ModuleCall) -> BlockCalls | None:
         """Record the calls inside a float64 copy of a block; None if float64 fails."""
         exact = float64_copy(self.reference.part(call.path))
-        try:
+        calls: list[ModuleCall] = []
+        with tolerating(FLOAT64_ERRORS):
             calls = record_calls(
                 parts_inside(exact, call.path),
                 lambda: run_exactly(exact, call.args, call.kwargs),
             )
-        except FLOAT64_ERRORS as error:
-            raise_if_out_of_memory(error)
-            return None
-        return BlockCalls(calls[0])
+        return BlockCalls(calls[0]) if calls else None
 
     def _agreeing_block(
         self, site: Site, beyond: Mapping[str, float]
@@ -337,9 +337,7 @@ class PortSearch(Search):
                     return False
         return True
 
-    def _search_around(
-        self, site: Site | None, beyond: float, relative: float
-    ) -> FaultyModule:
+    def _search_around(self, site: Site | None) -> FaultyModule:
         """Find the module at fault before or after the blocks, by weight or output."""
         leaves: list[tuple[ModuleCall, Tensor]] = []
         outside = self.calls_outside(self.reference)
@@ -369,14 +367,14 @@ class PortSearch(Search):
             if not _all_among([weight], [expected]):
                 changed.append(path)
         if not changed:
-            return FaultyModule(self._maker_of(site, calls), beyond, relative)
+            return FaultyModule(self._maker_of(site, calls))
         # Its output is within rounding on this text, or could not be compared.
         evidence = (
             f"The weight of `{changed[0]}` is like one of the reference's, and not"
             " equal to it."
         )
         hint = Hint(fault="changed_weight", evidence=evidence)
-        return FaultyModule(changed[0], beyond, relative, hints=(hint,))
+        return FaultyModule(changed[0], hints=(hint,))
 
     def _maker_of(self, site: Site | None, calls: Sequence[ModuleCall]) -> str:
         """Return the container whose output is the state at a site.
@@ -397,25 +395,11 @@ class PortSearch(Search):
         The result is None if it agrees or cannot be compared.
         """
         tensors = tensors_in((call.args, call.kwargs))
-        if not tensors or call.output is None:
+        port_call = replace(call, path=path, args=tuple(tensors[:1]), kwargs={})
+        verdict = self.verdict_on(call, port_call)
+        if not tensors or not 1 < verdict < INCOMPARABLE:
             return None
-        port_call = ModuleCall(path, (tensors[0],))
-        reference, candidate = self.reference, self.candidate
-        try:
-            returned = port_call.repeat(candidate.part(path), candidate.device)
-            wide = float64_copy(reference.part(call.path))
-            exact = run_exactly(wide, call.args, call.kwargs)
-        except CALL_ERRORS as error:
-            raise_if_out_of_memory(error)
-            return None
-        output = hooks.first_tensor(returned)
-        if output is None or output.shape != call.output.shape:
-            return None
-        output = output.to(reference.device)
-        verdict = self.judge(call.output, output, hooks.first_tensor(exact))
-        if not verdict.wrong:
-            return None
-        return FaultyModule(path, *verdict, call=call, output=output)
+        return self.fault_of(call, port_call)
 
 
 class BlockTrial:
@@ -537,8 +521,7 @@ class BlockTrial:
     def _pair_by_weights(self, learned: Mapping[str, Sequence[SourceRow]]) -> None:
         """Pair modules that hold exactly the weights of one of the reference's.
 
-        In a module with calls inside it, these may be split, fused or transposed. In
-        one without, they may be transposed.
+        They may be split, fused or transposed.
         """
         holders: dict[frozenset[str], CallKey] = {}
         for key, call in self.block.reference.calls.items():
@@ -558,26 +541,18 @@ class BlockTrial:
                 continue
             expected = self.block.reference.calls[partner]
             other = self.search.reference.part(expected.path)
-            if call.inner:
-                count = sum(weight.numel() for weight in part.parameters())
-                is_same = count == sum(weight.numel() for weight in other.parameters())
-            else:
-                weights = [*weights_of(part).values()]
-                others = [*weights_of(other).values()]
-                is_same = len(weights) == len(others) and _all_among(weights, others)
-            if is_same:
+            count = sum(weight.numel() for weight in part.parameters())
+            if count == sum(weight.numel() for weight in other.parameters()):
                 self._pair_calls(key, partner)
 
-    def innermost_wrong(self, call: ModuleCall) -> tuple[ModuleCall, Verdict] | None:
+    def innermost_wrong(self, call: ModuleCall) -> ModuleCall | None:
         """Find the innermost call that is wrong, first in the order of the pass."""
         for inner in call.inner:
             wrong = self.innermost_wrong(inner)
             if wrong is not None:
                 return wrong
         verdict = self.verdict(call)
-        if verdict is None or not verdict.wrong:
-            return None
-        return call, verdict
+        return None if verdict is None or verdict <= 1 else call
 
     def verdict(self, call: ModuleCall) -> Verdict | None:
         """Judge what a call does by itself; None if that cannot be known."""
@@ -635,7 +610,7 @@ class BlockTrial:
         """
         entered = self._compare(BlockTensor(*key, "input"))
         if entered is not None:
-            return not entered.wrong
+            return entered <= 1
         if self.agreeing is None:
             return False
         for other, call in self.block.port.calls.items():
@@ -644,7 +619,7 @@ class BlockTrial:
             is_shared = self.block.share_input(key, other)
             if is_shared and self.agreeing.share_input(key, other):
                 verdict = self._compare(BlockTensor(*other, "output"))
-                if verdict is not None and not verdict.wrong:
+                if verdict is not None and verdict <= 1:
                     return True
         return False
 
@@ -668,9 +643,9 @@ class BlockTrial:
                 exact = self.block.exact[source][:, reference_columns]
             expected = expected[:, reference_columns]
             verdicts.append(self.search.judge(expected, rows[:, columns], exact))
-        return max(verdicts, key=lambda verdict: verdict.beyond)
+        return max(verdicts)
 
-    def fault(self, call: ModuleCall, verdict: Verdict) -> FaultyModule:
+    def fault(self, call: ModuleCall) -> FaultyModule:
         """Describe the module at fault, and say why no smaller one is certain."""
         hints: list[Hint] = []
         unknown = list(dict.fromkeys(self._unknown_parts(call)))
@@ -698,9 +673,7 @@ class BlockTrial:
         else:
             output = output.reshape(partner.output.shape)
             output = output.to(self.search.reference.device)
-        fault = FaultyModule(
-            call.path, *verdict, own_code, partner, output, tuple(hints)
-        )
+        fault = FaultyModule(call.path, own_code, partner, output, tuple(hints))
         wrong = []
         for name, is_right in self.weights.items():
             if not is_right and name.startswith(f"{call.path}."):
@@ -719,7 +692,7 @@ class BlockTrial:
         path = ".".join(shared)
         if path == call.path:
             return replace(fault, own_code=False, hints=(hint, *hints))
-        return FaultyModule(path, *verdict, hints=(hint,))
+        return FaultyModule(path, hints=(hint,))
 
     def _unknown_parts(self, call: ModuleCall) -> list[str]:
         """Return the outermost parts inside a call that could not be judged."""
@@ -840,12 +813,11 @@ def learn_weights(
                 sources = []
                 break
             sources += places
-        in_order = True
+        breaks = []
         for source, following in pairwise(sources):
             is_next = following.number == source.number + 1
-            if source.weight == following.weight and not is_next:
-                in_order = False
-        if sources and (reordered or in_order):
+            breaks.append(source.weight == following.weight and not is_next)
+        if sources and (reordered or not any(breaks)):
             learned[name] = sources
     return learned
 

@@ -1,11 +1,9 @@
 """What a comparison found: whether, where and why a candidate drifts."""
 
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from hiddenscope.results import Report, frozen
 from hiddenscope.results.report import ABSENT, Absent
-
-Explanation: TypeAlias = Literal["quantisation", "adapter", "weights", "dtype"]
 
 
 @frozen

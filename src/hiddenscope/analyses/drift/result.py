@@ -105,10 +105,6 @@ class DriftComparison:
         unexplained = None
         if cause is not None and cause.errors is not None:
             unexplained = _drifting_site(cause.errors, cause.errors.drifting[0])
-        # A pass of some layers is a part of one.
-        passes: dict[str, float] = {}
-        for side, count in errors.passes.items():
-            passes[side] = int(count) if count == int(count) else count
         return DriftReport(
             drifted=bool(drifting),
             explained_by=explained_by,
@@ -137,7 +133,7 @@ class DriftComparison:
             texts=max(tokens.count for tokens in self.tokens.values()),
             tokens=sum(map(len, self.tokens.values())),
             sites=len(verdicts),
-            passes=Passes(**passes),
+            passes=Passes(**errors.passes),
             noise=Noise(made_of=errors.noise_sources, margin=MARGIN),
             self_check=SelfCheck(
                 observing_changed_nothing=errors.observing_changed_nothing

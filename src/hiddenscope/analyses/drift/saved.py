@@ -22,8 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.analyses.drift.compare import Claim, compare_passes, compare_saved
-from hiddenscope.analyses.drift.errors import Errors, SiteVerdict
+from hiddenscope.analyses.drift.compare import (
+    WHOLE_PASSES,
+    Claim,
+    compare_passes,
+    compare_saved,
+)
+from hiddenscope.analyses.drift.errors import SIDES, Errors, SiteVerdict
 from hiddenscope.analyses.drift.live_model import (
     as_live,
     encode,
@@ -208,9 +213,9 @@ def compare_model_with_saved(
     inputs = encode(model, saved.texts() if texts is None else texts)
     _check_tokens(inputs, saved)
     live, dtype = as_live(model), saved.computed_in(model.module)
-    names, roles = (model.name, saved.name), ("reference", "candidate")
+    names, roles = (model.name, saved.name), SIDES
     if saved_is_reference:
-        names, roles = (saved.name, model.name), ("candidate", "reference")
+        names, roles = names[::-1], roles[::-1]
     widths = {site: live.anatomy.width(site) for site in live.sites}
     sites = _common_sites(widths, saved, (model.name, saved.name))
     claims = {}
@@ -220,13 +225,13 @@ def compare_model_with_saved(
     if saved.windows() is not None:
         # The store knows the places of its windows in the whole texts.
         tokens |= {states.sites[0].stack: states.tokens for states in saved.stacks}
-    errors = Errors(tokens, roles=roles)
+    passes = {roles[0]: WHOLE_PASSES, roles[1]: 0}
+    errors = Errors(tokens, roles=roles, passes=passes)
     with model.lock:
         compare_passes(live, model, claims, dtype, inputs, errors)
     sources = [model.source(None).to_json(), saved.stacks[0].source.to_json()]
     if saved_is_reference:
         sources.reverse()
-        errors.passes = {"reference": 0, "candidate": errors.passes["reference"]}
     errors.notes += getattr(saved.stacks[0].source, "notes", ())
     comparison = DriftComparison(names, errors, sources, _paired_by_site(sites))
     comparison.hints = explain_layout(model, saved, inputs, errors, dtype)
@@ -251,7 +256,6 @@ def compare_two_saved(first: SavedRun, second: SavedRun) -> DriftComparison:
         blocks[str(site)] = zip(first.blocks(site), second.blocks(site), strict=True)
     tokens = {stack: first.states_of(stack).tokens for stack in stacks}
     errors = compare_saved(blocks, tokens, {first.named_dtype, second.named_dtype})
-    errors.passes = {"reference": 0, "candidate": 0}
     sources = [first.stacks[0].source.to_json(), second.stacks[0].source.to_json()]
     return DriftComparison(names, errors, sources, _paired_by_site(sites))
 

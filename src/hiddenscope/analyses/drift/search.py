@@ -14,9 +14,9 @@ blocks is named.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,11 @@ from hiddenscope.analyses.drift.observe import (
     clone,
     masks_of,
     parts_inside,
-    raise_if_out_of_memory,
     real_rows,
     record_calls,
     run_exactly,
     tensors_in,
+    tolerating,
 )
 from hiddenscope.analyses.drift.report import Hint
 from hiddenscope.analyses.drift.systematic import SystematicTest
@@ -52,38 +52,22 @@ CALL_ERRORS = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
 class FaultyModule:
     """The module at fault: its path in the candidate and the evidence.
 
-    `beyond` is how many times its error on equal input exceeds the noise. It is
-    infinite if the outputs cannot be compared, or if the module is blamed because
-    nothing inside it is at fault. `relative` is the relative error of a token, on equal
-    input where that was measured, and else in a whole pass.
-
     With `own_code` its parts and weights agree, so the fault is in its own code. `call`
     is the call of the reference's module, and `output` what the candidate's returned on
     the same input. `hints` are what the search itself learned about the fault.
     """
 
     path: str
-    beyond: float
-    relative: float
     own_code: bool = False
     call: ModuleCall | None = None
     output: Tensor | None = None
     hints: tuple[Hint, ...] = ()
 
 
-class Verdict(NamedTuple):
-    """How far a returned tensor is over the noise, and its relative error."""
+Verdict = float
+"""How many times a returned tensor is over the noise: more than 1 is wrong."""
 
-    beyond: float
-    relative: float
-
-    @property
-    def wrong(self) -> bool:
-        """Return whether the error is more than rounding."""
-        return self.beyond > 1
-
-
-RIGHT, INCOMPARABLE = Verdict(0.0, 0.0), Verdict(inf, inf)
+RIGHT, INCOMPARABLE = 0.0, inf
 
 
 class Search:
@@ -95,7 +79,7 @@ class Search:
         self.reference, self.candidate, self.inputs = reference, candidate, inputs
         self.batch = reference.batch(inputs)
         self.masks = masks_of(self.batch)
-        self._verdicts: dict[ModuleCall, Verdict | None] = {}
+        self._verdicts: dict[ModuleCall, Verdict] = {}
 
     def find(
         self, first: str, beyond: Mapping[str, float], relative: float
@@ -113,7 +97,7 @@ class Search:
             calls = self.calls_outside(self.reference)
             holders = [call.path for call in calls if _holds(call.path, block)]
             path = max(holders, key=len, default="")
-            return FaultyModule(path, beyond[first], relative)
+            return FaultyModule(path)
         fault = None
         # No block makes layer.0: those are the embeddings.
         if site is not None and site.layer:
@@ -148,7 +132,7 @@ class Search:
 
     def _blame(self, call: ModuleCall) -> FaultyModule | None:
         """Find the innermost module at fault within a call, first in the pass."""
-        verdict = self._verdict(call)
+        verdict, repeated = self._verdict(call), self._in_candidate(call)
         matrices = []
         for leaf in call.leaves():
             weights = weights_of(self.reference.part(leaf.path)).values()
@@ -156,30 +140,27 @@ class Search:
                 matrices.append(leaf)
         verdicts = (self._verdict(leaf) or RIGHT for leaf in matrices)
         are_several = len({leaf.path for leaf in matrices}) > 1
-        if are_several and all(leaf_verdict.wrong for leaf_verdict in verdicts):
-            return self._fault(call, verdict or INCOMPARABLE)
+        if are_several and all(leaf_verdict > 1 for leaf_verdict in verdicts):
+            return self.fault_of(call, repeated)
         for inner in call.inner:
             fault = self._blame(inner)
             if fault is not None:
                 return fault
-        if verdict is None or not verdict.wrong:
+        if verdict is None or verdict <= 1:
             return None
-        return self._fault(call, verdict, own_code=self._is_own_code(call))
+        return self.fault_of(call, repeated, own_code=self._is_own_code(call))
 
-    def _fault(
-        self, call: ModuleCall, verdict: Verdict, *, own_code: bool = False
+    def fault_of(
+        self, call: ModuleCall, repeated: ModuleCall, *, own_code: bool = False
     ) -> FaultyModule:
-        path = self._path_in_candidate(call.path)
+        """Blame the candidate's module of a call that is repeated on it."""
         output = None
         # Verdicts hold no outputs, and the hints need that of the module at fault.
-        try:
-            returned = call.repeat(self.candidate.part(path), self.candidate.device)
-            output = hooks.first_tensor(returned)
-        except CALL_ERRORS as error:
-            raise_if_out_of_memory(error)
+        with tolerating(CALL_ERRORS):
+            output = hooks.first_tensor(self._repeat(repeated))
         if output is not None:
             output = output.to(self.reference.device)
-        return FaultyModule(path, *verdict, own_code, call, output)
+        return FaultyModule(repeated.path, own_code, call, output)
 
     def _is_own_code(self, call: ModuleCall) -> bool:
         """Check that all parts and weights of a module agree: only its code is left."""
@@ -193,7 +174,7 @@ class Search:
         compared = {path}
         for inner in call.walk():
             verdict = self._verdict(inner)
-            if inner is not call and (verdict is None or verdict.wrong):
+            if inner is not call and (verdict is None or verdict > 1):
                 return False
             compared.add(self._path_in_candidate(inner.path))
         # If only one of the two models calls a part, that part stays a suspect.
@@ -208,41 +189,46 @@ class Search:
         The verdict is None if the candidate has no such module.
         """
         if call not in self._verdicts:
-            self._verdicts[call] = self._compare(call)
+            repeated = self._in_candidate(call)
+            try:
+                self.candidate.part(repeated.path)
+            except AttributeError:
+                return None
+            self._verdicts[call] = self.verdict_on(call, repeated)
         return self._verdicts[call]
 
-    def _compare(self, call: ModuleCall) -> Verdict | None:
-        try:
-            part = self.candidate.part(self._path_in_candidate(call.path))
-        except AttributeError:
-            return None
+    def _in_candidate(self, call: ModuleCall) -> ModuleCall:
+        """Return a call of the reference's as one of the candidate's module."""
+        return replace(call, path=self._path_in_candidate(call.path))
+
+    def _repeat(self, call: ModuleCall) -> object:
+        return call.repeat(self.candidate.part(call.path), self.candidate.device)
+
+    def verdict_on(self, call: ModuleCall, repeated: ModuleCall) -> Verdict:
+        """Judge what the candidate returns for a call of the reference's."""
         reference_part = self.reference.part(call.path)
-        if part is reference_part:
+        if self.candidate.part(repeated.path) is reference_part:
             return RIGHT
-        try:
-            others = tensors_in(call.repeat(part, self.candidate.device))
-        except CALL_ERRORS as error:
-            raise_if_out_of_memory(error)
+        others: list[Tensor] | None = None
+        with tolerating(CALL_ERRORS):
+            others = tensors_in(self._repeat(repeated))
+        if others is None:
             # It does not even take the arguments of the reference's module.
             return INCOMPARABLE
-        if len(others) == len(call.outputs) and all(map(equal, others, call.outputs)):
+        count = len(call.outputs)
+        if len(others) == count and all(map(equal, others, call.outputs)):
             return RIGHT
-        exact: Sequence[Tensor | None] = [None] * len(call.outputs)
-        try:
+        exact: list[Tensor] = []
+        with tolerating(FLOAT64_ERRORS):
             wide = float64_copy(reference_part)
-            exact_outputs = tensors_in(run_exactly(wide, call.args, call.kwargs))
-            if len(exact_outputs) == len(call.outputs):
-                exact = exact_outputs
-        except FLOAT64_ERRORS as error:
-            raise_if_out_of_memory(error)
-        # An attention kernel may omit the weights that another returns.
-        count = len(others)
-        if count != len(call.outputs):
-            count = min(1, count)
+            exact = tensors_in(run_exactly(wide, call.args, call.kwargs))
         verdicts = [RIGHT]
-        for outputs in list(zip(call.outputs, others, exact, strict=False))[:count]:
-            verdicts.append(self.judge(*outputs))
-        return max(verdicts, key=lambda verdict: verdict.beyond)
+        for place, outputs in enumerate(zip(call.outputs, others, strict=False)):
+            # An attention kernel may omit the weights that another returns.
+            if len(others) == count or not place:
+                truth = exact[place] if len(exact) == count else None
+                verdicts.append(self.judge(*outputs, truth))
+        return max(verdicts)
 
     def judge(self, expected: Tensor, other: Tensor, exact: Tensor | None) -> Verdict:
         """Compare a returned tensor with the expected one, by the reference's noise.
@@ -275,7 +261,7 @@ class Search:
                 test = SystematicTest(rows[0].shape[-1])
                 test.add(*rows)
                 systematic = test.result().beyond
-        return Verdict(max(noise.times_over(error), systematic), error.worst)
+        return max(noise.times_over(error), systematic)
 
     def gap(self, expected: Tensor, other: Tensor) -> Gap:
         """Measure how far two tensors are apart over real tokens."""
@@ -304,15 +290,15 @@ class Search:
             if fault is not None:
                 return fault
         # Name the innermost module around the site that shows the error by itself. All
-        # modules inside it agree, so there is no ratio to its noise: it is infinite.
+        # modules inside it agree.
         for call in sorted(calls, key=lambda call: -len(call.path)):
             if site is None or not _holds(call.path, self.reference.taps[site].path):
                 continue
             is_container = self.is_or_holds_block(call.path)
             if is_container and self._shows_error(call, site, relative):
-                return FaultyModule(call.path, inf, relative, own_code=True, call=call)
+                return FaultyModule(call.path, own_code=True, call=call)
         path = self._path_in_candidate(calls[0].path)
-        return FaultyModule(path, inf, relative, own_code=True, call=calls[0])
+        return FaultyModule(path, own_code=True, call=calls[0])
 
     def calls_outside(self, model: LiveModel) -> list[ModuleCall]:
         """Record the calls outside the blocks; block calls without their arguments."""
@@ -337,19 +323,12 @@ class Search:
         """Check whether a module called by itself is off at a site as the whole is."""
         states: list[Tensor] = []
         for model in (self.reference, self.candidate):
-            before = len(states)
             watch = model.taps[site].watch(
                 model.module, lambda tensor: states.append(clone(tensor))
             )
-            try:
-                with hooks.watching([watch]):
-                    call.repeat(model.part(call.path), model.device)
-            except CALL_ERRORS as error:
-                raise_if_out_of_memory(error)
-                return True
-            if len(states) != before + 1:
-                return True
-        if states[0].shape != states[1].shape:
+            with tolerating(CALL_ERRORS), hooks.watching([watch]):
+                call.repeat(model.part(call.path), model.device)
+        if len(states) < 2 or states[0].shape != states[1].shape:
             return True
         return self.gap(states[0], states[1]).worst > SHARE_OF_ERROR * relative
 
