@@ -45,6 +45,7 @@ from hiddenscope.analyses.drift.live_model import (
     layer_before,
     tokens_of,
     with_digits,
+    with_parameters,
 )
 from hiddenscope.analyses.drift.observe import (
     Observed,
@@ -490,7 +491,7 @@ def compare_passes(
     dtype: torch.dtype,
     inputs: Inputs,
     errors: Errors,
-) -> Errors:
+) -> None:
     """Compare a live reference with the rows of another run, claim by claim.
 
     `dtype` is the one that the other run was computed in. The errors have an entry for
@@ -518,7 +519,6 @@ def compare_passes(
                 noise = Noise.of_passes(gaps, coarse)
             errors.judge(name, gap(expected, rows), noise, some)
     errors.sort([*map(str, sites), *claims])
-    return errors
 
 
 def compare_saved(
@@ -577,12 +577,7 @@ def _null_passes(
         # torch warns once, with a stack trace, if a CPU lacks products in this dtype.
         # The trial receives that warning instead of the user.
         slowdown(dtype)
-        return run(private_copy(reference.module, convert))
-
-    def convert(name: str, tensor: Tensor) -> Tensor:
-        # Only parameters: models keep buffers such as rotary tables wider.
-        is_weight = isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
-        return tensor.to(dtype) if is_weight else tensor
+        return run(with_parameters(reference.module, lambda part: part.to(dtype)))
 
     def run_otherwise() -> Observed:
         """Run texts with another attention kernel, thread count and batch size."""

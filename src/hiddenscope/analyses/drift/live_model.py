@@ -451,10 +451,17 @@ def with_digits(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     """
     if dtype is None:
         return module
+    return with_parameters(module, lambda weight: weight.to(dtype).to(weight.dtype))
+
+
+def with_parameters(module: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Copy a module with its parameters changed.
+
+    Models keep buffers such as rotary tables wider: they stay as they are.
+    """
 
     def convert(name: str, tensor: Tensor) -> Tensor:
-        if not isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
-            return tensor
-        return tensor.to(dtype).to(tensor.dtype)
+        is_weight = isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
+        return change(tensor) if is_weight else tensor
 
     return private_copy(module, convert)

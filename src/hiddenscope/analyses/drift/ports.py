@@ -128,23 +128,21 @@ class PortBlock:
         self.reference, _, self.port = runs[0]
         self.expected = _joined([reference for reference, _, _ in runs])
         self.actual = _joined([port for _, _, port in runs])
-        exact = [calls for _, calls, _ in runs if calls is not None]
-        self.exact = _joined(exact) if len(exact) == len(runs) else {}
+        self.exact = _joined([exact for _, exact, _ in runs])
 
     def share_input(self, key: CallKey, other: CallKey) -> bool:
         """Check whether two calls of the port receive the same tensor."""
-        tensor = self.actual.get(BlockTensor(*key, "input"))
-        other_tensor = self.actual.get(BlockTensor(*other, "input"))
-        if tensor is None or other_tensor is None:
-            return False
-        return equal(tensor, other_tensor)
+        places = BlockTensor(*key, "input"), BlockTensor(*other, "input")
+        tensors = [self.actual[place] for place in places if place in self.actual]
+        return len(tensors) == 2 and equal(*tensors)
 
 
-def _joined(texts: Sequence[BlockCalls]) -> dict[BlockTensor, Tensor]:
+def _joined(texts: Sequence[BlockCalls | None]) -> dict[BlockTensor, Tensor]:
     """Join the tensors that all texts have with the same width."""
     joined: dict[BlockTensor, Tensor] = {}
-    for place in texts[0].tensors:
-        parts = [calls.tensors[place] for calls in texts if place in calls.tensors]
+    tensors = [calls.tensors for calls in texts if calls is not None]
+    for place in tensors[0] if tensors else ():
+        parts = [of_text[place] for of_text in tensors if place in of_text]
         widths = {part.shape[1] for part in parts}
         if len(parts) == len(texts) and len(widths) == 1:
             joined[place] = torch.cat(parts)
@@ -312,15 +310,14 @@ class PortSearch(Search):
         self, site: Site, beyond: Mapping[str, float]
     ) -> PortBlock | None:
         """Record the nearest block of the same structure that agrees."""
-        layers = []
+        distances = {}
         for layer in self.candidate.blocks:
             agrees = beyond.get(str(layer), math.inf) <= 1
             if agrees and layer.stack == site.stack and self._same_make(layer, site):
-                layers.append(layer)
-        if not layers:
+                distances[layer] = abs((layer.layer or 0) - (site.layer or 0))
+        if not distances:
             return None
-        number = site.layer or 0
-        return self._block(min(layers, key=lambda at: abs((at.layer or 0) - number)))
+        return self._block(min(distances, key=distances.__getitem__))
 
     def _same_make(self, layer: Site, other: Site) -> bool:
         """Check on both sides that two blocks have the same parts and weight shapes."""

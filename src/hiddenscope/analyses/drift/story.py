@@ -16,7 +16,7 @@ from hiddenscope.analyses.drift.report import (
 from hiddenscope.results import Result, Section, Table
 from hiddenscope.results.drawing import grid_of, labels
 from hiddenscope.results.pictures import Lines, PackedFloats, Series
-from hiddenscope.results.sentences import number, quote, side_names
+from hiddenscope.results.sentences import capitalised, number, quote, side_names
 
 MEASURES = ("relative", "local", "inherited", "max_abs", "ulp", "mismatched", "cosine")
 LINES = {
@@ -116,7 +116,8 @@ def _findings(report: DriftReport) -> Iterator[str]:
     if report.consequences:
         yield from _consequences(report.consequences)
     if not report.drifted and report.changed_weights:
-        yield _changed_weights(report.changed_weights)
+        what = _which_weights(report.changed_weights, " all the same")
+        yield f"{capitalised(what)}. The states do not show it on these texts."
     yield _measured(report)
     if report.self_check.observing_changed_nothing is False:
         yield (
@@ -195,17 +196,12 @@ def _verdict(report: DriftReport) -> str:
 def _explanation(report: DriftReport) -> str:
     """Say which change of weights explains the difference."""
     explained_by = report.explained_by
-    changed = report.changed_weights
     if explained_by == "adapter":
         return (
             "This is an adapter and not a fault of code: without it, the two give the"
             " same states."
         )
-    largest = max(changed, key=lambda weight: weight.relative)
-    which = f"`{largest.name}` by {number(largest.relative, 2)} of its norm"
-    what = f"{len(changed)} weights differ, most of all {which}"
-    if len(changed) == 1:
-        what = f"one weight differs, {which}"
+    what = _which_weights(report.changed_weights)
     if explained_by == "weights" and report.unexplained:
         return (
             f"This is a change of weights and not a fault of code, but not quantisation"
@@ -214,7 +210,7 @@ def _explanation(report: DriftReport) -> str:
     return (
         f"This is {CHANGES.get(str(explained_by), 'a change of weights')} and not a"
         f" fault of code: with the candidate's own weights, the reference's code gives"
-        f" the candidate's states. {what[0].upper()}{what[1:]}."
+        f" the candidate's states. {capitalised(what)}."
     )
 
 
@@ -297,15 +293,14 @@ def _systematically(systematic: Systematic) -> str:
     )
 
 
-def _changed_weights(changed: Sequence[WeightChange]) -> str:
-    """Say which weights differ although no state does."""
+def _which_weights(changed: Sequence[WeightChange], all_the_same: str = "") -> str:
+    """Say how many weights differ, and which of them most."""
     largest = max(changed, key=lambda weight: weight.relative)
     which = f"`{largest.name}` by {number(largest.relative, 2)} of its norm"
-    if len(changed) == 1:
-        subject = f"One weight differs all the same: {which}."
-    else:
-        subject = f"{len(changed)} weights differ all the same, most of all {which}."
-    return f"{subject} The states do not show it on these texts."
+    if len(changed) > 1:
+        return f"{len(changed)} weights differ{all_the_same}, most of all {which}"
+    mark = ":" if all_the_same else ","
+    return f"one weight differs{all_the_same}{mark} {which}"
 
 
 def _times(beyond: float) -> str:
