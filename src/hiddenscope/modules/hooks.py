@@ -686,7 +686,7 @@ def with_first_tensor(value: Any, tensor: Tensor) -> Any:
     (None, tensor([1.]), 'rest')
     """
     first = first_tensor(value)
-    return _map_leaves(value, lambda leaf: tensor if leaf is first else leaf)
+    return map_leaves(value, lambda leaf: tensor if leaf is first else leaf)
 
 
 def with_state_in(
@@ -701,7 +701,7 @@ def with_state_in(
     ((tensor([1.]), tensor([0.])), {'value': tensor([1.])})
     """
     before = state_in(args, kwargs)
-    changed: tuple[Args, dict[str, Any]] = _map_leaves(
+    changed: tuple[Args, dict[str, Any]] = map_leaves(
         (args, kwargs), lambda leaf: state if leaf is before else leaf
     )
     return changed
@@ -719,7 +719,7 @@ def form(output: Any) -> Any:
             return None
         return state.new_empty(0)
 
-    return _map_leaves(output, emptied)
+    return map_leaves(output, emptied)
 
 
 def first_rows(value: Any, batch: int, rows: int) -> Any:
@@ -732,18 +732,18 @@ def first_rows(value: Any, batch: int, rows: int) -> Any:
         is_batch = isinstance(leaf, Tensor) and leaf.ndim > 1 and len(leaf) == batch
         return leaf[:rows] if is_batch else leaf
 
-    return _map_leaves(value, cut)
+    return map_leaves(value, cut)
 
 
-def _map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
+def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
     """Apply a function to everything inside nested dicts, tuples and lists."""
     if isinstance(value, dict):
         changed = copy(value)
         for name in value:
-            changed[name] = _map_leaves(value[name], function)
+            changed[name] = map_leaves(value[name], function)
         return changed
     if isinstance(value, tuple | list):
-        parts = [_map_leaves(part, function) for part in value]
+        parts = [map_leaves(part, function) for part in value]
         # A named tuple takes its parts one by one.
         is_named = hasattr(value, "_fields")
         return type(value)(*parts) if is_named else type(value)(parts)

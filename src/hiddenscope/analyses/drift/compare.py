@@ -52,6 +52,7 @@ from hiddenscope.analyses.drift.observe import (
     ObservedState,
     StateQueue,
     observe,
+    rows_of,
 )
 from hiddenscope.analyses.drift.systematic import SystematicTest, coarsest
 from hiddenscope.errors import (
@@ -513,7 +514,8 @@ def compare_passes(
                 rows = (rows.double() + means).to(rows.dtype)
             errors.compare(name, places, expected, rows)
             coarse = coarsest([expected.dtype, rows.dtype])
-            gaps = [gap(expected, null.rows(claim.site)) for null in null_passes]
+            nulls = [null[claim.site][: len(expected)] for null in null_passes]
+            gaps = [gap(expected, null) for null in nulls]
             noise = _assumed_noise(claim.site, coarse)
             if gaps:
                 noise = Noise.of_passes(gaps, coarse)
@@ -564,38 +566,31 @@ def _null_passes(
     batch: Inputs,
     sites: Sequence[Site],
     dtype: torch.dtype,
-) -> Iterator[Observed]:
+) -> Iterator[Mapping[str, Tensor]]:
     """Run the reference in other, equally correct ways, where the model allows them."""
 
-    def run(module: nn.Module, inputs: Inputs = batch) -> Observed:
-        return observe(replace(reference, module=module), inputs, sites)
+    def run(module: nn.Module, *texts: Inputs) -> Mapping[str, Tensor]:
+        return rows_of(replace(reference, module=module), texts or [batch], sites)
 
-    def run_float64() -> Observed:
+    def run_float64() -> Mapping[str, Tensor]:
         return run(float64_copy(reference.module))
 
-    def run_narrow() -> Observed:
+    def run_narrow() -> Mapping[str, Tensor]:
         # torch warns once, with a stack trace, if a CPU lacks products in this dtype.
         # The trial receives that warning instead of the user.
         slowdown(dtype)
         return run(with_parameters(reference.module, lambda part: part.to(dtype)))
 
-    def run_otherwise() -> Observed:
+    def run_otherwise() -> Mapping[str, Tensor]:
         """Run texts with another attention kernel, thread count and batch size."""
         kernel = {"sdpa": "eager", "eager": "sdpa"}.get(reference.kernel)
         other = private_copy(reference.module, attention=kernel)
-        parts = [batch.some([text]) for text in range(len(batch))]
-        # A single text runs twice in one batch, and the second copy is dropped below.
+        texts = [batch.some([text]) for text in range(len(batch))]
+        # A single text runs twice in one batch; of its rows only the first are read.
         if len(batch) == 1:
-            parts = [batch.some([0, 0])]
+            texts = [batch.some([0, 0])]
         with hooks.threads(2 if torch.get_num_threads() == 1 else 1):
-            passes = [run(other, part) for part in parts]
-        merged = Observed()
-        for name in passes[0].states:
-            rows = torch.cat([observed.rows(name) for observed in passes])
-            if len(batch) == 1:
-                rows = rows[: len(rows) // 2]
-            merged.keep(ObservedState(name, rows))
-        return merged
+            return run(other, *texts)
 
     runs = {"float64": run_float64, "dtype": run_narrow}
     if dtype in (reference.dtype, torch.float64):
@@ -603,7 +598,7 @@ def _null_passes(
     errors.noise_sources = []
     for name, null_pass in runs.items():
         try:
-            observed = null_pass()
+            rows = null_pass()
         except (RuntimeError, ValueError, TypeError, PassError) as error:
             if is_out_of_memory(error):
                 raise
@@ -612,4 +607,4 @@ def _null_passes(
             )
             continue
         errors.noise_sources.append(name)
-        yield observed
+        yield rows

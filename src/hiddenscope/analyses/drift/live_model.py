@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -36,8 +37,6 @@ from hiddenscope.states import Tokens
 LOGITS = "logits"
 BRANCHES = ("attn", "cross", "mlp")
 NARROW = (torch.bfloat16, torch.float16)
-# Elements of a weight that are read before all of it is.
-SAMPLED = 256
 # Elements that are converted at a time, to save memory.
 CHUNK = 2**22
 TARGET_WORDS = ("decoder", "target", "tgt")
@@ -201,9 +200,8 @@ def check_tokenizers(inputs: Inputs, candidate: Model | BareModule) -> None:
         others = encoder.encode([text]).ids[0]
         if others == ids:
             continue
-        place = 0
-        while place < min(len(ids), len(others)) and ids[place] == others[place]:
-            place += 1
+        pairs = zip(ids, others, strict=False)
+        place = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
         raise TextError(
             "Their tokenizers give different ids",
             f"text {number} is {len(ids)} tokens in one and {len(others)} in the other,"
@@ -266,13 +264,10 @@ def _named_arguments(program: Program, batch: PaddedBatch) -> dict[str, Tensor]:
         offered["target"] = batch.targets.ids
     arguments: dict[str, Tensor] = {}
     for parameter in parameters:
-        meanings = set()
-        if "mask" in parameter.name:
-            meanings.add("mask")
+        meaning = "mask" if "mask" in parameter.name else ""
         if any(word in parameter.name for word in TARGET_WORDS):
-            meanings.add("target")
-        # A mask of the decoder is neither.
-        meaning = meanings.pop() if len(meanings) == 1 else ""
+            # A mask of the decoder is neither.
+            meaning = "" if meaning else "target"
         is_variadic = parameter.kind.name.startswith("VAR_")
         if meaning in offered:
             arguments[parameter.name] = offered.pop(meaning)
@@ -306,13 +301,13 @@ def narrowest(tensors: Iterable[Tensor], dtype: torch.dtype) -> torch.dtype:
 
 def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
     """Check whether a dtype holds every element of a tensor exactly."""
-    # A NaN says nothing about digits.
-    if bool(tensor.isnan().any()):
-        return False
     # A bfloat16 is the first half of a float32. Looking at the second half takes a
     # fraction of the time of two conversions.
     reads_bits = tensor.dtype == torch.float32 and dtype == torch.bfloat16
     for chunk in torch.split(tensor.detach().flatten(), CHUNK):
+        # A NaN says nothing about digits.
+        if bool(chunk.isnan().any()):
+            return False
         if reads_bits:
             is_held = not bool((chunk.contiguous().view(torch.int32) & 0xFFFF).any())
         else:
@@ -343,13 +338,6 @@ def stored_dtype(module: nn.Module) -> torch.dtype:
         return dtype
     # What quantisation left as it was says little about the whole.
     if any(quantised_weights(module)):
-        return dtype
-    # A few elements tell most modules apart; only what may be narrow is read in full.
-    samples = []
-    for weight in weights:
-        step = max(1, weight.numel() // SAMPLED)
-        samples.append(weight.flatten()[::step])
-    if narrowest(samples, dtype) == dtype:
         return dtype
     return narrowest(weights, dtype)
 

@@ -14,7 +14,7 @@ it. It can be repeated on another module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -106,6 +106,17 @@ def observe(
     if isinstance(logits, Tensor) and logits.shape[:-1] == tokens:
         observation.show_logits(logits)
     return observed
+
+
+def rows_of(
+    model: LiveModel, texts: Iterable[Inputs], sites: Sequence[Site]
+) -> dict[str, Tensor]:
+    """Run batches of texts, and return the rows of all of them by site."""
+    passes = [observe(model, inputs, sites) for inputs in texts]
+    rows = {}
+    for name in passes[0].states:
+        rows[name] = torch.cat([observed.rows(name) for observed in passes])
+    return rows
 
 
 @dataclass
@@ -499,12 +510,8 @@ def tensors_in(value: object) -> list[Tensor]:
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Change every tensor in nested arguments; other objects stay as they are."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if type(value) is dict:
-        return {name: map_tensors(part, change) for name, part in value.items()}
-    if isinstance(value, tuple | list):
-        parts = [map_tensors(part, change) for part in value]
-        is_named_tuple = hasattr(value, "_fields")
-        return type(value)(*parts) if is_named_tuple else type(value)(parts)
-    return value
+
+    def change_leaf(leaf: Any) -> Any:
+        return change(leaf) if isinstance(leaf, Tensor) else leaf
+
+    return hooks.map_leaves(value, change_leaf)

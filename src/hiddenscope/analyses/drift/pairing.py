@@ -28,7 +28,7 @@ from hiddenscope.analyses.drift.live_model import (
     naming_errors,
     run_program,
 )
-from hiddenscope.analyses.drift.observe import ModuleCall, observe, record_calls
+from hiddenscope.analyses.drift.observe import ModuleCall, record_calls, rows_of
 from hiddenscope.analyses.drift.report import Pairing, SitePair
 from hiddenscope.discovery import Stack, Tap
 from hiddenscope.discovery.trace import layouts
@@ -140,12 +140,8 @@ def pair_program(
     texts = inputs.some(range(count))
     values = values_of(program, reference, texts)
     layers = [site for site in reference.sites if not site.part]
-    passes = []
-    for text in range(count):
-        passes.append(observe(reference, texts.some([text]), layers))
-    rows = {}
-    for name in passes[0].states:
-        rows[name] = torch.cat([observed.rows(name) for observed in passes])
+    singles = [texts.some([text]) for text in range(count)]
+    rows = rows_of(reference, singles, layers)
     pairs = _Matcher(values, rows, reference).pair(module, pairing)
     unpaired = []
     for name in rows:

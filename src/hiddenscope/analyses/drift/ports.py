@@ -167,7 +167,6 @@ class PortSearch(Search):
         super().__init__(reference, candidate, inputs)
         self.texts = [inputs, *others]
         self.noise = Noise.assumed(candidate.dtype)
-        self._rows: dict[tuple[Site, object], Tensor] = {}
 
     def find(
         self, first: str, beyond: Mapping[str, float], relative: float
@@ -209,12 +208,7 @@ class PortSearch(Search):
         )
 
     def _reference_rows(self, site: Site, inputs: Inputs) -> Tensor:
-        # The same rows are asked for again and again.
-        key = site, inputs.ids
-        if key not in self._rows:
-            observed = observe(self.reference, inputs, [site])
-            self._rows[key] = observed.rows(str(site))
-        return self._rows[key]
+        return observe(self.reference, inputs, [site]).rows(str(site))
 
     def _call_making(self, site: Site, calls: Sequence[ModuleCall]) -> ModuleCall:
         """Return the call that makes a layer, if one module makes several layers."""

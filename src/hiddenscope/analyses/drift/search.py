@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -111,24 +111,9 @@ class Search:
         path, block = blocks[site], self.reference.part(blocks[site])
         # One module may be called for several layers.
         number = [layer for layer in blocks if blocks[layer] == path].index(site)
-        calls: list[ModuleCall] = []
-        # accelerate moves weights back after each call: a pass must not be left.
-        may_stop = not hooks.is_offloaded(self.reference.module)
-
-        def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            if len(calls) != number:
-                calls.append(ModuleCall(path))
-                return
-            calls.append(ModuleCall.copied(path, args, kwargs))
-            if may_stop:
-                raise hooks.Stopped
-
-        with hooks.watching([hooks.Watch(block, "input", before)]):
-            self.reference.run(self.reference.batch(inputs))
-        if len(calls) <= number:
-            return None
-        call, parts = calls[number], parts_inside(block, path)
-        return record_calls(parts, lambda: call.repeat(block, self.reference.device))[0]
+        run = partial(self.reference.run, self.reference.batch(inputs))
+        calls = record_calls(parts_inside(block, path), run)
+        return calls[number] if number < len(calls) else None
 
     def _blame(self, call: ModuleCall) -> FaultyModule | None:
         """Find the innermost module at fault within a call, first in the pass."""
@@ -354,10 +339,9 @@ def calls_near(
     """
     stacks = {path: layer.stack for layer, path in model.blocks.items()}
     blocks = [place for place, call in enumerate(calls) if call.path in stacks]
-    if not blocks:
-        return list(calls)
-    stack = stacks[calls[blocks[-1]].path] if site is None else site.stack
-    within = [place for place in blocks if stacks[calls[place].path] == stack]
+    within = blocks
+    if site is not None:
+        within = [at for at in blocks if stacks[calls[at].path] == site.stack]
     if not within:
         return list(calls)
     first, last = within[0], within[-1]
