@@ -360,21 +360,6 @@ class ModuleCall:
     outputs: list[Tensor] = field(default_factory=list)
     inner: list[ModuleCall] = field(default_factory=list)
 
-    @classmethod
-    def copied(
-        cls, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> ModuleCall:
-        """Return a call with copies of these arguments.
-
-        One state that is given as queries, keys and values stays one.
-        """
-        copies: dict[int, Tensor] = {}
-
-        def copy(tensor: Tensor) -> Tensor:
-            return copies.setdefault(id(tensor), clone(tensor))
-
-        return cls(path, map_tensors(args, copy), map_tensors(dict(kwargs), copy))
-
     @property
     def state(self) -> Tensor | None:
         """Return the hidden state among its arguments."""
@@ -430,8 +415,15 @@ def record_calls(
 
     def enter(path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         call = ModuleCall(path)
+        # One state that is given as queries, keys and values stays one.
+        copies: dict[int, Tensor] = {}
+
+        def copy(tensor: Tensor) -> Tensor:
+            return copies.setdefault(id(tensor), clone(tensor))
+
         if path not in opaque:
-            call = ModuleCall.copied(path, args, kwargs)
+            call.args = map_tensors(args, copy)
+            call.kwargs = map_tensors(dict(kwargs), copy)
         siblings = running[-1].inner if running else outermost
         siblings.append(call)
         running.append(call)

@@ -77,8 +77,7 @@ class Search:
         self, reference: LiveModel, candidate: LiveModel, inputs: Inputs
     ) -> None:
         self.reference, self.candidate, self.inputs = reference, candidate, inputs
-        self.batch = reference.batch(inputs)
-        self.masks = masks_of(self.batch)
+        self.masks = masks_of(reference.batch(inputs))
         self._verdicts: dict[ModuleCall, Verdict] = {}
 
     def find(
