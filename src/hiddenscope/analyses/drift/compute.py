@@ -187,6 +187,7 @@ def _compare(
             _as_model(side, who), saved[0], texts, saved_is_reference=is_reference
         )
     else:
+        assert not isinstance(candidate, SavedRun)
         model = _as_model(reference, "reference")
         inputs = encode(model, texts)
         live = None

@@ -656,8 +656,8 @@ def _attend(
         bias = bias + options["position_bias"]
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     cap = options.get("softcap")
-    entering = (tensor.to(wide) for tensor in (query, key, value))
-    heads = Heads(*entering, visible, bias, scale, cap)
+    query_heads, key_heads, value_heads = query.to(wide), key.to(wide), value.to(wide)
+    heads = Heads(query_heads, key_heads, value_heads, visible, bias, scale, cap)
     return part.trial.enter(heads).attend().to(query.dtype), None
 
 

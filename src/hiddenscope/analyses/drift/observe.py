@@ -139,7 +139,7 @@ class _Observation:
 
     def watches(self) -> list[hooks.Watch]:
         """Return a watch for the tap of every site, and for parts run in float64."""
-        watches = []
+        watches: list[hooks.Watch] = []
         if self.measures_noise:
             blocks = set(self.model.blocks.values())
             watches += map(self._watch_block, blocks)

@@ -313,7 +313,8 @@ def _along_sites(errors: Errors, names: Sequence[str]) -> Iterator[Sequence[floa
     yield [verdict.envelope for verdict in verdicts]
     # No error before has no gain: it becomes a gap.
     before = np.array([math.nan, *total])[:-1]
-    yield np.array(inherited) / np.where(before == 0, math.nan, before)
+    gains = np.array(inherited) / np.where(before == 0, math.nan, before)
+    yield gains.tolist()
     yield [verdict.beyond for verdict in verdicts]
 
 

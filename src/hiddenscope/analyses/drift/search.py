@@ -193,12 +193,13 @@ class Search:
         reference_part = self.reference.part(call.path)
         if self.candidate.part(repeated.path) is reference_part:
             return RIGHT
-        others: list[Tensor] | None = None
+        returned: list[object] = []
         with tolerating(CALL_ERRORS):
-            others = tensors_in(self._repeat(repeated))
-        if others is None:
+            returned.append(self._repeat(repeated))
+        if not returned:
             # It does not even take the arguments of the reference's module.
             return INCOMPARABLE
+        others = tensors_in(returned)
         count = len(call.outputs)
         if len(others) == count and all(map(equal, others, call.outputs)):
             return RIGHT
