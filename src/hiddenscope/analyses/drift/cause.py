@@ -75,7 +75,8 @@ def compare_weights(sides: ComparedSides) -> tuple[list[ChangedWeight], list[str
     # The weights of a port may have another layout.
     if sides.candidate.is_port:
         return changed, misread
-    reference, candidate = sides.equal_reference, sides.equal_candidate
+    reference = sides.equal_reference
+    candidate = sides.equal_candidate
     packed = []
     for model in (reference, candidate):
         quantised = quantised_weights(model.module)
@@ -107,7 +108,8 @@ def compare_weights(sides: ComparedSides) -> tuple[list[ChangedWeight], list[str
 
 def _paths(sides: ComparedSides) -> Iterator[tuple[str, str]]:
     """Yield the names of the reference's weights with those of the candidate."""
-    reference, candidate = sides.equal_reference, sides.equal_candidate
+    reference = sides.equal_reference
+    candidate = sides.equal_candidate
     known = {name for name, _ in candidate.module.named_parameters()}
     for name, _ in reference.module.named_parameters():
         path = path_in(candidate, reference, name)
@@ -143,7 +145,8 @@ def _change(
     expected, actual = expected.detach(), actual.detach().to(expected.device)
     if torch.equal(expected, actual.to(expected.dtype)):
         return None
-    wide, other = expected.double(), actual.double()
+    wide = expected.double()
+    other = actual.double()
     size = float(wide.norm())
     relative = float((other - wide).norm()) / size if size else inf
     is_rounding = False
@@ -184,7 +187,8 @@ def explain(
 
 def _below_adapters(sides: ComparedSides) -> ComparedSides | None:
     """Return both sides without adapters, if exactly one of them has any."""
-    reference, candidate = sides.equal_reference, sides.equal_candidate
+    reference = sides.equal_reference
+    candidate = sides.equal_candidate
     is_adapted = has_adapters(candidate.module)
     if sides.candidate.is_port or is_adapted == has_adapters(reference.module):
         return None
@@ -206,7 +210,8 @@ def _compare_exchanged(
     sides: ComparedSides, names: Collection[str], model: Model, inputs: Inputs
 ) -> tuple[Errors, ComparedSides]:
     """Compare the candidate with the reference's code and some of its own weights."""
-    reference, candidate = sides.equal_reference, sides.equal_candidate
+    reference = sides.equal_reference
+    candidate = sides.equal_candidate
     copied = private_copy(reference.module)
     tied = defaultdict(list)
     for name, weight in copied.named_parameters(remove_duplicate=False):

@@ -285,7 +285,8 @@ def is_column_scaled(weight: Tensor, other: Tensor, rounding: float) -> bool:
     """
     if weight.ndim != 2 or weight.shape != other.shape:
         return False
-    values, expected = weight.detach().double().cpu(), other.detach().double().cpu()
+    values = weight.detach().double().cpu()
+    expected = other.detach().double().cpu()
     sizes = expected.square().sum(0).clamp_min(torch.finfo(torch.float64).tiny)
     scales = (values * expected).sum(0) / sizes
     rest = (values - expected * scales).norm() / values.norm()
@@ -312,7 +313,9 @@ class _BatchRecorder:
         """Add the difference at a site in whole passes."""
         if reference is None or state.name != main_site(state.name):
             return
-        name, expected, rows = state.name, reference.rows, state.rows
+        name = state.name
+        expected = reference.rows
+        rows = state.rows
         if expected.shape == rows.shape:
             self.errors.compare(name, self.places, expected, rows)
         elif name != LOGITS:
@@ -334,7 +337,9 @@ class _BatchRecorder:
         if reference is None:
             return None
         self.reached.add(state.name)
-        name, noise, rows = state.name, reference.noise, state.rows
+        name = state.name
+        noise = reference.noise
+        rows = state.rows
         if noise is None or reference.rows.shape != rows.shape:
             return None
         local = gap(reference.rows, rows)
@@ -360,7 +365,8 @@ class _BatchRecorder:
     def _judge(
         self, reference: ObservedState, rows: Tensor, local: Gap, noise: Noise
     ) -> None:
-        name, expected = reference.name, reference.rows
+        name = reference.name
+        expected = reference.rows
         self.errors.judge(main_site(name), local, noise, self.inputs)
         if reference.exact is not None:
             tests = self.errors.systematic
@@ -431,7 +437,8 @@ class _BatchRecorder:
 
 def _compare_batch(recorder: _BatchRecorder) -> bool:
     """Compare the passes of one batch; return whether the reference gives logits."""
-    sides, inputs = recorder.sides, recorder.inputs
+    sides = recorder.sides
+    inputs = recorder.inputs
     expected = observe(sides.equal_reference, inputs, sides.sites, noise=True)
     recorder.errors.notes += expected.notes
     reference = expected
@@ -461,9 +468,11 @@ def _compare_in_step(recorder: _BatchRecorder) -> bool:
 
     Inherited errors are left out: they need two passes of the candidate at once.
     """
-    sides, inputs = recorder.sides, recorder.inputs
+    sides = recorder.sides
+    inputs = recorder.inputs
     layers = [site for site in sides.sites if not site.part]
-    whole, parts = StateQueue(), StateQueue()
+    whole = StateQueue()
+    parts = StateQueue()
 
     def compare_whole(state: ObservedState) -> None:
         recorder.add_whole(whole.take(state.name), state)
@@ -540,7 +549,8 @@ def compare_saved(
     ) -> Iterator[tuple[Tensor, Tensor]]:
         start = 0
         for reference, candidate in blocks:
-            expected, rows = reference.cpu(), candidate.cpu()
+            expected = reference.cpu()
+            rows = candidate.cpu()
             end = start + len(expected)
             places = dict.fromkeys(tokens, range(start, end))
             errors.compare(name, places, expected, rows)

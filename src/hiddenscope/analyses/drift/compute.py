@@ -180,9 +180,11 @@ def _compare(
         comparison = compare_two_saved(*saved)
     elif saved:
         is_reference = saved[0] is reference
-        side, who = reference, "reference"
+        side = reference
+        who = "reference"
         if is_reference:
-            side, who = candidate, "candidate"
+            side = candidate
+            who = "candidate"
         comparison = compare_model_with_saved(
             _as_model(side, who), saved[0], texts, saved_is_reference=is_reference
         )
@@ -376,7 +378,8 @@ def _restore(sides: ComparedSides, errors: Errors, most: int | None) -> list[Res
     changed = observe(sides.candidate, batch, ())
     if not sites or LOGITS not in reference.states or LOGITS not in changed.states:
         return []
-    expected, actual = reference.rows(LOGITS), changed.rows(LOGITS)
+    expected = reference.rows(LOGITS)
+    actual = changed.rows(LOGITS)
     # A port without a head returns its last states.
     if expected.shape != actual.shape:
         return []

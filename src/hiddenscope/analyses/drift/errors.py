@@ -173,7 +173,8 @@ class Noise:
 
     def joined(self, gaps: Iterable[Gap]) -> Noise:
         """Return the worse of this noise and further measurements, row by row."""
-        rows, channel = self.rows, self.channel
+        rows = self.rows
+        channel = self.channel
         for measured in gaps:
             rows = rows.maximum(measured.rows)
             channel = max(channel, measured.channel)
@@ -274,7 +275,8 @@ class Errors:
         for who, values in zip(self.roles, (reference, candidate), strict=True):
             self._refuse_not_finite(who, name, values, places)
         unit = torch.finfo(coarsest([reference.dtype, candidate.dtype])).eps
-        expected, actual = reference.double(), candidate.double()
+        expected = reference.double()
+        actual = candidate.double()
         difference = (actual - expected).abs()
         l2 = (actual - expected).norm(dim=-1)
         # An element near zero is measured by the typical size of its row.
@@ -308,8 +310,10 @@ class Errors:
         row = int(broken.nonzero()[0])
         what = "a NaN" if bool(values[row].isnan().any()) else "an infinity"
         stack = stack_of(name, self.tokens)
-        place, tokens = places[stack][row], self.tokens[stack]
-        text, position = tokens.text[place], tokens.positions[place]
+        place = places[stack][row]
+        tokens = self.tokens[stack]
+        text = tokens.text[place]
+        position = tokens.positions[place]
         raise NotFinite(
             "Cannot compare the two runs",
             f"the {who} has {what} at {name}, token {tokens.strings[place]!r} (text"
@@ -323,7 +327,8 @@ class Errors:
         verdict = self.verdicts.setdefault(name, SiteVerdict())
         beyond = noise.times_over(error)
         if beyond >= verdict.beyond:
-            verdict.beyond, verdict.batch = beyond, batch
+            verdict.beyond = beyond
+            verdict.batch = batch
         verdict.error = max(verdict.error, error.worst)
         verdict.envelope = max(verdict.envelope, noise.envelope)
 

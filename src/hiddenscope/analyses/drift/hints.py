@@ -170,7 +170,8 @@ def describe_hint(search: Search, fault: FaultyModule) -> tuple[list[Hint], list
     """Return what a fault looks like, most certain first, and notes on failed tests."""
     hints: list[Hint] = []
     notes: list[str] = []
-    call, reference = fault.call, search.reference
+    call = fault.call
+    reference = search.reference
     if call is None:
         return [*fault.hints], notes
     blocks = reference.blocks
@@ -248,7 +249,8 @@ def argument_hints(
         other = candidate.get(name)
         evidence = ""
         if (value is None) != (other is None):
-            here, there = "reference", "candidate"
+            here = "reference"
+            there = "candidate"
             if value is None:
                 here, there = there, here
             evidence = f"The blocks are given `{name}` in the {here} and not in the"
@@ -299,7 +301,8 @@ def _weights(suspect: Suspect) -> Iterator[Hypothesis]:
 def _relation(suspect: Suspect, weight: Tensor, other: Tensor) -> tuple[str, str]:
     """Say how a weight was made from the reference's: a fault and a clause."""
     if weight.shape != other.shape:
-        expected, actual = list(weight.shape), list(other.shape)
+        expected = list(weight.shape)
+        actual = list(other.shape)
         return "other_shape", f"has the shape {actual}, and the reference's {expected}"
     if weight.is_floating_point():
         tolerance = 4 * torch.finfo(weight.dtype).eps
@@ -308,7 +311,8 @@ def _relation(suspect: Suspect, weight: Tensor, other: Tensor) -> tuple[str, str
             if is_same_shape and torch.allclose(changed, other, tolerance, 0.0):
                 return fault, words
     share = (weight != other).double().mean()
-    change, norm = (other - weight).double().norm(), weight.double().norm()
+    change = (other - weight).double().norm()
+    norm = weight.double().norm()
     words = (
         f"differs in {share:.1%} of its elements, by a norm of {change:.2g}; the"
         f" reference's norm is {norm:.2g}"
@@ -379,7 +383,9 @@ def _attributes(suspect: Suspect) -> Iterator[Hypothesis]:
 
 def _effects(suspect: Suspect) -> Iterator[Hypothesis]:
     """Compare the output with functions of the input and of the reference's output."""
-    expected, state, output = suspect.expected, suspect.state, suspect.output
+    expected = suspect.expected
+    state = suspect.state
+    output = suspect.output
     scale = _fit_factor(expected, output)
     if not isclose(scale, 1.0, rel_tol=NEAR_ONE):
         evidence = f"The output is the reference's times {scale:.6g}."
@@ -389,9 +395,11 @@ def _effects(suspect: Suspect) -> Iterator[Hypothesis]:
     yield Hypothesis("zero_rows", evidence, expected.masked_fill(is_zero, 0))
     if state is not None:
         role = suspect.role
-        skipped, doubled = "not_applied", "applied_twice"
+        skipped = "not_applied"
+        doubled = "applied_twice"
         if role == "block":
-            skipped, doubled = "layer_skipped", "layer_doubled"
+            skipped = "layer_skipped"
+            doubled = "layer_doubled"
         yield Hypothesis(skipped, f"The {role} returns its input.", state)
         again = suspect.run(suspect.reference, suspect.call.with_state(expected))
         yield Hypothesis(doubled, f"The {role} is applied twice.", again)
@@ -402,7 +410,8 @@ def _effects(suspect: Suspect) -> Iterator[Hypothesis]:
             yield Hypothesis("residual_scale", f"{words} {factor:.6g}.", scaled)
     parameter = suspect.reference._parameters.get("bias")
     if parameter is not None and parameter.shape == expected.shape[-1:]:
-        words, bias = "The output is the reference's", parameter.detach()
+        words = "The output is the reference's"
+        bias = parameter.detach()
         yield Hypothesis("missing_bias", f"{words} without its bias.", expected - bias)
         evidence = f"{words} with its bias added twice."
         yield Hypothesis("bias_twice", evidence, expected + bias)
@@ -438,7 +447,8 @@ class _Function(nn.Module):
 def _activations(suspect: Suspect) -> Iterator[Hypothesis]:
     """Replace an activation in the reference, or the module itself."""
     for call in suspect.call.leaves():
-        state, output = call.state, call.output
+        state = call.state
+        output = call.output
         if state is None or output is None or state.shape != output.shape:
             continue
         # It must roughly compute a known activation.
@@ -505,7 +515,8 @@ class Norm(NamedTuple):
 
 def _norms(suspect: Suspect) -> Iterator[Hypothesis]:
     """Normalise as other norms do."""
-    state, norm = suspect.state, _norm_of(suspect)
+    state = suspect.state
+    norm = _norm_of(suspect)
     if state is None or norm is None:
         return
     # The eps that explains the size of the rows.
@@ -517,7 +528,8 @@ def _norms(suspect: Suspect) -> Iterator[Hypothesis]:
     added = "without the 1 that is added to its weight"
     fitted = f"with eps {eps:.2g}; the reference's is {norm.eps:.2g}"
     rooted = "with the root of eps added to the root"
-    gain, change = norm.gain, norm._replace
+    gain = norm.gain
+    change = norm._replace
     for fault, words, changed in (
         ("kind", f"that {mean} the mean off", change(centred=not norm.centred)),
         ("weight_less_one", added, change(gain=gain - 1)),
@@ -534,7 +546,8 @@ def _norms(suspect: Suspect) -> Iterator[Hypothesis]:
 
 def _norm_of(suspect: Suspect) -> Norm | None:
     """Return the norm that reproduces the output of the reference's module."""
-    state, weight = suspect.state, suspect.reference._parameters.get("weight")
+    state = suspect.state
+    weight = suspect.reference._parameters.get("weight")
     values = vars(suspect.reference)
     eps = values.get("eps", values.get("variance_epsilon"))
     if state is None or weight is None or eps is None:
@@ -584,14 +597,16 @@ class Heads:
 
     def rotated(self, cos: Tensor, sin: Tensor) -> Heads:
         """Rotate queries and keys."""
-        query, key = _rotate(self.query, cos, sin), _rotate(self.key, cos, sin)
+        query = _rotate(self.query, cos, sin)
+        key = _rotate(self.key, cos, sin)
         return replace(self, query=query, key=key)
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first channels of each head, by halves."""
     width = cos.shape[-1]
-    rotated, rest = heads[..., :width], heads[..., width:]
+    rotated = heads[..., :width]
+    rest = heads[..., width:]
     left, right = rotated.chunk(2, -1)
     rotated = rotated * cos + torch.cat([-right, left], -1) * sin
     return torch.cat([rotated, rest], -1)
@@ -618,7 +633,8 @@ class _AttentionTrial:
 
     def run(self, replacement: Heads | None = None) -> Tensor | None:
         """Run the module, with other heads in its first attention if any are given."""
-        self.heads, self._replacement = None, replacement
+        self.heads = None
+        self._replacement = replacement
         return self.suspect.run(self.module)
 
     def enter(self, heads: Heads) -> Heads:
@@ -656,7 +672,9 @@ def _attend(
         bias = bias + options["position_bias"]
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     cap = options.get("softcap")
-    query_heads, key_heads, value_heads = query.to(wide), key.to(wide), value.to(wide)
+    query_heads = query.to(wide)
+    key_heads = key.to(wide)
+    value_heads = value.to(wide)
     heads = Heads(query_heads, key_heads, value_heads, visible, bias, scale, cap)
     return part.trial.enter(heads).attend().to(query.dtype), None
 
@@ -664,7 +682,8 @@ def _attend(
 def _attention(suspect: Suspect) -> Iterator[Hypothesis]:
     """Attend with another scale, mask, order of heads or rotation."""
     trial = _AttentionTrial(suspect)
-    output, heads = trial.run(), trial.heads
+    output = trial.run()
+    heads = trial.heads
     if heads is None or output is None:
         return
     # If our kernel does not reproduce the model's, it lacks something that the model
@@ -699,7 +718,8 @@ def _attention(suspect: Suspect) -> Iterator[Hypothesis]:
 
 def _fit_scale(trial: _AttentionTrial, heads: Heads) -> float:
     """Fit the scale of the scores by least squares, in steps along the slope."""
-    suspect, scale = trial.suspect, heads.scale
+    suspect = trial.suspect
+    scale = heads.scale
     real = suspect.mask.to(suspect.output.device)
     for _ in range(STEPS):
         output = trial.run(replace(heads, scale=scale))
@@ -778,7 +798,8 @@ def _rotations(suspect: Suspect, heads: Heads) -> Iterator[Change]:
     tables = suspect.call.kwargs.get("position_embeddings")
     if not isinstance(tables, tuple) or len(tables) != 2:
         return
-    cos, sin = tables[0].to(heads.query)[:, None], tables[1].to(heads.query)[:, None]
+    cos = tables[0].to(heads.query)[:, None]
+    sin = tables[1].to(heads.query)[:, None]
     size = cos.square() + sin.square()
     unrotated = heads.rotated(cos / size, -sin / size)
     yield "rope_missing", "no rotary positions", unrotated
@@ -797,9 +818,11 @@ def _rotations(suspect: Suspect, heads: Heads) -> Iterator[Change]:
     yield "position_off_by_one", "positions that are one off", shifted
     # Neighbouring channels are put into two halves; unrotated channels stay.
     places = torch.arange(heads.query.shape[-1], device=cos.device)
-    pairs, others = places[: cos.shape[-1]].reshape(-1, 2), places[cos.shape[-1] :]
+    pairs = places[: cos.shape[-1]].reshape(-1, 2)
+    others = places[cos.shape[-1] :]
     order = torch.cat([*pairs.T, others])
-    query, key = unrotated.query[..., order], unrotated.key[..., order]
+    query = unrotated.query[..., order]
+    key = unrotated.key[..., order]
     paired = replace(heads, query=query, key=key).rotated(cos, sin)
     yield "rope_pairs", "rotary positions for neighbouring channels", paired
 

@@ -138,7 +138,8 @@ def as_candidate(side: Model | BareModule, reference: Model) -> LiveModel | None
     A module with the same blocks in the same places needs no proof of its own: the
     fault in it may be the very thing that a proof would refuse.
     """
-    module, anatomy = side.module, reference.anatomy
+    module = side.module
+    anatomy = reference.anatomy
     if is_compiled(module):
         return None
     require_recordable(module)
@@ -161,7 +162,8 @@ def as_candidate(side: Model | BareModule, reference: Model) -> LiveModel | None
 
 def _has_same_tree(module: nn.Module, reference: Model) -> bool:
     """Check that a module has the places of another's states, and as many blocks."""
-    parts, others = hooks.parts_of(module), hooks.parts_of(reference.module)
+    parts = hooks.parts_of(module)
+    others = hooks.parts_of(reference.module)
     if any(tap.path not in parts for tap in reference.anatomy.taps.values()):
         return False
     for stack in reference.anatomy.stacks:
@@ -174,7 +176,8 @@ def _has_same_tree(module: nn.Module, reference: Model) -> bool:
 
 def encode(model: Model, texts: Texts | Inputs | None) -> Inputs:
     """Encode texts for the reference; an encoder-decoder gets them on both sides."""
-    problem, remedy = "No texts to compare on", "Give at least one text."
+    problem = "No texts to compare on"
+    remedy = "Give at least one text."
     if texts is None:
         reason = "only saved states come with their own texts"
         raise StatesError(problem, reason, remedy)

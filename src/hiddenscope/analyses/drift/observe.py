@@ -156,7 +156,8 @@ class _Observation:
 
     def _watch_block(self, path: str) -> hooks.Watch:
         """Run a float64 copy of a block, which makes one layer in each of its calls."""
-        model, block = self.model, self.model.part(path)
+        model = self.model
+        block = self.model.part(path)
         layers = iter([site for site in model.blocks if model.blocks[site] == path])
 
         def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -90,7 +90,8 @@ class Pairs:
     def port(self, program: Program, reference: LiveModel) -> LiveModel | None:
         """Return a program as a side that can be entered, if its blocks are known."""
         module = _open_module(program)
-        taps, blocks = {}, {}
+        taps = {}
+        blocks = {}
         for name, value in self.values.items():
             if value.tap is None:
                 continue
@@ -101,7 +102,8 @@ class Pairs:
         if module is None or len(blocks) < 2:
             return None
         name = type(module).__name__
-        anatomy, pad = reference.anatomy, reference.pad
+        anatomy = reference.anatomy
+        pad = reference.pad
         return LiveModel(name, module, anatomy, pad, taps, blocks, is_port=True)
 
     def rows(
@@ -131,7 +133,8 @@ def pair_program(
     module = _open_module(program)
     if module is not None:
         require_recordable(module)
-    tokens, count = 0, 0
+    tokens = 0
+    count = 0
     for length in inputs.lengths:
         tokens += length
         if count and tokens > PAIRING_TOKENS:
@@ -174,7 +177,9 @@ class _Matcher:
         rows: Mapping[str, Tensor],
         reference: LiveModel,
     ) -> None:
-        self.values, self.reference, self.model = values, rows, reference
+        self.values = values
+        self.reference = rows
+        self.model = reference
         self.stacks = reference.anatomy.stacks
         self.sites = [site for site in rows if site != LOGITS]
         shapes = {rows[site].shape for site in self.sites}
@@ -343,7 +348,8 @@ class _Matcher:
         expected = self.reference.get(site)
         if expected is None or expected.shape != value.rows.shape:
             return np.inf
-        expected, actual = expected.cpu().double(), value.rows.double()
+        expected = expected.cpu().double()
+        actual = value.rows.double()
         # By channel: massive channels hardly change from layer to layer, and would hide
         # what the others do.
         sizes = actual.norm(dim=0) + expected.norm(dim=0)
@@ -420,7 +426,8 @@ class _Matcher:
             return -1.0
         expected = self.reference[site].cpu().double()
         actual = value.rows.cpu().double()
-        expected, actual = expected - expected.mean(0), actual - actual.mean(0)
+        expected = expected - expected.mean(0)
+        actual = actual - actual.mean(0)
         products = (expected * actual).sum(0)
         sizes = expected.norm(dim=0) * actual.norm(dim=0)
         return float((products / sizes).nan_to_num(0.0, 0.0, 0.0).mean())
@@ -493,7 +500,8 @@ class _Matcher:
             )
             paired[f"{prefix}layer.{layer}"] = by_path.get(path, not_called)
         # The final norm is the output after the last block that is most like it.
-        site, last = f"{prefix}final", outputs[-1]
+        site = f"{prefix}final"
+        last = outputs[-1]
         norms = []
         for value in self.fitting[self.fitting.index(last) + 1 :]:
             if value.path("output") and not value.rows.equal(last.rows):
@@ -560,7 +568,8 @@ def _values_of_text(program: Program, batch: PaddedBatch) -> Values:
                 if set(lengths) & set(tensor.shape):
                     returned[name] = tensor.detach().to("cpu", copy=True)
 
-    module, prefix = _open_module(program), ""
+    module = _open_module(program)
+    prefix = ""
     if module is None:
         with autograd.restored(), torch.no_grad():
             run()

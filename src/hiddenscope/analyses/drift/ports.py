@@ -175,9 +175,11 @@ class PortSearch(Search):
         site = None if first == LOGITS else Site.parse(first)
         if site is None or not site.layer:
             return self._search_around(site)
-        hint, path = self._misuse_of_block(site), self._runner_of_blocks(site)
+        hint = self._misuse_of_block(site)
+        path = self._runner_of_blocks(site)
         if hint is None:
-            hint, path = self._other_block(site), self.candidate.blocks[site]
+            hint = self._other_block(site)
+            path = self.candidate.blocks[site]
         if hint is not None:
             return FaultyModule(path, hints=(hint,))
         block = self._block(site)
@@ -236,7 +238,8 @@ class PortSearch(Search):
         state = self._call_making(site, calls).state
         if not before.layer or before not in self.candidate.taps or state is None:
             return None
-        expected, entered = self._reference_rows(before, self.inputs), _as_rows(state)
+        expected = self._reference_rows(before, self.inputs)
+        entered = _as_rows(state)
         if expected.shape == entered.shape and not self.same(expected, entered):
             evidence = f"What enters `{path}` is not what the block before returned."
             return Hint(fault="block_input", evidence=evidence)
@@ -403,7 +406,9 @@ class BlockTrial:
     def __init__(
         self, search: PortSearch, block: PortBlock, agreeing: PortBlock | None
     ) -> None:
-        self.search, self.block, self.agreeing = search, block, agreeing
+        self.search = search
+        self.block = block
+        self.agreeing = agreeing
         parts = self._parts(block)
         wrong: list[str] = []
         if agreeing is not None:
@@ -425,7 +430,8 @@ class BlockTrial:
 
     def _parts(self, block: PortBlock) -> tuple[nn.Module, nn.Module]:
         """Return the modules of a block."""
-        reference, candidate = self.search.reference, self.search.candidate
+        reference = self.search.reference
+        candidate = self.search.candidate
         return (
             reference.part(block.reference.block.path),
             candidate.part(block.port.block.path),
@@ -435,7 +441,8 @@ class BlockTrial:
         """Pair what enters and leaves two calls, where it has the same shape."""
         sides: tuple[Side, ...] = ("input", "output")
         for side in sides:
-            place, other = BlockTensor(*key, side), BlockTensor(*partner, side)
+            place = BlockTensor(*key, side)
+            other = BlockTensor(*partner, side)
             tensor = self.block.port.tensors.get(place)
             expected = self.block.reference.tensors.get(other)
             if tensor is None or expected is None or tensor.shape != expected.shape:
@@ -462,7 +469,8 @@ class BlockTrial:
         self, rows: Tensor, known: Mapping[BlockTensor, Tensor], *, reordered: bool
     ) -> list[SharedColumns]:
         """Find a tensor of the port among those of the reference."""
-        same, width = self.search.same, rows.shape[1]
+        same = self.search.same
+        width = rows.shape[1]
         for place, values in known.items():
             if values.shape == rows.shape and same(values, rows):
                 return [SharedColumns(place, ALL, ALL)]
@@ -627,7 +635,8 @@ class BlockTrial:
             return None
         verdicts = []
         for source, reference_columns, columns in self.counterparts[place]:
-            expected, exact = self.block.expected.get(source), None
+            expected = self.block.expected.get(source)
+            exact = None
             if expected is None or len(expected) != len(rows):
                 return None
             if source in self.block.exact:
@@ -651,7 +660,8 @@ class BlockTrial:
             hints.append(Hint(fault="not_compared", evidence=evidence))
         hints += self._other_arguments(call)
         own_code = not hints and self._only_code_is_left(call)
-        key, (reference, _, port) = self.keys[call], self.block.runs[0]
+        key = self.keys[call]
+        (reference, _, port) = self.block.runs[0]
         place = self._identical_tensor(BlockTensor(*key, "output"))
         partner = None
         if place is not None and place.side == "output":
@@ -762,7 +772,8 @@ def _matrices(part: nn.Module) -> list[Tensor]:
 
 def _cosine(weight: Tensor, other: Tensor) -> float:
     """Return the cosine of two weights, as they are or transposed; -1 if none fits."""
-    values, expected = weight.double().cpu(), other.double().cpu()
+    values = weight.double().cpu()
+    expected = other.double().cpu()
     best = -1.0
     for form in [expected, expected.T] if expected.ndim == 2 else [expected]:
         if form.shape == values.shape:

@@ -92,8 +92,11 @@ class DriftComparison:
 
     def report(self, baseline: Baseline | None) -> DriftReport:
         """Return the findings of a comparison."""
-        errors, fault, cause = self.errors, self.fault, self.cause
-        verdicts, drifting = errors.verdicts, errors.drifting
+        errors = self.errors
+        fault = self.fault
+        cause = self.cause
+        verdicts = errors.verdicts
+        drifting = errors.drifting
         largest = max(verdicts, key=lambda name: verdicts[name].beyond)
         first = drifting[0] if drifting else None
         shown = verdicts[first or largest]
@@ -189,7 +192,8 @@ class DriftComparison:
         errors = self.errors
         if not errors.kl:
             return None
-        kl, changed = np.concatenate(errors.kl), np.concatenate(errors.top1_changed)
+        kl = np.concatenate(errors.kl)
+        changed = np.concatenate(errors.top1_changed)
         return Consequences(
             kl_mean=float(kl.mean()),
             kl_max=float(kl.max()),
@@ -208,7 +212,8 @@ class DriftComparison:
         selected = {LOGITS, *map(str, select(patterns, sites, owner="this comparison"))}
         names = [name for name in measured if name in selected]
         # The tokens of all stacks, one stack after another.
-        starts, count = {}, 0
+        starts = {}
+        count = 0
         for stack, stack_tokens in self.tokens.items():
             starts[stack] = count
             count += len(stack_tokens)
@@ -287,7 +292,8 @@ def _moved_layers(errors: Errors) -> list[MovedLayer]:
     moved = []
     for name in errors.verdicts:
         cells = errors.cells.get(name, {})
-        local, total = cells.get("local"), cells.get("relative")
+        local = cells.get("local")
+        total = cells.get("relative")
         if name == LOGITS or local is None or total is None:
             continue
         if np.isfinite(local).any() and np.nanmax(total) > 0:

@@ -83,7 +83,8 @@ class SavedRun:
         `other` is the module that they are compared with.
         """
         named = self.named_dtype
-        first_site, last_site = self.stacks[0].sites[0], self.stacks[0].sites[-1]
+        first_site = self.stacks[0].sites[0]
+        last_site = self.stacks[0].sites[-1]
         first = narrowest([next(self.blocks(first_site))], named)
         last = narrowest([next(self.blocks(last_site))], named)
         if last_site.layer != 0 and last != named:
@@ -212,10 +213,13 @@ def compare_model_with_saved(
     _check_unpooled(saved)
     inputs = encode(model, saved.texts() if texts is None else texts)
     _check_tokens(inputs, saved)
-    live, dtype = as_live(model), saved.computed_in(model.module)
-    names, roles = (model.name, saved.name), SIDES
+    live = as_live(model)
+    dtype = saved.computed_in(model.module)
+    names = (model.name, saved.name)
+    roles = SIDES
     if saved_is_reference:
-        names, roles = names[::-1], roles[::-1]
+        names = names[::-1]
+        roles = roles[::-1]
     widths = {site: live.anatomy.width(site) for site in live.sites}
     sites = _common_sites(widths, saved, (model.name, saved.name))
     claims = {}
@@ -280,7 +284,8 @@ def _common_sites(
         remedy = "Choose sites that both have, or give a pairing."
         raise StatesError("Nothing to compare", reason, remedy)
     for site in common:
-        width, other = widths[site], saved.width(site)
+        width = widths[site]
+        other = saved.width(site)
         if width != other:
             reason = f"{site} is {width} wide in one and {other} in the other"
             remedy = "Give two versions of one model."
@@ -307,7 +312,8 @@ def _check_tokens(inputs: Inputs, saved: SavedRun) -> None:
     """Raise if saved states are of other texts than those that are run here."""
     for states in saved.stacks:
         expected = inputs.of(states.sites[0].stack)
-        tokens, lengths = states.tokens, states.tokens.lengths
+        tokens = states.tokens
+        lengths = states.tokens.lengths
         if isinstance(states, Store):
             lengths = states.sequence_lengths
         same_ids = expected.flat.tolist() == tokens.ids.tolist()
@@ -327,7 +333,8 @@ def _check_tokens(inputs: Inputs, saved: SavedRun) -> None:
 
 def _check_same_texts(first: SavedRun, second: SavedRun, stack: str | None) -> None:
     """Raise if two saved runs are of different texts."""
-    tokens, other = first.states_of(stack).tokens, second.states_of(stack).tokens
+    tokens = first.states_of(stack).tokens
+    other = second.states_of(stack).tokens
     same_ids = tokens.ids.tolist() == other.ids.tolist()
     same_lengths = tokens.lengths.tolist() == other.lengths.tolist()
     # Pooled states have no ids to tell texts apart by.
@@ -384,7 +391,8 @@ def _distance(rows: Tensor, state: Tensor) -> float:
 
     The first token's state is often so large that it would hide all others.
     """
-    expected, actual = state.double().cpu(), rows.double().cpu()
+    expected = state.double().cpu()
+    actual = rows.double().cpu()
     sizes = expected.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
     return float(((actual - expected).norm(dim=-1) / sizes).median())
 

@@ -76,7 +76,9 @@ class Search:
     def __init__(
         self, reference: LiveModel, candidate: LiveModel, inputs: Inputs
     ) -> None:
-        self.reference, self.candidate, self.inputs = reference, candidate, inputs
+        self.reference = reference
+        self.candidate = candidate
+        self.inputs = inputs
         self.masks = masks_of(reference.batch(inputs))
         self._verdicts: dict[ModuleCall, Verdict] = {}
 
@@ -107,7 +109,8 @@ class Search:
     def block_call(self, site: Site, inputs: Inputs) -> ModuleCall | None:
         """Record the reference's block that makes a layer, and every call inside."""
         blocks = self.reference.blocks
-        path, block = blocks[site], self.reference.part(blocks[site])
+        path = blocks[site]
+        block = self.reference.part(blocks[site])
         # One module may be called for several layers.
         number = [layer for layer in blocks if blocks[layer] == path].index(site)
         run = partial(self.reference.run, self.reference.batch(inputs))
@@ -116,7 +119,8 @@ class Search:
 
     def _blame(self, call: ModuleCall) -> FaultyModule | None:
         """Find the innermost module at fault within a call, first in the pass."""
-        verdict, repeated = self._verdict(call), self._in_candidate(call)
+        verdict = self._verdict(call)
+        repeated = self._in_candidate(call)
         matrices = []
         for leaf in call.leaves():
             weights = weights_of(self.reference.part(leaf.path)).values()
@@ -150,7 +154,8 @@ class Search:
         """Check that all parts and weights of a module agree: only its code is left."""
         path = self._path_in_candidate(call.path)
         part = self.candidate.part(path)
-        weights, others = weights_of(part), weights_of(self.reference.part(call.path))
+        weights = weights_of(part)
+        others = weights_of(self.reference.part(call.path))
         if not call.inner or weights.keys() != others.keys():
             return False
         if not all(equal(weight, others[name]) for name, weight in weights.items()):
@@ -235,7 +240,8 @@ class Search:
             is_right = other.is_floating_point() and may_be_mask
             return RIGHT if is_right or equal(expected, other) else INCOMPARABLE
         error = self.gap(expected, other)
-        noise, systematic = Noise.assumed(expected.dtype), 0.0
+        noise = Noise.assumed(expected.dtype)
+        systematic = 0.0
         if exact is not None and exact.shape == expected.shape:
             rounding = self.gap(exact, expected)
             if rounding.worst < inf:
@@ -344,7 +350,8 @@ def calls_near(
         within = [at for at in blocks if stacks[calls[at].path] == site.stack]
     if not within:
         return list(calls)
-    first, last = within[0], within[-1]
+    first = within[0]
+    last = within[-1]
     if site is not None and site.layer == 0:
         start = max((place + 1 for place in blocks if place < first), default=0)
         return list(calls[start:first])

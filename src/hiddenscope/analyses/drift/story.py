@@ -91,7 +91,8 @@ def _title(result: Result) -> str:
     """Name the two sides; where they are one model, with what differs, such as the
     dtype.
     """
-    reference, candidate = result.facts["reference"], result.facts["candidate"]
+    reference = result.facts["reference"]
+    candidate = result.facts["candidate"]
     other = result.source.get("candidate")
     if reference == candidate and isinstance(other, dict):
         reference, candidate = side_names({**result.source, "other": other})
@@ -232,7 +233,8 @@ def _unexplained(report: DriftReport) -> str:
 
 def _moved(report: DriftReport) -> Iterator[str]:
     """Yield which layers and which tokens moved most."""
-    layers, tokens = report.moved_layers or [], report.moved_tokens or []
+    layers = report.moved_layers or []
+    tokens = report.moved_tokens or []
     if layers:
         names = [f"`{layer.site}` ({layer.local:.2%})" for layer in layers[:3]]
         yield (
@@ -256,7 +258,8 @@ def _no_drift(report: DriftReport) -> str:
     """Say how near the envelope the largest difference comes, and how far apart the two
     are as they were given.
     """
-    largest, as_given = report.largest, report.as_given
+    largest = report.largest
+    as_given = report.as_given
     if largest.beyond:
         sentence = (
             f"No drift: the largest difference is {largest.beyond:.2g} times the"
@@ -330,7 +333,8 @@ def _consequences(report: Consequences) -> Iterator[str]:
         f" {report.top1_changed:,} of {report.of:,} positions."
     )
     for part in report.restored:
-        sites, share = part.sites, part.share
+        sites = part.sites
+        share = part.share
         where = f"all {len(sites)} sites that differ"
         if len(sites) == 1:
             where = f"`{sites[0]}`"
@@ -342,7 +346,8 @@ def _consequences(report: Consequences) -> Iterator[str]:
 
 
 def _measured(report: DriftReport) -> str:
-    noise, passes = report.noise, report.passes
+    noise = report.noise
+    passes = report.passes
     if noise.made_of == ["tolerance"]:
         return (
             "Noise was not measured, as both sides are saved: the envelope is the"
