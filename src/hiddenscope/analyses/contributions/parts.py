@@ -17,7 +17,7 @@ from torch import Tensor
 from hiddenscope.analyses.contributions.final_norm import FrozenNorm, freeze_norm
 from hiddenscope.analyses.contributions.question import Question
 from hiddenscope.discovery import Stack, effects_along
-from hiddenscope.discovery.inside import Branch
+from hiddenscope.discovery.anatomy import Branch
 from hiddenscope.errors import PassError
 from hiddenscope.model import Model
 from hiddenscope.modules import autograd
