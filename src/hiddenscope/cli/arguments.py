@@ -14,7 +14,7 @@ file makes sense (a dataset, a source to search), the @ may be left out.
 ['A text.', '@name']
 >>> texts_in(["corpus.txt"])  # doctest: +ELLIPSIS
 Traceback (most recent call last):
-hiddenscope.TextError: 'corpus.txt' looks like a file: ...
+hiddenscope.errors.TextError: 'corpus.txt' looks like a file: ...
 """
 
 import os
