@@ -16,7 +16,6 @@ torch.Size([4, 2, 64])
 
 from hiddenscope.vectors.vectors import EachToken as EachToken
 from hiddenscope.vectors.vectors import Vectors as Vectors
-from hiddenscope.vectors.vectors import blocks as blocks
 from hiddenscope.vectors.vectors import default_pool as default_pool
 from hiddenscope.vectors.vectors import each_token as each_token
 from hiddenscope.vectors.vectors import rows_of as rows_of

@@ -19,15 +19,16 @@ from hiddenscope.errors import StatesError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
 from hiddenscope.passes.text_encoder import conversations
-from hiddenscope.sites import Site, select
-from hiddenscope.states import Pair, Pooling, Readable, Source, Tokens
+from hiddenscope.sites import Site
+from hiddenscope.states import Pair, Pooling, Readable, Source, States, Tokens
 from hiddenscope.states.arrays import Ints
+from hiddenscope.states.pooling import parse_pooling
 from hiddenscope.vectors.dataset import texts_of
-from hiddenscope.vectors.pooled import pooled_as
+from hiddenscope.vectors.pooled import compute, pooled_as, read_vectors
 from hiddenscope.vectors.vectors import (
     EachToken,
-    blocks,
     check_unpooled,
+    open_sites,
     single_site,
     vectors,
 )
@@ -91,25 +92,24 @@ def collection_of(
     if isinstance(source, EachToken):
         check_unpooled(pool)
         source = source.source
-    if isinstance(source, Model):
-        model_texts = _texts_for(source, texts, truncate)
-        selected = _one_site(source, site)
+    elif pool is not None:
+        pool = parse_pooling(pool)
+    if not isinstance(source, Model | Readable | Pair):
+        return _of_array(source, texts, site, pool)
+    pattern = last_site(source) if site is None else site
+    opened, sites = open_sites(source, texts, pattern)
+    selected = single_site(pattern, sites)
+    if isinstance(opened, Model):
+        model_texts = _texts_for(opened, texts, truncate)
         if not by_token:
-            return _of_model(source, model_texts, selected, pool, truncate)
-        inputs = source.encode(model_texts, truncate=truncate)
-        return _of_states(source.capture(inputs, selected), selected, None)
-    if isinstance(source, Pair | Readable):
-        if texts is not None:
-            raise TextError(
-                "Cannot use texts with states",
-                "the states have their own texts",
-                "Leave texts out.",
-            )
-        if not by_token and pool is None:
-            stored_as = pooled_as(source)
-            pool = "mean" if stored_as is None else stored_as
-        return _of_states(source, site, pool)
-    return _of_array(source, texts, site, pool)
+            return _of_model(opened, model_texts, selected, pool, truncate)
+        inputs = opened.encode(model_texts, truncate=truncate)
+        opened = opened.capture(inputs, selected)
+        assert isinstance(opened, States)  # the sites are of one stack
+    elif not by_token and pool is None:
+        stored_as = pooled_as(opened)
+        pool = "mean" if stored_as is None else stored_as
+    return _of_states(opened, selected, pool)
 
 
 def last_site(source: Model | Readable | Pair) -> Site:
@@ -163,10 +163,6 @@ def as_trained(
 
 def _texts_for(model: Model, texts: Any, truncate: bool) -> list[Any] | Inputs:
     """Return the texts of a model as a list or as Inputs."""
-    problem = f"No texts for {model.name}"
-    if texts is None:
-        remedy = "Give texts=, or states in place of the model."
-        raise TextError(problem, "no texts were given", remedy)
     texts = texts_of(texts)
     if isinstance(texts, Mapping) or conversations(texts) is not None:
         texts = model.encode(texts, truncate=truncate)
@@ -177,7 +173,9 @@ def _texts_for(model: Model, texts: Any, truncate: bool) -> list[Any] | Inputs:
     is_scalar = getattr(texts, "shape", None) == ()
     if not isinstance(texts, Iterable) or isinstance(texts, bytes) or is_scalar:
         remedy = "Give a list of strings, a file or a frame."
-        raise TextError(problem, f"texts are {shown(texts)}", remedy)
+        raise TextError(
+            f"No texts for {model.name}", f"texts are {shown(texts)}", remedy
+        )
     return reader.as_list(texts)
 
 
@@ -196,7 +194,8 @@ def _of_model(
     pooled_texts, pooling, cut = as_trained(model, texts, pool, truncate)
 
     def read() -> Iterator[Tensor]:
-        return blocks(model, pooled_texts, site=site, pool=pooling, truncate=cut)
+        portions = compute(model, pooled_texts, (site,), pooling, cut)
+        return (block[0] for _, block in portions)
 
     def pick(numbers: Ints) -> Tensor:
         if isinstance(pooled_texts, Inputs):
@@ -210,18 +209,11 @@ def _of_model(
     return Collection(len(texts), read, pick, strings, None, site, pooling, source)
 
 
-def _of_states(
-    source: Readable | Pair, site: str | Site | None, pool: Pooling | None
-) -> Collection:
-    states = source
-    if isinstance(source, Pair):
-        states = source.decoder if "decoder" in str(site) else source.encoder
-    assert isinstance(states, Readable)
-    selected = _one_site(states, site)
+def _of_states(states: Readable, site: Site, pool: Pooling | None) -> Collection:
     tokens = states.tokens
 
     def read() -> Iterator[Tensor]:
-        return blocks(states, site=selected, pool=pool)
+        return read_vectors(states, site, pool)
 
     def pick(numbers: Ints) -> Tensor:
         # The numbers ascend.
@@ -239,7 +231,7 @@ def _of_states(
         pick,
         tokens.texts,
         tokens if pool is None else None,
-        selected,
+        site,
         pool,
         getattr(states, "source", None) or {},
         of_states=True,
@@ -290,17 +282,6 @@ def _of_array(
         return _as_tensor(values[numbers])
 
     return Collection(len(values), read, pick, strings, None, named, pool, {})
-
-
-def _one_site(source: Model | Readable, site: str | Site | None) -> Site:
-    """Return the site that a pattern names; of two stacks, the encoder's."""
-    pattern = last_site(source) if site is None else site
-    if isinstance(source, Model):
-        selected = source.anatomy.select(pattern)
-    else:
-        selected = select(pattern, source.sites, owner="these states")
-    stack = selected[0].stack
-    return single_site(pattern, [site for site in selected if site.stack == stack])
 
 
 def _as_tensor(rows: Any) -> Tensor:

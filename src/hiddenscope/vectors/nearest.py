@@ -14,7 +14,6 @@ nearest, a few in a thousand, are looked at again.
 ([[1, 2]], [[0.89, 0.45]])
 """
 
-import platform
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -35,12 +34,8 @@ LARGEST = 1e38
 SMALLEST_KEY = 1e-6
 # Bytes of rows that are multiplied at a time: the caches of some cores hold them.
 PIECE = 2**22
-# Rows that are ranked first; then at most as many at a time as before, so that the bar
-# rises early.
-FIRST = 1024
-# Whether the products of a query lie side by side, or those of a row. The first takes
-# up to a quarter less on x86-64, and twice as long for 16 queries on a Neoverse-N1.
-BY_QUERY = platform.machine() in ("x86_64", "AMD64")
+# Rows whose products show whether torch computes in float32.
+TRIED = 1024
 # Pairs of a row and a query that are computed again at a time: few, so that they stay
 # in the cache.
 PAIRS = 256
@@ -101,32 +96,26 @@ class Nearest:
             )
         rows = block.detach()
         while len(rows):
-            count = max(FIRST, 4 * self.k, self.seen)
-            self._rank(rows[:count])
-            self.seen += len(rows[:count])
-            rows = rows[count:]
+            # At most as many as before, so that the bar rises early.
+            part = rows[: max(self.k - self.seen, self.seen)]
+            self._rank(part)
+            self.seen += len(part)
+            rows = rows[len(part) :]
 
     def _rank(self, rows: Tensor) -> None:
         """Compute again in float64 what may be among the nearest, and keep what is."""
         queries = len(self._queries)
-        if self._keys.shape[1] < self.k:
-            narrow = rows.to("cpu", torch.float32)
-            lengths = torch.linalg.vector_norm(narrow, dim=1)
-            self._check(lengths)
-            if len(rows) <= self.k:
-                every_row = np.repeat(np.arange(len(rows)), queries)
-                every_query = np.tile(np.arange(queries), len(rows))
-                self._take(rows, every_row, every_query)
-                return
-            bar = self._bar(self._kth(narrow, lengths))
-            candidates = torch.arange(len(rows))
-        else:
-            bar = self._bar(self._keys[:, -1])
-            largest, lengths = self._largest(rows, bar)
-            self._check(lengths)
-            lowest = bar.lower_bound.min() * self._terms(lengths)
-            candidates = (largest >= lowest).nonzero()[:, 0]
-            narrow = rows[candidates].to("cpu", torch.float32)
+        if self.seen < self.k:
+            self._check(torch.linalg.vector_norm(rows.to("cpu", torch.float32), dim=1))
+            every_row = np.repeat(np.arange(len(rows)), queries)
+            self._take(rows, every_row, np.tile(np.arange(queries), len(rows)))
+            return
+        bar = self._bar(self._keys[:, -1])
+        largest, lengths = self._largest(rows, bar)
+        self._check(lengths)
+        lowest = bar.lower_bound.min() * self._terms(lengths)
+        candidates = (largest >= lowest).nonzero()[:, 0]
+        narrow = rows[candidates].to("cpu", torch.float32)
         products = self._products(narrow, bar, torch.empty(queries, len(narrow)))
         bounds = torch.outer(bar.lower_bound, self._terms(lengths[candidates]))
         pairs = (products >= bounds).nonzero()
@@ -144,8 +133,6 @@ class Nearest:
             # The last piece may be shorter.
             if products.shape[1] != len(piece):
                 products = torch.empty(len(piece), len(self._queries)).T
-                if BY_QUERY:
-                    products = torch.empty(len(self._queries), len(piece))
             self._products(piece, bar, products)
             torch.amax(products, 0, out=largest[here])
             # After the product, which waits less for memory.
@@ -155,7 +142,7 @@ class Nearest:
     def _products(self, rows: Tensor, bar: _Bar, out: Tensor) -> Tensor:
         """Compute `left @ row + offset` for every query and row."""
         if self._by_torch is None:
-            self._by_torch = self._torch_is_exact(rows[:FIRST])
+            self._by_torch = self._torch_is_exact(rows[:TRIED])
         if not self._by_torch:
             np.matmul(bar.left.numpy(), rows.numpy().T, out=out.numpy())
             if bar.offset is not None:
@@ -197,25 +184,6 @@ class Nearest:
         offset = _float32(-keys - exact_share * self._lengths**2)
         lower_bound = _float32(np.full(len(keys), exact_share))
         return _Bar(2 * self._narrow, offset, lower_bound)
-
-    def _kth(self, rows: Tensor, lengths: Tensor) -> Floats:
-        """Return a key that the k-th nearest of these rows reaches in any case."""
-        longest = float(lengths.max())
-        no_bar = _Bar(self._narrow, None, torch.empty(0))
-        out = torch.empty(len(self._queries), len(rows))
-        products = self._products(rows, no_bar, out)
-        if self.nearness == "cosine":
-            keys = products / lengths
-            rounding = np.full(len(self._lengths), 2 * self._share)
-        elif self.nearness == "dot":
-            keys = products
-            rounding = self._share * longest * self._lengths
-        else:
-            of_queries = torch.from_numpy(self._lengths**2).float()[:, None]
-            keys = 2 * products - lengths.square() - of_queries
-            rounding = 2 * self._share * (longest + self._lengths) ** 2
-        kth: Floats = keys.topk(self.k, dim=1).values[:, -1].double().numpy() - rounding
-        return kth
 
     def _check(self, lengths: Tensor) -> None:
         """Refuse rows that cannot be multiplied, and for cosines rows of zeros."""

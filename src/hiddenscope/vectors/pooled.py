@@ -23,6 +23,7 @@ from hiddenscope.passes import (
     Texts,
     buffers_for,
     check_targets,
+    require_recordable,
     run_pass,
 )
 from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
@@ -55,25 +56,17 @@ def compute(
     texts: Texts | Inputs,
     sites: tuple[Site, ...],
     pool: Pooling,
-    *,
-    targets: Texts | Inputs | None = None,
     truncate: bool | int = False,
 ) -> Iterator[tuple[Inputs, Tensor]]:
     """Yield the inputs and vectors `[site, text, width]`, portion by portion."""
+    require_recordable(model.module)
     check_one_width(sites, [model.anatomy.width(site) for site in sites])
     total = count(texts)
-    if targets is not None and count(targets) != total:
-        reason = f"there are {total} texts and {count(targets)} targets"
-        raise TextError(
-            "Targets do not fit the texts", reason, "Give one for each text."
-        )
     cut = 0
     # No texts are a portion too, which the encoder refuses.
     for start in range(0, max(1, total), PORTION):
-        portion = _portion(texts, start)
-        portion_targets = None if targets is None else _portion(targets, start)
         try:
-            inputs = model.encode(portion, targets=portion_targets, truncate=truncate)
+            inputs = model.encode(_portion(texts, start), truncate=truncate)
             check_targets(model, inputs, sites, logits=False)
         except TextError as error:
             # The encoder counts within a portion.

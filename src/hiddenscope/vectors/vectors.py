@@ -1,4 +1,4 @@
-"""The vectors of a model's texts or of states, all at once or block by block.
+"""The vectors of a model's texts or of states.
 
 The source says whether a row is a text or a token, so that no analysis needs a
 parameter for it.
@@ -14,7 +14,7 @@ from torch import Tensor
 from hiddenscope.arguments import checked
 from hiddenscope.errors import ArgumentError, StatesError, TextError
 from hiddenscope.model import Model, ModelLike, as_source
-from hiddenscope.passes import Inputs, Texts, require_recordable
+from hiddenscope.passes import Inputs, Texts
 from hiddenscope.sites import STACKS, Site, SitePatterns, select
 from hiddenscope.states import Pair, Pooling, Readable, Source, States, Tokens
 from hiddenscope.states.pooling import parse_pooling
@@ -25,7 +25,6 @@ from hiddenscope.vectors.pooled import (
     count,
     pooled_as,
     read_all,
-    read_vectors,
 )
 
 
@@ -59,7 +58,6 @@ def vectors(
     sites: SitePatterns = "layer.*,final",
     pool: Pooling | None = "last",
     truncate: bool | int = False,
-    targets: Texts | Inputs | None = None,
 ) -> Vectors:
     """Return one vector for each text of a model or of states, in their order.
 
@@ -76,24 +74,25 @@ def vectors(
     True
     """
     pooling = None if pool is None else parse_pooling(pool)
-    opened, selected = _opened(source, texts, targets, sites)
-    if not isinstance(opened, Model) or pooling is None:
-        readable = _readable(opened, texts, selected, targets, truncate)
+    opened, selected = open_sites(source, texts, sites)
+    several = _listed(texts)
+    if isinstance(opened, Model) and pooling is None:
+        inputs = opened.encode(several, truncate=truncate)
+        captured = opened.capture(inputs, selected)
+        assert isinstance(captured, States)  # the sites are of one stack
+        opened = captured
+    if not isinstance(opened, Model):
         return Vectors(
             selected,
-            read_all(readable, selected, pooling),
-            readable.tokens if pooling is None else None,
-            readable.tokens.texts,
-            getattr(readable, "source", None) or {},
+            read_all(opened, selected, pooling),
+            opened.tokens if pooling is None else None,
+            opened.tokens.texts,
+            getattr(opened, "source", None) or {},
         )
     values: Tensor | None = None
     done = 0
     strings: list[str] = []
-    several = _listed(texts)
-    portions = compute(
-        opened, several, selected, pooling, targets=targets, truncate=truncate
-    )
-    for inputs, block in portions:
+    for inputs, block in compute(opened, several, selected, pooling, truncate):
         if values is None:
             values = allocate(len(selected), count(several), block)
         values[:, done : done + len(inputs)] = block
@@ -102,36 +101,6 @@ def vectors(
     assert values is not None  # the encoder refuses an empty list of texts
     provenance = opened.source(selected[0].stack)
     return Vectors(selected, values, None, tuple(strings) or None, provenance)
-
-
-def blocks(
-    source: Model | Readable | Pair,
-    texts: Texts | Inputs | None = None,
-    *,
-    site: str | Site,
-    pool: Pooling | None = "last",
-    truncate: bool | int = False,
-    targets: Texts | Inputs | None = None,
-) -> Iterator[Tensor]:
-    """Yield the vectors of one site in order, `[some rows, width]` at a time.
-
-    >>> from hiddenscope.model import load
-    >>> from hiddenscope.testing import tiny_model
-    >>> model = load((tiny_model("gpt2"), None))
-    >>> texts = [[5, 6, 7], [8, 9]]
-    >>> [len(block) for block in blocks(model, texts, site="final", pool="mean")]
-    [2]
-    """
-    pooling = None if pool is None else parse_pooling(pool)
-    opened, selected = _opened(source, texts, targets, site)
-    single_site(site, selected)
-    if not isinstance(opened, Model) or pooling is None:
-        readable = _readable(opened, texts, selected, targets, truncate)
-        return read_vectors(readable, selected[0], pooling)
-    portions = compute(
-        opened, _listed(texts), selected, pooling, targets=targets, truncate=truncate
-    )
-    return (block[0] for _, block in portions)
 
 
 def default_pool(
@@ -246,8 +215,8 @@ def _loaded(source: Any) -> Any:
     return as_source(source)
 
 
-def _opened(
-    source: Model | Readable | Pair, texts: object, targets: object, sites: SitePatterns
+def open_sites(
+    source: Model | Readable | Pair, texts: object, sites: SitePatterns
 ) -> tuple[Model | Readable, tuple[Site, ...]]:
     """Return a model or the states of one stack, and the sites that are read."""
     stack = _named_stack(sites) or "encoder"
@@ -261,7 +230,6 @@ def _opened(
                 "no texts were given",
                 "Give texts, or give states.",
             )
-        require_recordable(opened.module)
         selected = opened.anatomy.select(sites)
     elif not isinstance(opened, Readable):
         raise StatesError(
@@ -269,7 +237,7 @@ def _opened(
             f"{type(source).__name__} has no states",
             "Give a model and texts, or states.",
         )
-    elif texts is not None or targets is not None:
+    elif texts is not None:
         raise TextError(
             "Cannot use texts with states",
             "the states have their own texts",
@@ -295,22 +263,6 @@ def _listed(texts: Any) -> Any:
     if column or isinstance(texts, Iterator | Set | range):
         return as_list(texts)
     return texts
-
-
-def _readable(
-    opened: Model | Readable,
-    texts: Any,
-    sites: tuple[Site, ...],
-    targets: Texts | Inputs | None,
-    truncate: bool | int,
-) -> Readable:
-    """Return states as they are, or those of a model's texts, of every token."""
-    if not isinstance(opened, Model):
-        return opened
-    inputs = opened.encode(_listed(texts), targets=targets, truncate=truncate)
-    captured = opened.capture(inputs, sites)
-    assert isinstance(captured, States)  # the sites are of one stack
-    return captured
 
 
 def _named_stack(sites: SitePatterns) -> str | None:

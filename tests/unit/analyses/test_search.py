@@ -134,8 +134,6 @@ def test_a_query_finds_alone_what_it_finds_among_others(
     queries = torch.from_numpy(rows[20:27])
     # Rows that do not follow one another, rows that are widened.
     for block in (wide[:, ::2], wide[:, ::2].bfloat16()):
-        # Both orders of memory.
-        monkeypatch.setattr(nearest, "BY_QUERY", not nearest.BY_QUERY)
         together = Nearest(queries, 8, nearness)
         # An empty block is nothing to see.
         for part in (block[:0], block, block[:0]):

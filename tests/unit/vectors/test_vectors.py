@@ -11,14 +11,14 @@ import hiddenscope as hs
 from hiddenscope.errors import (
     ArgumentError,
     NotFinite,
-    PassError,
     StatesError,
     TextError,
     TooLarge,
 )
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model
-from hiddenscope.vectors import blocks, default_pool, pooled, vectors
+from hiddenscope.vectors import EachToken, default_pool, pooled, vectors
+from hiddenscope.vectors.collection import collection_of
 
 Tiny = Callable[..., hs.Model]
 
@@ -100,7 +100,8 @@ def test_vectors_are_the_pooled_states_bit_for_bit(
             assert found.texts == tuple(TEXTS)
             assert found.source == ({} if type(source) is Bare else states.source)
             assert torch.equal(found["layer.1"], wanted[1])
-            streamed = list(blocks(source, texts, site="layer.2", pool=pool))
+            rows = EachToken(source) if pool is None else source
+            streamed = list(collection_of(rows, texts, "layer.2", pool).blocks())
             assert torch.equal(torch.cat(streamed), wanted[2])
             assert all(len(block) for block in streamed)
             if pool is None:
@@ -148,7 +149,7 @@ def test_only_some_texts_are_held_at_a_time(
     portions = vectors(model, TEXTS, pool="mean")
     torch.testing.assert_close(portions.values, whole, rtol=1e-5, atol=1e-6)
     assert portions.texts == tuple(TEXTS)
-    streamed = list(blocks(model, TEXTS, site="final", pool="mean"))
+    streamed = list(collection_of(model, TEXTS, "final", "mean").blocks())
     assert [len(block) for block in streamed] == [5, 5, 2]
     assert torch.equal(torch.cat(streamed), portions["final"])
     # A bad text is named by its number among all.
@@ -173,10 +174,11 @@ def test_float64_stays_and_bfloat16_is_widened() -> None:
 def test_of_two_stacks_it_is_the_encoders_unless_asked(tiny: Tiny) -> None:
     model, targets = tiny("t5"), TEXTS[::-1]
     pair = model.capture(TEXTS, targets=targets)
+    inputs = model.encode(TEXTS, targets=targets)
     assert isinstance(pair, hs.Pair)
     for found in (
         vectors(pair, pool="mean"),
-        vectors(model, TEXTS, pool="mean", targets=targets),
+        vectors(model, inputs, pool="mean"),
     ):
         assert torch.equal(found.values, pair.encoder.pool("mean"))
         assert {site.stack for site in found.sites} == {"encoder"}
@@ -184,7 +186,7 @@ def test_of_two_stacks_it_is_the_encoders_unless_asked(tiny: Tiny) -> None:
     decoder = pair.decoder.pool("mean")
     for found in (
         vectors(pair, sites=asked, pool="mean"),
-        vectors(model, TEXTS, sites=asked, pool="mean", targets=targets),
+        vectors(model, inputs, sites=asked, pool="mean"),
     ):
         torch.testing.assert_close(found.values, decoder, rtol=1e-5, atol=1e-6)
     assert vectors(model, TEXTS, sites=asked, pool="last").values.shape[1] == len(TEXTS)
@@ -194,10 +196,6 @@ def test_of_two_stacks_it_is_the_encoders_unless_asked(tiny: Tiny) -> None:
     for source, texts in ((pair, None), (model, TEXTS)):
         with pytest.raises(StatesError, match="two stacks"):
             vectors(source, texts, sites="encoder.layer.1,decoder.layer.1")
-    with pytest.raises(TextError, match="there are 12 texts and 1 targets"):
-        vectors(model, TEXTS, targets="one")
-    with pytest.raises(PassError, match="has one stack"):
-        vectors(tiny("llama"), TEXTS, targets=TEXTS)
 
 
 def test_texts_may_be_ids_and_one_may_be_alone(tiny: Tiny) -> None:
@@ -233,8 +231,8 @@ def test_what_cannot_be_had_is_said(
         (lambda: vectors("states"), StatesError, "str has no states"),
         (lambda: vectors(m, TEXTS, pool=LEAST), TextError, "text 1 has 6 tokens"),
         (lambda: vectors(s, pool=-LEAST - 1), TextError, "text 1 has 6 tokens"),
-        (lambda: blocks(s, site="layer.*"), StatesError, "names . sites"),
-        (lambda: blocks(m, TEXTS, site="layer.*"), StatesError, "names . sites"),
+        (lambda: collection_of(s, None, "layer.*"), StatesError, "names . sites"),
+        (lambda: collection_of(m, TEXTS, "layer.*"), StatesError, "names . sites"),
         (lambda: vectors(s, sites="layer.40"), hs.errors.SiteError, "layer.40"),
         (lambda: vectors(s)["layer.*"], StatesError, "names . sites"),
         (lambda: vectors(s.select(tokens=[0, 1])), StatesError, "text 1 has no tokens"),
