@@ -188,12 +188,15 @@ def _select_penalties(inner_loss: Tensor) -> tuple[Tensor, float]:
     if bool(inner_loss.isnan().any()):
         folds = inner_loss.shape[1]
         return grid.new_full((folds,), DEFAULT_PENALTY), DEFAULT_PENALTY
+    of_all_rows = grid[_least(inner_loss.mean(1))]
+    return grid[_least(inner_loss)], float(of_all_rows)
+
+
+def _least(losses: Tensor) -> Tensor:
+    """Return the index of the penalty with the least loss, from `[penalty, ...]`."""
     # `argmin` takes the first of equal losses: the flip makes that the larger penalty,
     # and so the simpler fit.
-    descending = inner_loss.flip(0)
-    grid = grid.flip(0)
-    of_all_rows = float(grid[descending.mean(1).argmin()])
-    return grid[descending.argmin(0)], of_all_rows
+    return len(PENALTIES) - 1 - losses.flip(0).argmin(0)
 
 
 def cross_validate_labellings(
@@ -211,7 +214,7 @@ def cross_validate_labellings(
     fold_rows = []
     for fold in range(int(folds.max()) + 1):
         fold_rows.append(torch.from_numpy(np.flatnonzero(folds == fold)))
-    features = _features(states)
+    features = row_features(states)
     parts = [features[rows] for rows in fold_rows]
     grams = torch.stack([gram(part) for part in parts])
     batch_size = max(1, AT_ONCE // (labellings.shape[1] * learner.outputs))
@@ -234,7 +237,7 @@ def cross_validate_labellings(
     return tuple(torch.cat(batches) for batches in zip(*measured, strict=True))
 
 
-def _features(states: Tensor) -> Tensor:
+def row_features(states: Tensor) -> Tensor:
     """Return features with the same products between rows, at most one per row.
 
     A ridge regression depends on the states through these products alone, and wide
@@ -341,15 +344,14 @@ def _select_each_penalty(sums: _FoldSums) -> Tensor:
     if folds == 2:
         # With one fold left out and one tested, nothing remains to train on.
         return torch.full((folds, labellings), PENALTIES.index(DEFAULT_PENALTY))
-    losses = torch.zeros(folds, len(PENALTIES), labellings, dtype=torch.float64)
+    losses = torch.zeros(len(PENALTIES), folds, labellings, dtype=torch.float64)
     # A fit without folds a and b predicts b where a is left out, and a where b is.
     for pair in combinations(range(folds), 2):
         for number, both in enumerate(sums.scores(pair)):
             for tested, left_out, scores in zip(pair, pair[::-1], both, strict=True):
                 row_losses = sums.learner.losses(scores, sums.targets[tested])
-                losses[left_out, number] += row_losses.sum(0)
-    # `argmin` takes the first of equal losses: the flip makes that the larger penalty.
-    return len(PENALTIES) - 1 - losses.flip(1).argmin(1)
+                losses[number, left_out] += row_losses.sum(0)
+    return _least(losses)
 
 
 def bootstrap_classes(

@@ -238,9 +238,8 @@ def _variance_of_mean(residuals: Tensor, groups: Ints, fitted_means: int) -> Ten
     number of means that were subtracted from the residuals.
     """
     group_count = int(groups.max()) + 1
-    sums = torch.zeros(
-        group_count, residuals.shape[1], dtype=torch.float64, device=residuals.device
-    )
+    shape = (group_count, residuals.shape[1])
+    sums = residuals.new_zeros(shape, dtype=torch.float64)
     sums.index_add_(0, torch.from_numpy(groups).to(sums.device), residuals)
     variance = sums.square().sum(0) / len(residuals) ** 2
     # Bessel's correction, n / (n - fitted means). A mean follows the large groups most,

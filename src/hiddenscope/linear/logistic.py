@@ -93,41 +93,58 @@ def _fit(
     rows, width = states.shape
     if WIDE * rows <= width:
         return _fit_in_row_space(states, problems, outputs, curvature, tolerance)
-    counts = problems.counts.to(states)
-    # Data with a column for each problem: `[width, 1, problem]` or `[row, problem]`.
+    # A column for each problem: `[width, 1, problem]`.
     mean, deviation = (moment[:, None] for moment in moments(states, problems))
+
+    def score(coef: Tensor, intercept: Tensor, which: Tensor) -> Tensor:
+        # The coefficients for states that are not standardised again.
+        plain = coef / deviation[..., which]
+        level = intercept - (mean[..., which] * plain).sum(0)
+        return (states @ plain.view(width, -1)).view(rows, outputs, -1) + level
+
+    def back(slopes: Tensor, which: Tensor) -> Tensor:
+        products = (slopes.view(rows, -1).T @ states).T.reshape(width, outputs, -1)
+        return (products - mean[..., which] * slopes.sum(0)) / deviation[..., which]
+
+    count = float(problems.counts.to(states).mean())
+    precondition = undo_curvature(states, problems.penalty, count, curvature, outputs)
+    start = torch.zeros(width + 1, outputs, len(problems), dtype=states.dtype)
+    point, converged = _descend(problems, start, score, back, precondition, tolerance)
+    coef = point[:-1] / deviation
+    return Fitted(coef, point[-1] - (mean * coef).sum(0), converged)
+
+
+def _descend(
+    problems: Problems,
+    start: Tensor,
+    score: Callable[[Tensor, Tensor, Tensor], Tensor],
+    back: Callable[[Tensor, Tensor], Tensor],
+    precondition: Precondition,
+    tolerance: float,
+) -> tuple[Tensor, Tensor]:
+    """Return where coefficients and intercepts end, and which problems converged.
+
+    `start` is `[feature + 1, output, problem]`, the intercepts last. `score` returns
+    the scores of coefficients and intercepts, `back` the gradient by the coefficients
+    from that by the scores.
+    """
+    size, outputs, _ = start.shape
+    counts = problems.counts.to(start)
     targets = problems.targets.T.contiguous()
     weights = (problems.train / counts[:, None]).T.contiguous()
-    decay = problems.penalty.to(states) / counts
-    columns = [mean, deviation, targets, weights, decay]
+    decay = problems.penalty.to(start) / counts
 
     def evaluate(points: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-        here = columns
-        # Most steps evaluate all problems: do not copy them.
-        if len(which) < len(problems):
-            here = [column[..., which] for column in columns]
-        mean, deviation, targets, weights, decay = here
-        point = points.view(width + 1, outputs, -1)
+        point = points.view(size, outputs, -1)
         coef = point[:-1]
-        # The coefficients for states that are not standardised again.
-        plain = coef / deviation
-        intercept = point[-1] - (mean * plain).sum(0)
-        scores = (states @ plain.view(width, -1)).view(rows, outputs, -1) + intercept
-        value, slopes = _loss_and_gradient(scores, targets, weights)
-        value = value + 0.5 * decay * coef.square().sum((0, 1))
-        sums = slopes.sum(0)
-        back = (slopes.view(rows, -1).T @ states).T.reshape(coef.shape)
-        gradient = (back - mean * sums) / deviation + decay * coef
-        return value, torch.cat([gradient, sums[None]]).view(-1, len(which))
+        scores = score(coef, point[-1], which)
+        value, slopes = _loss_and_gradient(scores, targets[:, which], weights[:, which])
+        value = value + 0.5 * decay[which] * coef.square().sum((0, 1))
+        gradient = back(slopes, which) + decay[which] * coef
+        return value, torch.cat([gradient, slopes.sum(0)[None]]).view(-1, len(which))
 
-    start = torch.zeros((width + 1) * outputs, len(problems), dtype=states.dtype)
-    precondition = undo_curvature(
-        states, problems.penalty, float(counts.mean()), curvature, outputs
-    )
-    minimum = minimise(evaluate, start, precondition, tolerance)
-    point = minimum.point.view(width + 1, outputs, -1)
-    coef = point[:-1] / deviation
-    return Fitted(coef, point[-1] - (mean * coef).sum(0), minimum.converged)
+    minimum = minimise(evaluate, start.flatten(0, 1), precondition, tolerance)
+    return minimum.point.view_as(start), minimum.converged
 
 
 def undo_curvature(
@@ -151,12 +168,8 @@ def undo_curvature(
         penalties = penalty[which]
         for value, solve in solvers.items():
             columns = penalties == value
-            if bool(columns.all()):
-                part = gradient[:width]
-                step[:width] = solve(part.reshape(width, -1)).view_as(part)
-            elif bool(columns.any()):
-                part = gradient[:width, :, columns]
-                step[:width, :, columns] = solve(part.reshape(width, -1)).view_as(part)
+            part = gradient[:width, :, columns]
+            step[:width, :, columns] = solve(part.reshape(width, -1)).view_as(part)
         return step.view_as(gradients)
 
     return undo
@@ -173,18 +186,17 @@ def _hessian_solver(
         inner = scale * products
         inner.diagonal().add_(decay)
         factor = torch.linalg.cholesky(inner)
-        return lambda right: _solve(factor, right)
+        return lambda right: torch.cholesky_solve(right, factor)
     outer = products.clone()
     outer.diagonal().add_(decay / scale)
     factor = torch.linalg.cholesky(outer)
     # Woodbury's identity.
-    return lambda right: (right - states.T @ _solve(factor, states @ right)) / decay
 
+    def solve(right: Tensor) -> Tensor:
+        inside = torch.cholesky_solve(states @ right, factor)
+        return (right - states.T @ inside) / decay
 
-def _solve(factor: Tensor, right: Tensor) -> Tensor:
-    half = torch.linalg.solve_triangular(factor, right, upper=False)
-    solution: Tensor = torch.linalg.solve_triangular(factor.T, half, upper=True)
-    return solution
+    return solve
 
 
 def _fit_in_row_space(
@@ -200,33 +212,35 @@ def _fit_in_row_space(
     sets, set_of = problems.sets
     wide = states.double()
     mean, deviation = moments(wide, Problems(sets, sets, torch.ones(len(sets))))
-    features, back = _row_space(wide, mean, deviation)
-    size = features.shape[2]
-    counts = problems.counts.double()
-    weights = (problems.train / counts[:, None]).T.contiguous()
-    targets = problems.targets.T.contiguous()
-    decay = problems.penalty.double() / counts
+    features, channels = _row_space(wide, mean, deviation)
+    # The inverse of each problem's approximate Hessian.
+    trained = features * sets[:, :, None]
+    hessians = curvature * (trained.mT @ trained) / sets.sum(1)[:, None, None]
+    inner = hessians[set_of]
+    inner.diagonal(dim1=1, dim2=2).add_((problems.penalty / problems.counts)[:, None])
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(inner))
 
-    def evaluate(points: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-        point = points.view(size + 1, outputs, -1)
-        coef = point[:-1]
-        here = features[set_of[which]]
-        scores = (here @ coef.permute(2, 0, 1)).permute(1, 2, 0) + point[-1]
-        value, slopes = _loss_and_gradient(scores, targets[:, which], weights[:, which])
-        value = value + 0.5 * decay[which] * coef.square().sum((0, 1))
-        gradient = (here.mT @ slopes.permute(2, 0, 1)).permute(1, 2, 0)
-        gradient = gradient + decay[which] * coef
-        return value, torch.cat([gradient, slopes.sum(0)[None]]).view(-1, len(which))
+    def score(coef: Tensor, intercept: Tensor, which: Tensor) -> Tensor:
+        return _by_problem(features[set_of[which]], coef) + intercept
 
-    precondition = _undo_curvature_by_problem(
-        features, problems, set_of, curvature, outputs
-    )
-    start = torch.zeros((size + 1) * outputs, len(problems), dtype=torch.float64)
-    minimum = minimise(evaluate, start, precondition, tolerance)
-    point = minimum.point.view(size + 1, outputs, -1)
-    coef = (back[set_of] @ point[:-1].permute(2, 0, 1)).permute(1, 2, 0)
+    def back(slopes: Tensor, which: Tensor) -> Tensor:
+        return _by_problem(features[set_of[which]].mT, slopes)
+
+    def undo(gradients: Tensor, which: Tensor) -> Tensor:
+        gradient = gradients.view(-1, outputs, len(which))
+        step = _by_problem(inverse[which], gradient[:-1])
+        return torch.cat([step, gradient[-1:] / curvature]).view_as(gradients)
+
+    start = wide.new_zeros(features.shape[2] + 1, outputs, len(problems))
+    point, converged = _descend(problems, start, score, back, undo, tolerance)
+    coef = _by_problem(channels[set_of], point[:-1])
     intercept = point[-1] - (mean[:, None, set_of] * coef).sum(0)
-    return Fitted(coef.to(states), intercept.to(states), minimum.converged)
+    return Fitted(coef.to(states), intercept.to(states), converged)
+
+
+def _by_problem(matrices: Tensor, columns: Tensor) -> Tensor:
+    """Multiply the columns `[..., problem]` of each problem by its own matrix."""
+    return (matrices @ columns.permute(2, 0, 1)).permute(1, 2, 0)
 
 
 def _row_space(
@@ -256,29 +270,6 @@ def _row_space(
             torch.linalg.solve_triangular(factor, scaled / scale, upper=False).T
         )
     return torch.stack(features), torch.stack(back)
-
-
-def _undo_curvature_by_problem(
-    features: Tensor,
-    problems: Problems,
-    set_of: Tensor,
-    curvature: float,
-    outputs: int,
-) -> Precondition:
-    """Return the inverse of each problem's approximate Hessian in its row space."""
-    sets, _ = problems.sets
-    trained = features * sets[:, :, None]
-    hessians = curvature * (trained.mT @ trained) / sets.sum(1)[:, None, None]
-    inner = hessians[set_of]
-    inner.diagonal(dim1=1, dim2=2).add_((problems.penalty / problems.counts)[:, None])
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(inner))
-
-    def undo(gradients: Tensor, which: Tensor) -> Tensor:
-        gradient = gradients.view(-1, outputs, len(which))
-        step = (inverse[which] @ gradient[:-1].permute(2, 0, 1)).permute(1, 2, 0)
-        return torch.cat([step, gradient[-1:] / curvature]).view_as(gradients)
-
-    return undo
 
 
 class Minimum(NamedTuple):

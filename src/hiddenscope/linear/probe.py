@@ -159,6 +159,8 @@ class Probe:
 
     def predict_proba(self, states: ArrayLike | torch.Tensor) -> Floats:
         """Return the probability of every class."""
+        from scipy.special import softmax
+
         if self.task != "classify":
             raise StatesError(
                 "No probabilities",
@@ -168,9 +170,7 @@ class Probe:
         scores = self.decision_function(states)
         if scores.ndim == 1:
             scores = np.stack([0 * scores, scores], 1)
-        # The largest score is subtracted first: `exp` overflows above about 709.
-        exponentials = np.exp(scores - scores.max(1, keepdims=True))
-        probabilities: Floats = exponentials / exponentials.sum(1, keepdims=True)
+        probabilities: Floats = softmax(scores, axis=1)
         return probabilities
 
     def predict(self, states: ArrayLike | torch.Tensor) -> Labels:

@@ -5,13 +5,12 @@ on the training rows of each problem, but never copied for that: the scale of a 
 is applied to its coefficients instead.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 # A standard deviation below this share of the mean is the rounding of equal numbers.
@@ -48,11 +47,8 @@ class Problems:
     @property
     def sets(self) -> tuple[Tensor, Tensor]:
         """Return the distinct sets of training rows, and the set of each problem."""
-        flags = np.packbits(self.train.numpy(), axis=1)
-        _, first, which = np.unique(
-            _as_scalars(flags), return_index=True, return_inverse=True
-        )
-        return self.train[torch.from_numpy(first)], torch.from_numpy(which.reshape(-1))
+        sets, which = torch.unique(self.train, dim=0, return_inverse=True)
+        return sets, which
 
 
 class Fitted(NamedTuple):
@@ -147,12 +143,6 @@ def gram(states: Tensor) -> Tensor:
     return states.T @ states
 
 
-def _as_scalars(flags: NDArray[np.uint8]) -> NDArray[np.void]:
-    """View each row of bytes as one scalar, so that `np.unique` compares whole rows."""
-    rows = np.ascontiguousarray(flags)
-    return rows.view(np.dtype((np.void, rows.shape[1]))).reshape(-1)
-
-
 def ridge() -> Learner:
     """Return ridge regression (half the squared error), in closed form and float64.
 
@@ -182,96 +172,51 @@ def _fit_ridge(states: Tensor, problems: Problems) -> Fitted:
     coef = torch.empty(states.shape[1], len(problems), dtype=torch.float64)
     intercept = torch.empty(len(problems), dtype=torch.float64)
     sets, which = problems.sets
-    sums = None
-    if int(sets.sum(1).min()) >= wide.shape[1]:
-        sums = _PartSums.of(wide, targets, sets)
+    is_tall = int(sets.sum(1).min()) >= wide.shape[1]
+    grams = _grams(wide, sets)
     for number, rows in enumerate(sets):
         members = (which == number).nonzero()[:, 0]
-        goals = targets[members][:, rows].T
-        level = goals.mean(0)
         penalty = problems.penalty[members]
-        if sums is not None:
-            solution, mean = sums.solve(number, members, level, penalty)
+        # Rows that are not trained on count for nothing, and are not copied.
+        count = int(rows.sum())
+        mean = rows.double() @ wide / count
+        level = targets[members] @ rows.double() / count
+        goals = (targets[members] - level[:, None]) * rows
+        if is_tall:
+            products = next(grams).addr_(mean, mean, alpha=-count)
+            # The penalty is on the coefficients of standardised states. Their squared
+            # norm is that of plain coefficients times the variance, so the penalty is
+            # scaled here, and not the states.
+            scale = without_constants(products.diagonal() / count)
+            solution = _solve(products, (goals @ wide).T, penalty, scale)
         else:
-            solution, mean = _solve_dual(wide[rows], goals - level, penalty)
+            # The dual problem, from the products between rows.
+            trained = wide[rows]
+            deviation = without_constants(trained.var(0, correction=0)).sqrt()
+            scaled = (trained - mean) / deviation
+            ones = torch.ones(count, dtype=torch.float64)
+            row_weights = _solve(gram(scaled.T), goals[:, rows].T, penalty, ones)
+            solution = scaled.T @ row_weights / deviation[:, None]
         coef[:, members] = solution
-        intercept[members] = level - mean @ coef[:, members]
+        intercept[members] = level - mean @ solution
     converged = torch.ones(len(problems), dtype=torch.bool)
     return Fitted(coef[:, None], intercept[None], converged)
 
 
-class _PartSums(NamedTuple):
-    """Sums over parts, which are rows that belong to the same sets of training rows.
+def _grams(states: Tensor, sets: Tensor) -> Iterator[Tensor]:
+    """Yield the Gram matrix of each set of training rows.
 
-    `parts` `[set, part]` flags the parts of each set. Of every part there are the
-    number of rows, the sum of their states, their Gram matrix, and their products with
-    the targets. `gram` is the Gram matrix of all rows.
+    It is that of all rows without those of the parts that are left out, where a part
+    is the rows that belong to the same sets.
     """
-
-    parts: Tensor
-    counts: Tensor
-    states: Tensor
-    grams: Tensor
-    products: Tensor
-    gram: Tensor
-
-    @classmethod
-    def of(cls, states: Tensor, targets: Tensor, sets: Tensor) -> "_PartSums":
-        membership = _as_scalars(np.packbits(sets.numpy().T, axis=1))
-        _, first, part_of, counts = np.unique(
-            membership, return_index=True, return_inverse=True, return_counts=True
-        )
-        order = torch.from_numpy(np.argsort(part_of.reshape(-1), kind="stable"))
-        parts = torch.split(states[order], counts.tolist())
-        goals = torch.split(targets.T[order], counts.tolist())
-        sums = []
-        products = []
-        for rows, goal in zip(parts, goals, strict=True):
-            sums.append(torch.ones(1, len(rows), dtype=rows.dtype) @ rows)
-            products.append(rows.T @ goal)
-        grams = torch.stack([gram(rows) for rows in parts])
-        return cls(
-            parts=sets[:, torch.from_numpy(first)],
-            counts=torch.from_numpy(counts),
-            states=torch.stack(sums)[:, 0],
-            grams=grams,
-            products=torch.stack(products),
-            gram=grams.sum(0),
-        )
-
-    def solve(
-        self, number: int, members: Tensor, level: Tensor, penalty: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the coefficients of problems with one set, and the mean of its states.
-
-        `number` is the set, `members` are its problems, and `level` the mean of their
-        targets.
-        """
-        inside = self.parts[number]
-        count = int(self.counts[inside].sum())
-        mean = self.states[inside].sum(0) / count
-        centred_gram = self.gram.addr(mean, mean, alpha=-count)
+    members, part_of = torch.unique(sets, dim=1, return_inverse=True)
+    parts = [gram(states[part_of == part]) for part in range(members.shape[1])]
+    whole = torch.stack(parts).sum(0)
+    for inside in members:
+        products = whole.clone()
         for part in (~inside).nonzero()[:, 0]:
-            centred_gram -= self.grams[part]
-        # The penalty is on the coefficients of standardised states. Their squared norm
-        # is that of plain coefficients times the variance, so the penalty is scaled
-        # here, and not the states.
-        scale = without_constants(centred_gram.diagonal() / count)
-        products = self.products[inside].sum(0)[:, members]
-        centred_products = products - count * torch.outer(mean, level)
-        return _solve(centred_gram, centred_products, penalty, scale), mean
-
-
-def _solve_dual(
-    states: Tensor, goals: Tensor, penalty: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the same for fewer rows than channels, from the products between rows."""
-    mean = states.mean(0)
-    deviation = without_constants(states.var(0, correction=0)).sqrt()
-    scaled = (states - mean) / deviation
-    ones = torch.ones(len(states), dtype=states.dtype)
-    weights = _solve(gram(scaled.T), goals, penalty, ones)
-    return scaled.T @ weights / deviation[:, None], mean
+            products -= parts[part]
+        yield products
 
 
 def _solve(inner: Tensor, right: Tensor, penalty: Tensor, scale: Tensor) -> Tensor:
