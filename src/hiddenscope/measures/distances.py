@@ -19,20 +19,14 @@ from torch import Tensor
 AT_ONCE = 1 << 22
 # Up to this many distances are kept once they have been computed: 128 MiB of float64.
 KEPT = 1 << 24
-# With this few distances, float64 costs nothing worth saving.
-SMALL = 1 << 18
-# Squared distances below this share of the squared norms lose too many digits in
-# float32.
-CLOSE = 0.01
 # The rounding of a squared distance, relative to the squared norms.
-TIE = {torch.float64: 1e-12, torch.float32: 1e-6}
+TIE = 1e-12
 
 
 class Distances:
     """Euclidean distances between rows `[row, width]`.
 
-    They come from products of the centred rows: in float64, or in float32 where there
-    are many rows and no two of them are so close that its rounding matters.
+    They come from products of the centred rows, in float64.
 
     >>> distances = Distances(torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 4.0]]))
     >>> [block.tolist() for _, block in distances.blocks()]
@@ -54,20 +48,13 @@ class Distances:
             [numbers.setdefault(row.tobytes(), len(numbers)) for row in content]
         )
         self.all_differ = self.distinct == len(wide)
-        self.dtype = torch.float64
-        if SMALL < len(wide) ** 2 <= KEPT:
-            self.dtype = torch.float32
-            if not self._float32_suffices():
-                self.dtype = torch.float64
-                del self._whole
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def tie(self, here: slice) -> Tensor:
         """Return how far two squared distances of some rows may differ by rounding."""
-        scale = self.squared_norms[here, None] + self.squared_norms
-        return (TIE[self.dtype] * scale).to(self.dtype)
+        return TIE * (self.squared_norms[here, None] + self.squared_norms)
 
     @property
     def distinct(self) -> int:
@@ -95,14 +82,14 @@ class Distances:
     @cached_property
     def _whole(self) -> Tensor:
         """Return all distances."""
-        rows = self.rows.to(self.dtype).numpy()
+        rows = self.rows.numpy()
         # numpy sees that the product is symmetric and computes half of it; torch
         # computes all.
         return self._from_products(torch.from_numpy(rows @ rows.T), slice(0, len(self)))
 
     def _from_products(self, products: Tensor, here: slice) -> Tensor:
         """Turn products of some rows with all rows into distances, in place."""
-        norms = self.squared_norms.to(products.dtype)
+        norms = self.squared_norms
         squared = products.mul_(-2).add_(norms).add_(norms[here, None])
         # Rounding may leave a small negative number.
         distances = squared.clamp_min_(0).sqrt_()
@@ -111,13 +98,6 @@ class Distances:
             distances[diagonal, diagonal + here.start] = 0
             return distances
         return distances.masked_fill_(self.codes[here, None] == self.codes[None], 0)
-
-    def _float32_suffices(self) -> bool:
-        """Return whether no two different rows are too close for float32."""
-        close = self._whole < (CLOSE * self.squared_norms).float().sqrt()[:, None]
-        # Equal rows are close, and no others may be.
-        equal = torch.bincount(self.codes).square().sum()
-        return int(close.sum()) == int(equal)
 
     def nearest(self, count: int) -> tuple[Tensor, Tensor]:
         """Return the nearest rows of each row and their distances, `[row, count]`.

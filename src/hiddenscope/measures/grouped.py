@@ -4,8 +4,6 @@ Copies of a text, paraphrases and sentences of one document say less than as man
 independent texts. Groups are what was sampled, so an error is measured over groups.
 """
 
-from collections.abc import Hashable, Iterable
-
 import numpy as np
 
 from hiddenscope.states.arrays import Floats, Ints
@@ -14,17 +12,6 @@ LEVEL = 0.95
 # With fewer groups, there is too little to draw from again.
 MIN_BOOTSTRAPPED = 5
 BOOTSTRAPS = 999
-
-
-def numbered(values: Iterable[Hashable]) -> Ints:
-    """Number values from 0, in the order of their first occurrence.
-
-    >>> numbered(["b", "a", "b"]).tolist()
-    [0, 1, 0]
-    """
-    numbers: dict[Hashable, int] = {}
-    codes = [numbers.setdefault(value, len(numbers)) for value in values]
-    return np.array(codes, dtype=np.int64)
 
 
 def group_sums(values: Floats, groups: Ints) -> Floats:

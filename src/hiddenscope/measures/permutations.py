@@ -34,8 +34,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from hiddenscope.measures.grouped import group_sums, numbered
+from hiddenscope.measures.grouped import group_sums
 from hiddenscope.states.arrays import Floats, Ints, Labels
+from hiddenscope.texts import number_groups
 
 # Each round of draws misses a given order with probability 1/e, so that 30 rounds miss
 # it with 1e-13.
@@ -151,7 +152,7 @@ def permuted(
     unit_of = rows if units is None else _codes(units)
     group_of = unit_of if groups is None else _codes(groups)
     if states is not None:
-        serial = serial_inflation(labels, states, numbered(group_of.tolist()))
+        serial = serial_inflation(labels, states, number_groups(group_of.tolist()))
         if serial is not None:
             return Permuted(labels[None], None, serial)
     stratum_of = np.zeros_like(rows) if strata is None else _codes(strata)

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from hiddenscope.measures.distances import Distances
+
 # Numbers that are processed together: 8 MiB of float64.
 CHUNK = 1 << 20
 # With fewer points, the ratios of neighbour distances say nothing.
@@ -14,7 +16,7 @@ FEWEST_POINTS = 20
 DISCARDED = 0.1
 # Nearest points by products, whose distances are then computed by subtraction.
 CANDIDATES = 6
-# Points whose distances to all others are computed at a time.
+# Points whose candidates are compared at a time.
 ROWS = 512
 
 
@@ -212,13 +214,13 @@ def two_nn(points: Tensor) -> float:
     >>> round(two_nn(plane @ torch.ones(2, 8).tril()), 1)
     2.0
     """
-    points = torch.unique(points.to(torch.float64), dim=0)
+    points = torch.unique(points.to("cpu", torch.float64), dim=0)
     if len(points) < FEWEST_POINTS:
         return float("nan")
     first, second = _two_nearest(points).unbind(1)
     ratios = (second / first).log().sort().values
     count = int(len(ratios) * (1 - DISCARDED))
-    rank = torch.arange(1, count + 1, dtype=torch.float64, device=points.device)
+    rank = torch.arange(1, count + 1, dtype=torch.float64)
     x = ratios[:count]
     y = -torch.log1p(-rank / len(ratios))
     slope = float((x * y).sum() / x.square().sum())
@@ -234,21 +236,19 @@ def _two_nearest(points: Tensor) -> Tensor:
     may have another candidate within that rounding is compared with all points.
     """
     points = points - points.mean(0)
-    squares = points.square().sum(1)
     eps = torch.finfo(torch.float64).eps
-    rounding = (points.shape[1] + 4) * eps * 4 * squares.max()
+    rounding = (points.shape[1] + 4) * eps * 4 * points.square().sum(1).max()
+    # The first is the point itself.
+    indices, by_products = Distances(points).nearest(CANDIDATES + 1)
     blocks = []
     for start in range(0, len(points), ROWS):
-        block = points[start : start + ROWS]
-        numbers = torch.arange(start, start + len(block), device=points.device)
-        squared = squares - 2 * block @ points.T + squares[numbers, None]
-        squared[numbers - start, numbers] = torch.inf
-        near = squared.topk(CANDIDATES, largest=False, sorted=True)
-        apart = points[near.indices] - block[:, None]
+        here = slice(start, start + ROWS)
+        apart = points[indices[here, 1:]] - points[here, None]
         distances = torch.linalg.vector_norm(apart, dim=-1).sort(dim=1).values[:, :2]
-        doubtful = near.values[:, -1] - rounding <= distances[:, 1].square()
+        limit = by_products[here, -1].square() - rounding
+        doubtful = limit <= distances[:, 1].square()
         for row in doubtful.nonzero()[:, 0].tolist():
-            to_all = torch.linalg.vector_norm(points - block[row], dim=1)
+            to_all = torch.linalg.vector_norm(points - points[start + row], dim=1)
             to_all[start + row] = torch.inf
             distances[row] = to_all.topk(2, largest=False, sorted=True).values
         blocks.append(distances)

@@ -11,7 +11,6 @@ from hiddenscope.texts.files import COMPRESSIONS, FORMATS, names_a_file
 from hiddenscope.texts.groups import (
     Belonging,
     belonging,
-    copy_groups,
     copy_key,
     number_groups,
 )
@@ -30,7 +29,6 @@ __all__ = [
     "Row",
     "as_list",
     "belonging",
-    "copy_groups",
     "copy_key",
     "names_a_file",
     "number_groups",

@@ -6,7 +6,7 @@ the data say so.
 """
 
 import unicodedata
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -44,16 +44,6 @@ def copy_key(text: Any) -> str:
     words = "".join(char for char in plain if char.isalnum())
     # A text of punctuation alone has no words to compare.
     return words or "".join(plain.split())
-
-
-def copy_groups(texts: Iterable[Any]) -> list[int]:
-    """Number the groups of copies, in the order of their first text, for each text.
-
-    >>> copy_groups(["The cat sat.", "A dog", "the cat sat", "A dog "])
-    [0, 1, 0, 1]
-    """
-    numbers: dict[str, int] = {}
-    return [numbers.setdefault(copy_key(text), len(numbers)) for text in texts]
 
 
 class Belonging(NamedTuple):

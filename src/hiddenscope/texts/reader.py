@@ -24,7 +24,6 @@ from collections.abc import (
     Iterator,
     Mapping,
     Sequence,
-    Sized,
 )
 from itertools import chain, islice
 from pathlib import Path
@@ -62,10 +61,8 @@ UNNAMED = "the texts"
 # What `read` holds in memory from one file. `rows` has no such limit.
 MOST_TEXTS = 2**22
 MOST_CHARACTERS = 2**30
-# Items of a range, which takes no memory itself, that are made a list.
+# Items of a range that are made a list.
 LONGEST_RANGE = 2**22
-# Items of what is in memory already: a list of more takes 34 GB by itself.
-LONGEST_LIST = 2**32
 
 
 def shipped() -> tuple[str, ...]:
@@ -86,14 +83,9 @@ def as_list(texts: Iterable[Any]) -> list[Any]:
     Traceback (most recent call last):
     hiddenscope.errors.TextError: Cannot read the texts: a range has more than 4,194,304 items. Give a list of texts.
     """  # noqa: E501
-    most = LONGEST_RANGE if isinstance(texts, range) else LONGEST_LIST
-    try:
-        too_long = isinstance(texts, Sized) and len(texts) > most
-    except OverflowError:
-        # A range that is longer than any list.
-        too_long = True
-    if too_long:
-        reason = f"a {type(texts).__name__} has more than {most:,} items"
+    # A range takes no memory itself, and may be longer than any list.
+    if isinstance(texts, range) and texts[LONGEST_RANGE:]:
+        reason = f"a range has more than {LONGEST_RANGE:,} items"
         raise TextError("Cannot read the texts", reason, "Give a list of texts.")
     return list(texts)
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from hiddenscope import progress
 from hiddenscope.analyses.cluster.story import ClusterRecord, ClusterReport
 from hiddenscope.errors import NotFinite, StatesError, TextError
-from hiddenscope.measures.grouped import numbered
 from hiddenscope.model import ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Result
@@ -237,7 +236,7 @@ def _run_hdbscan(places: AnyArray, smallest: int) -> tuple[Ints, AnyArray]:
 def row_units(collection: Collection, rows: Ints, groups: Sequence[Any] | None) -> Ints:
     """Number what is left out together: tokens of a text, its copies, and its group."""
     if collection.tokens is not None:
-        return numbered(collection.tokens.text[rows].tolist())
+        return number_groups(collection.tokens.text[rows].tolist())
     keys: list[Hashable] = rows.tolist()
     if collection.strings is not None:
         keys = [copy_key(collection.strings[row]) for row in rows]

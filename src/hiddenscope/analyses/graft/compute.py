@@ -254,7 +254,7 @@ def encode_prompts(model: Model, donor: Model, data: Any) -> Prompts:
     # A prompt with two answers, or in other letters, is no further evidence.
     groups = texts.number_groups(
         inputs.ids,
-        texts.copy_groups(inputs.texts or inputs.ids),
+        [texts.copy_key(text) for text in inputs.texts or inputs.ids],
         None if None in named_groups else named_groups,
     )
     copies = len(rows) - len(numbers)

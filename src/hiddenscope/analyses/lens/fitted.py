@@ -21,7 +21,7 @@ from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.results import Facts
-from hiddenscope.texts import copy_groups, number_groups
+from hiddenscope.texts import copy_key, number_groups
 
 KINDS = ("tuned", "jacobian")
 FORMAT = "hiddenscope.lens/2"
@@ -87,7 +87,7 @@ class Lens:
         inputs = model.encode(texts, targets=targets)
         if kind == "tuned":
             # Copies of a text, and texts that the data say belong together.
-            copies = copy_groups(inputs.texts or inputs.ids)
+            copies = [copy_key(text) for text in inputs.texts or inputs.ids]
             groups = number_groups(copies, getattr(texts, "groups", None))
             maps, facts = fit_tuned(model, inputs, sites, groups.tolist())
         else:

@@ -56,7 +56,7 @@ from hiddenscope.results.drawing import MAP
 from hiddenscope.sites import Site, SitePatterns, summarise
 from hiddenscope.states import Tokens
 from hiddenscope.states.arrays import Floats
-from hiddenscope.texts import Labelled, copy_groups, number_groups
+from hiddenscope.texts import Labelled, copy_key, number_groups
 
 if TYPE_CHECKING:
     import xarray
@@ -127,7 +127,7 @@ def map_influence(
     # Whole maps of many texts take too long, so a few states of each are drawn.
     if len(inputs) > 1 and sampling.align == "distance":
         # Copies belong together, as do texts that the data keep together.
-        copies = copy_groups(inputs.texts or inputs.ids)
+        copies = [copy_key(text) for text in inputs.texts or inputs.ids]
         groups = number_groups(copies, getattr(texts, "groups", None))
         return average_texts(model, inputs, selected, measure, sampling, groups, seed)
     stacks = _stacks(model, inputs, selected, measure)
