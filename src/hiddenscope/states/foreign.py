@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, compress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from hiddenscope.errors import SiteError
 from hiddenscope.sites import Site, summarise
 from hiddenscope.states.files import UNNAMED, ForeignTensors, StackParts, open_foreign
 from hiddenscope.states.foreign_names import (
-    NamedSites,
     listed,
     site_of,
     sites_in_order,
@@ -54,11 +53,8 @@ class UnnamedLayers(NamedTuple):
     ids: list[int]
 
 
-class ForeignRows(NamedTuple):
-    """The tokens, and a mask `[text, token]` of the real ones if texts were padded."""
-
-    tokens: Tokens
-    mask: Tensor | None
+ForeignRows: TypeAlias = tuple[Tokens, Tensor | None]
+"""The tokens, and a mask `[text, token]` of the real ones if texts were padded."""
 
 
 def unnamed_layers(path: str | os.PathLike[str]) -> UnnamedLayers | None:
@@ -70,7 +66,7 @@ def unnamed_layers(path: str | os.PathLike[str]) -> UnnamedLayers | None:
     tensors = foreign.tensors
     if set(tensors) != {VLLM_NAME, ID_NAMES[0]} or tensors[VLLM_NAME].ndim != 3:
         return None
-    tokens = _foreign_rows(None, foreign).tokens
+    tokens, _ = _foreign_rows(None, foreign)
     values = tensors[VLLM_NAME]
     if _has_tokens_first(foreign, values, len(tokens)):
         values = values.movedim(1, 0)
@@ -97,7 +93,7 @@ def read_foreign(
     if set(rest) in ({UNNAMED}, {VLLM_NAME}):
         (array,) = rest.values()
         array = _summed(foreign, array, residual, residual_name)
-        tokens_first = _has_tokens_first(foreign, array, len(rows.tokens))
+        tokens_first = _has_tokens_first(foreign, array, len(rows[0]))
         by_site = _layers(foreign, array, tokens_first, sites, source)
     elif RESIDUAL_NAME in foreign.tensors or residual is not None:
         raise foreign.error(
@@ -129,9 +125,8 @@ def read_foreign(
         )
     dtype = source.dtype or dtypes[0].removeprefix("torch.")
     complete = replace(source, dtype=dtype, notes=notes)
-    return StackParts(
-        tuple(ordered), stack_sites(ordered, values), rows.tokens, complete
-    )
+    stacked = stack_sites(ordered, values)
+    return StackParts(tuple(ordered), stacked, rows[0], complete)
 
 
 def _foreign_rows(tokens: Any, foreign: ForeignTensors) -> ForeignRows:
@@ -147,7 +142,7 @@ def _foreign_rows(tokens: Any, foreign: ForeignTensors) -> ForeignRows:
             raise foreign.error(reason, _GIVE_TOKENS)
         return held
     if isinstance(tokens, Tokens):
-        rows = ForeignRows(tokens, None)
+        rows = tokens, None
     elif isinstance(tokens, Mapping):
         if "input_ids" not in tokens:
             reason = "the tokens have no 'input_ids'"
@@ -156,18 +151,19 @@ def _foreign_rows(tokens: Any, foreign: ForeignTensors) -> ForeignRows:
     # What `model.encode` returned.
     elif hasattr(tokens, "ids") and hasattr(tokens, "lengths"):
         texts = getattr(tokens, "texts", None)
-        rows = ForeignRows(_tokens(tokens.ids, texts), None)
+        rows = _tokens(tokens.ids, texts), None
     else:
         rows = _from_ids(tokens, None, foreign)
     if held is None:
         return rows
-    if held.tokens.ids.tolist() != rows.tokens.ids.tolist():
+    (held_tokens, held_mask), (given_tokens, mask) = held, rows
+    if held_tokens.ids.tolist() != given_tokens.ids.tolist():
         raise foreign.error(
             "it holds other token ids than those given, as of another tokenizer or"
             " other texts",
             "Give the texts that it was made of, or leave tokens out.",
         )
-    return ForeignRows(rows.tokens, held.mask if rows.mask is None else rows.mask)
+    return given_tokens, held_mask if mask is None else mask
 
 
 def _from_ids(ids: Any, mask: Any, foreign: ForeignTensors) -> ForeignRows:
@@ -196,7 +192,7 @@ def _from_ids(ids: Any, mask: Any, foreign: ForeignTensors) -> ForeignRows:
     if lowest < 0:
         reason = f"{lowest} is not the id of a token"
         raise foreign.error(reason, _GIVE_TOKENS)
-    return ForeignRows(_tokens(texts, None), is_real)
+    return _tokens(texts, None), is_real
 
 
 def _real_tokens(mask: Any, lengths: list[int], foreign: ForeignTensors) -> Tensor:
@@ -323,26 +319,27 @@ def _by_name(
         if unknown:
             reason = f"it has no tensor {listed(unknown)}"
             raise foreign.error(reason, f"It has {listed(list(tensors))}.", SiteError)
-        named = NamedSites({name: site_of(sites[name], source) for name in sites}, [])
+        named = {name: site_of(sites[name], source) for name in sites}
+        left_out: list[str] = []
     else:
-        named = sites_of_names(list(tensors), source)
-    selected = set(named.sites.values())
+        named, left_out = sites_of_names(list(tensors), source)
+    selected = set(named.values())
     if sites is not None and not isinstance(sites, Mapping):
         selected = set(sites_in_order(sites, source))
-    missing = selected - set(named.sites.values())
+    missing = selected - set(named.values())
     if missing:
         raise foreign.error(
             f"it has no {summarise(missing)}",
-            f"It has {summarise(named.sites.values())}.",
+            f"It has {summarise(named.values())}.",
             SiteError,
         )
-    if not named.sites:
+    if not named:
         raise foreign.error(
             f"none of its tensors is a site ({listed(list(tensors))})",
             "Say what they are: sites={'name': 'layer.3'}.",
         )
     by_site: dict[Site, Tensor] = {}
-    for name, site in named.sites.items():
+    for name, site in named.items():
         if site not in selected:
             continue
         known = by_site.setdefault(site, tensors[name])
@@ -353,7 +350,7 @@ def _by_name(
                 "Choose one: sites={'name': 'layer.3'}.",
             )
     notes = []
-    if any("hook_" in name for name in named.sites):
+    if any("hook_" in name for name in named):
         notes.append(
             "TransformerLens may have folded norms and centred what is written to the"
             " residual stream (HookedTransformer does, and a bridge in compatibility"
@@ -361,10 +358,10 @@ def _by_name(
         )
         if source.final is None:
             _check_sums(foreign, by_site)
-    if named.left_out:
+    if left_out:
         notes.append(
-            f"{len(named.left_out)} tensors are no states of a token and were left out:"
-            f" {listed(named.left_out)}."
+            f"{len(left_out)} tensors are no states of a token and were left out:"
+            f" {listed(left_out)}."
         )
     return by_site, tuple(notes)
 

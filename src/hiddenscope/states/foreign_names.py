@@ -5,8 +5,8 @@ tuple. A name that is not a site for certain is never taken for one.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from hiddenscope.errors import SiteError, StatesError
 from hiddenscope.sites import Site, from_alias, named_layer, quoted, select
@@ -38,13 +38,6 @@ _NEEDS_DEPTH = re.compile(r"\*|\.-[0-9]|hidden_states")
 _MOST_LAYERS = 1000
 # Names that an error lists.
 _MOST_LISTED = 6
-
-
-class NamedSites(NamedTuple):
-    """The site of each name, and the names that are left out because they are none."""
-
-    sites: Mapping[str, Site]
-    left_out: Sequence[str]
 
 
 def listed(names: Sequence[str]) -> str:
@@ -96,13 +89,16 @@ def site_of(name: Any, source: Source) -> Site:
     return Site.parse(text)
 
 
-def sites_of_names(names: Sequence[str], source: Source) -> NamedSites:
+def sites_of_names(
+    names: Sequence[str], source: Source
+) -> tuple[dict[str, Site], list[str]]:
     """Return the site of every name, or raise an error that lists what is unknown.
 
-    Hooks of TransformerLens that are not the state of a token are left out.
+    Hooks of TransformerLens that are not the state of a token are left out, and
+    returned by themselves.
 
     >>> names = ["model.layers.3.output", "model.norm.output"]
-    >>> sites_of_names(names, Source("toy")).sites["model.layers.3.output"]
+    >>> sites_of_names(names, Source("toy"))[0]["model.layers.3.output"]
     Site('layer.4')
     """
     known: dict[str, Site] = {}
@@ -127,7 +123,7 @@ def sites_of_names(names: Sequence[str], source: Source) -> NamedSites:
         else:
             unknown.append(name)
     if not unknown:
-        return NamedSites(known, left_out)
+        return known, left_out
     reason = "no site is called so here, in Hugging Face, TransformerLens or nnsight"
     if any(_BLOCK.fullmatch(name) or _FINAL_NORM.fullmatch(name) for name in unknown):
         reason = "nothing says that this stack of blocks is the language model's"

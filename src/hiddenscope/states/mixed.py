@@ -17,8 +17,6 @@ from hiddenscope.errors import StatesError
 from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Ints
 
-PROBLEM = "Cannot read these states as one tensor"
-
 
 @dataclass(frozen=True, repr=False, eq=False)
 class MixedValues:
@@ -116,7 +114,7 @@ class MixedValues:
         self._refuse()
 
     def _refuse(self, *_: object) -> Never:
-        raise different_widths(PROBLEM, self.sites, self.widths)
+        raise different_widths(self.sites, self.widths)
 
     # Python looks these up on the class, past `__getattr__`. Without them, `==` would
     # be False and `+` a TypeError.
@@ -149,13 +147,11 @@ SiteValues: TypeAlias = Tensor | MixedValues
 """Values `[site, token, width]`, or those of sites whose widths differ."""
 
 
-def different_widths(
-    problem: str, sites: Sequence[Site], widths: Sequence[int]
-) -> StatesError:
+def different_widths(sites: Sequence[Site], widths: Sequence[int]) -> StatesError:
     """Return the error that names two sites whose widths differ."""
     other = next(place for place, width in enumerate(widths) if width != widths[0])
     return StatesError(
-        problem,
+        "Cannot read these states as one tensor",
         f"{sites[0]} is {widths[0]} wide and {sites[other]} is {widths[other]} wide",
         "Select sites of one width with .select(sites=...), or read one with"
         f" states['{sites[other]}'].",
@@ -165,7 +161,7 @@ def different_widths(
 def check_one_width(sites: Sequence[Site], widths: Sequence[int]) -> None:
     """Refuse sites whose widths differ."""
     if len(set(widths)) > 1:
-        raise different_widths(PROBLEM, sites, widths)
+        raise different_widths(sites, widths)
 
 
 def one_tensor(values: SiteValues) -> Tensor:

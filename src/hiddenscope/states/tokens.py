@@ -14,6 +14,8 @@ from hiddenscope.errors import StatesError
 from hiddenscope.sites import Site, SitePatterns, select
 from hiddenscope.states.arrays import Ints
 
+_MOST_SHOWN = 8
+
 
 @checked
 @dataclass(frozen=True, eq=False)
@@ -109,16 +111,9 @@ class Tokens:
 
     def of(self, text: int) -> "Tokens":
         """Return the tokens of one text, which becomes text 0."""
-        rows = self.rows(text)
-        return Tokens(
-            None if self.texts is None else (self.texts[text],),
-            np.zeros_like(self.text[rows]),
-            self.positions[rows],
-            self.ids[rows],
-            self.strings[rows],
-            self.spans[rows],
-            1,
-        )
+        part = self.select(self.rows(text))
+        texts = None if self.texts is None else (self.texts[text],)
+        return replace(part, texts=texts, text=np.zeros_like(part.text), count=1)
 
     def equals(self, other: "Tokens") -> bool:
         """Tell whether every field is the same."""
@@ -252,16 +247,16 @@ def terminal_safe(text: str) -> str:
     return ascii(text[:100])
 
 
-def show_tokens(strings: Sequence[str], most: int = 8) -> str:
+def show_tokens(strings: Sequence[str]) -> str:
     """Show a few tokens, quoted and escaped, each of them and all together short."""
     if not strings:
         return "none"
     parts = []
-    for string in strings[:most]:
+    for string in strings[:_MOST_SHOWN]:
         if len(string) > 20:
             string = string[:19] + "…"
         parts.append(repr(string))
-    if len(strings) > most:
+    if len(strings) > _MOST_SHOWN:
         parts.append("…")
     return " ".join(parts)
 
