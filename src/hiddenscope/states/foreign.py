@@ -142,7 +142,7 @@ def _foreign_rows(tokens: Any, foreign: ForeignTensors) -> ForeignRows:
             raise foreign.error(reason, _GIVE_TOKENS)
         return held
     if isinstance(tokens, Tokens):
-        rows = tokens, None
+        rows: ForeignRows = (tokens, None)
     elif isinstance(tokens, Mapping):
         if "input_ids" not in tokens:
             reason = "the tokens have no 'input_ids'"
@@ -151,7 +151,7 @@ def _foreign_rows(tokens: Any, foreign: ForeignTensors) -> ForeignRows:
     # What `model.encode` returned.
     elif hasattr(tokens, "ids") and hasattr(tokens, "lengths"):
         texts = getattr(tokens, "texts", None)
-        rows = _tokens(tokens.ids, texts), None
+        rows = (_tokens(tokens.ids, texts), None)
     else:
         rows = _from_ids(tokens, None, foreign)
     if held is None:
