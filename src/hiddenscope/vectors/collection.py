@@ -104,8 +104,9 @@ def collection_of(
         if not by_token:
             return _of_model(opened, model_texts, selected, pool, truncate)
         inputs = opened.encode(model_texts, truncate=truncate)
-        opened = opened.capture(inputs, selected)
-        assert isinstance(opened, States)  # the sites are of one stack
+        captured = opened.capture(inputs, selected)
+        assert isinstance(captured, States)  # the sites are of one stack
+        opened = captured
     elif not by_token and pool is None:
         stored_as = pooled_as(opened)
         pool = "mean" if stored_as is None else stored_as

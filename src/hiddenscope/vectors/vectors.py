@@ -89,6 +89,7 @@ def vectors(
             opened.tokens.texts,
             getattr(opened, "source", None) or {},
         )
+    assert pooling is not None  # or the states were captured
     values: Tensor | None = None
     done = 0
     strings: list[str] = []
