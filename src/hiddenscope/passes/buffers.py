@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -77,6 +78,7 @@ class HostMemory:
         self._free.append(part)
 
 
+@dataclass(eq=False)
 class StackBuffer:
     """Collects the states of one stack over any number of passes.
 
@@ -84,54 +86,44 @@ class StackBuffer:
     are made last, while a GPU may still be at work.
     """
 
-    def __init__(
-        self,
-        model: PassModel,
-        sites: Sequence[Site],
-        inputs: Inputs,
-        dtype: torch.dtype | None,
-        keep: Keep,
-        reused: HostMemory | None,
-        promised: int,
-    ) -> None:
-        self.model = model
-        self.sites = tuple(sites)
-        self.inputs = inputs
-        self.nbytes = 0
-        self._starts = list(accumulate(inputs.lengths, initial=0))
-        self._widths = [model.anatomy.width(site) for site in sites]
-        self._device = model.device if keep == "device" else None
-        self._pinned = model.device.type == "cuda" and keep == "host"
-        self._reused = reused
+    model: PassModel
+    sites: tuple[Site, ...]
+    inputs: Inputs
+    dtype: torch.dtype
+    keep: Keep
+    reused: HostMemory | None = None
+    # Bytes of the free memory that belong to other buffers.
+    promised: int = 0
+    nbytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._starts = list(accumulate(self.inputs.lengths, initial=0))
+        self._widths = [self.model.anatomy.width(site) for site in self.sites]
+        self._pinned = self.model.device.type == "cuda" and self.keep == "host"
         self._taken: list[Tensor] = []
         self._groups: dict[int, Tensor] = {}
-        dtype = dtype or model.anatomy.stack(sites[0]).proof.dtype
         for width, count in Counter(self._widths).items():
-            shape = (count, self._starts[-1], width)
-            self._groups[width] = self._allocate(shape, dtype, promised + self.nbytes)
+            self._groups[width] = self._allocate((count, self._starts[-1], width))
             self.nbytes += self._groups[width].nbytes
         # The rows [token, width] of each site.
         self._rows: dict[Site, Tensor] = {}
         groups = {width: iter(values) for width, values in self._groups.items()}
-        for site, width in zip(sites, self._widths, strict=True):
+        for site, width in zip(self.sites, self._widths, strict=True):
             self._rows[site] = next(groups[width])
         self._streams: set[torch.cuda.Stream] = set()
         # A GPU sums what it sends on the way; other sites are summed in the end.
         self._sums: list[Tensor] = []
         self._is_summed = True
 
-    def _allocate(
-        self, shape: tuple[int, int, int], dtype: torch.dtype, promised: int
-    ) -> Tensor:
-        """Return memory for the states of one width, if there is enough.
-
-        `promised` bytes of the free memory belong to other buffers.
-        """
+    def _allocate(self, shape: tuple[int, int, int]) -> Tensor:
+        """Return memory for the states of one width, if there is enough."""
+        dtype, reused = self.dtype, self.reused
         size = math.prod(shape) * dtype.itemsize
-        device, reused = self._device, self._reused
+        device = self.model.device if self.keep == "device" else None
         on_host = device is None or device.type == "cpu"
         if on_host and not (reused is not None and reused.has(size)):
             free = free_memory()
+            promised = self.promised + self.nbytes
             if promised + size > free * SHARE_OF_FREE_MEMORY:
                 sites, tokens, width = shape
                 name = str(dtype).removeprefix("torch.")
@@ -233,8 +225,8 @@ class StackBuffer:
 
     def release(self) -> None:
         """Give reused memory back; the values must not be read any more."""
-        while self._reused is not None and self._taken:
-            self._reused.give_back(self._taken.pop())
+        while self.reused is not None and self._taken:
+            self.reused.give_back(self._taken.pop())
 
     @property
     def finite(self) -> bool:
@@ -286,8 +278,15 @@ def buffers_for(
     buffers: dict[str | None, StackBuffer] = {}
     for stack, stack_sites in by_stack.items():
         promised = sum(other.nbytes for other in buffers.values())
+        stack_dtype = dtype or model.anatomy.stack_named(stack).proof.dtype
         buffers[stack] = StackBuffer(
-            model, stack_sites, inputs.of(stack), dtype, keep, memory, promised
+            model,
+            tuple(stack_sites),
+            inputs.of(stack),
+            stack_dtype,
+            keep,
+            memory,
+            promised,
         )
     return buffers
 
