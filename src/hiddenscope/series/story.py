@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -424,9 +423,13 @@ class _Places:
     def __init__(self, data: "xarray.Dataset") -> None:
         self.depths: NDArray[np.float64] = data["depth"].to_numpy()
         self.final = np.array(["final" in site for site in labels(data, "site")])
-        raw = self.depths[~self.final].tolist()
-        fractions = [Fraction(depth).limit_denominator(999) for depth in raw]
-        steps = math.lcm(*(fraction.denominator for fraction in fractions))
+        raw = self.depths[~self.final]
+        counts = np.arange(1, 1_000)
+        steps = 1
+        for depth in raw:
+            parts = depth * counts
+            whole = counts[np.abs(parts - np.round(parts)) < 1e-6]
+            steps = math.lcm(steps, int(whole[0]) if len(whole) else 1_000)
         if steps > MOST_PLACES:
             steps = len(raw) - 1
         self.at = np.linspace(0, 1, max(1, steps) + 1)
