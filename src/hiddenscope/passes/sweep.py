@@ -40,7 +40,7 @@ from hiddenscope.discovery.trace import PLAIN
 from hiddenscope.errors import NotFinite, PassError, is_out_of_memory
 from hiddenscope.modules import autograd, hooks, trials
 from hiddenscope.passes.buffers import buffers_for
-from hiddenscope.passes.changes import Change, Positions
+from hiddenscope.passes.changes import Change, Positions, Replace
 from hiddenscope.passes.edit import Editor, edit, plan
 from hiddenscope.passes.inputs import (
     BATCH_OVERHEAD,
@@ -194,6 +194,18 @@ class Patch:
     values: Tensor
     columns: slice | None = None
 
+    def change(self) -> Change:
+        """Return the patch as a change of a pass over one text."""
+        if self.columns is None:
+            return Replace(self.values, tokens=list(self.tokens))
+        tokens, columns, values = list(self.tokens), self.columns, self.values
+
+        def put(states: Tensor) -> Tensor:
+            states[0, tokens, columns] = values.to(states)
+            return states
+
+        return put
+
 
 Variant: TypeAlias = Sequence[Patch]
 """The patches that are made together in one run of the text."""
@@ -295,8 +307,11 @@ def run_unbatched(
 
     Sweeps are checked against this.
     """
-    changes = _changes([variant], 0, model.device, set())
-    edited = edit(model, clean.inputs, dict(changes.items()), (), logits=True)
+    # Not by the code that puts patches into a batch, whose faults this must show.
+    changes: dict[str | Site, Change] = {}
+    for patch in variant:
+        changes[patch.site] = patch.change()
+    edited = edit(model, clean.inputs, changes, (), logits=True)
     assert edited.logits is not None
     return edited.logits[at]
 
