@@ -381,6 +381,16 @@ def test_a_planted_head_is_found_and_no_other_is_said_to_be_like_it() -> None:
     assert not result.facts["induction_heads"]
 
 
+def test_even_weights_are_even_beyond_rounding() -> None:
+    module = tiny_model("llama")
+    with torch.no_grad():
+        for block in module.model.layers:
+            block.self_attn.q_proj.weight.zero_()
+    result = hs.attention((module, tiny_tokenizer()), "The rest.")
+    for relation in ("previous", "first", "same", "induction"):
+        assert not result.facts[f"{relation}_heads"], relation
+
+
 def test_a_text_of_random_tokens_begins_as_the_tokenizer_begins(
     tiny: Callable[..., hs.Model],
 ) -> None:

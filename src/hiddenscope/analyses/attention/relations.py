@@ -27,6 +27,8 @@ from hiddenscope.states.arrays import Floats, Ints
 
 PLACES = ("previous", "first", "same")
 INDUCTION = "induction"
+# Weights are in float32, or finer.
+ROUNDING = 8 * float(np.finfo(np.float32).eps)
 HALF = 0.5
 # Tokens of a run.
 RUN = 24
@@ -190,6 +192,9 @@ class RelationTally:
         # Differences of one draw are paired: both texts begin with the same tokens.
         # Both questions are asked of every head, so the correction is for both.
         observed = np.stack([scores - nulls, scores - HALF])
+        # The weights of a head that looks everywhere alike differ from even ones by
+        # rounding, in the same direction in every draw.
+        observed[np.abs(observed) < ROUNDING * scores] = 0
         draws_first = np.moveaxis(observed, 2, 0)
         p = corrected_sign_flip_p(draws_first.reshape(draws, -1), seed)
         p_null, p_half = p.reshape(draws_first.shape[1:])
