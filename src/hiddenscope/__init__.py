@@ -20,7 +20,7 @@ from hiddenscope import errors as errors
 from hiddenscope import progress as _progress
 from hiddenscope.catalog import PUBLIC
 
-# The same names for type checkers; tests/test_public.py prints what is missing here.
+# The same names for type checkers; tests/unit/test_public.py prints what is missing.
 if TYPE_CHECKING:
     from hiddenscope.analyses.anatomy import anatomy as anatomy
     from hiddenscope.analyses.attention import attention as attention

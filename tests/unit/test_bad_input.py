@@ -25,7 +25,7 @@ from hiddenscope.errors import (
 from hiddenscope.modules.hooks import finite_attention
 from hiddenscope.modules.weights import check_finite
 from hiddenscope.passes import text_encoder
-from hiddenscope.passes.sweep import run_clean
+from hiddenscope.passes.sweep import run_unpatched
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 Tiny = Callable[..., hs.Model]
@@ -190,7 +190,7 @@ def test_logits_of_an_encoder_decoder_without_a_head(tiny: Tiny) -> None:
     contrast = hs.Contrast([5, 6], [5, 9], answer=11, other=12, targets=[5])
     for work in (
         lambda: hs.record(model, [TEXT], targets=[[5]], logits=True),
-        lambda: run_clean(model, [TEXT], [], targets=[[5]]),
+        lambda: run_unpatched(model, [TEXT], [], targets=[[5]]),
         lambda: hs.patch(model, contrast),
         lambda: model.capture_generation([TEXT]),
     ):

@@ -1,12 +1,12 @@
 """Sweep: run one text in many patched variants and read the logits of one token.
 
-The text is run unpatched first, a clean run, with everything that variants start from.
+The text is run unpatched first, and everything that variants start from is recorded.
 They go through the model together. Each is computed only from its first patch on: in
 depth it joins the batch at that layer, and in a causal model the keys and values of the
-tokens before the patch come from the clean run. The head runs on the one token, and an
-encoder that is not patched is run once. None of this is assumed: on first use all of it
-is tried together on the model, against variants that are run one at a time. Where that
-fails, variants share a batch and nothing else.
+tokens before the patch come from the unpatched run. The head runs on the one token, and
+an encoder that is not patched is run once. None of this is assumed: on first use all of
+it is tried together on the model, against variants that are run one at a time. Where
+that fails, variants share a batch and nothing else.
 
 What holds throughout, of the caller's arguments first:
 
@@ -70,7 +70,7 @@ PLAIN_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
 
 
 @dataclass(frozen=True, eq=False)
-class CleanRun:
+class UnpatchedRun:
     """The unpatched pass of one text: its states, and its logits [token, vocabulary].
 
     `row` is its number in the batch that it was run in, and `padded_length` the length
@@ -97,17 +97,17 @@ class CleanRun:
         return self.inputs.of(stack).ids[0]
 
 
-def run_clean(
+def run_unpatched(
     model: PassModel,
     texts: Texts | Inputs,
     sites: Sequence[Site],
     *,
     targets: Texts | Inputs | None = None,
-) -> list[CleanRun]:
+) -> list[UnpatchedRun]:
     """Run some texts unpatched, in one batch where that is safe.
 
     Every layer is kept besides the requested sites, because a variant joins the batch
-    with the clean state of the last layer before its first patch, or of the patched
+    with the unpatched state of the last layer before its first patch, or of the patched
     layer.
     """
     require_recordable(model.module)
@@ -121,9 +121,9 @@ def run_clean(
     batches = [inputs]
     if batch_conflict(model, inputs.pad(model)) is not None:
         batches = [inputs.some([text]) for text in range(len(inputs))]
-    runs: list[CleanRun] = []
+    runs: list[UnpatchedRun] = []
     for batch in batches:
-        runs += _run_clean_batch(model, batch, recorded, cached)
+        runs += _run_unpatched_batch(model, batch, recorded, cached)
     return runs
 
 
@@ -137,8 +137,8 @@ def _try_cache(model: PassModel) -> bool:
     """Tell whether a pass over a whole text may keep a cache."""
     inputs = trial_inputs(model)
     try:
-        plain = list(_run_clean_batch(model, inputs, (), cached=False))
-        cached = list(_run_clean_batch(model, inputs, (), cached=True))
+        plain = list(_run_unpatched_batch(model, inputs, (), cached=False))
+        cached = list(_run_unpatched_batch(model, inputs, (), cached=True))
     except Exception as error:
         # The model's own code may raise anything.
         if isinstance(error, PassError) or is_out_of_memory(error):
@@ -153,9 +153,9 @@ def _try_cache(model: PassModel) -> bool:
     return True
 
 
-def _run_clean_batch(
+def _run_unpatched_batch(
     model: PassModel, inputs: Inputs, sites: Sequence[Site], cached: bool
-) -> Iterator[CleanRun]:
+) -> Iterator[UnpatchedRun]:
     """Run some texts as one batch; their states stay on the device."""
     batch = inputs.pad(model)
     buffers = buffers_for(model, sites, inputs, keep="device")
@@ -170,7 +170,7 @@ def _run_clean_batch(
         encoder_output = None
         if encoded is not None:
             encoder_output = encoded[row : row + 1, : len(inputs.ids[row])]
-        yield CleanRun(
+        yield UnpatchedRun(
             inputs.some([row]),
             {site: states[site.stack].of(row)[site] for site in sites},
             logits[row, : answering.lengths[row]],
@@ -213,12 +213,13 @@ Variant: TypeAlias = Sequence[Patch]
 
 @dataclass(frozen=True)
 class Shortcuts:
-    """Shortcuts that were verified on this model, all together; none without.
+    """Shortcuts that were verified on this model, all of them in one trial.
 
     `joins`: a variant skips the blocks below its first patch. `reuses`: it takes the
-    keys and values of the tokens before its first patch from the clean run. `narrows`:
-    the head runs on the requested token alone. `encodes_once`: an unpatched encoder is
-    not run again. `batched`: variants share a pass. `notes` say why one is not taken.
+    keys and values of the tokens before its first patch from the unpatched run.
+    `narrows`: the head runs on the requested token alone. `encodes_once`: an unpatched
+    encoder is not run again. `batched`: variants share a pass. `notes` say why one is
+    not taken.
     """
 
     joins: bool = False
@@ -241,7 +242,7 @@ class SweepResult:
 
 def sweep(
     model: PassModel,
-    clean: CleanRun,
+    unpatched: UnpatchedRun,
     variants: Sequence[Variant],
     at: int,
     *,
@@ -249,7 +250,7 @@ def sweep(
     shortcuts: Shortcuts | None = None,
     advance: Callable[[float], None] = lambda amount: None,
 ) -> SweepResult:
-    """Run patched variants of a clean run and read the logits of the token `at`.
+    """Run patched variants of an unpatched run and read the logits of the token `at`.
 
     `read` reduces the logits [variant, vocabulary] of each batch to what is kept, so
     that they are never in memory all at once. `advance` is called after each batch with
@@ -258,9 +259,9 @@ def sweep(
     >>> from hiddenscope.testing import tiny_model
     >>> from hiddenscope.model import load
     >>> model = load((tiny_model("llama"), None))
-    >>> clean, other = run_clean(model, [[5, 6, 7], [5, 8, 7]], [])
+    >>> unpatched, other = run_unpatched(model, [[5, 6, 7], [5, 8, 7]], [])
     >>> patch = Patch(Site(2), (0, 1, 2), other.states[Site(2)])
-    >>> result = sweep(model, clean, [[patch]], at=2)
+    >>> result = sweep(model, unpatched, [[patch]], at=2)
     >>> torch.allclose(result.values[0], other.logits[2], atol=1e-5)
     True
     """
@@ -268,12 +269,12 @@ def sweep(
         shortcuts = shortcuts_of(model)
     if shortcuts.reuses:
         # The cache of this text need not hold every token.
-        reason = _why_not_reusable(model, clean)
+        reason = _why_not_reusable(model, unpatched)
         if reason:
             note = f"Keys and values were computed anew, because {reason}."
             notes = *shortcuts.notes, note
             shortcuts = replace(shortcuts, reuses=False, notes=notes)
-    run = _Sweep(model, clean, at, shortcuts)
+    run = _Sweep(model, unpatched, at, shortcuts)
     rows: dict[int, Tensor] = {}
     passes = tokens = 0
     with model.lock:
@@ -287,21 +288,21 @@ def sweep(
                     "Look at the values that were put in.",
                 )
             rows.update(zip(numbers, read(logits), strict=True))
-            length = len(clean.input_ids()) - start
+            length = len(unpatched.input_ids()) - start
             if run.runs_encoder(batch):
-                length += len(clean.ids)
+                length += len(unpatched.ids)
             passes += 1
             tokens += len(batch) * length
             advance(len(batch))
     if rows:
         values = torch.stack([rows[number] for number in range(len(variants))])
     else:
-        values = read(clean.logits[:0])
+        values = read(unpatched.logits[:0])
     return SweepResult(values, passes, tokens, shortcuts.notes)
 
 
 def run_unbatched(
-    model: PassModel, clean: CleanRun, variant: Variant, at: int
+    model: PassModel, unpatched: UnpatchedRun, variant: Variant, at: int
 ) -> Tensor:
     """Run one patched variant without shortcuts and return its logits.
 
@@ -311,17 +312,17 @@ def run_unbatched(
     changes: dict[str | Site, Change] = {}
     for patch in variant:
         changes[patch.site] = patch.change()
-    edited = edit(model, clean.inputs, changes, (), logits=True)
+    edited = edit(model, unpatched.inputs, changes, (), logits=True)
     assert edited.logits is not None
     return edited.logits[at]
 
 
 @dataclass(frozen=True, eq=False)
 class _Sweep:
-    """A clean run, the token at which its variants are read, and the shortcuts."""
+    """An unpatched run, the token at which its variants are read, and the shortcuts."""
 
     model: PassModel
-    clean: CleanRun
+    unpatched: UnpatchedRun
     at: int
     shortcuts: Shortcuts
 
@@ -354,7 +355,7 @@ class _Sweep:
 
         for start, numbers in _merged(starts, BATCH_OVERHEAD[device]):
             ordered = sorted(numbers, key=lowest_site)
-            length = sum(self.clean.inputs.costs) - start
+            length = sum(self.unpatched.inputs.costs) - start
             size = 1
             if self.shortcuts.batched:
                 size = max(1, BATCH_TOKENS[device] // length)
@@ -367,19 +368,19 @@ class _Sweep:
         They are [variant, vocabulary], those of the token `at`. The tokens before
         `start` are not computed.
         """
-        model, clean = self.model, self.clean
+        model, unpatched = self.model, self.unpatched
         stack = variants[0][0].site.stack
-        length = len(clean.input_ids()) - start
+        length = len(unpatched.input_ids()) - start
         # Patches count tokens in the text of their own stack, and only that of the
         # answering stack is cut at `start`.
-        first, tokens = 0, len(clean.ids)
+        first, tokens = 0, len(unpatched.ids)
         if stack == self.stack:
             first, tokens = start, length
         count = rows = len(variants)
         # hooks.joining cuts every tensor of two or more axes whose first is as long as
         # the batch. A mask or a table of positions with as many tokens would be cut
         # too. A single row needs no such care: a block runs it whole or is skipped.
-        while rows > 1 and rows in (length, length + start, len(clean.ids)):
+        while rows > 1 and rows in (length, length + start, len(unpatched.ids)):
             rows += 1
         # Repeats of the last variant fill the batch; their logits are dropped.
         variants = [*variants, *[variants[-1]] * (rows - count)]
@@ -396,8 +397,8 @@ class _Sweep:
         if model.encoder_decoder and not self.runs_encoder(variants):
             from transformers.modeling_outputs import BaseModelOutput
 
-            assert clean.encoder_output is not None
-            state: Any = clean.encoder_output.expand(rows, -1, -1)
+            assert unpatched.encoder_output is not None
+            state: Any = unpatched.encoder_output.expand(rows, -1, -1)
             arguments["encoder_outputs"] = BaseModelOutput(last_hidden_state=state)
         changed: set[Site] = set()
         changes = _changes(variants, first, model.device, changed)
@@ -422,7 +423,7 @@ class _Sweep:
             hooks.watching(watches),
         ):
             logits = hooks.logits_in(hooks.call_module(model.module, arguments))
-        assert logits is not None, "the clean run has some"
+        assert logits is not None, "the unpatched run has some"
         if changed != set(changes):
             raise not_reached(model.anatomy, min(set(changes) - changed))
         # A narrowed head has made the logits of the requested token alone.
@@ -436,7 +437,7 @@ class _Sweep:
         rows_per_block: Sequence[int],
         start: int,
     ) -> AbstractContextManager[None]:
-        """Let each row enter at its layer, with the clean state of that layer."""
+        """Let each row enter at its layer, with the unpatched state of that layer."""
         forms = try_skipping(self.model, stack).forms
         taps = self.model.anatomy.stack_named(stack).proof.taps[1:]
         joins: dict[nn.Module, dict[int, hooks.Join]] = defaultdict(dict)
@@ -447,7 +448,7 @@ class _Sweep:
             joined = None
             entering = entries.count(layer)
             if entering:
-                values = self.clean.states[Site(layer, "", stack)][start:]
+                values = self.unpatched.states[Site(layer, "", stack)][start:]
                 joined = values.expand(entering, *values.shape)
             block = self.model.module.get_submodule(tap.path)
             joins[block][tap.call] = hooks.Join(len(entries), below, form, joined)
@@ -457,8 +458,8 @@ class _Sweep:
         self, rows: int, start: int, rows_per_block: Sequence[int]
     ) -> dict[str, Any]:
         """Return the arguments of the module: the tokens from `start` on, a cache."""
-        model, clean = self.model, self.clean
-        batch = clean.inputs.some([0] * rows).pad(model)
+        model, unpatched = self.model, self.unpatched
+        batch = unpatched.inputs.some([0] * rows).pad(model)
         arguments = batch.arguments(model.module, masked=model.batching.needs_mask)
         if start:
             name = "decoder_input_ids" if model.encoder_decoder else "input_ids"
@@ -466,7 +467,7 @@ class _Sweep:
             # A cache layer without any row reports no tokens, and transformers takes
             # masks and positions from that.
             cached_rows = [max(1, count) for count in rows_per_block]
-            arguments["past_key_values"] = _first_tokens(clean, start, cached_rows)
+            arguments["past_key_values"] = _first_tokens(unpatched, start, cached_rows)
             arguments["use_cache"] = True
         return arguments
 
@@ -474,7 +475,9 @@ class _Sweep:
         """Tell whether a batch runs the encoder of an encoder-decoder again."""
         if not self.model.encoder_decoder:
             return False
-        is_known = self.shortcuts.encodes_once and self.clean.encoder_output is not None
+        is_known = (
+            self.shortcuts.encodes_once and self.unpatched.encoder_output is not None
+        )
         return batch[0][0].site.stack == "encoder" or not is_known
 
     def _narrow_head(self, length: int, token: int) -> hooks.Watch:
@@ -519,7 +522,7 @@ def _merged(
 
 
 def _entry_layer(variant: Variant, depth: int) -> int:
-    """Return the layer up to which a variant equals the clean run.
+    """Return the layer up to which a variant equals the unpatched run.
 
     That is the layer of its lowest site, or the one below the block that it is in.
     """
@@ -582,11 +585,11 @@ def _changes(
     return {site: change(site) for site in sorted(patches)}
 
 
-def _why_not_reusable(model: PassModel, clean: CleanRun) -> str:
-    """Say why the cache of a clean run cannot be reused; empty if it can."""
-    if clean.cache is None:
+def _why_not_reusable(model: PassModel, unpatched: UnpatchedRun) -> str:
+    """Say why the cache of an unpatched run cannot be reused; empty if it can."""
+    if unpatched.cache is None:
         return "it gave no keys and values"
-    cache = getattr(clean.cache, "self_attention_cache", clean.cache)
+    cache = getattr(unpatched.cache, "self_attention_cache", unpatched.cache)
     layers, blocks = getattr(cache, "layers", None), model.anatomy.stacks[-1].depth
     if not isinstance(layers, list) or len(layers) != blocks:
         return (
@@ -599,7 +602,7 @@ def _why_not_reusable(model: PassModel, clean: CleanRun) -> str:
             return f"its cache holds a {kind}, which is more than keys and values"
         keys = layer.keys
         shape = keys.shape if isinstance(keys, Tensor) else ()
-        if len(shape) != 4 or shape[2] != clean.padded_length:
+        if len(shape) != 4 or shape[2] != unpatched.padded_length:
             return (
                 "its cache does not hold every token: its attention looks back only"
                 " so far"
@@ -607,15 +610,15 @@ def _why_not_reusable(model: PassModel, clean: CleanRun) -> str:
     return ""
 
 
-def _first_tokens(clean: CleanRun, tokens: int, rows: Sequence[int]) -> Any:
-    """Return the first tokens in the cache of a clean run, repeated for a batch.
+def _first_tokens(unpatched: UnpatchedRun, tokens: int, rows: Sequence[int]) -> Any:
+    """Return the first tokens in the cache of an unpatched run, repeated for a batch.
 
     `rows` is the batch size in each block. Every variant shares the keys and values of
     the encoder's text, where there is one. The cache itself is not changed.
     """
 
     def cut(cache: Any, tokens: int) -> Any:
-        new, row = copy(cache), slice(clean.row, clean.row + 1)
+        new, row = copy(cache), slice(unpatched.row, unpatched.row + 1)
         new.layers = []
         for layer, batch in zip(cache.layers, rows, strict=True):
             part = copy(layer)
@@ -627,12 +630,12 @@ def _first_tokens(clean: CleanRun, tokens: int, rows: Sequence[int]) -> Any:
             new.layers.append(part)
         return new
 
-    cache = clean.cache
+    cache = unpatched.cache
     if not hasattr(cache, "self_attention_cache"):
         return cut(cache, tokens)
     new = copy(cache)
     new.self_attention_cache = cut(cache.self_attention_cache, tokens)
-    new.cross_attention_cache = cut(cache.cross_attention_cache, len(clean.ids))
+    new.cross_attention_cache = cut(cache.cross_attention_cache, len(unpatched.ids))
     new.is_updated = dict(cache.is_updated)
     return new
 
@@ -646,26 +649,26 @@ def shortcuts_of(model: PassModel) -> Shortcuts:
 def _try_shortcuts(model: PassModel) -> Shortcuts:
     """Try all shortcuts together on a few variants of a short text, then a batch."""
     sites = _trial_sites(model)
-    clean, other = run_clean(model, trial_inputs(model), sites)
-    at = len(clean.input_ids()) - 1
+    unpatched, other = run_unpatched(model, trial_inputs(model), sites)
+    at = len(unpatched.input_ids()) - 1
     variants: list[Variant] = []
     for site in sites:
-        for token in (0, len(clean.input_ids(site.stack)) // 2):
+        for token in (0, len(unpatched.input_ids(site.stack)) // 2):
             values = other.states[site][token : token + 1]
             variants.append([Patch(site, (token,), values)])
-    unbatched = [run_unbatched(model, clean, variant, at) for variant in variants]
+    unbatched = [run_unbatched(model, unpatched, variant, at) for variant in variants]
     expected = torch.stack(unbatched)
     notes: list[str] = []
     not_joined = _why_not_joined(model)
     if not_joined:
         notes.append(f"Every block was run, because {not_joined}.")
-    not_reused = _why_not_reused(model, clean)
+    not_reused = _why_not_reused(model, unpatched)
     if not_reused:
         notes.append(f"Keys and values were computed anew, because {not_reused}.")
     not_encoded_once = ""
     if "encoder_outputs" not in accepts(model.module):
         not_encoded_once = "its forward takes no encoder_outputs"
-    elif clean.encoder_output is None:
+    elif unpatched.encoder_output is None:
         not_encoded_once = "its output does not hold the encoder's last state"
     if model.encoder_decoder and not_encoded_once:
         notes.append(
@@ -681,10 +684,10 @@ def _try_shortcuts(model: PassModel) -> Shortcuts:
     # later tokens are tried by themselves as well.
     later = [k for k, (patch,) in enumerate(variants) if patch.tokens[0]]
     for shortcuts, left_out in ((fast, "without shortcuts"), (Shortcuts(), "alone")):
-        failure = _failure(model, clean, variants, expected, at, shortcuts)
+        failure = _failure(model, unpatched, variants, expected, at, shortcuts)
         if shortcuts.reuses and not failure:
             some = [variants[k] for k in later]
-            failure = _failure(model, clean, some, expected[later], at, shortcuts)
+            failure = _failure(model, unpatched, some, expected[later], at, shortcuts)
         if not failure:
             return replace(shortcuts, notes=tuple(notes))
         notes.append(f"Every variant was run {left_out}: tried otherwise, {failure}.")
@@ -722,18 +725,18 @@ def _why_not_joined(model: PassModel) -> str:
     return ""
 
 
-def _why_not_reused(model: PassModel, clean: CleanRun) -> str:
-    """Say why keys and values of a clean run cannot be reused; empty if they can."""
+def _why_not_reused(model: PassModel, unpatched: UnpatchedRun) -> str:
+    """Say why keys and values of this run cannot be reused; empty if they can."""
     if not model.anatomy.stacks[-1].causal:
         return "a token attends to those after it"
     if "past_key_values" not in accepts(model.module):
         return "its forward takes no past_key_values"
-    return _why_not_reusable(model, clean)
+    return _why_not_reusable(model, unpatched)
 
 
 def _failure(
     model: PassModel,
-    clean: CleanRun,
+    unpatched: UnpatchedRun,
     variants: Sequence[Variant],
     expected: Tensor,
     at: int,
@@ -741,7 +744,7 @@ def _failure(
 ) -> str:
     """Say why shortcuts do not give the expected logits; empty if they do."""
     try:
-        values = sweep(model, clean, variants, at, shortcuts=shortcuts).values
+        values = sweep(model, unpatched, variants, at, shortcuts=shortcuts).values
         depth = sum(stack.depth for stack in model.anatomy.stacks)
         excess = trials.disagreement(
             expected[None], values[None], [depth], dtype=model.dtype

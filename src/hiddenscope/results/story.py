@@ -102,7 +102,8 @@ class Section:
     views show and how their numbers are defined. A `folded` section stands behind
     "More" beneath the one before it. Of the `tables`, pages show each `Listing` and a
     terminal prints each `Table`. `figures` are views that stand on paper where a page
-    has tables. `docs` is the word of the docs page that says more.
+    has tables. `docs` is the word of the docs page that says more. A page of one result
+    has that result's title in place of the first section's.
     """
 
     title: str

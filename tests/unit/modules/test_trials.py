@@ -19,7 +19,7 @@ from hiddenscope.loading import sources
 from hiddenscope.model import generation
 from hiddenscope.modules import trials
 from hiddenscope.passes import try_skipping
-from hiddenscope.passes.sweep import run_clean, shortcuts_of
+from hiddenscope.passes.sweep import run_unpatched, shortcuts_of
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
 from labs.fuzz import folders
@@ -315,7 +315,7 @@ TRIALS: dict[str, tuple[Trial, Callable[[dict[str, Any]], bool]]] = {
     "batching": (lambda model: model.batching, lambda inputs: True),
     "skip blocks": (try_skipping, lambda inputs: True),
     "keep cache": (
-        lambda model: run_clean(model, TEXT, []),
+        lambda model: run_unpatched(model, TEXT, []),
         lambda inputs: bool(inputs.get("use_cache")),
     ),
     "generation": (lambda model: generation.refusal(model, 5), lambda inputs: True),

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import hiddenscope as hs
 from hiddenscope.modules import hooks
 from hiddenscope.passes.sweep import (
-    CleanRun,
     Patch,
     Shortcuts,
-    run_clean,
+    UnpatchedRun,
     run_unbatched,
+    run_unpatched,
     shortcuts_of,
     sweep,
 )
@@ -52,13 +52,17 @@ SAVED: dict[str, tuple[bool, bool]] = {  # joins in depth, reuses keys and value
 }
 
 
-def prepared(model: hs.Model, sites: list[hs.Site]) -> tuple[CleanRun, CleanRun, int]:
+def prepared(
+    model: hs.Model, sites: list[hs.Site]
+) -> tuple[UnpatchedRun, UnpatchedRun, int]:
     targets = TARGETS if len(model.anatomy.stacks) > 1 else None
-    base, other = run_clean(model, TEXTS, sites, targets=targets)
+    base, other = run_unpatched(model, TEXTS, sites, targets=targets)
     return base, other, len(base.input_ids()) - 1
 
 
-def every(base: CleanRun, other: CleanRun, sites: list[hs.Site]) -> list[list[Patch]]:
+def every(
+    base: UnpatchedRun, other: UnpatchedRun, sites: list[hs.Site]
+) -> list[list[Patch]]:
     """One state exchanged at every site and token."""
     return [
         [Patch(site, (token,), other.states[site][token : token + 1])]

@@ -44,14 +44,14 @@ def patch(
     window: Annotated[
         int | Sequence[int] | None,
         ask(
-            "How many tokens are exchanged at a time: one if not given, and all of a"
-            " head or neuron.",
+            "How many tokens are patched at a time: one by default, and all for heads"
+            " and neurons.",
             aside=True,
         ),
     ] = None,
     layers: Annotated[
         int | None,
-        ask("How many layers in a row, where whole layers are.", least=0, aside=True),
+        ask("How many whole layers are patched in a row.", least=0, aside=True),
     ] = None,
     method: Annotated[
         Literal["exact", "attribution", "both", "zero", "mean", "resample"],
@@ -67,10 +67,10 @@ def patch(
     difference between `answer` and `other` that comes back: 0 as in the corrupt run, 1
     as in the clean one. With `into="clean"` corrupt states go into the clean run, and
     it is the share that is lost. `window` tokens are patched at a time, or those at a
-    list of positions of the clean prompt at once; of heads and neurons all tokens are
-    by default. Whole layers are patched too, `layers` of them in a row (0: none).
-    Several contrasts are averaged; a copy counts once, and those of a `group` belong
-    together. `method="attribution"` estimates all effects from one gradient. The
+    list of positions of the clean prompt at once; by default one token, and all tokens
+    of heads and neurons. Whole layers are patched too, `layers` of them in a row (0:
+    none). Several contrasts are averaged; a copy counts once, and those of a `group`
+    belong together. `method="attribution"` estimates all effects from one gradient. The
     methods "zero", "mean" and "resample" ablate: they put zeros, the mean over all
     prompts, or the corrupt run's states into the clean run.
 

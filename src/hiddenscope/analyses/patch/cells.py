@@ -19,14 +19,14 @@ from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import record
 from hiddenscope.passes.sweep import (
-    CleanRun,
     Patch,
     Shortcuts,
     SweepResult,
+    UnpatchedRun,
     Variant,
     logits_tolerance,
-    run_clean,
     run_unbatched,
+    run_unpatched,
     sweep,
 )
 from hiddenscope.progress import Advance
@@ -188,9 +188,9 @@ def patch_contrast(
 
     `means` are the mean states by site, where these are patched.
     """
-    sources = {site: patched_at(model, site) for site in plan.sites}
-    recorded = tuple(sorted({source.site for source in sources.values()}))
-    clean, corrupt = run_clean(model, contrast.inputs, recorded)
+    targets = {site: patched_at(model, site) for site in plan.sites}
+    recorded = tuple(sorted({target.site for target in targets.values()}))
+    clean, corrupt = run_unpatched(model, contrast.inputs, recorded)
     clean_at, corrupt_at = contrast.at
     measures = LogitMeasures(
         contrast,
@@ -203,7 +203,7 @@ def patch_contrast(
         runs = corrupt, clean, corrupt_at
     else:
         runs = clean, corrupt, clean_at
-    cells = Cells(contrast, plan, *runs, sources, means)
+    cells = Cells(contrast, plan, *runs, targets, means)
     effects = Effects({}, measures.runs, cells.patched)
     # Cells whose states are the same in both runs need no pass.
     advance(cells.patched.size - len(cells.variants))
@@ -246,13 +246,13 @@ class Cells:
         self,
         contrast: EncodedContrast,
         plan: Plan,
-        base: CleanRun,
-        source: CleanRun,
+        base: UnpatchedRun,
+        source: UnpatchedRun,
         at: int,
-        sources: Mapping[Site, PatchTarget],
+        targets: Mapping[Site, PatchTarget],
         means: Mapping[Site, Tensor],
     ) -> None:
-        self.sources = sources
+        self.targets = targets
         self.means = means
         self.columns = contrast.columns
         self.plan = plan
@@ -268,13 +268,13 @@ class Cells:
         # The heads of one block stand in one tap, and each comparison waits for a GPU.
         self.incoming: dict[Site, Tensor] = {}
         differences: dict[Site, Bools] = {}
-        for tap in {source.site for source in sources.values()}:
-            self.incoming[tap] = self._incoming(tap)
-            differs = base.states[tap] != self.incoming[tap]
-            differences[tap] = differs.cpu().numpy()
+        for place in {target.site for target in targets.values()}:
+            self.incoming[place] = self._incoming(place)
+            differs = base.states[place] != self.incoming[place]
+            differences[place] = differs.cpu().numpy()
         for row, site in enumerate(plan.sites):
-            tap, tap_columns = sources[site]
-            here = differences[tap][:, tap_columns or slice(None)]
+            place, channels = targets[site]
+            here = differences[place][:, channels or slice(None)]
             differing = set(np.flatnonzero(here.any(-1)))
             for column, positions in self._windows(site.stack):
                 cell = row, *column
@@ -342,18 +342,18 @@ class Cells:
         """Return the base run's positions of the columns with a token in both runs."""
         return [base for base, _ in self._pairs(stack, start, stop)]
 
-    def _incoming(self, tap: Site) -> Tensor:
+    def _incoming(self, place: Site) -> Tensor:
         """Return what may be put in the place of each state of the base run."""
-        base = self.base.states[tap]
+        base = self.base.states[place]
         if self.plan.values == "zero":
             return torch.zeros_like(base)
         if self.plan.values == "mean":
-            return self.means[tap].to(base).expand_as(base)
+            return self.means[place].to(base).expand_as(base)
         incoming = base.clone()
-        pairs = list(self._pairs(tap.stack))
+        pairs = list(self._pairs(place.stack))
         if pairs:
             base_positions, source_positions = torch.tensor(pairs).T
-            incoming[base_positions] = self.source.states[tap][source_positions]
+            incoming[base_positions] = self.source.states[place][source_positions]
         return incoming
 
     def patch(
@@ -363,10 +363,10 @@ class Cells:
 
         With `hold` it keeps those of the base run, whatever changes below.
         """
-        source = self.sources[site]
+        target = self.targets[site]
         states = self.base.states if hold else self.incoming
-        values = source.rows(states[source.site], positions)
-        return Patch(source.site, tuple(positions), values, source.columns)
+        values = target.rows(states[target.site], positions)
+        return Patch(target.site, tuple(positions), values, target.columns)
 
 
 def _checked_sweep(
@@ -449,7 +449,7 @@ def _attribution(model: Model, cells: Cells, measures: LogitMeasures) -> Floats:
     """Estimate each effect as if the logit difference were linear in the state."""
     base, sites = cells.base, cells.plan.sites
     # One backward pass gives the gradient at every site and token.
-    recorded = tuple(sorted({source.site for source in cells.sources.values()}))
+    recorded = tuple(sorted({target.site for target in cells.targets.values()}))
     run = record(model, base.inputs, recorded, logits=True, grad=True)
     assert run.logits is not None
     live = [run.live[site] for site in recorded]
@@ -458,15 +458,15 @@ def _attribution(model: Model, cells: Cells, measures: LogitMeasures) -> Floats:
     by_site = dict(zip(recorded, gradients, strict=True))
     grid = np.where(cells.paired, 0.0, np.nan)
     for cell, (patch,) in cells.variants.items():
-        source = cells.sources[sites[cell[0]]]
-        gradient: Tensor | None = by_site[source.site]
+        target = cells.targets[sites[cell[0]]]
+        gradient: Tensor | None = by_site[target.site]
         # The logits do not depend on this state: its effect is zero.
         if gradient is None:
             continue
-        layout = model.anatomy.tap(source.site).layout
-        gradient = layout.states(gradient, len(base.input_ids(source.site.stack)))[0]
-        gradient = source.rows(gradient, patch.tokens).double()
-        before = source.rows(base.states[source.site], patch.tokens).double()
+        layout = model.anatomy.tap(target.site).layout
+        gradient = layout.states(gradient, len(base.input_ids(target.site.stack)))[0]
+        gradient = target.rows(gradient, patch.tokens).double()
+        before = target.rows(base.states[target.site], patch.tokens).double()
         step = patch.values.double() - before
         grid[cell] = float((gradient * step).sum()) / measures.span
     return grid

@@ -115,11 +115,11 @@ def patch_all(
             names.append(("group", encoded.group))
     # Contrasts of one named group, or of the same prompts, belong together.
     groups = number_groups([encoded.prompts for encoded in encodings], names)
-    # Each site has a cell for every column, one for a layer and one for a window of
-    # layers.
-    cells = 0
+    # Each site has a cell for every token, or one for all, and where whole layers are
+    # patched one for the layer and one for a window of layers.
+    cells = 2 * len(encodings) * bool(plan.layers)
     for encoded in encodings:
-        cells += 2 + sum(map(len, encoded.columns.values()))
+        cells += 1 if plan.together else sum(map(len, encoded.columns.values()))
     means = _means(model, encodings, plan)
     with progress.track("Patching", total=len(selected) * cells) as advance:
         effects = [
