@@ -178,6 +178,9 @@ ANALYSES = (
 
 ANALYSIS = {analysis.word: analysis for analysis in ANALYSES}
 
+TOLD = tuple(word for word in ANALYSIS if word != "extract")
+"""The kinds of results that have a story: an extraction leaves a store alone."""
+
 COMMANDS = {
     "demo": "Write a page that shows a model's hidden states, and print where it is.",
     "capture": "Capture the hidden states of texts.",

@@ -31,7 +31,7 @@ from typing import (
 )
 
 from hiddenscope.arguments import checked, shown
-from hiddenscope.catalog import ANALYSIS
+from hiddenscope.catalog import ANALYSIS, TOLD
 from hiddenscope.errors import ArgumentError, Error, FileError, StatesError
 from hiddenscope.files import check_seal, replacing
 from hiddenscope.results.export import (
@@ -145,7 +145,7 @@ class Result:
         """Describe the result in sentences, or its facts line by line where its kind
         has no sentences. Safe on a terminal.
         """
-        if self.kind in ANALYSIS:
+        if self.kind in TOLD:
             lines = [f"  {printable(sentence)}" for sentence in findings_of(self)]
         else:
             lines = list(fact_lines(self.facts, "  "))

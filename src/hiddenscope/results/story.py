@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
-from hiddenscope.catalog import ANALYSIS
+from hiddenscope.catalog import ANALYSIS, TOLD
 from hiddenscope.errors import StatesError
 from hiddenscope.results.drawing import by_dimensions
 from hiddenscope.results.pictures import View
@@ -129,7 +129,7 @@ class Section:
 
 def story_of(result: "Result") -> list[Section]:
     """Return the sections of a result."""
-    if result.kind not in ANALYSIS:
+    if result.kind not in TOLD:
         title = result.title.capitalize()
         return [Section(title, views=tuple(by_dimensions(result)))]
     story = _story_module(result.kind).story
@@ -188,4 +188,4 @@ def views_of(result: "Result") -> tuple[View, ...]:
 
 
 def _story_module(word: str) -> Any:
-    return import_module(f"hiddenscope.{ANALYSIS[word].package}{word}.story")
+    return import_module(f"hiddenscope.{ANALYSIS[word].module}.story")

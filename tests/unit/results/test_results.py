@@ -485,3 +485,9 @@ def test_arrays_become_a_dataset_with_the_labels_of_their_tokens() -> None:
     assert data.attrs == {"texts": ["x"]}
     data["norm"].attrs["units"] = "another"
     assert variables["norm"][2] == {"units": "L2"}
+
+
+def test_a_kind_without_a_story_is_told_by_its_facts() -> None:
+    for kind in ("extract", "mine"):
+        result = hs.Result(kind, xarray.Dataset(), {"rows": 2}, {})
+        assert result.summary() == f"{kind}\n  rows  2"
