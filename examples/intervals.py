@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from hiddenscope.measures.grouped import effective_count, numbered, standard_error
+from hiddenscope.measures.grouped import effective_count, standard_error
+from hiddenscope.texts.groups import number_groups
 
 LEVEL = 0.95
 
@@ -43,7 +44,7 @@ def mean_interval(values: ArrayLike, groups: ArrayLike | None = None) -> Mean:
     rows = np.asarray(values, float)
     numbers = np.arange(len(rows))
     if groups is not None:
-        numbers = numbered(np.asarray(groups).tolist())
+        numbers = number_groups(np.asarray(groups).tolist())
     error = standard_error(rows, numbers)
     if error is None:
         raise ValueError("An interval needs at least two groups of texts.")

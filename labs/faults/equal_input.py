@@ -55,7 +55,7 @@ class FloatAccumulation(TorchFunctionMode):
         named = kwargs or {}
         if func not in PRODUCTS:
             return func(*args, **named)
-        dtype = next(tensors_in([args, named])).dtype
+        dtype = tensors_in([args, named])[0].dtype
         if dtype not in NARROW:
             return func(*args, **named)
         wide = map_tensors(args, torch.Tensor.float)

@@ -475,10 +475,9 @@ class _Sweep:
         """Tell whether a batch runs the encoder of an encoder-decoder again."""
         if not self.model.encoder_decoder:
             return False
-        is_known = (
-            self.shortcuts.encodes_once and self.unpatched.encoder_output is not None
-        )
-        return batch[0][0].site.stack == "encoder" or not is_known
+        if batch[0][0].site.stack == "encoder" or not self.shortcuts.encodes_once:
+            return True
+        return bool(_why_not_encoded_once(self.model, self.unpatched))
 
     def _narrow_head(self, length: int, token: int) -> hooks.Watch:
         """Return a hook that lets the head see only one token.
@@ -665,11 +664,7 @@ def _try_shortcuts(model: PassModel) -> Shortcuts:
     not_reused = _why_not_reused(model, unpatched)
     if not_reused:
         notes.append(f"Keys and values were computed anew, because {not_reused}.")
-    not_encoded_once = ""
-    if "encoder_outputs" not in accepts(model.module):
-        not_encoded_once = "its forward takes no encoder_outputs"
-    elif unpatched.encoder_output is None:
-        not_encoded_once = "its output does not hold the encoder's last state"
+    not_encoded_once = _why_not_encoded_once(model, unpatched)
     if model.encoder_decoder and not_encoded_once:
         notes.append(
             f"The encoder was run for every variant, because {not_encoded_once}."
@@ -732,6 +727,15 @@ def _why_not_reused(model: PassModel, unpatched: UnpatchedRun) -> str:
     if "past_key_values" not in accepts(model.module):
         return "its forward takes no past_key_values"
     return _why_not_reusable(model, unpatched)
+
+
+def _why_not_encoded_once(model: PassModel, unpatched: UnpatchedRun) -> str:
+    """Say why an encoder must be run for every variant; empty if it need not be."""
+    if "encoder_outputs" not in accepts(model.module):
+        return "its forward takes no encoder_outputs"
+    if unpatched.encoder_output is None:
+        return "its output does not hold the encoder's last state"
+    return ""
 
 
 def _failure(

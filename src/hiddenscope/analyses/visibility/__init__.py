@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     )
 
 
+SAMPLING = tuple(replace(field, positional=False) for field in declared(Sampling))
+"""What can be asked of the sampling, each by its name."""
+
+
 @analysis()
 def visibility(
     model: "ModelLike",
@@ -48,9 +52,7 @@ def visibility(
         ask(
             "What is computed of each text, and how texts are averaged.",
             kind="sampling",
-            fields=tuple(
-                replace(field, positional=False) for field in declared(Sampling)
-            ),
+            fields=SAMPLING,
             constructor="Sampling",
             aside=True,
         ),
