@@ -126,6 +126,10 @@ def _short(annotation: ast.expr | None, names: Mapping[str, object]) -> str:
     """Return an annotation without the modules of its names, and without quotes."""
     if annotation is None:
         return ""
+    # What is asked of a parameter is for forms and commands: Annotated[int, ask(...)].
+    match annotation:
+        case ast.Subscript(ast.Name("Annotated"), ast.Tuple([bare, *_])):
+            return _short(bare, names)
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         annotation = ast.parse(annotation.value, mode="eval").body
     return ast.unparse(_ShortNames(names).visit(annotation))
