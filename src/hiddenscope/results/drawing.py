@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 CELLS = ("site", "token")
 MAP = (*CELLS, "source_site", "source_token")
 RANKED = (*CELLS, "rank")
-# A grid shows at most so many columns; the data has all tokens.
+# A grid shows at most this many columns; the data has all tokens.
 MOST_TOKENS = 4_096
-# A title names so many variables.
+# A title names at most this many variables.
 MOST_NAMES = 3
 
 
@@ -159,7 +159,7 @@ def pair_grid(
 
 
 def level(name: str, height: float, count: int) -> Series:
-    """Return a dashed line at one height, over so many places."""
+    """Return a dashed line at one height, over this many places."""
     return Series(name, np.full(count, height, dtype=np.float32), style="dash")
 
 

@@ -102,7 +102,7 @@ def quoted_tokens(tokens: Sequence[str]) -> list[str]:
 
 
 def shortened(text: str, most: int) -> str:
-    """Cut a text to at most so many characters.
+    """Cut a text to at most this many characters.
 
     >>> shortened("The capital of France", 12)
     'The capital…'

@@ -529,7 +529,7 @@ def _average_views(result: Result, deepest: int) -> Iterator[Lines]:
             "share of a site",
             scale="log",
             x_scale="log",
-            note="Of states that have so many sites below them; summed over tokens.",
+            note="Of states that have this many sites below them; summed over tokens.",
         )
     yield Lines(
         f"How far away the influence of other tokens comes from, in {model}",

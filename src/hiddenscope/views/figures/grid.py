@@ -511,5 +511,5 @@ def pooled(values: _Array, most: int) -> _Array:
 
 
 def _middles(names: Sequence[str], every: int) -> _Array:
-    """Return where every so many of the names stand, in the middle of their cells."""
+    """Return where every n-th name stands, in the middle of its cell."""
     return np.arange(0.5, len(names), every, dtype=np.float64)

@@ -81,7 +81,7 @@ export function whoReads(heads, at, key, weighted) {
 }
 
 /**
- * A head's pattern `[query, key]`, thinned to so many rows and columns: each is the largest of
+ * A head's pattern `[query, key]`, thinned to this many rows and columns: each is the largest of
  * those it stands for.
  * @param {Patterns} heads
  * @param {number} at

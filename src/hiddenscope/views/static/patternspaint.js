@@ -163,7 +163,7 @@ export function paintLarge(pen, layout, values, shade, pin, theme) {
 }
 
 /**
- * Cells as a picture of so many pixels each.
+ * Cells as a picture of this many pixels each.
  * @param {Uint8ClampedArray<ArrayBuffer>} pixels
  * @param {number} columns
  * @param {number} rows
