@@ -142,6 +142,12 @@ def packed_tensors(part: nn.Module, name: str) -> Iterator[tuple[str, Tensor]]:
         yield from _quant_state_tensors(f"{name}.quant_state", state)
 
 
+def unpacked_shape(weight: Tensor) -> tuple[int, ...]:
+    """Return the shape that a weight has once it is unpacked."""
+    state: Any = getattr(weight, "quant_state", None)
+    return tuple(weight.shape if state is None else state.shape)
+
+
 def state_objects(module: nn.Module) -> Iterator[object]:
     """Yield what quantised modules keep beside their parameters, to be shared."""
     from torch import is_tensor

@@ -147,7 +147,7 @@ def test_what_a_donor_cannot_give(tiny: Tiny, donor: hs.Model) -> None:
         (donor, {"layers": 4}, TextError, "must be an integer from 1 to 3: got 4"),
         (donor, {"layers": True}, StatesError, "got True"),
         (donor, {"sites": "*.cross"}, SiteError, "cross"),
-        (donor, {"data": ["a"]}, TextError, "they have no labels"),
+        (donor, {"data": [("a", " b"), "a"]}, TextError, "1 of 2 have an answer"),
         (donor, {"data": []}, TextError, "the list is empty"),
         (donor, whole, TextError, "only the last layer would count"),
         (low, {}, ModuleError, "in torch.float32 and torch.bfloat16"),
@@ -260,10 +260,10 @@ def test_the_command(
     models = {"own": tiny("llama"), "donor": donor}
     monkeypatch.setattr("hiddenscope.load", lambda name, *_, **options: models[name])
     prompts, grouped = tmp_path / "prompts.csv", tmp_path / "grouped.csv"
-    bare, out = tmp_path / "bare.txt", tmp_path / "graft.json"
+    empty, out = tmp_path / "empty.txt", tmp_path / "graft.json"
     prompts.write_text('text,label\nThe cat," a"\nThe hat," c"\n')
     grouped.write_text('prompt,say,city\nThe cat," a",x\nThe hat," c",x\n')
-    bare.write_text("The cat\n")
+    empty.write_text("\n")
 
     def run(*words: object) -> Any:
         given = ["graft", "donor", *map(str, words), "--model", "own", "--layers", "2"]
@@ -280,7 +280,7 @@ def test_the_command(
     columns = ["--text", "prompt", "--label", "say", "--group", "city"]
     done = run(grouped, *columns, "--json")
     assert json.loads(done.stdout)["facts"]["groups"] == 1
-    for wrong, words in ((bare, "they have no labels"), (out, "graft.json")):
+    for wrong, words in ((empty, "it holds none"), (out, "graft.json")):
         done = run(wrong)
         assert done.exit_code == 2 and words in done.stderr
 

@@ -3,7 +3,8 @@
 Its blocks or states are grafted into this one layer by layer. A window of blocks slides
 over the depth: inside it the donor computes, everywhere else the model itself does.
 
-compute  the prompts, the runs with each window grafted, the arrays, and the report
+compute  the prompts or texts, the runs with each window grafted, and right answers
+losses   the losses of texts, and what the windows change in them
 story    what is said and shown
 """
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 @analysis(
     verb_if_head_needed="graft into",
     action="Graft another model",
-    promise="You will see, layer by layer, what becomes of the answers when blocks of"
-    " the other model take the place of this one's.",
+    promise="You will see, layer by layer, what becomes of the answers or of the loss"
+    " when blocks of the other model take the place of this one's.",
 )
 def graft(
     model: "ModelLike",
@@ -30,7 +31,8 @@ def graft(
     data: Annotated[
         Any,
         ask(
-            "Prompts, each labelled with its answer: a file, or a shipped dataset.",
+            "Prompts, each labelled with its answer, or texts: a file, or a shipped"
+            " dataset.",
             kind="data",
             label="Dataset",
         ),
@@ -48,16 +50,18 @@ def graft(
         int, ask("How many layers in a row come from the donor.", aside=True)
     ] = 1,
 ) -> "Result":
-    """Graft blocks of a donor into a model, and count the right answers.
+    """Graft blocks of a donor into a model, and measure right answers or the loss.
 
     A window of `layers` blocks in a row slides over the depth. The donor is another
-    model of the same shape, such as another checkpoint. `data` are prompts and their
-    answers, each a single token: `[(prompt, answer), ...]`, or labelled texts as
-    `hs.read` takes them, the label being the answer. With `sites` the donor's states
-    are grafted in place of its blocks: what its branches add (`"*.attn"`, `"*.mlp"`),
-    or the states of one layer at a time (`"layer.*"`). A copy of a prompt counts once.
-    Prompts are taken as independent of each other, unless `hs.read(..., group=)` says
-    which belong together.
+    model of the same shape, such as another checkpoint; it may have adapters or
+    quantised weights. `data` are prompts and their answers, each a single token:
+    `[(prompt, answer), ...]`, or labelled texts as `hs.read` takes them, the label
+    being the answer. Of texts without labels, the loss of every next token is measured,
+    and whether its prediction changes. With `sites` the donor's states are grafted in
+    place of its blocks: what its branches add (`"*.attn"`, `"*.mlp"`), or the states of
+    one layer at a time (`"layer.*"`). A copy of a prompt or a text counts once. They
+    are taken as independent of each other, unless `hs.read(..., group=)` says which
+    belong together.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -66,6 +70,9 @@ def graft(
     >>> result = hs.graft(model, donor, [([5, 6, 7], 11), ([8, 9], 12)], layers=2)
     >>> result.data["site"].values.tolist(), result.facts["prompts"]
     (['layer.1', 'layer.2'], 2)
+    >>> losses = hs.graft(model, donor, [[5, 6, 7], [8, 9]]).facts["losses"]
+    >>> losses["texts"], losses["tokens"]
+    (2, 3)
     """
     from hiddenscope.analyses.graft.compute import slide_windows
 

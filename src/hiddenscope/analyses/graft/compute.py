@@ -1,13 +1,15 @@
-"""The runs of a graft: accuracies along the windows, and what they show."""
+"""The runs of a graft: answers along the windows, and what they show."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import product
+from numbers import Integral
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from torch import nn
 
 from hiddenscope import progress, texts
+from hiddenscope.analyses.graft.losses import compare_losses, measure_losses
 from hiddenscope.analyses.graft.story import (
     Difference,
     GraftReport,
@@ -15,11 +17,14 @@ from hiddenscope.analyses.graft.story import (
     Share,
     Third,
 )
+from hiddenscope.discovery import vocabulary
 from hiddenscope.errors import ModuleError, PassError, TextError
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.measures.grouped import effective_count, group_sums
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import hooks
+from hiddenscope.modules.adapters import below_adapters
+from hiddenscope.modules.quantised import unpacked_shape
 from hiddenscope.passes import Inputs, Pass, Replace, edit, record, resume, try_skipping
 from hiddenscope.passes.text_encoder import text_before, token_after
 from hiddenscope.results import Result
@@ -38,6 +43,8 @@ Window: TypeAlias = tuple[Site, ...]
 
 # Random sign flips of the test, where not all of them can be tried.
 FLIPS = 9_999
+# Logits of a batch of texts.
+MOST_LOGITS = 2**25
 # Prompts for which all 4,096 sign flips are tried.
 MOST_EXACT = 12
 ATTRIBUTES: Mapping[str, Attributes] = {
@@ -55,52 +62,109 @@ def slide_windows(
     sites: SitePatterns | None,
     layers: int,
 ) -> Result:
-    """Graft every window, and count the right answers."""
+    """Graft every window, and measure answers or losses."""
     model, donor = as_model(model), as_model(donor)
     check_models(model, donor)
     windows = _windows(model, donor, sites, layers)
-    prompts = encode_prompts(model, donor, data)
+    examples = encode_examples(model, donor, data)
     # Tried now, while every block is the model's own.
-    try_skipping(model)
-    count = len(prompts.answers)
-    # The model and the donor as they are, then the model with each window grafted.
-    right = np.zeros((2 + len(windows), count), dtype=bool)
-    probability = np.zeros(right.shape)
+    for padded in (False, True):
+        try_skipping(model, padded=padded)
     notes: list[str] = []
-    if prompts.copies == 1:
-        notes.append("One prompt is a copy of another and was left out.")
-    elif prompts.copies:
+    word = "text" if examples.answers is None else "prompt"
+    if examples.copies == 1:
+        notes.append(f"One {word} is a copy of another and was left out.")
+    elif examples.copies:
         notes.append(
-            f"{prompts.copies:,} prompts are copies of others and were left out."
+            f"{examples.copies:,} {word}s are copies of others and were left out."
         )
-    with progress.track("Grafting", total=right.size) as advance:
-        for column, answer in enumerate(prompts.answers):
-            prompt = prompts.inputs.some([column])
-            runs = _runs(model, donor, prompt, windows, blocks=sites is None)
-            for row, run in enumerate(runs):
-                assert run.logits is not None
-                logits = run.logits[-1]
-                # An answer that ties with another word is not right.
-                right[row, column] = int((logits >= logits[answer]).sum()) == 1
-                probability[row, column] = float(logits.double().softmax(-1)[answer])
-                advance(1)
-            # What the last run says holds for all of them.
-            notes += run.notes
-    ungrafted = {"model": right[0], "donor": right[1]}
-    right = right[2:]
+    runs = _all_runs(model, donor, examples, windows, sites is None, notes)
+    run_count = 2 + len(windows)
     depth = model.anatomy.stacks[0].depth
+    if examples.answers is None:
+        scores = measure_losses(examples.inputs, runs, run_count)
+        tokens = sum(examples.inputs.lengths) - len(examples.inputs)
+        losses, variables = compare_losses(
+            windows, scores, by_third(windows, depth), examples.groups, tokens
+        )
+        fields: dict[str, Any] = {"losses": losses}
+    else:
+        fields, variables = _count_answers(
+            windows, examples.answers, runs, depth, examples.groups
+        )
     report = GraftReport(
         donor=donor.name,
-        prompts=count,
-        copies=prompts.copies,
-        groups=int(prompts.groups.max()) + 1,
+        copies=examples.copies,
+        groups=int(examples.groups.max()) + 1,
         grafted="blocks" if sites is None else "states",
         layers=layers,
-        **compare_windows(windows, right, ungrafted, depth, prompts.groups),
+        **fields,
         notes=list(dict.fromkeys(notes)),
     )
+    last_sites = site_names(window[-1] for window in windows)
+    coords: Coordinates = {
+        "site": site_names(window[0] for window in windows),
+        "last_site": ("site", text_array(last_sites)),
+    }
+    source = {**model.source(None).to_json(), "donor": donor.source(None).to_json()}
+    return Result("graft", to_dataset(variables, coords), report, source)
+
+
+def _all_runs(
+    model: Model,
+    donor: Model,
+    examples: "Examples",
+    windows: Sequence[Window],
+    blocks: bool,
+    notes: list[str],
+) -> Iterator[tuple[int, list[int], Pass]]:
+    """Yield the runs of all examples: the model and the donor as they are, then the
+    model with each window grafted.
+
+    Each comes with its number and the examples in it; what is unusual goes to `notes`.
+    """
+    # Prompts are run one by one, texts in batches if both models can.
+    batch_tokens = 1
+    if examples.answers is None:
+        batch_tokens = max(1, MOST_LOGITS // vocabulary(model.module))
+    batched = donor if model.batching.padding_safe else model
+    total = (2 + len(windows)) * len(examples.inputs)
+    with progress.track("Grafting", total=total) as advance:
+        for numbers, batch in examples.inputs.batches(
+            batched, batch_tokens=batch_tokens
+        ):
+            runs = _runs(model, donor, batch, windows, blocks=blocks)
+            for row, run in enumerate(runs):
+                yield row, numbers, run
+                advance(len(numbers))
+            # What the last run says holds for all of them.
+            notes += run.notes
+
+
+def _count_answers(
+    windows: Sequence[Window],
+    answers: Sequence[int],
+    runs: Iterator[tuple[int, list[int], Pass]],
+    depth: int,
+    groups: Ints,
+) -> tuple[dict[str, Any], Variables]:
+    """Count the right answers of every run."""
+    right = np.zeros((2 + len(windows), len(answers)), dtype=bool)
+    probability = np.zeros(right.shape)
+    for row, (number,), run in runs:
+        assert run.logits is not None
+        logits, answer = run.logits[-1], answers[number]
+        # An answer that ties with another word is not right.
+        right[row, number] = int((logits >= logits[answer]).sum()) == 1
+        probability[row, number] = float(logits.double().softmax(-1)[answer])
+    ungrafted = {"model": right[0], "donor": right[1]}
+    right = right[2:]
+    fields = {
+        "prompts": len(answers),
+        **compare_windows(windows, right, ungrafted, depth, groups),
+    }
     accuracy = right.mean(1)
-    even_count = effective_count(prompts.groups)
+    even_count = effective_count(groups)
     intervals = np.array([wilson(float(share), even_count) for share in accuracy])
     columns = {
         "accuracy": accuracy,
@@ -111,13 +175,7 @@ def slide_windows(
     variables: Variables = {}
     for name, values in columns.items():
         variables[name] = "site", values.astype(np.float32), ATTRIBUTES[name]
-    last_sites = site_names(window[-1] for window in windows)
-    coords: Coordinates = {
-        "site": site_names(window[0] for window in windows),
-        "last_site": ("site", text_array(last_sites)),
-    }
-    source = {**model.source(None).to_json(), "donor": donor.source(None).to_json()}
-    return Result("graft", to_dataset(variables, coords), report, source)
+    return fields, variables
 
 
 def check_models(model: Model, donor: Model) -> None:
@@ -136,29 +194,33 @@ def check_models(model: Model, donor: Model) -> None:
             "Load it with task='causal-lm'.",
         )
     remedy = "Give a donor of the same shape, such as another checkpoint of the model."
+    # Adapters and packed weights are other ways to compute the same blocks.
+    modules = [below_adapters(model.module), below_adapters(donor.module)]
     shapes = []
-    for module in (model.module, donor.module):
+    for module in modules:
         named = module.named_parameters()
-        shapes.append({(name, weight.shape) for name, weight in named})
+        shapes.append({(name, unpacked_shape(weight)) for name, weight in named})
     different = shapes[0] ^ shapes[1]
     if different:
         reason = f"their weights differ in shape, at {min(different)[0]}"
         raise ModuleError(problem, reason, remedy)
-    if type(model.module) is not type(donor.module):
+    if type(modules[0]) is not type(modules[1]):
         raise ModuleError(problem, "they are of different classes", remedy)
     if model.module is donor.module:
         raise ModuleError(
             problem, "they are the same module", "Load the donor separately."
         )
     for name in ("dtype", "device"):
-        values = {str(getattr(weight, name)) for weight in model.module.parameters()}
-        others = {str(getattr(weight, name)) for weight in donor.module.parameters()}
-        if values != others:
-            model_values = ", ".join(sorted(values))
-            donor_values = ", ".join(sorted(others))
+        words = []
+        for side in (model, donor):
+            values = {str(side.dtype)}
+            if name == "device":
+                values = {str(weight.device) for weight in side.module.parameters()}
+            words.append(", ".join(sorted(values)))
+        if words[0] != words[1]:
             raise ModuleError(
                 problem,
-                f"their weights are in {model_values} and {donor_values}",
+                f"their states are in {words[0]} and {words[1]}",
                 f"Load both with the same {name}=.",
             )
     if model.tokenizer is None or donor.tokenizer is None:
@@ -213,20 +275,20 @@ def _windows(
     return [selected[start : start + layers] for start in starts]
 
 
-class Prompts(NamedTuple):
-    """The prompts, the token that answers each, and which belong together.
+class Examples(NamedTuple):
+    """Prompts with the token that answers each, or texts; and which belong together.
 
-    `copies` is how many further prompts were the same again, with the same answer.
+    `copies` is how many further ones were the same again, with the same answer.
     """
 
     inputs: Inputs
-    answers: list[int]
+    answers: list[int] | None
     groups: Ints
     copies: int
 
 
-def encode_prompts(model: Model, donor: Model, data: Any) -> Prompts:
-    """Encode the prompts and their answers, and leave out copies."""
+def encode_examples(model: Model, donor: Model, data: Any) -> Examples:
+    """Encode prompts and their answers, or texts, and leave out copies."""
     rows = list(_rows(data))
     inputs = model.encode([prompt for prompt, _, _ in rows])
     if inputs.texts and donor.tokenizer:
@@ -235,17 +297,25 @@ def encode_prompts(model: Model, donor: Model, data: Any) -> Prompts:
         for prompt, ids, other_ids in zip(prompts, inputs.ids, donor_ids, strict=True):
             if ids != other_ids:
                 raise TextError(
-                    f"Cannot use the prompt {prompt[:40]!r}",
+                    f"Cannot use {prompt[:40]!r}",
                     f"{model.name} and {donor.name} tokenize it differently",
                     "Give a donor with the same tokenizer.",
                 )
     firsts: dict[Hashable, int] = {}
-    answers = []
+    answers: list[int | None] = []
     # A tokenizer serves one thread at a time.
     with model.lock:
-        for number, (_, word, _) in enumerate(rows):
-            before = text_before(inputs, number, inputs.lengths[number] - 1)
-            answer = token_after(model.text_encoder, word, [before])
+        for number, (text, word, _) in enumerate(rows):
+            answer = None
+            if word is not None:
+                before = text_before(inputs, number, inputs.lengths[number] - 1)
+                answer = token_after(model.text_encoder, word, [before])
+            elif inputs.lengths[number] < 2:
+                raise TextError(
+                    f"Cannot measure the loss of {str(text)[:40]!r}",
+                    "it has one token, so there is no next one to predict",
+                    "Give texts of two tokens or more, or [(prompt, answer), ...].",
+                )
             answers.append(answer)
             firsts.setdefault((inputs.ids[number], answer), number)
     numbers = list(firsts.values())
@@ -257,29 +327,44 @@ def encode_prompts(model: Model, donor: Model, data: Any) -> Prompts:
         [texts.copy_key(text) for text in inputs.texts or inputs.ids],
         None if None in named_groups else named_groups,
     )
+    answered = [answers[number] for number in numbers if answers[number] is not None]
     copies = len(rows) - len(numbers)
-    return Prompts(inputs, [answers[number] for number in numbers], groups, copies)
+    return Examples(inputs, answered or None, groups, copies)
 
 
 def _rows(data: Any) -> Iterator[tuple[Any, Any, Hashable | None]]:
     """Yield prompts with answers and groups, None where the data do not say."""
-    if (
-        isinstance(data, list)
-        and data
-        and all(isinstance(row, list | tuple) and len(row) == 2 for row in data)
-    ):
-        for prompt, answer in data:
-            yield prompt, answer, None
-        return
+    if isinstance(data, list) and data:
+        is_pair = [_is_pair(row) for row in data]
+        if all(is_pair):
+            for prompt, answer in data:
+                yield prompt, answer, None
+            return
+        if any(is_pair):
+            raise TextError(
+                "Cannot tell prompts from texts",
+                f"{sum(is_pair):,} of {len(data):,} have an answer",
+                "Give every prompt an answer, or none of them.",
+            )
+        if all(isinstance(row, list | tuple) for row in data):
+            # Texts as ids.
+            for ids in data:
+                yield ids, None, None
+            return
     labelled = data if isinstance(data, texts.Labelled) else texts.read(data)
-    if labelled.labels is None:
-        raise TextError(
-            f"Cannot use the prompts of {labelled.name}",
-            "they have no labels",
-            "Label each prompt with its answer, or give [(prompt, answer), ...].",
-        )
-    groups = labelled.groups or [None] * len(labelled)
-    yield from zip(labelled.texts, labelled.labels, groups, strict=True)
+    nothing = [None] * len(labelled)
+    yield from zip(
+        labelled.texts,
+        labelled.labels or nothing,
+        labelled.groups or nothing,
+        strict=True,
+    )
+
+
+def _is_pair(row: Any) -> bool:
+    """Tell a prompt with its answer from a text of two ids."""
+    is_two = isinstance(row, list | tuple) and len(row) == 2
+    return is_two and not isinstance(row[0], Integral)
 
 
 def _runs(
@@ -351,20 +436,13 @@ def compare_windows(
         "donor_alone": _share(right_ungrafted["donor"], groups),
         "lowest": lowest,
     }
-    by_third: dict[int, list[int]] = {}
-    for row, window in enumerate(windows):
-        # The middle of a window, in blocks from the bottom: that of the last block is
-        # depth - 1/2. `final` counts as the last layer.
-        first = depth if window[0].layer is None else window[0].layer
-        last = depth if window[-1].layer is None else window[-1].layer
-        third = int(3 * max(0.0, (first - 1 + last) / 2) // depth)
-        by_third.setdefault(third, []).append(row)
     # Thirds count from 0, at the bottom.
-    if not {1, 2} <= by_third.keys():
+    thirds = by_third(windows, depth)
+    if not {1, 2} <= thirds.keys():
         return fields
     shares = []
     for name, third in (("middle", 1), ("late", 2)):
-        rows = by_third[third]
+        rows = thirds[third]
         # The share of right answers of each prompt, over the windows.
         shares.append(right[rows].mean(0))
         fields[name] = Third(
@@ -377,6 +455,19 @@ def compare_windows(
         value=float(differences.mean()), p=sign_flip_p(differences, groups)
     )
     return fields
+
+
+def by_third(windows: Sequence[Window], depth: int) -> dict[int, list[int]]:
+    """Return the numbers of the windows centred in each third of the depth."""
+    thirds: dict[int, list[int]] = {}
+    for row, window in enumerate(windows):
+        # The middle of a window, in blocks from the bottom: that of the last block is
+        # depth - 1/2. `final` counts as the last layer.
+        first = depth if window[0].layer is None else window[0].layer
+        last = depth if window[-1].layer is None else window[-1].layer
+        third = int(3 * max(0.0, (first - 1 + last) / 2) // depth)
+        thirds.setdefault(third, []).append(row)
+    return thirds
 
 
 def _share(flags: Bools, groups: Ints) -> Share:

@@ -1,0 +1,231 @@
+"""Graft into texts: the loss of every next token, and what layers of a donor change."""
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from typer.testing import CliRunner
+
+import hiddenscope as hs
+from hiddenscope import texts
+from hiddenscope.analyses.graft.compute import by_third
+from hiddenscope.analyses.graft.losses import Losses, compare_losses, measure_losses
+from hiddenscope.analyses.graft.story import LossReport
+from hiddenscope.cli.main import app
+from hiddenscope.errors import ModuleError, NotFinite, TextError
+from hiddenscope.passes import Inputs, Pass
+from hiddenscope.results import views_of
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+from tests.unit.analyses.refused import check_refused
+from tests.unit.loading.adapters import write_adapter
+
+Tiny = Callable[..., hs.Model]
+
+# Of different lengths, so that batches are padded.
+TEXTS = [
+    [7, 99, 23, 41, 18],
+    [8, 45, 77, 60],
+    [50, 51],
+    [61, 62, 63, 64, 65, 66, 67],
+    [30, 31, 32],
+    [40, 90, 91],
+]
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[hs.Model, hs.Model]:
+    """Two tiny llamas with nothing in common but their shape."""
+    return tuple(hs.load((tiny_model("llama", seed=seed), None)) for seed in (0, 1))  # type: ignore[return-value]
+
+
+def plain_losses(module: Any, own: Any) -> tuple[list[float], list[float]]:
+    """Return the loss of each text, and its agreement with another module, by hand."""
+    losses, agreements = [], []
+    for ids in TEXTS:
+        row = torch.tensor([ids])
+        with torch.no_grad():
+            logits, others = module(row).logits[0, :-1], own(row).logits[0, :-1]
+        losses.append(float(cross_entropy(logits, row[0, 1:])))
+        same = logits.argmax(-1) == others.argmax(-1)
+        agreements.append(float(same.double().mean()))
+    return losses, agreements
+
+
+def swapped(model: hs.Model, donor: hs.Model, blocks: Sequence[int]) -> Any:
+    """Return a copy of a module with some blocks of another in the place of its own."""
+    module: Any = copy.deepcopy(model.module)
+    other: Any = donor.module
+    for number in blocks:
+        module.model.layers[number] = copy.deepcopy(other.model.layers[number])
+    return module
+
+
+def test_a_copy_of_the_model_changes_nothing_exactly(tiny: Tiny) -> None:
+    model = tiny("llama")
+    result = hs.graft(model, (copy.deepcopy(model.module), None), TEXTS)
+    data, losses = result.data, result.facts["losses"]
+    for name in ("loss_change", "loss_change_low", "loss_change_high"):
+        assert data[name].values.tolist() == [0, 0, 0]
+    assert data["agreement"].values.tolist() == [1, 1, 1]
+    assert losses["raised"] == losses["lowered"] == []
+    expected, _ = plain_losses(model.module, model.module)
+    assert losses["model"]["value"] == pytest.approx(np.mean(expected), rel=1e-5)
+    assert losses["model"]["value"] == losses["donor"]["value"]
+    assert losses["tokens"] == sum(len(ids) - 1 for ids in TEXTS)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_windows_are_blocks_of_the_donor_in_a_copy_of_the_model(
+    pair: tuple[hs.Model, hs.Model], layers: int
+) -> None:
+    model, donor = pair
+    result = hs.graft(model, donor, TEXTS, layers=layers)
+    for row, site in enumerate(result.data["site"].values):
+        module = swapped(model, donor, range(row, row + layers))
+        losses, agreements = plain_losses(module, model.module)
+        here = result.data.sel(site=site)
+        assert float(here["loss"]) == pytest.approx(np.mean(losses), rel=1e-5)
+        assert float(here["agreement"]) == pytest.approx(np.mean(agreements))
+    assert result.facts["losses"]["donor"]["value"] == pytest.approx(
+        np.mean(plain_losses(donor.module, model.module)[0]), rel=1e-5
+    )
+
+
+def test_states_of_the_donor_are_those_that_an_edit_puts_in(
+    pair: tuple[hs.Model, hs.Model],
+) -> None:
+    model, donor = pair
+    for site in ("layer.2", "layer.1.mlp", "final"):
+        result = hs.graft(model, donor, TEXTS, sites=site)
+        losses = []
+        for ids in TEXTS:
+            states: Any = hs.record(donor, [ids], site).states
+            change: dict[Any, Any] = {site: hs.Replace(states[site])}
+            run: Any = hs.edit(model, [ids], change, (), logits=True)
+            losses.append(float(cross_entropy(run.logits[:-1], torch.tensor(ids[1:]))))
+        found = float(result.data["loss"].sel(site=site))
+        assert found == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_an_adapted_self_is_a_donor_and_takes_blocks_of_its_base(
+    tmp_path: Path,
+) -> None:
+    write_adapter(tmp_path, "lora", tiny_model("llama"))
+    model = hs.load((tiny_model("llama"), None))
+    adapted = hs.load(hs.Adapted((tiny_model("llama"), None), tmp_path))
+    whole = hs.graft(model, adapted, TEXTS, layers=3)
+    losses = whole.facts["losses"]
+    assert whole.data["loss"].values == pytest.approx([losses["donor"]["value"]])
+    assert losses["donor"]["value"] != pytest.approx(losses["model"]["value"], rel=1e-3)
+    back = hs.graft(adapted, model, TEXTS, layers=3)
+    assert back.data["loss"].values == pytest.approx([losses["model"]["value"]])
+
+
+def test_copies_count_once_and_groups_as_one(pair: tuple[hs.Model, hs.Model]) -> None:
+    model, donor = pair
+    once = hs.graft(model, donor, TEXTS)
+    often = hs.graft(model, donor, [*TEXTS * 2, TEXTS[0]])
+    assert often.data.equals(once.data)
+    assert often.facts["copies"] == 7
+    assert "7 texts are copies of others and were left out." in often.summary()
+    words = ["the cat sat", "a hat", "the mat is", "rest", "the best", "a dog"]
+    named = [hs.load((one.module, tiny_tokenizer())) for one in pair]
+    grouped = hs.graft(*named, texts.read(words, group=[0, 0, 0, 1, 1, 1]))
+    assert grouped.facts["groups"] == 2
+    assert grouped.facts["losses"]["model"]["low"] is None
+    assert np.isnan(grouped.data["loss_change_low"]).all()
+    assert "other texts were not tested" in grouped.summary()
+    assert "6 texts in 2 groups" in grouped.summary()
+
+
+def test_what_texts_cannot_be(pair: tuple[hs.Model, hs.Model], tiny: Tiny) -> None:
+    model, donor = pair
+    larger = tiny_tokenizer()
+    larger.add_tokens(["zebra"])
+    other = hs.load((donor.module, larger))
+    for of, data, kind, words in (
+        (donor, [[5]], TextError, "it has one token, so there is no next one"),
+        (donor, [[5, 6], ([5, 6], 7)], TextError, "1 of 2 have an answer"),
+        (donor, ["a cat", ("a", " b")], TextError, "1 of 2 have an answer"),
+        (donor, [], TextError, "the list is empty"),
+    ):
+        check_refused(kind, words, hs.graft, model, of, data)
+    words = "different vocabularies"
+    check_refused(ModuleError, words, hs.graft, tiny("llama"), other, ["a cat"])
+    logits = torch.zeros(2, 8)
+    logits[0, 7] = -torch.inf
+    inputs = Inputs(((5, 7),))
+    with pytest.raises(NotFinite, match="rule out a token"):
+        measure_losses(inputs, [(0, [0], Pass(None, logits))], 1)
+
+
+def drawn(generator: np.random.Generator, late: float = 0.0) -> LossReport:
+    """Return what is made of windows that change the loss of texts by noise, and the
+    last third by more.
+    """
+    windows = [(hs.Site(layer),) for layer in range(1, 10)]
+    of_text = generator.gamma(4.0, size=24)
+    change = generator.normal(size=(9, 24)) * of_text / 40
+    change[6:] += late * of_text / 4
+    loss = np.concatenate([[of_text, of_text + 1], of_text + change])
+    shares = generator.uniform(0.5, 1, loss.shape)
+    groups = np.arange(24)
+    scores = Losses(loss, shares)
+    report, _ = compare_losses(windows, scores, by_third(windows, 9), groups, 100)
+    return report
+
+
+@pytest.mark.slow
+def test_noise_is_called_a_change_no_more_often_than_its_level() -> None:
+    reports = [drawn(np.random.default_rng(seed)) for seed in range(60)]
+    windows = sum(bool(report.raised or report.lowered) for report in reports)
+    thirds = 0
+    for report in reports:
+        assert report.late_less_middle is not None
+        assert report.early_less_middle is not None
+        sides = report.late_less_middle.side, report.early_less_middle.side
+        thirds += any(sides)
+    # 5% of 60 runs is 3; more than 8 come up by chance in less than one of 200.
+    assert windows <= 8
+    assert thirds <= 8
+
+
+def test_a_planted_harm_is_found_where_it_is() -> None:
+    report = drawn(np.random.default_rng(0), late=0.2)
+    assert report.raised == ["layer.7", "layer.8", "layer.9"]
+    assert report.lowered == []
+    assert report.late_less_middle is not None
+    assert report.late_less_middle.side == 1
+    assert report.late_less_middle.value == pytest.approx(0.2, rel=0.2)
+    assert report.late is not None
+    assert (report.late.from_, report.late.to) == ("layer.7", "layer.9")
+
+
+def test_its_findings_views_and_command(
+    pair: tuple[hs.Model, hs.Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = hs.graft(*pair, TEXTS)
+    told = result.summary()
+    assert "over 6 texts (18 predicted tokens)" in told
+    assert "corrected for all windows" in told
+    assert "middle third" in told
+    names = [view.title.partition(" of ")[0] for view in views_of(result)]
+    assert names == ["Change", "Unchanged predictions"]
+    result.save(tmp_path / "graft.json")
+    assert hs.Result.load(tmp_path / "graft.json").equals(result)
+    models = {
+        name: hs.load((model.module, tiny_tokenizer()))
+        for name, model in zip(("own", "donor"), pair, strict=True)
+    }
+    monkeypatch.setattr("hiddenscope.load", lambda name, *_, **options: models[name])
+    file = tmp_path / "texts.txt"
+    file.write_text("The cat sat\nA hat\n")
+    command = ["graft", "donor", str(file), "--model", "own"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert "2 texts" in done.output
