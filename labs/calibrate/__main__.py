@@ -19,6 +19,7 @@ RESULTS = ROOT / "labs" / "calibrate" / "results.json"
 PAGE = ROOT / "docs" / "calibration.md"
 STUDIES = (
     probe.STUDY,
+    probe.CENTRE_STUDY,
     project.STUDY,
     exchange.STUDY,
     visibility.STUDY,

@@ -30,6 +30,9 @@ STRENGTHS = (
     3.0,
 )
 NONE = (0.0,) * SITES  # nothing is planted
+FLAT = (1.0,) * SITES
+EARLY = (2.0, 1.5, 1.0, 0.5, 0.0, 0.0)
+LAST = (0.0, 0.0, 0.0, 0.0, 0.0, 2.0)
 STRONG = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0)  # many probes make no error
 REAL_SITES = "layer.0,layer.6,layer.12,layer.18,layer.24,layer.30"
 
@@ -117,6 +120,11 @@ def lognormal_sizes(groups: int) -> list[int]:
     """
     places = [(rank + 0.5) / groups for rank in range(groups)]
     return [max(1, round(3 * exp(NormalDist().inv_cdf(place)))) for place in places]
+
+
+def single_sizes(groups: int) -> list[int]:
+    """One text in every group."""
+    return [1] * groups
 
 
 def equal_sizes(groups: int) -> list[int]:

@@ -30,6 +30,7 @@ from hiddenscope.analyses.probe.design import (
 from hiddenscope.analyses.probe.labels import labelled_rows
 from hiddenscope.analyses.probe.significance import (
     NullDistribution,
+    centre_of,
     estimate_score,
     jackknife_of,
     measure_labellings,
@@ -70,6 +71,7 @@ class Record(NamedTuple):
     best: int
     best_interval: list[float]
     above: list[int]
+    centre: list[float] | None = None
 
 
 def states_of(drawn: Drawn, seed: int) -> hs.States:
@@ -264,6 +266,15 @@ def _record(
         for site in range(sites)
         if is_above(intervals[site], found[0].p_values[site], guess)
     ]
+    centre = None
+    if above:
+        centre = centre_of(
+            [Site(site) for site in range(sites)],
+            [own[:, None] for own in held_out[:sites]],
+            [other.variability for other in others[:sites]],
+            target,
+            design,
+        )
     return Record(
         [float(score.score) for score in measured],
         [interval.low for interval in intervals],
@@ -273,6 +284,7 @@ def _record(
         best,
         as_best(intervals[best]),
         above,
+        None if centre is None else centre.interval,
     )
 
 
@@ -330,6 +342,28 @@ def _held(record: Record, truth: np.ndarray) -> float:
             & (truth <= np.array(record.high[:sites]))
         )
     )
+
+
+def sum_up_centres(
+    records: Sequence[Record], chance: float
+) -> Mapping[str, Sequence[float]]:
+    """For each run, whether a centre is said, and whether its interval held the truth."""
+    gains = np.mean([record.fresh for record in records], 0)[:-1] - chance
+    layers = np.arange(len(gains))
+    said = [float(record.centre is not None) for record in records]
+    if (gains < ROUGH).all():
+        return {"noise": said}
+    ends = np.array([record.centre or (np.nan, np.nan) for record in records])
+    truth = float(gains @ layers / gains.sum())
+    held = np.where(
+        np.isnan(ends[:, 0]), np.nan, (ends[:, 0] <= truth) & (truth <= ends[:, 1])
+    )
+    return {
+        "truth": [truth / layers[-1]],
+        "said": said,
+        "centre": held.tolist(),
+        "width": (np.diff(ends)[:, 0] / layers[-1]).tolist(),
+    }
 
 
 def experiment(what: str, draw: Draw, rows: int, share: float) -> Experiment:
@@ -471,4 +505,91 @@ STUDY = Study(
         for name, draw, share in NUMBERS
     ]
     + WITH_GROUPS,
+)
+
+
+def of_curve(
+    rows: int,
+    strengths: Sequence[float],
+    sizes: Callable[[int], list[int]] = draws.single_sizes,
+) -> Any:
+    """Trials of texts whose sites tell the class this well."""
+    draw = partial(draws.grouped, sizes=sizes, strengths=strengths, as_tokens=False)
+    return partial(trials, draw=draw, rows=rows, share=0.5)
+
+
+CURVES = {
+    "rising": draws.STRENGTHS,
+    "early": draws.EARLY,
+    "flat": draws.FLAT,
+    "only the last site": draws.LAST,
+}
+CENTRES = (
+    [(f"{texts} texts, noise", of_curve(texts, draws.NONE), 0.5) for texts in TEXTS]
+    + [
+        (f"{texts} texts, {what}", of_curve(texts, curve), 0.5)
+        for texts in (50, 200)
+        for what, curve in CURVES.items()
+    ]
+    + [
+        (
+            f"40 groups of 4 paraphrases, {what}",
+            of_curve(40, curve, draws.equal_sizes),
+            0.5,
+        )
+        for what, curve in (("noise", draws.NONE), *CURVES.items())
+    ]
+    + [
+        (
+            "50 groups of Zipf sizes, rising",
+            of_curve(50, draws.STRENGTHS, draws.zipf_sizes),
+            0.5,
+        ),
+        (
+            "30 minimal pairs, rising",
+            partial(
+                trials,
+                draw=partial(draws.minimal_pairs, strengths=draws.STRENGTHS),
+                rows=30,
+                share=0.5,
+            ),
+            0.5,
+        ),
+    ]
+    + [
+        (
+            f"{rows} texts, {what}, classes 75% and 25%",
+            partial(trials, draw=draw, rows=rows, share=UNEQUAL),
+            UNEQUAL,
+        )
+        for rows in (50, 200)
+        for what, draw in (("noise", draws.noise), ("rising", draws.planted))
+    ]
+    + [
+        (
+            f"{rows} texts, real states, {what}",
+            partial(trials, draw=draw, rows=rows, share=0.5),
+            0.5,
+        )
+        for rows in (50, 200)
+        for what, draw in (("drawn", draws.real), ("planted", draws.real_planted))
+    ]
+)
+CENTRE_STUDY = Study(
+    "probe: the centre of gravity",
+    "Six sites as above, with a direction that tells the class planted in one of four"
+    " ways: it rises from site to site, it falls\nto nothing, it is the same at all"
+    " sites, or there is one at the last site alone. The truth is the centre of the"
+    " scores on\nfresh draws, as a share of the depth.",
+    {
+        "truth": Claim("true centre, as a share of the depth"),
+        "centre": Claim("the centre's 95% interval holds the truth", 0.93),
+        "noise": Claim("a centre is given where there is nothing", 0.0, 0.05),
+        "said": Claim("a centre is given where there is something"),
+        "width": Claim("width of the interval, as a share of the depth"),
+    },
+    [
+        Experiment(what, trial, partial(sum_up_centres, chance=chance))
+        for what, trial, chance in CENTRES
+    ],
 )

@@ -6,6 +6,7 @@ mix              a probe of a weighted sum of sites
 crossvalidation  folds, nested cross-validation, of many labellings too
 jackknife        how much a cross-validated R² varies when texts are left out
 intervals        confidence intervals and permutation tests of cross-validated scores
+centre           the centre of gravity of a label over layers
 probe            a fitted probe with scikit-learn's interface
 
 >>> import torch

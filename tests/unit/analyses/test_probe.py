@@ -159,6 +159,29 @@ def test_what_says_nothing_is_at_chance() -> None:
     assert result.facts["above_chance_at"] == []
 
 
+def test_the_centre_of_gravity_is_where_it_was_planted(found: hs.Result) -> None:
+    centre = found.facts["centre"]
+    assert centre["interval"][0] < PLANTED < centre["interval"][1]
+    assert abs(centre["layer"] - PLANTED) < 0.3
+    assert centre["middle"] == 1.5
+    assert centre["depth"] == pytest.approx(centre["layer"] / 3)
+    assert "The centre of gravity over layers is" in found.summary()
+    # Two layers have no curve, and noise has no centre.
+    values, labels = planted()
+    two = hs.probe(values, labels, sites="layer.1,layer.2")
+    assert "centre" not in two.facts
+    shuffled = np.random.default_rng(0).permutation(labels).tolist()
+    assert "centre" not in hs.probe(values, shuffled).facts
+
+
+def test_a_label_that_all_layers_read_is_said_to_lie_in_the_middle() -> None:
+    labels = torch.arange(60) % 2
+    values = noise(3, 60, 6)
+    values[..., 0] += 2 * (2 * labels - 1)
+    result = hs.probe(states(values), labels.tolist())
+    assert "Its interval holds the middle, 1.0" in result.summary()
+
+
 def test_the_order_of_rows_means_nothing_and_the_seed_deals_the_folds(
     found: hs.Result,
 ) -> None:

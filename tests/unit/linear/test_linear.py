@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy.stats import ttest_1samp
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import StratifiedKFold
 from sklearn.preprocessing import StandardScaler
@@ -19,6 +20,7 @@ from hiddenscope.linear import (
     ridge,
     standardised,
 )
+from hiddenscope.linear.centre import centre_of_gravity
 from hiddenscope.linear.crossvalidation import PENALTIES, cross_validate_labellings
 from hiddenscope.linear.logistic import minimise, predicted_classes
 
@@ -255,3 +257,52 @@ def test_permuted_classes_are_predicted_nearly_as_by_whole_fits(classes: int) ->
         ]
         agree.append((chosen[0] == chosen[1]).double().mean().item())
     assert np.mean(agree) > 0.85
+
+
+# --- The centre of gravity over layers
+
+
+def right(shares: list[float], rows: int = 120, seed: int = 0) -> Floats:
+    """Rows that are predicted right this often at each layer."""
+    drawn = np.random.default_rng(seed).random((len(shares), rows))
+    return (drawn < np.array(shares)[:, None]).astype(float)
+
+
+def test_the_interval_of_a_centre_is_every_centre_that_a_t_test_accepts() -> None:
+    correct = right([0.6, 0.65, 0.75, 0.9])
+    layers = [0, 2, 4, 6]
+    centre = centre_of_gravity(correct, 0.5, layers, np.arange(120), 1.0)
+    assert centre is not None
+    gains = correct.mean(1) - 0.5
+    assert centre.layer == pytest.approx(gains @ layers / gains.sum())
+    for place in np.linspace(0, 6, 61):
+        by_row = (np.array(layers) - place) @ (correct - 0.5)
+        accepted = ttest_1samp(by_row, 0).pvalue > 0.05
+        assert accepted == (centre.low <= place <= centre.high)
+    # The best so far rises from 0.5 to each score in turn.
+    best = np.maximum.accumulate([0.5, *correct.mean(1)])
+    assert centre.gained == pytest.approx(np.diff(best) @ layers / (best[-1] - 0.5))
+
+
+def test_copies_of_rows_widen_nothing_less_as_groups_and_a_factor_widens() -> None:
+    correct = right([0.6, 0.8, 0.7])
+    layers, rows = [0, 1, 2], np.arange(120)
+    once = centre_of_gravity(correct, 0.5, layers, rows, 1.0)
+    twice = centre_of_gravity(np.tile(correct, 2), 0.5, layers, np.tile(rows, 2), 1.0)
+    assert once is not None
+    assert twice == pytest.approx(once)
+    wider = centre_of_gravity(correct, 0.5, layers, rows, 1.6)
+    assert wider is not None
+    assert wider.low < once.low < once.layer < once.high < wider.high
+
+
+def test_a_label_that_no_layer_reads_has_no_centre_and_a_flat_one_lies_amid() -> None:
+    groups = np.arange(120)
+    assert centre_of_gravity(right([0.5] * 5), 0.5, range(5), groups, 1.6) is None
+    flat = centre_of_gravity(right([0.8] * 5), 0.5, range(5), groups, 1.6)
+    assert flat is not None
+    assert flat.low < 2 < flat.high
+    # The deviation of 0, 1, 2, 3, 4.
+    assert flat.spread == pytest.approx(2**0.5, abs=0.1)
+    # Every rise by chance counts, so it is not 0.
+    assert 0 < flat.gained < 1

@@ -11,6 +11,7 @@ from hiddenscope.analyses.probe.design import Design, ProbeTarget, design_of, ta
 from hiddenscope.analyses.probe.labels import Rows, labelled_rows
 from hiddenscope.analyses.probe.significance import (
     NullDistribution,
+    centre_of,
     estimate_score,
     jackknife_of,
     null_distribution,
@@ -18,6 +19,7 @@ from hiddenscope.analyses.probe.significance import (
 )
 from hiddenscope.analyses.probe.story import (
     BestSite,
+    Centre,
     ClassCount,
     Control,
     LargestWeight,
@@ -111,6 +113,7 @@ class Scored:
     p_values: list[float]
     mix: Mix | None
     equal: list[str]
+    centre: Centre | None
 
     @property
     def score(self) -> Literal["accuracy", "r2"]:
@@ -172,7 +175,16 @@ def _score_sites(rows: Rows, target: ProbeTarget, design: Design) -> Scored:
     ]
     pairs = zip(sites, scaled, strict=True)
     equal = [str(site) for site, states in pairs if not bool(states.any())]
-    return Scored(rows, target, design, probed, intervals, p_values, mixed, equal)
+    centre = centre_of(
+        sites,
+        [site.fit.scores[0] for site in probed],
+        [site.null.variability for site in probed],
+        target,
+        design,
+    )
+    return Scored(
+        rows, target, design, probed, intervals, p_values, mixed, equal, centre
+    )
 
 
 def _probe_site(
@@ -341,6 +353,7 @@ def _report(scored: Scored, token: Pooling) -> ProbeReport:
     interval, control = scored.intervals[best], scored.probed[best].control
     best_score: dict[str, Any] = {scored.score: interval.score}
     tested = zip(sites, scored.intervals, scored.p_values, strict=True)
+    above = [site for site, at, p in tested if is_above(at, p, target.chance)]
     fits = [site.fit for site in scored.probed]
     converged = [bool(fit.whole.converged.all()) for fit in fits]
     pairs = zip(sites, converged, strict=True)
@@ -383,9 +396,8 @@ def _report(scored: Scored, token: Pooling) -> ProbeReport:
             **best_score,
         ),
         chance=target.chance,
-        above_chance_at=[
-            site for site, at, p in tested if is_above(at, p, target.chance)
-        ],
+        above_chance_at=above,
+        centre=scored.centre if above else None,
         permutations=len(design.permuted) - 1,
         smallest_p=design.smallest_p,
         mix=mix_score,

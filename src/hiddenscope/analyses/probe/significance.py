@@ -1,11 +1,15 @@
-"""Scores of a probe under permuted labels, and the interval of its score."""
+"""Scores of a probe under permuted labels, its interval, and the centre of gravity."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from hiddenscope.analyses.probe.design import Design, ProbeTarget
+from hiddenscope.analyses.probe.story import Centre
+from hiddenscope.linear.centre import centre_of_gravity
 from hiddenscope.linear.crossvalidation import (
     STRENGTHS,
     cross_validate_labellings,
@@ -30,6 +34,11 @@ from hiddenscope.linear.intervals import (
     variance_factors,
 )
 from hiddenscope.linear.jackknife import jackknife_deviation
+from hiddenscope.linear.logistic import predicted_classes
+from hiddenscope.sites import Site
+
+# Two layers have no curve that could have a centre.
+MIN_LAYERS = 3
 
 
 class NullDistribution(NamedTuple):
@@ -147,3 +156,43 @@ def score_interval(
         return r2_interval(estimate, design.groups, variability, test, jackknife)
     assert isinstance(variability, VarianceFactors)
     return accuracy_interval(estimate, design.groups, variability, test)
+
+
+def centre_of(
+    sites: Sequence[Site],
+    held_out: Sequence[torch.Tensor],
+    factors: Sequence[VarianceFactors | PlantedSpread],
+    target: ProbeTarget,
+    design: Design,
+) -> Centre | None:
+    """Return the centre of gravity over layers, from scores `[row, output]` by site.
+
+    Sites within a block and `final` are no depth of their own. There is none of fewer
+    than three layers, of numbers, and where intervals were not calibrated.
+    """
+    layers, correct, within = [], [], []
+    for site, scores, factor in zip(sites, held_out, factors, strict=True):
+        if site.layer is None or site.part or isinstance(factor, PlantedSpread):
+            continue
+        layers.append(site.layer)
+        correct.append((predicted_classes(scores) == target.values).double().numpy())
+        within.append(factor.within)
+    if len(layers) < MIN_LAYERS or not design.calibrated:
+        return None
+    factor = float(np.mean(within))
+    gravity = centre_of_gravity(
+        np.stack(correct), target.chance, layers, design.groups, factor
+    )
+    if gravity is None:
+        return None
+    first, last = layers[0], layers[-1]
+    depth, *ends = [(layer - first) / (last - first) for layer in gravity[:3]]
+    return Centre(
+        layer=gravity.layer,
+        interval=[gravity.low, gravity.high],
+        depth=depth,
+        depth_interval=ends,
+        spread=gravity.spread,
+        middle=float(np.mean(layers)),
+        gained=gravity.gained,
+    )

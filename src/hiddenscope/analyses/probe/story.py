@@ -46,6 +46,23 @@ class BestSite:
 
 
 @frozen
+class Centre:
+    """The centre of gravity over layers, as a layer and as a share of their range.
+
+    `middle` is where it lies if all layers read the label equally well. `gained` is the
+    mean layer at which the best score so far rises; it has no interval.
+    """
+
+    layer: float
+    interval: list[float]
+    depth: float
+    depth_interval: list[float]
+    spread: float
+    middle: float
+    gained: float
+
+
+@frozen
 class LargestWeight:
     """The largest weight in the mix, and in how many folds that site has it too."""
 
@@ -93,6 +110,7 @@ class ProbeReport(Grouped, Probed):
     best: BestSite
     chance: float
     above_chance_at: list[str]
+    centre: Centre | None = None
     permutations: int
     smallest_p: float | None
     mix: MixScore | None = None
@@ -199,6 +217,8 @@ def _findings(report: ProbeReport, result: Result) -> Iterator[str]:
                 " such as the two of a minimal pair, should be held out together: say"
                 " so with groups."
             )
+    if report.centre is not None:
+        yield from _centre(report.centre)
     mix = report.mix
     if mix:
         largest = mix.largest_weight
@@ -211,6 +231,23 @@ def _findings(report: ProbeReport, result: Result) -> Iterator[str]:
     if report.token != "each":
         yield f"What was probed is {standing(report.token)}."
     yield independence(report)
+
+
+def _centre(centre: Centre) -> Iterator[str]:
+    """Yield where the label is read on average, and whether that says anything."""
+    low, high = centre.interval
+    shallow, deep = centre.depth_interval
+    yield (
+        f"The centre of gravity over layers is {centre.layer:.1f} ({low:.1f} to"
+        f" {high:.1f}), at {centre.depth:.0%} of the depth ({shallow:.0%} to"
+        f" {deep:.0%}): the mean layer, weighted by how far each is above guessing."
+    )
+    if low <= centre.middle <= high:
+        yield (
+            f"Its interval holds the middle, {centre.middle:.1f}, which is also the"
+            " centre of a label that all layers read equally well: the label is not"
+            " shown to be read early or late."
+        )
 
 
 def _against_chance(report: ProbeReport, result: Result) -> Iterator[str]:
