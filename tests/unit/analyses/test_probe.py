@@ -168,7 +168,7 @@ def test_the_centre_of_gravity_is_where_it_was_planted(found: hs.Result) -> None
     assert "The centre of gravity over layers is" in found.summary()
     # Two layers have no curve, and noise has no centre.
     values, labels = planted()
-    two = hs.probe(values, labels, sites="layer.1,layer.2")
+    two = hs.probe(values, labels, sites="layer.2,layer.3")
     assert "centre" not in two.facts
     shuffled = np.random.default_rng(0).permutation(labels).tolist()
     assert "centre" not in hs.probe(values, shuffled).facts
