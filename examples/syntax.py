@@ -135,9 +135,9 @@ def surface_texts() -> Labelled:
     for number, rule in enumerate(RULES):
         part = sentences(rule, 24)
         assert part.groups is not None
-        # Every other lexicon, in turn.
-        texts += part.texts[number % 2 :: 2]
-        groups += part.groups[number % 2 :: 2]
+        # Every fourth lexicon, in turn.
+        texts += part.texts[number % 4 :: 4]
+        groups += part.groups[number % 4 :: 4]
     return Labelled(tuple(texts), None, "the grammar", tuple(groups))
 
 
@@ -257,10 +257,9 @@ def difference(first: list[float], second: list[float]) -> Difference:
     holds every shift that, taken from the second sample, leaves a p above 0.05.
     """
     count = len(first) + len(second)
-    deals = np.zeros((0, count))
-    chosen = [list(places) for places in combinations(range(count), len(first))]
-    deals = np.full((len(chosen), count), 1 / len(second))
-    for deal, places in zip(deals, chosen, strict=True):
+    ways = [list(places) for places in combinations(range(count), len(first))]
+    deals = np.full((len(ways), count), 1 / len(second))
+    for deal, places in zip(deals, ways, strict=True):
         deal[places] = -1 / len(first)
     values = np.array([*first, *second])
     is_second = np.arange(count) >= len(first)
