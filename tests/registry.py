@@ -153,6 +153,7 @@ ENTRIES: dict[str, Entry] = {
             lambda: hs.profile(tiny("llama"), [TEXT, OTHER]),
             lambda: hs.profile(tiny("llama"), "The"),
             lambda: hs.profile(tiny("t5"), [TEXT, OTHER]),
+            lambda: hs.profile(tiny("llama"), [TEXT, OTHER], sites="*.mlp.neurons"),
         ),
         request={"texts": "The rest is here."},
         noise=lambda generator: hs.profile(random_model(1), random_texts(generator, 4)),

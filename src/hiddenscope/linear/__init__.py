@@ -7,6 +7,7 @@ crossvalidation  folds, nested cross-validation, of many labellings too
 jackknife        how much a cross-validated R² varies when texts are left out
 intervals        confidence intervals and permutation tests of cross-validated scores
 centre           the centre of gravity of a label over layers
+trend            whether the last of some numbers is where the others lead
 probe            a fitted probe with scikit-learn's interface
 
 >>> import torch

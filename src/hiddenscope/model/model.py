@@ -8,6 +8,7 @@ import math
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -50,6 +51,7 @@ from hiddenscope.modules.adapters import (
     has_adapters,
     require_separable,
 )
+from hiddenscope.modules.module_copy import private_copy, to_random
 from hiddenscope.modules.operations import tell_of_slow_products
 from hiddenscope.modules.quantised import quantisation_of
 from hiddenscope.modules.trials import Memory, Trials, weights_identity
@@ -382,6 +384,34 @@ class Model:
             require_separable(self.module, self.name, altered)
             below = below_adapters(self.module)
         return Model(base_of(self._loaded, below))
+
+    def randomised(self, seed: int = 0) -> Model:
+        """Return a copy of the model with random weights, as a control.
+
+        Every matrix is drawn again, normal with the spread that it has; vectors, such
+        as biases and the gains of norms, stay. The weights of this one stay as they
+        are, and where the states of the copy live is proved anew.
+
+        >>> from hiddenscope.testing import tiny_model
+        >>> load(tiny_model("gpt2")).randomised(seed=1)  # doctest: +ELLIPSIS
+        Model(GPT2LMHeadModel with random weights (seed 1): 3 layers, 64 wide, ...)
+        """
+        with self.lock:
+            drawn = private_copy(self.module, to_random(seed))
+        name = f"{self.name} with random weights (seed {seed})"
+        # Nothing that was tried on the trained weights, or read from their files, holds
+        # for these.
+        control = replace(
+            self._loaded,
+            module=drawn,
+            name=name,
+            revision=None,
+            folder=None,
+            sentences=None,
+            variant=None,
+            adapted=None,
+        )
+        return Model(control)
 
     @property
     def pad(self) -> int:

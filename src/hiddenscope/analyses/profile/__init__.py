@@ -1,6 +1,7 @@
 """How large is every state, how do states spread, and how alike are layers?
 
 statistics  each state by itself, and the states of a site together
+neurons     how strongly the neurons of a layer act, and on how few tokens
 compute     the labelled arrays and the report
 story       what is said and shown
 """
@@ -51,7 +52,8 @@ def profile(
     Layers are raw and `final` is normed: with `final_norm="apart"` layers are compared
     with layers only, with "everywhere" every layer first goes through the model's final
     norm, and with "mixed" all sites are compared as they are. Neighbours and CKA are
-    measured on at most `sample` tokens.
+    measured on at most `sample` tokens. Neurons ("*.mlp.neurons") are also measured by
+    their intensity and selectivity, with intervals over texts.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model

@@ -8,6 +8,15 @@ import numpy as np
 import torch
 
 from hiddenscope import progress
+from hiddenscope.analyses.profile.neurons import (
+    NeuronStatistics,
+    compare_last,
+    design_tokens,
+    is_neurons,
+    measure_neurons,
+    texts_of,
+    write_sites,
+)
 from hiddenscope.analyses.profile.statistics import (
     MASSIVE,
     NONE,
@@ -16,6 +25,7 @@ from hiddenscope.analyses.profile.statistics import (
     stack_statistics,
 )
 from hiddenscope.analyses.profile.story import (
+    NEURON_MEASURES,
     LargestNorm,
     LargestValue,
     LayerSimilarity,
@@ -48,6 +58,7 @@ from hiddenscope.results.dataset import (
 from hiddenscope.sites import Site, SitePatterns, select, summarise
 from hiddenscope.states import Pair, Readable, Source, States
 from hiddenscope.states.arrays import AnyArray, Floats32
+from hiddenscope.vectors.pooled import pooled_as
 
 if TYPE_CHECKING:
     import xarray
@@ -154,6 +165,7 @@ def measure_states(
         stacks[0] = _through_final_norm(source, captured, selected[0])
         selected[0] = stacks[0].sites
     statistics = []
+    neurons: list[NeuronStatistics | None] = []
     with progress.track("Profiling", total=sum(map(len, selected))) as advance:
         for stack, stack_sites in zip(stacks, selected, strict=True):
             # A normed `final` is not compared with raw layers, unless that is wanted.
@@ -164,6 +176,8 @@ def measure_states(
             statistics.append(
                 stack_statistics(stack, stack_sites, compared, sample, advance)
             )
+    for stack, stack_sites in zip(stacks, selected, strict=True):
+        neurons.append(_neurons(stacks, stack, stack_sites, texts))
     pooled = statistics[0].pooled
     word = "tokens" if pooled is None else "vectors"
     counts: dict[str, Any] = {
@@ -175,10 +189,10 @@ def measure_states(
         pooled=pooled,
         computed_in="float64",
         final_norm=final_norm,
-        stacks=list(map(_stack_report, statistics)),
+        stacks=list(map(_stack_report, statistics, neurons)),
         **counts,
     )
-    data = _dataset(statistics, normed=final_norm == "everywhere")
+    data = _dataset(statistics, neurons, normed=final_norm == "everywhere")
     origin = getattr(stacks[0], "source", None)
     return Result("profile", data, report, origin if isinstance(origin, Source) else {})
 
@@ -197,7 +211,9 @@ def _states(
                 "there are no texts",
                 "Give one or several.",
             )
-        return source.capture(texts, sites, targets=targets, truncate=truncate)
+        return source.capture(
+            texts, _with_writes(source, sites), targets=targets, truncate=truncate
+        )
     if texts is not None or targets is not None:
         raise TextError(
             "Cannot profile states",
@@ -215,6 +231,45 @@ def _states(
             "Cannot profile these states", "there are no tokens", "Give at least one."
         )
     return source
+
+
+def _with_writes(model: Model, patterns: SitePatterns) -> SitePatterns:
+    """Return the sites to capture: those of neurons with what they write, and where."""
+    selected = model.anatomy.select(patterns)
+    needed: set[Site] = set()
+    for site in filter(is_neurons, selected):
+        needed.update(write_sites(site))
+    if not needed:
+        return patterns
+    return sorted({*selected, *needed.intersection(model.anatomy.sites)})
+
+
+def _neurons(
+    stacks: Sequence[Readable],
+    stack: Readable,
+    sites: Sequence[Site],
+    texts: object,
+) -> NeuronStatistics | None:
+    """Measure the neurons of a stack, where every row is a token."""
+    of_neurons = tuple(filter(is_neurons, sites))
+    if not of_neurons or pooled_as(stack) is not None:
+        return None
+    # A target of a decoder is a copy only where the encoder's text is one too.
+    by_stack = [texts_of(other.tokens) for other in stacks]
+    keys = (
+        by_stack[0]
+        if len(by_stack) == 1
+        else list(map(str, zip(*by_stack, strict=True)))
+    )
+    design = design_tokens(stack, keys, getattr(texts, "groups", None))
+    if not len(design.sizes):
+        return None
+    values = []
+    with progress.track("Profiling neurons", total=len(of_neurons)) as advance:
+        for site in of_neurons:
+            values.append(measure_neurons(stack, site, design))
+            advance(1)
+    return NeuronStatistics(of_neurons, design, np.stack(values))
 
 
 def _through_final_norm(
@@ -252,7 +307,12 @@ def _through_final_norm(
     return States(layers, torch.cat(normed, 1), raw.tokens, raw.source)
 
 
-def _dataset(stacks: Sequence[StackStatistics], *, normed: bool) -> "xarray.Dataset":
+def _dataset(
+    stacks: Sequence[StackStatistics],
+    neurons: Sequence[NeuronStatistics | None],
+    *,
+    normed: bool,
+) -> "xarray.Dataset":
     """Return one Dataset; with two stacks, cells without a state are NaN."""
     pooled = any(stack.pooled is not None for stack in stacks)
     variables: Variables = {}
@@ -268,6 +328,7 @@ def _dataset(stacks: Sequence[StackStatistics], *, normed: bool) -> "xarray.Data
             if name.startswith(prefix):
                 attributes |= details
         variables[name] = "site", values, attributes
+    variables |= _neuron_variables(stacks, neurons)
     for name, ranked in _largest_values(stacks).items():
         variables[name] = ("site", "rank"), ranked, LARGEST_VALUES[name]
     for name, long_name in (CKA_POOLED if pooled else CKA).items():
@@ -291,6 +352,30 @@ def _dataset(stacks: Sequence[StackStatistics], *, normed: bool) -> "xarray.Data
             attrs[name] = list(texts)
     coords = _coords(stacks, normed=normed, paired="cka" in variables)
     return to_dataset(variables, coords, attrs)
+
+
+def _neuron_variables(
+    stacks: Sequence[StackStatistics], neurons: Sequence[NeuronStatistics | None]
+) -> Variables:
+    """Return every measure of neurons with its interval; other sites are NaN."""
+    if not any(neurons):
+        return {}
+    sites: list[Site] = []
+    for stack in stacks:
+        sites += stack.sites
+    shape = 3, len(sites), len(NEURON_MEASURES)
+    columns = np.full(shape, np.nan, dtype=np.float32)
+    for of_stack in filter(None, neurons):
+        places = [sites.index(site) for site in of_stack.sites]
+        columns[:, places] = of_stack.intervals
+    variables: Variables = {}
+    for number, (name, measure) in enumerate(NEURON_MEASURES.items()):
+        attributes: Attributes = {"long_name": f"{measure.words} of neurons"}
+        if measure.factor:
+            attributes["scale"] = "log"
+        for end, values in zip(("", "_low", "_high"), columns, strict=True):
+            variables[f"{name}{end}"] = "site", values[:, number], attributes
+    return variables
 
 
 def _largest_values(stacks: Sequence[StackStatistics]) -> dict[str, AnyArray]:
@@ -342,7 +427,9 @@ def _coords(
     return {**coords, **token_coords(tokens, stack_names)}
 
 
-def _stack_report(stack: StackStatistics) -> ProfileStack:
+def _stack_report(
+    stack: StackStatistics, neurons: NeuronStatistics | None
+) -> ProfileStack:
     """Report one stack, as far as there is anything to say."""
     layers = [place for place, site in enumerate(stack.sites) if site.layer is not None]
     quarter = len(layers) // 4
@@ -372,6 +459,7 @@ def _stack_report(stack: StackStatistics) -> ProfileStack:
         largest_value=largest,
         massive_activations=massive,
         cka=_similarity(stack),
+        neurons=None if neurons is None else compare_last(neurons),
     )
 
 

@@ -209,7 +209,7 @@ def site_statistics(
     running_first, running_others = RunningStatistics(), RunningStatistics()
     peaks = _ChannelPeaks()
     samples: list[Tensor] = []
-    for start, chunk, under in _in_step(source, site, below):
+    for start, chunk, under in in_step(source, site, below):
         states = widened(chunk)
         here = slice(start, start + len(chunk))
         for name, numbers in _per_state(states).items():
@@ -262,7 +262,7 @@ def site_statistics(
     )
 
 
-def _in_step(
+def in_step(
     source: Readable, site: Site, below: Site | None
 ) -> Iterator[tuple[int, Tensor, Tensor | None]]:
     """Yield chunks of a site: first row, states, and states of the layer below."""
@@ -386,7 +386,7 @@ def _massive(source: Readable, site: Site, largest: LargestValues) -> Ints:
     """
     places: list[Tensor] = [torch.zeros(0, 2, dtype=torch.long)]
     if site.layer is not None and len(largest.times) and largest.times[0] >= MASSIVE:
-        for start, chunk, _ in _in_step(source, site, None):
+        for start, chunk, _ in in_step(source, site, None):
             states = widened(chunk)
             finite = states.isfinite().all(1, keepdim=True)
             massive = (states.abs() >= MASSIVE * largest.median) & finite

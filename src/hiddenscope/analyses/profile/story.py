@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -46,6 +46,41 @@ NORM_LINES = {
     ),
     "vectors, median": (
         "the median norm of the vectors, with a band that holds the middle half of them"
+    ),
+}
+NeuronAspect: TypeAlias = Literal["intensity", "selectivity"]
+NeuronVerdict: TypeAlias = Literal["more", "less", "undecided"]
+
+
+class NeuronMeasure(NamedTuple):
+    """A measure of the neurons of a layer.
+
+    `factor` says that two layers are compared by their ratio, not by their difference,
+    and `rises` that more of it means more intensity or selectivity.
+    """
+
+    words: str
+    aspect: NeuronAspect
+    factor: bool
+    rises: bool = True
+
+
+# In the order in which they are computed.
+NEURON_MEASURES = {
+    "neuron_activation": NeuronMeasure("mean absolute activation", "intensity", True),
+    "neuron_peak": NeuronMeasure(
+        "99th percentile of the absolute activation", "intensity", True
+    ),
+    "neuron_write": NeuronMeasure(
+        "norm of what the MLP adds over that of the stream", "intensity", True
+    ),
+    "neuron_kurtosis": NeuronMeasure("kurtosis over tokens", "selectivity", True),
+    "neuron_sparseness": NeuronMeasure("Treves-Rolls sparseness", "selectivity", False),
+    "neuron_active": NeuronMeasure(
+        "share of tokens on which a neuron is active", "selectivity", False, False
+    ),
+    "neuron_entropy": NeuronMeasure(
+        "entropy over token types", "selectivity", False, False
     ),
 }
 APART = "`final` is normed and the layers are not, so the two are not compared."
@@ -154,6 +189,53 @@ class LayerSimilarity:
 
 
 @frozen
+class NeuronGap:
+    """How far the last layer is from another by a measure: a ratio or a difference.
+
+    `p` is corrected over the measures, and `verdict` says whether there is more
+    intensity or selectivity.
+    """
+
+    measure: str
+    aspect: NeuronAspect
+    value: float
+    low: float
+    high: float
+    p: float
+    verdict: NeuronVerdict
+
+    @property
+    def told(self) -> str:
+        """Return the measure with its gap, interval and p."""
+        measure = NEURON_MEASURES[self.measure]
+        value, ends = f"{self.value:+.3f}", f"{self.low:+.3f} to {self.high:+.3f}"
+        if measure.factor:
+            value = f"{self.value:.3g} times"
+            ends = f"{self.low:.3g} to {self.high:.3g}"
+        p = "p < 0.001" if self.p < 0.001 else f"p = {self.p:.2g}"
+        return f"{measure.words} ({value}, {ends}, {p})"
+
+
+@frozen
+class NeuronProfile:
+    """The neurons of several layers, and how the last of these compares.
+
+    `trend` is what was fitted to the layers before the last.
+    """
+
+    sites: str
+    last: str
+    previous: str | None
+    tokens: int
+    texts: int
+    groups: int
+    types: int
+    trend: Literal["line", "parabola"] | None
+    against_previous: list[NeuronGap]
+    against_trend: list[NeuronGap]
+
+
+@frozen
 class ProfileStack:
     """The profile of one stack; norms and spread are those of its middle layers."""
 
@@ -175,6 +257,7 @@ class ProfileStack:
     largest_value: LargestValue | None = None
     massive_activations: MassiveActivations | None = None
     cka: LayerSimilarity | None = None
+    neurons: NeuronProfile | None = None
 
     @property
     def of(self) -> str:
@@ -258,6 +341,7 @@ def story(report: ProfileReport, result: Result) -> Iterator[Section]:
                 folded=True,
             )
         )
+    sections += _neuron_section(report, result)
     few_tokens = all(stack.few_tokens for stack in report.stacks)
     if "cka" in result.data and result.data.sizes["site"] > 1 and not few_tokens:
         sections.append(
@@ -379,6 +463,78 @@ def _along_layers(report: ProfileReport, result: Result) -> Iterator[tuple[str, 
             scale = result.data[variables[0]].attrs.get("scale", "linear")
         for lines in _drawn(result, series, title, y_name, scale=scale, note=note):
             yield meaning, lines
+
+
+def _neuron_section(report: ProfileReport, result: Result) -> Iterator[Section]:
+    """Yield how neurons act, layer by layer, where any were measured."""
+    sentences: list[str] = []
+    for stack in report.stacks:
+        if stack.neurons is not None:
+            sentences += _neurons(stack.neurons, stack.of)
+    if not sentences:
+        return
+    views = []
+    for name, measure in NEURON_MEASURES.items():
+        series = []
+        values, low, high = (
+            result.data[f"{name}{end}"].to_numpy() for end in ("", "_low", "_high")
+        )
+        for prefix, here in by_stack(labels(result.data, "site")):
+            ends = np.where(here, low, np.nan), np.where(here, high, np.nan)
+            line = np.where(here, values, np.nan)
+            series.append(Series(f"{prefix}neurons", line, *ends, "95% interval"))
+        scale: ColourScale = "log" if measure.factor else "linear"
+        title = f"{measure.words[0].upper()}{measure.words[1:]} of neurons"
+        views += _drawn(result, series, title, measure.words, scale=scale)
+    reading = (
+        "Every picture is one measure by layer, with 95% intervals over texts and"
+        " without first tokens. The first three are measures of intensity, the others"
+        " of selectivity: medians over the neurons, which are more selective the higher"
+        " kurtosis and sparseness are, and the lower the share of active tokens and the"
+        " entropy (what was found to differ is said above, with an interval)."
+    )
+    yield Section("How neurons act", tuple(sentences), tuple(views), reading)
+
+
+def _neurons(neurons: NeuronProfile, of_stack: str) -> Iterator[str]:
+    """Yield how the last layer compares with the one before, and with the trend."""
+    units = counted(neurons.texts, "text")
+    if neurons.groups < neurons.texts:
+        units = f"{units} in {counted(neurons.groups, 'group')}"
+    yield (
+        f"Neurons{of_stack} were measured on {counted(neurons.tokens, 'token')} of"
+        f" {units}, without first tokens ({neurons.sites})."
+    )
+    if neurons.previous is None:
+        return
+    if not neurons.against_previous:
+        yield "One group of texts gives no interval, so no layers were compared."
+        return
+    yield from _gaps(neurons.last, f"`{neurons.previous}`", neurons.against_previous)
+    if neurons.trend is None:
+        yield "There are too few layers for a trend to compare the last with."
+        return
+    name = f"the trend of the layers below (a {neurons.trend} in depth)"
+    yield from _gaps(neurons.last, name, neurons.against_trend)
+    yield Explanation(
+        "An interval against the trend holds how much the layers below scatter around"
+        " it, and what other texts would change; p is corrected over the measures."
+    )
+
+
+def _gaps(last: str, other: str, gaps: list[NeuronGap]) -> Iterator[str]:
+    """Yield a sentence for intensity and one for selectivity."""
+    for aspect in ("intensity", "selectivity"):
+        parts = []
+        for verdict in ("more", "less", "undecided"):
+            listed = []
+            for gap in gaps:
+                if gap.aspect == aspect and gap.verdict == verdict:
+                    listed.append(gap.told)
+            if listed:
+                parts.append(f"{verdict} by {in_series(listed)}")
+        if parts:
+            yield f"The {aspect} of `{last}` against {other}: {'; '.join(parts)}."
 
 
 def _drawn(
