@@ -7,7 +7,8 @@ whose words are split between training and test (`grammar.py`), and from sets of
 package sae-probes, fetched the first time (`labelled_sets.py`). Each label is read from
 every layer at the last token of its text, and gets a centre of gravity over layers; then
 the centres of the two kinds are compared. `--quick` takes one small model and the
-grammar alone; `--model NAME` takes any other, and may be repeated.
+grammar alone; `--model NAME` takes any other, and may be repeated. `--labels` takes
+some labels, and `--earlier` tells the findings of such runs together.
 """
 
 import argparse
@@ -44,6 +45,7 @@ SEMANTIC = (
     "right answer",
 )
 SURFACE = ("position", "previous token")
+LABELS = (*SYNTACTIC, *SEMANTIC, *SURFACE)
 QUICK = ("tense", "voice", "entity type", "plain fact")
 COLORS = {"syntactic": "#2f6db3", "semantic": "#c8553d", "surface": "#7a7a7a"}
 LEVEL = 0.95
@@ -81,38 +83,58 @@ def main() -> None:
     """Probe every label in every model, then compare the two kinds."""
     options = read_options()
     options.out.mkdir(parents=True, exist_ok=True)
+    readings = earlier_readings(options.earlier) or new_readings(options)
+    content = json.dumps([asdict(reading) for reading in readings], indent=1)
+    (options.out / "findings.json").write_text(content + "\n", "utf-8")
+    report = "\n".join(findings(readings))
+    print(report)
+    (options.out / "findings.txt").write_text(report + "\n", "utf-8")
+    draw_curves(readings, options.out / "syntax-curves.png")
+    draw_centres(readings, options.out / "syntax-centres.png")
+
+
+def earlier_readings(files: list[Path]) -> list[Reading]:
+    """Read what earlier runs found, of some labels or models each, in order."""
+    readings = []
+    for file in files:
+        readings += [Reading(**row) for row in json.loads(file.read_text("utf-8"))]
+    models = list(dict.fromkeys(reading.model for reading in readings))
+
+    def order(reading: Reading) -> tuple[int, int]:
+        return models.index(reading.model), LABELS.index(reading.label)
+
+    return sorted(readings, key=order)
+
+
+def new_readings(options: argparse.Namespace) -> list[Reading]:
+    """Probe the labels in each model, and print them one by one."""
     data = {}
     baselines = {}
     for label in options.labels:
-        if label in SURFACE:
-            continue
-        data[label] = read_label(label, options.texts)
-        baselines[label] = words_alone(data[label])
-    lines: list[str] = []
-    readings: list[Reading] = []
-
-    def say(line: str) -> None:
-        print(line, flush=True)
-        lines.append(line)
-
+        if label not in SURFACE:
+            data[label] = read_label(label, options.texts)
+            baselines[label] = words_alone(data[label])
+    readings = []
     for name in options.model:
-        start = time.perf_counter()
         model = hs.load(name, device=options.device)
-        say(f"\n{model}")
-        of_model = []
         for label in options.labels:
+            start = time.perf_counter()
             reading = read_from(model, label, data.get(label), baselines.get(label))
-            say(told(reading))
-            of_model.append(reading)
-        for line in compared(of_model):
-            say(line)
-        say(f"  {time.perf_counter() - start:,.0f} s")
-        readings += of_model
-    (options.out / "findings.txt").write_text("\n".join(lines) + "\n", "utf-8")
-    content = json.dumps([asdict(reading) for reading in readings], indent=1)
-    (options.out / "findings.json").write_text(content + "\n", "utf-8")
-    draw_curves(readings, options.out / "syntax-curves.png")
-    draw_centres(readings, options.out / "syntax-centres.png")
+            seconds = time.perf_counter() - start
+            print(f"{name}, {seconds:.0f} s: {told(reading)}", flush=True)
+            readings.append(reading)
+    return readings
+
+
+def findings(readings: list[Reading]) -> list[str]:
+    """Say what was read in each model, and how the two kinds compare."""
+    lines = []
+    for model in dict.fromkeys(reading.model for reading in readings):
+        of_model = [reading for reading in readings if reading.model == model]
+        lines.append(f"\n{model}, {of_model[0].layers[-1]} layers")
+        lines += [f"  {told(reading)}" for reading in of_model]
+        lines += [f"  {line}" for line in compared(of_model)]
+    return lines
 
 
 # --- The texts
@@ -217,7 +239,7 @@ def told(reading: Reading) -> str:
     if reading.words_alone is not None:
         words = f", words alone {reading.words_alone:.0%}"
     line = (
-        f"  {reading.label} ({reading.kind}, {reading.rows} rows):"
+        f"{reading.label} ({reading.kind}, {reading.rows} rows):"
         f" {reading.accuracy:.0%} ({low:.0%} to {high:.0%}) at {reading.best};"
         f" chance {reading.chance:.0%}{words}, control {reading.control or 0:.0%};"
     )
@@ -261,17 +283,16 @@ def difference(first: list[float], second: list[float]) -> Difference:
     deals = np.full((len(ways), count), 1 / len(second))
     for deal, places in zip(deals, ways, strict=True):
         deal[places] = -1 / len(first)
-    values = np.array([*first, *second])
     is_second = np.arange(count) >= len(first)
-
-    def p_value(shift: float) -> float:
-        differences = np.abs(deals @ (values - shift * is_second))
-        # The first deal is the true one. Rounding must not make it larger than itself.
-        return float((differences >= differences[0] - 1e-12).mean())
-
-    accepted = [shift for shift in SHIFTS if p_value(shift) > 1 - LEVEL]
-    value = float(np.mean(second) - np.mean(first))
-    return Difference(value, float(min(accepted)), float(max(accepted)), p_value(0.0))
+    # A deal is [way], and its difference after each shift [way, shift].
+    shifts = np.append(SHIFTS, 0.0)
+    plain = deals @ np.array([*first, *second])
+    differences = np.abs(plain[:, None] - np.outer(deals @ is_second, shifts))
+    # The first deal is the true one. Rounding must not make it larger than itself.
+    p_values = (differences >= differences[0] - 1e-12).mean(0)
+    accepted = shifts[p_values > 1 - LEVEL]
+    ends = float(accepted.min()), float(accepted.max())
+    return Difference(float(plain[0]), *ends, p=float(p_values[-1]))
 
 
 def compared(readings: list[Reading]) -> list[str]:
@@ -287,11 +308,11 @@ def compared(readings: list[Reading]) -> list[str]:
         first, second = samples.values()
         what = {"depth": "centres", "gained": "layers of the gains"}[name]
         if min(len(first), len(second)) < 2:
-            lines.append(f"  {what}: too few labels have one to compare the kinds")
+            lines.append(f"{what}: too few labels have one to compare the kinds")
             continue
         found = difference(first, second)
         lines.append(
-            f"  {what}, as a share of the depth: syntactic {np.mean(first):.0%}"
+            f"{what}, as a share of the depth: syntactic {np.mean(first):.0%}"
             f" ({len(first)} labels), semantic {np.mean(second):.0%} ({len(second)});"
             f" semantic less syntactic {100 * found.value:+.0f} points"
             f" ({100 * found.low:+.0f} to {100 * found.high:+.0f}), p = {found.p:.3f}"
@@ -390,19 +411,25 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--device", help="such as cuda; by default the CPU")
     parser.add_argument("--texts", type=int, default=288, help="of each label")
     parser.add_argument("--labels", nargs="+", help="some of the labels")
+    parser.add_argument(
+        "--earlier",
+        nargs="+",
+        type=Path,
+        default=[],
+        help="files findings.json of other runs: tell them together, probe nothing",
+    )
     parser.add_argument("--quick", action="store_true", help="a minute or so")
     parser.add_argument("--out", type=Path, default=Path("out/syntax"))
     options = parser.parse_args()
-    every = (*SYNTACTIC, *SEMANTIC, *SURFACE)
     if options.quick:
         options.model = options.model or ["minilm"]
         options.labels = options.labels or list(QUICK)
         options.texts = min(options.texts, 96)
     options.model = options.model or list(MODELS)
-    options.labels = options.labels or list(every)
-    unknown = [label for label in options.labels if label not in every]
+    options.labels = options.labels or list(LABELS)
+    unknown = [label for label in options.labels if label not in LABELS]
     if unknown:
-        parser.error(f"No label {unknown[0]!r}. Choose from: {', '.join(every)}.")
+        parser.error(f"No label {unknown[0]!r}. Choose from: {', '.join(LABELS)}.")
     return options
 
 

@@ -153,3 +153,51 @@ def test_the_text_of_a_query_is_not_its_neighbour(corpus: dict[str, Any]) -> Non
     nearest = np.array([[3, *range(10, 20)], [*range(10, 21)]])
     others = corpus["without_source"](nearest, np.array([3, 99]))
     assert others.tolist() == [list(range(10, 20)), list(range(10, 20))]
+
+
+# --- Labels of syntax and meaning
+
+
+def test_kinds_of_labels_differ_no_more_often_by_chance_than_is_said() -> None:
+    difference = runpy.run_path(str(EXAMPLES / "syntax.py"))["difference"]
+    rng = np.random.default_rng(0)
+    held = wrong = seen = 0
+    for _ in range(200):
+        first, second = rng.normal(0.5, 0.15, size=(2, 6)).tolist()
+        by_chance = difference(first, second)
+        wrong += by_chance.p <= 0.05
+        held += by_chance.low <= 0 <= by_chance.high
+        seen += difference(first, [value + 0.4 for value in second]).p <= 0.05
+    # Three standard errors of 5% over 200 runs are 0.046.
+    assert wrong / 200 <= 0.1
+    assert held / 200 >= 0.9
+    assert seen / 200 > 0.95
+    # Two labels of each kind can be dealt out in six ways: nothing can be shown.
+    assert difference([0.1, 0.2], [0.8, 0.9]).p == pytest.approx(1 / 3)
+
+
+def test_lexicons_share_no_word_and_classes_share_their_function_words() -> None:
+    import grammar
+
+    counts: dict[str, int] = {}
+    for lexicon in grammar.lexicons():
+        nouns = [noun for kind in lexicon.nouns.values() for noun in kind]
+        for word in (*nouns, *lexicon.verbs, *lexicon.adjectives):
+            counts[word] = counts.get(word, 0) + 1
+    assert set(counts.values()) == {1}
+    for label in grammar.RULES:
+        data = grammar.sentences(label, 288)
+        assert len(set(data.texts)) == 288
+        sizes = [data.labels.count(value) for value in set(data.labels)]
+        assert len(set(sizes)) == 1, label
+    # "carry" becomes "carried", and "chase" "chasing".
+    beginnings = tuple(word.rstrip("ey") for word in counts)
+    for label in ("voice", "depth of embedding"):
+        bags: dict[str, set[str]] = {}
+        data = grammar.sentences(label, 240)
+        for text, value in zip(data.texts, data.labels, strict=True):
+            words = text.lower().replace(",", "").split()
+            function = [word for word in words if not word.startswith(beginnings)]
+            bags.setdefault(value, set()).add(" ".join(sorted(function)))
+        first, second = bags.values()
+        assert first == second

@@ -363,6 +363,16 @@ def test_labels_that_cannot_be_probed_are_refused() -> None:
         hs.probe(given, ["a", "b"] * 40, task="guess")  # type: ignore[arg-type]
 
 
+def test_a_class_that_falls_into_one_fold_is_refused() -> None:
+    # Three groups are dealt to two folds, and two of them have all of "b".
+    labels = list("dcaddbabccaccbcccccccabbccccbb")
+    groups = [int(group) for group in "012111020202210002020111202211"]
+    texts = tuple(f"text {k}" for k in range(30))
+    data = Labelled(texts, tuple(labels), "three groups", tuple(groups))
+    with pytest.raises(StatesError, match="class 'b' fall into one fold"):
+        hs.probe(states(noise(3, 30, 4)), data)
+
+
 def test_other_bad_input_is_refused(tiny: Tiny) -> None:
     given, labels = planted()
     given.values[1, 7, 3] = torch.nan
