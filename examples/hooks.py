@@ -3,9 +3,10 @@
     python examples/hooks.py
 
 It puts plain PyTorch hooks on every block of four models, and compares what they see
-with `hidden_states` and with `hs.capture`, bit for bit. Then it profiles the layers of
-smollm2 as `hidden_states` has them, and on one footing. `--quick` takes fewer families
-and texts.
+with `hidden_states` and with `hs.capture`, bit for bit. It asks which layers the
+installed transformers selects, and what a hook on the MLP's projection sees. Then it
+profiles the layers of smollm2 as `hidden_states` has them, and on one footing. `--quick`
+takes fewer families and texts.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+import transformers
 from over_texts import first_tokens, mean_over_texts
 from reviews import reviews
 from torch import Tensor, nn
@@ -28,6 +30,10 @@ from hiddenscope.testing import families, tiny_model, tiny_tokenizer
 SENTENCE = "The capital of France is Paris."
 TARGET_IDS = [1, 7, 8, 9]
 SAME, DIFFERENT = "#7fb3a6", "#d9772b"
+# Ways to ask transformers for some entries, or for all with the last one raw.
+SELECTIONS: tuple[Any, ...] = (True, [2], [-1], 2)
+# The block whose projection is hooked; it makes `layer.10`.
+PROJECTION = "model.layers.9.mlp.down_proj"
 
 
 class Stack(NamedTuple):
@@ -109,6 +115,8 @@ def main() -> None:
     for comparison in comparisons:
         report(comparison)
     draw_entries(comparisons, options.out / "hooks-entries.png")
+    select_entries()
+    hook_projection()
     names = list(families())
     texts = 24
     tokens = 24
@@ -181,11 +189,13 @@ def model_inputs(model: hs.Model, *, two_stacks: bool) -> dict[str, Tensor]:
     return inputs
 
 
-def capture(model: hs.Model, inputs: dict[str, Tensor]) -> hs.States | hs.Pair:
-    """Capture every layer and `final` of the same ids."""
+def capture(
+    model: hs.Model, inputs: dict[str, Tensor], sites: str = "layer.*,final"
+) -> hs.States | hs.Pair:
+    """Capture sites of the same ids: every layer and `final` unless others are named."""
     ids = inputs["input_ids"].tolist()
     if "decoder_input_ids" not in inputs:
-        return model.capture(ids)
+        return model.capture(ids, sites)
     targets = inputs["decoder_input_ids"].tolist()
     return model.capture(ids, targets=targets)
 
@@ -250,6 +260,55 @@ def draw_entries(comparisons: list[Comparison], path: Path) -> None:
     axes.legend(patches, meanings, loc="upper left", ncols=2, frameon=False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def select_entries() -> None:
+    """Print which sites the installed transformers returns for a selection."""
+    model = hs.load((tiny_model("llama", layers=6), tiny_tokenizer()))
+    # A second model, so that no setting of the first is touched.
+    untied = tiny_model("llama", layers=6)
+    untied.config.tie_last_hidden_states = False
+    (ids,) = model.encode(SENTENCE).ids
+    states = model.capture([ids])
+    print(f"transformers {transformers.__version__}, a Llama of 6 blocks:")
+    for selection in SELECTIONS:
+        sites = ", ".join(selected_sites(model.module, ids, selection, states))
+        print(f"  output_hidden_states={selection}: {sites or 'nothing'}")
+    sites = ", ".join(selected_sites(untied, ids, True, states))
+    print(f"  True, with config.tie_last_hidden_states=False: {sites}")
+
+
+def selected_sites(
+    module: Any, ids: Sequence[int], selection: Any, states: hs.States
+) -> list[str]:
+    """Return the site whose bits each returned entry has."""
+    inputs = torch.tensor([list(ids)], device=module.device)
+    with torch.no_grad():
+        entries = module(inputs, output_hidden_states=selection).hidden_states
+    sites = []
+    for entry in entries:
+        for site in states.sites:
+            if entry is not None and torch.equal(entry[0].cpu(), states[site]):
+                sites.append(str(site))
+    return sites
+
+
+def hook_projection() -> None:
+    """Print what a hook on the MLP's last projection sees, beside the whole state."""
+    model = smollm2()
+    inputs = model_inputs(model, two_stacks=False)
+    with hooked([model.module.get_submodule(PROJECTION)]) as seen, torch.no_grad():
+        model.module(**inputs)
+    states = capture(model, inputs, "layer.10,layer.10.mlp")
+    written, state = seen[1][1:], states["layer.10"][1:]
+    is_write = torch.equal(seen[1], states["layer.10.mlp"])
+    print(f"A hook on {PROJECTION} sees layer.10.mlp, bit for bit: {is_write}.")
+    norms = [tensor.norm(dim=1).mean().item() for tensor in (written, state)]
+    cosine = torch.cosine_similarity(written, state).mean().item()
+    print(
+        f"  Mean norm without the first token: {norms[0]:.1f}; of layer.10:"
+        f" {norms[1]:.1f}. Mean cosine of the two: {cosine:.2f}."
+    )
 
 
 def count_families(names: Sequence[str]) -> None:

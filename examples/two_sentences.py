@@ -107,6 +107,7 @@ def measure_states(model: hs.Model, path: Path) -> None:
         f"{facts['tokens_equal']} of {facts['tokens_compared']} tokens have the same"
         " states in both sentences, bit for bit."
     )
+    follow_difference(result)
     panels = {
         "mean": sizes["mean"],
         "standard deviation": np.log10(sizes["deviation"]),
@@ -114,6 +115,27 @@ def measure_states(model: hs.Model, path: Path) -> None:
         "L2 of the difference / norm": result.data["relative"],
     }
     draw_grids(panels, path)
+
+
+def follow_difference(result: hs.Result) -> None:
+    """Print how the difference rises, where it jumps and what it does at the end."""
+    (facts,) = result.facts["stacks"]
+    medians = result.data["l2_median"].to_series()
+    relative = result.data["relative_median"].to_series()
+    end = facts["end"]
+    # At layer.0 only the words that differ do.
+    rises = medians.iloc[1:-2].diff()
+    jump = medians.index.get_loc(rises.idxmax())
+    sites = [medians.index[1], *medians.index[jump - 1 : jump + 1]]
+    sites += [end[name]["site"] for name in ("before_last", "last", "final")]
+    print("The median L2 norm of the difference, and as a share of the states' norm:")
+    for site in dict.fromkeys(sites):
+        print(f"  {site}: {medians[site]:,.1f}, {relative[site]:.2f}")
+    share = end["share_of_drop_by_final_norm"]
+    print(
+        f"  Before the last block it grows most to {medians.index[jump]}; the final norm"
+        f" causes {share:.1%} of the drop at the end."
+    )
 
 
 def raw_beside_final(model: hs.Model) -> None:

@@ -11,7 +11,7 @@ model = AutoModelForCausalLM.from_pretrained("./smollm2", dtype=torch.float32)
 # %% states
 text = "The capital of France is Paris."
 raw = []
-# The raw output of the last block is not in the tuple.
+# By default the raw output of the last block is not in the tuple.
 hook = model.model.layers[-1].register_forward_hook(
     lambda block, inputs, output: raw.append(output)
 )

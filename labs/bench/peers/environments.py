@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import Version
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -41,7 +43,7 @@ PEERS = Environment(
     ".venv-peers",
     (
         "torch==2.13.0",
-        "transformers==5.22.2",
+        "transformers==5.23.0",
         "transformer-lens==4.3.0",
         "nnsight==0.8.1",
         "torchlens==2.36.1",
@@ -50,8 +52,24 @@ PEERS = Environment(
 )
 NNTERP = Environment(
     ".venv-nnterp",
-    ("torch==2.13.0", "transformers==5.22.2", "nnterp==1.3.0", "nnsight==0.7.0"),
+    ("torch==2.13.0", "transformers==5.23.0", "nnterp==1.3.0", "nnsight==0.7.0"),
 )
+
+# Packages that were read for docs/coming-from.md and never run.
+READ = ("sae-lens==6.54.12",)
+
+
+def newest_tried() -> dict[str, str]:
+    """Return the newest version of every other library that was run or read here.
+
+    The pages that compare libraries may name no older one.
+    """
+    versions: dict[str, Version] = {}
+    for pin in (*PEERS.pins, *NNTERP.pins, *READ):
+        name, _, number = pin.partition("==")
+        version = Version(number)
+        versions[name] = max(version, versions.get(name, version))
+    return {name: str(version) for name, version in versions.items()}
 
 
 @dataclass(frozen=True)

@@ -175,9 +175,10 @@ def _names(model: hs.Model, site: Site, token: int) -> dict[str, str]:
     assert depth is not None, "a loaded model knows its depth"
     assert final is not None, "a loaded model knows whether it has a final norm"
     names = {"hiddenscope": f'states["{site}"][{token}]'}
-    alias = to_alias(site, "hidden_states", depth=depth, final=final)
-    if alias:
-        names["Hugging Face"] = f"outputs.{alias}[0, {token}]"
+    if str(site) in source.reported:
+        prefix = f"{site.stack}_" if site.stack else ""
+        entry = f"{prefix}hidden_states[{source.reported.index(str(site))}]"
+        names["Hugging Face"] = f"outputs.{entry}[0, {token}]"
     alias = to_alias(site, "transformer_lens", depth=depth, final=final)
     if alias:
         names["TransformerLens"] = f'cache["{alias}"][0, {token}]'

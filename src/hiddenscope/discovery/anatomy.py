@@ -613,7 +613,7 @@ class Anatomy:
         """
         name, proof = self._name_in_sites(stack), stack.proof
         after_exit = None
-        if proof.final is not None and proof.final.path == proof.exit[-1]:
+        if proof.ends_with_final:
             after_exit = Site(None, "", name)
         sites: list[Site | None] = []
         for layer in proof.entries:

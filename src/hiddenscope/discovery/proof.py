@@ -224,6 +224,11 @@ class Proof:
     raw_difference: float = field(default=float("nan"), compare=False)
 
     @property
+    def ends_with_final(self) -> bool:
+        """Tell whether the last hidden state is the output of the final norm."""
+        return self.final is not None and self.final.path == self.exit[-1]
+
+    @property
     def earlier(self) -> int:
         """Return how many of the first `hidden_states` come before the stack."""
         return self.entries.count(EARLIER)

@@ -6,10 +6,18 @@ tuple. A name that is not a site for certain is never taken for one.
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hiddenscope.errors import SiteError, StatesError
-from hiddenscope.sites import Site, from_alias, named_layer, quoted, select
+from hiddenscope.sites import (
+    HIDDEN_STATES,
+    Site,
+    from_alias,
+    named_layer,
+    quoted,
+    select,
+)
 from hiddenscope.states.tokens import Source
 
 _BLOCK = re.compile(
@@ -31,7 +39,6 @@ _LANGUAGE_MODELS = {
 _TEXT_ENCODERS = {"bert", "roberta", "electra", "deberta", "camembert", "mpnet"}
 _INSIDE_BLOCK = re.compile(r"\.[0-9]+\.")
 _LENS_BLOCK = re.compile(r"(?:blocks|encoder|decoder)\.([0-9]{1,6})\.")
-_HIDDEN_STATES = re.compile(r"(?:encoder_|decoder_)?hidden_states\[-?[0-9]+\]")
 # A pattern that means nothing until the depth is known.
 _NEEDS_DEPTH = re.compile(r"\*|\.-[0-9]|hidden_states")
 # Layers of a model whose depth is not known.
@@ -63,7 +70,12 @@ def sites_in_order(
         layers = source.depth if source.depth is not None else _MOST_LAYERS
         known = [*map(Site, range(layers + 1)), Site(None)]
         return select(
-            sites, known, owner=source.model, depth=source.depth, final=source.final
+            sites,
+            known,
+            owner=source.model,
+            depth=source.depth,
+            final=source.final,
+            reported={None: _entries(source)} if source.reported else None,
         )
     if isinstance(sites, Site):
         return (sites,)
@@ -82,11 +94,23 @@ def site_of(name: Any, source: Source) -> Site:
     text = named_layer(name)
     if isinstance(text, Site):
         return text
-    if isinstance(text, str) and ("hook_" in text or _HIDDEN_STATES.fullmatch(text)):
+    if isinstance(text, str) and ("hook_" in text or HIDDEN_STATES.fullmatch(text)):
         if source.depth is None or source.final is None:
             raise _needs_depth(text)
+        entry = HIDDEN_STATES.fullmatch(text)
+        if entry and source.reported:
+            (site,) = sites_in_order(f"hidden_states[{entry['k']}]", source)
+            return replace(site, stack=entry["stack"])
         return from_alias(text, depth=source.depth, final=source.final)
     return Site.parse(text)
+
+
+def _entries(source: Source) -> list[Site | None]:
+    """Return what each entry of `hidden_states` was proved to be, without its stack."""
+    entries: list[Site | None] = []
+    for name in source.reported:
+        entries.append(replace(Site.parse(name), stack=None) if name else None)
+    return entries
 
 
 def sites_of_names(
@@ -147,7 +171,7 @@ def _plain_site(name: str, source: Source) -> Site | None:
     norm = _FINAL_NORM.fullmatch(name)
     if norm and _is_language_model(norm["stack"]):
         return Site(None)
-    if _HIDDEN_STATES.fullmatch(name):
+    if HIDDEN_STATES.fullmatch(name):
         return site_of(name, source)
     try:
         return Site.parse(name)

@@ -311,6 +311,14 @@ def test_c14_the_last_entry_is_after_the_final_norm(
     assert close(normed, theirs[-1])
     same = smollm2.capture(SENTENCE, "hidden_states[30]")
     assert [str(site) for site in same.sites] == ["final"]
+    module: Any = tiny_model("llama")
+    module.config.tie_last_hidden_states = False
+    tiny = hs.load((module, None))
+    ids = torch.tensor([[20, 21, 22]])
+    with torch.no_grad():
+        last = module(ids, output_hidden_states=True).hidden_states[-1][0]
+    assert torch.equal(tiny.capture(ids, "layer.3").values[0], last)
+    assert not torch.equal(tiny.capture(ids, "final").values[0], last)
 
 
 @pytest.mark.real

@@ -114,4 +114,9 @@ def _compared(
     # Hugging Face reports the last layer after the final norm: the raw one differs.
     if site.layer == stack.depth:
         return f"{name}[{len(reported) - 1}]", stack.proof.raw_difference
+    # In a tuple that ends with the raw layer, `final` is no entry: the model returns it
+    # beside the tuple, and it was proved against that.
+    if site.layer is None and stack.proof.ends_with_final:
+        prefix = "encoder_" if site.stack == "encoder" else ""
+        return f"{prefix}last_hidden_state", 0.0
     return "", math.nan

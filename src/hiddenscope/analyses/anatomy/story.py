@@ -1,6 +1,6 @@
 """The story of an anatomy: what a model is made of, and the proof of its states."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -83,10 +83,11 @@ class AnatomyReport(Report):
 def story(report: AnatomyReport, result: Result) -> Iterator[Section]:
     """Yield the proof, with what it means."""
     stacks = report.stacks
+    entries = labels(result.data, "entry")
     findings = []
     proofs = []
     for stack in stacks:
-        proof = f"{_proof(stack, len(stacks) > 1)}."
+        proof = f"{_proof(stack, len(stacks) > 1, entries)}."
         proofs.append(proof)
         causal = "causal" if stack.causal else "bidirectional"
         names = {"single": "single-branch ", "other": ""}
@@ -121,11 +122,13 @@ def story(report: AnatomyReport, result: Result) -> Iterator[Section]:
             " pass was resumed at each state when the model was loaded."
         )
     elif any(stack.final_norm for stack in stacks):
-        meaning += (
-            " After the final norm the last one is called `final`. The bar is the raw"
-            " last layer. Hugging Face does not report it: the last entry of"
-            " `hidden_states` is `final`, which is normed, while all others are raw."
-        )
+        meaning += " After the final norm the last one is called `final`."
+        if any(stack.raw_difference is not None for stack in stacks):
+            meaning += (
+                " The bar is the raw last layer. Hugging Face does not report it: the"
+                " last entry of `hidden_states` is `final`, which is normed, while all"
+                " others are raw."
+            )
     yield Section(
         "How do we know which state is which?",
         (*map(Aside, findings), *map(Explanation, (" ".join(proofs), meaning))),
@@ -179,7 +182,7 @@ def _differences(result: Result) -> Lines:
     )
 
 
-def _proof(stack: StackProof, several: bool) -> str:
+def _proof(stack: StackProof, several: bool, entries: Sequence[str]) -> str:
     if stack.proof == "resuming":
         return (
             "It reports no hidden_states, and was resumed: each of layer.0 to"
@@ -192,6 +195,14 @@ def _proof(stack: StackProof, several: bool) -> str:
         f"Each of the {which}{stack.proved_entries} entries of {name} equals a named"
         " state bit for bit"
     )
+    last = "last_hidden_state"
+    if several and stack.stack == "encoder":
+        last = f"encoder_{last}"
+    if last in entries:
+        return (
+            f"{proof}; the last entry is layer.{stack.blocks}, and {last} is final, bit"
+            " for bit"
+        )
     if stack.raw_difference is None:
         return proof
     return (

@@ -145,7 +145,7 @@ def story(report: CompareReport, result: Result) -> Iterator[Section]:
     along: list[str] = []
     for stack in report.stacks:
         first += [*_first(stack, subject), *_growth(stack)]
-        along += _end(stack)
+        along += _end(stack, result)
     for stack in report.stacks:
         if stack.sites_of_one_side:
             along.append(Aside(f"Only one of the two has {stack.sites_of_one_side}."))
@@ -321,9 +321,9 @@ def _growth(stack: CompareStack) -> Iterator[str]:
         )
 
 
-def _end(stack: CompareStack) -> Iterator[str]:
+def _end(stack: CompareStack, result: Result) -> Iterator[str]:
     """Yield what the final norm does to a difference, which in `hidden_states` looks
-    like the last block's doing.
+    like the last block's doing where the raw last layer is missing there.
     """
     if stack.end is None:
         return
@@ -333,9 +333,10 @@ def _end(stack: CompareStack) -> Iterator[str]:
         f" `{before.site}`, {number(last.median)} at `{last.site}` and"
         f" {number(final.median)} at `{final.site}`, after the final norm."
     )
-    # The last entry of `hidden_states` is after the final norm, so that the raw last
-    # layer is missing there.
-    if last.median > before.median > final.median:
+    # By default the last entry of `hidden_states` is after the final norm.
+    raw = f"layer.{result.source.get('depth')}"
+    has_raw = any(name.endswith(raw) for name in result.source.get("reported", ()))
+    if last.median > before.median > final.median and not has_raw:
         yield (
             "Hugging Face's `hidden_states` holds only the first and the third of"
             " these, so that the last block seems to bring the states together. In fact"
