@@ -2,183 +2,119 @@
 
     python examples/cities.py
 
-Four parts. 1: how sentences about two cities lie in every layer of three models, with
-the numbers of the full space beside the pictures. 2: the trap, sentences whose last
-token is the city. 3: a probe that must tell the city of landmarks it has not seen.
-4: retrieval: is the nearest text a paraphrase, or the same wording about the other
-city? Bags of words and a sentence model are the rivals in 3 and 4. `--quick` takes one
-model and a few texts.
+Six parts. 1: how sentences about two cities lie in every layer of three models, with
+the numbers of the full space beside the pictures, and whether the shipped incomplete
+and complete sentences differ. 2: the same for pairs: each incomplete sentence, and the
+same with its city and a full stop. 3: does the model predict the city, and do
+sentences lie closer to their class where it does? 4: the trap, sentences whose last
+token is the city. 5: a probe that must tell the city of landmarks it has not seen. 6:
+retrieval: is the nearest text a paraphrase, or the same wording about the other city?
+Bags of words and a sentence model are the rivals in 5 and 6. `--quick` takes one model
+and a few texts, `--model NAME` another decoder in place of both.
 """
 
 import argparse
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from intervals import Mean, mean_interval
+import torch
+from city_texts import (
+    CITIES,
+    DATA,
+    LANDMARKS,
+    RetrievalTexts,
+    columns,
+    landmarks,
+    paired,
+    retrieval_texts,
+    shipped,
+)
+from intervals import (
+    Mean,
+    mean_interval,
+    median_interval,
+    rank_correlation,
+    ranks_within,
+    share_interval,
+)
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import silhouette_samples
 from sklearn.model_selection import LeaveOneGroupOut, cross_val_predict
 
 import hiddenscope as hs
+from hiddenscope.measures.permutations import permuted
 from hiddenscope.texts import Labelled
 
-DATA = {"incomplete": "cities-incomplete", "complete": "cities-complete"}
 DECODERS = ("smollm2", "gemma3-270m")
 SENTENCE_MODEL = "minilm"
-CITIES = ("Toronto", "Montreal")
 EVERY_LAYER = "layer.*,final"
 QUICK_SITES = "layer.0,layer.4"
 EARLY = "layer.0,layer.1,layer.2,layer.4"
 PICTURED = ("layer.0", "layer.12", "layer.24", "layer.29")
-
-# Part 3. Each landmark is a group: a probe is tested on landmarks it was not fitted to.
-TORONTO = """
-CN Tower
-Royal Ontario Museum
-Casa Loma castle
-Hockey Hall of Fame
-Rogers Centre
-Distillery District
-Yonge Street subway
-Bay Street exchange
-Pearson Airport
-Queen's Park legislature
-Kensington Market
-Ryerson University campus
-Maple Leafs arena
-Scarborough Bluffs
-"""
-MONTREAL = """
-Mount Royal cross
-Notre-Dame Basilica
-Saint Joseph's Oratory
-Bell Centre
-Olympic Stadium of 1976
-Old Port
-Saint Catherine Street shops
-Expo 67 Biosphere
-Trudeau Airport
-McGill University campus
-Jean-Talon Market
-Concordia University campus
-Canadiens arena
-Lachine Canal
-"""
-LANDMARKS = {
-    "Toronto": TORONTO.strip().splitlines(),
-    "Montreal": MONTREAL.strip().splitlines(),
-}
-LEADS = (
-    "The {x} is in the Canadian city of",
-    "Tourists who want to see the {x} travel to",
-)
-
-# Part 4. Each topic has three wordings, and a fact about either city.
-TOPICS = {
-    ("Pearson", "Trudeau"): (
-        "Most flights to {city} land at {x}.",
-        "{x} is the airport that serves {city}.",
-        "Travellers who arrive by air in {city} pass through {x}.",
-    ),
-    ("the Maple Leafs", "the Canadiens"): (
-        "Hockey fans in {city} cheer for {x}.",
-        "{x} play their home games in {city}.",
-        "The ice hockey team of {city} is called {x}.",
-    ),
-    ("Ontario", "Quebec"): (
-        "{city} lies in the province of {x}.",
-        "No other city of {x} has as many people as {city}.",
-        "Drive through {x} and you will come to {city}, its biggest town.",
-    ),
-    ("Lake Ontario", "the Saint Lawrence River"): (
-        "{city} was built on the shore of {x}.",
-        "Ships on {x} sail past {city}.",
-        "The towers of {city} look out over {x}.",
-    ),
-    ("York University", "McGill University"): (
-        "Students at {x} live in {city}.",
-        "{city} is the home of {x}.",
-        "To study at {x} you have to move to {city}.",
-    ),
-    ("the CN Tower", "Mount Royal"): (
-        "{x} rises above {city}.",
-        "Visitors can see {x} from anywhere in {city}.",
-        "The skyline of {city} is dominated by {x}.",
-    ),
-    ("York", "Ville-Marie"): (
-        "{city} was once called {x}.",
-        "The settlers named their town {x}; today it is {city}.",
-        "Before it became {city}, the place was known as {x}.",
-    ),
-    ("films", "jazz"): (
-        "Every year {city} holds a festival of {x}.",
-        "Lovers of {x} travel to the festival in {city}.",
-        "For {x} there is no better week in {city} than that of the festival.",
-    ),
-    ("Drake", "Leonard Cohen"): (
-        "{x} grew up in {city}.",
-        "The childhood home of {x} was in {city}.",
-        "As a boy the musician {x} lived in {city}.",
-    ),
-    ("streetcars", "rubber-tyred metro trains"): (
-        "People in {city} ride to work on {x}.",
-        "{x} carry the commuters of {city}.",
-        "Public transport in {city} relies on {x}.",
-    ),
-    ("Scarborough", "Verdun"): (
-        "{x} is a district of {city}.",
-        "The borough of {x} was merged into {city}.",
-        "Since the merger {city} includes {x}.",
-    ),
-    ("the Royal Ontario Museum", "the Notre-Dame Basilica"): (
-        "Tourists in {city} visit {x}.",
-        "{x} stands in the centre of {city}.",
-        "A sight of {city} that nobody should miss is {x}.",
-    ),
-}
+# Where closeness is compared with prediction: chosen before it was looked at.
+CHOSEN_DEPTH = 0.75
+SHUFFLES = 999
 
 
 def main() -> None:
-    """Run the four parts, print what they say and draw it."""
+    """Run the six parts, print what they say and draw it."""
     options = _options()
     options.out.mkdir(parents=True, exist_ok=True)
-    names = DECODERS
-    sites = EVERY_LAYER
-    few = None
+    names = [options.model] if options.model else list(DECODERS)
+    sites, few = EVERY_LAYER, None
     if options.quick:
-        names = DECODERS[:1]
-        sites = QUICK_SITES
-        few = 5
-    models = [hs.load(name) for name in names]
-    sentence_model = hs.load(SENTENCE_MODEL)
+        names, sites, few = names[:1], QUICK_SITES, 5
+    models = [hs.load(name, device=options.device) for name in names]
+    sentence_model = hs.load(SENTENCE_MODEL, device=options.device)
+    report = Report(options.out / "findings.txt")
 
-    print("1. Separation in every layer")
+    report("1. Separation in every layer")
     data = shipped(few)
     projected = [hs.project(models, data, method="pca", pool="last", sites=sites)]
     if not options.quick:
         # A sentence model is read as it was trained: by the mean of all tokens.
-        projected.append(hs.project(sentence_model, DATA, method="pca"))
-    for result in projected:
-        print(result.summary(), flush=True)
+        projected.append(hs.project(sentence_model, data, method="pca"))
+    report(*(result.summary() for result in projected))
     projected[0].save(options.out / "cities.html")
     draw_separation(projected, options.out / "cities-separation.png")
 
-    print("\n2. The trap: the city is the last token")
-    trapped = trap(models[0])
+    report("\n2. Pairs: the same sentence, incomplete and completed")
+    pairs = paired(few)
+    compared = [hs.project(models, pairs, method="pca", pool="last", sites=sites)]
+    if not options.quick:
+        compared.append(hs.project(sentence_model, pairs, method="pca"))
+    for result in compared:
+        report(result.summary(), *compared_lines(result))
+    draw_comparison(compared, projected, options.out / "cities-comparison.png")
+
+    report("\n3. Does the model predict the city, and does separation follow from it?")
+    predicted = {}
+    for model in models:
+        predicted[model.name] = premise(model, pairs["incomplete"], report)
+    draw_premise(predicted, pairs["incomplete"], options.out / "cities-premise.png")
+
+    report("\n4. The trap: the city is the last token")
+    trapped = trap(models[0], report)
     draw_trap(trapped, options.out / "cities-trap.png")
 
-    print("\n3. Landmarks that the probe has not seen")
+    report("\n5. Landmarks that the probe has not seen")
     sentences = landmarks(few)
-    print(f"  bag of words: {bag_of_words(sentences).share()}", flush=True)
+    report(f"  bag of words: {bag_of_words(sentences).share()}")
     for model in (*models, sentence_model):
         sites_probed = probe_sites(model, options.quick)
         result = hs.probe(model, sentences, sites=sites_probed)
-        print_probe(model.name, result)
+        report_probe(model.name, result, report)
 
-    print("\n4. The nearest text: a paraphrase, or the same wording of the other city?")
+    report(
+        "\n6. The nearest text: a paraphrase, or the same wording of the other city?"
+    )
     facts = retrieval_texts(few)
     scores = rivals(sentence_model, facts)
     for model in models:
@@ -187,11 +123,17 @@ def main() -> None:
             name = f"{model.name}, {pool}"
             scores[name], chosen = cross_fitted(by_site, facts)
             *_, scores[f"{name} of final"] = by_site.values()
-            print_layers(name, by_site, chosen)
-    print_retrieval(scores, facts)
+            report_layers(name, by_site, chosen, report)
+    report_retrieval(scores, facts, report)
     draw_retrieval(scores, facts, options.out / "cities-retrieval.png")
 
-    if not options.quick:
+    results = {"shipped": projected, "pairs": compared}
+    numbers: dict[str, Any] = {"predicted": predicted}
+    for name, of_kind in results.items():
+        numbers[name] = [result.facts["comparisons"] for result in of_kind]
+    as_json = json.dumps(numbers, indent=1, default=float)
+    (options.out / "findings.json").write_text(as_json + "\n", encoding="utf-8")
+    if not options.quick and not options.model:
         draw_picture(projected[0], "PCA", options.out / "cities-pca.png")
         mapped = pictured(models[0])
         draw_picture(mapped, "UMAP", options.out / "cities-umap.png")
@@ -199,20 +141,142 @@ def main() -> None:
             mapped.save(options.out / f"cities-umap.{suffix}")
 
 
-def shipped(few: int | None) -> dict[str, Labelled]:
-    """Return the shipped sentences, or a few of each city."""
-    data = {}
-    for name, source in DATA.items():
-        texts, labels = columns(hs.read(source))
-        # The sentences of one city stand before those of the other.
-        half = len(texts) // 2
-        some_texts = texts[:half][:few] + texts[half:][:few]
-        some_labels = labels[:half][:few] + labels[half:][:few]
-        data[name] = hs.read((some_texts, some_labels))
-    return data
+class Report:
+    """Print what was found, and keep it in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.write_text("", encoding="utf-8")
+
+    def __call__(self, *lines: str) -> None:
+        """Print lines, and add them to the file."""
+        for line in lines:
+            print(line, flush=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
 
 
-def trap(model: hs.Model) -> hs.Result:
+def compared_lines(result: hs.Result) -> list[str]:
+    """Return the comparison of two kinds at every site of every model."""
+    lines = []
+    for model, data in by_model(result):
+        lines.append(f"  {model}: site, dispersions, ratio, p; difference of shares, p")
+        for site in data["site"].values:
+            here = data.sel(site=site)
+            first, second = here["dispersion"].values
+            ratio, share = here["dispersion_ratio"], here["neighbour_difference"]
+            if np.isfinite(first - second):
+                lines.append(
+                    f"    {site}: {first:.2f}, {second:.2f}, {float(ratio):.2f},"
+                    f" {float(here['dispersion_ratio_p']):.3f}; {float(share):+.2f},"
+                    f" {float(here['neighbour_difference_p']):.3f}"
+                )
+    return lines
+
+
+def by_model(result: hs.Result) -> list[tuple[str, Any]]:
+    """Return the numbers of each model, without the sites that it lacks."""
+    parts = []
+    for model in dict.fromkeys(part["model"] for part in result.facts["parts"]):
+        data = result.data
+        if "model" in data.dims:
+            data = data.sel(model=model)
+        present = np.isfinite(data["distinct"].values).any(0)
+        parts.append((model, data.isel(site=present)))
+    return parts
+
+
+def premise(model: hs.Model, data: Labelled, report: Report) -> dict[str, list[float]]:
+    """Say how often the model predicts the city, and whether closeness follows."""
+    texts, labels = columns(data)
+    probability, rank = predictions(model, texts)
+    right = np.array([CITIES.index(label) for label in labels])
+    each = np.arange(len(texts))
+    of_right, of_wrong = probability[each, right], probability[each, 1 - right]
+    ranks = rank[each, right]
+    odds = np.log(of_right) - np.log(of_wrong)
+    groups = data.groups
+    median_rank = median_interval(ranks, groups)
+    median = median_interval(of_right, groups)
+    first = share_interval(ranks == 1, groups)
+    report(
+        f"  {model.name}: {len(texts)} sentences, {len(set(groups))} groups",
+        f"    right city above the wrong one: {share_interval(odds > 0, groups).share()}",
+        f"    right city first of all tokens: {first.share()}",
+        f"    rank of the right city, median over groups: {median_rank.value:.0f}"
+        f" ({median_rank.low:.0f} to {median_rank.high:.0f})",
+        f"    its probability, median over groups: {median.value:.1%}"
+        f" ({median.low:.1%} to {median.high:.1%})",
+        f"    log-odds of right against wrong, mean: {odds_words(odds, groups)}",
+    )
+    for city in CITIES:
+        inside = np.array(labels) == city
+        named = [group for group, here in zip(groups, inside, strict=True) if here]
+        above = share_interval(odds[inside] > 0, named)
+        report(
+            f"    {city}: above the other {above.share()}, median rank"
+            f" {np.median(ranks[inside]):.0f}, log-odds {odds_words(odds[inside], named)}"
+        )
+    follow(model, data, odds, report)
+    return {"odds": odds.tolist(), "rank": ranks.tolist(), "p": of_right.tolist()}
+
+
+def odds_words(odds: np.ndarray, groups: Sequence[str]) -> str:
+    """Say the mean of log-odds with its interval."""
+    mean = mean_interval(odds, groups)
+    return f"{mean.value:+.2f} ({mean.low:+.2f} to {mean.high:+.2f})"
+
+
+def predictions(model: hs.Model, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the probability and the rank of each city as the next token.
+
+    A city of several tokens stands for its first one.
+    """
+    probability, rank = np.zeros((2, len(texts), len(CITIES)))
+    for column, city in enumerate(CITIES):
+        ids = model.tokenizer(f" {city}", add_special_tokens=False)["input_ids"]
+        result = hs.lens(model, texts, target=ids[0], sites="layer.-1")
+        last = result.data.isel(site=-1)
+        text = last["text"].values
+        # The last token of each text.
+        places = [np.flatnonzero(text == number)[-1] for number in range(len(texts))]
+        probability[:, column] = last["target_probability"].values[places]
+        rank[:, column] = last["target_rank"].values[places]
+    return probability, rank
+
+
+def follow(model: hs.Model, data: Labelled, odds: np.ndarray, report: Report) -> None:
+    """Say whether sentences with higher odds of their city lie closer to their class."""
+    texts, labels = columns(data)
+    states = model.capture(texts, EVERY_LAYER)
+    closeness = {}
+    for site in states.sites:
+        vectors = np.asarray(states.pool("last", site), float)
+        # Where all sentences with one last word are equal, none is nearer than another.
+        if len(np.unique(vectors, axis=0)) == len(texts):
+            closeness[str(site)] = silhouette_samples(vectors, labels)
+    layers = len(states.sites) - 2
+    chosen = f"layer.{round(CHOSEN_DEPTH * layers)}"
+    correlation = rank_correlation(closeness[chosen], odds, labels, data.groups)
+    report(
+        f"    log-odds and silhouette of a sentence at {chosen} (chosen beforehand):"
+        f" rank correlation {correlation.value:+.2f} ({correlation.low:+.2f} to"
+        f" {correlation.high:+.2f})"
+    )
+    # Odds are exchanged among groups of a city, in the same way for every layer.
+    orders = permuted(
+        torch.tensor(odds), SHUFFLES, 0, list(data.groups), strata=labels
+    ).labellings.numpy()
+    odds_ranks = np.array([ranks_within(order, labels) for order in orders])
+    near_ranks = [ranks_within(near, labels) for near in closeness.values()]
+    under = np.array(near_ranks) @ odds_ranks.T
+    largest = np.abs(under).max(0)
+    for site, (true, *_) in zip(closeness, under, strict=True):
+        p = np.mean(largest >= abs(true) - 1e-9)
+        report(f"      {site}: {true:+.2f}, p corrected for all layers {p:.3f}")
+
+
+def trap(model: hs.Model, report: Report) -> hs.Result:
     """Compare sentences that stop before the city with the same that end in it."""
     data = hs.read("cities-incomplete")
     pairs = zip(*columns(data), strict=True)
@@ -221,27 +285,8 @@ def trap(model: hs.Model) -> hs.Result:
     result = hs.project(model, sets, method="pca", sites=EARLY, pool="last")
     scores = result.data[["neighbour", "silhouette", "silhouette_p"]]
     first = scores.isel(site=0).to_dataframe()
-    print(first.to_string(), flush=True)
+    report(first.to_string())
     return result
-
-
-def columns(data: Labelled) -> tuple[list[str], list[str]]:
-    """Return the texts and the labels."""
-    return list(data.texts), list(data.labels)
-
-
-def landmarks(few: int | None) -> Labelled:
-    """Return sentences that stop before the city of a landmark, grouped by landmark."""
-    texts = []
-    labels = []
-    groups = []
-    for city, places in LANDMARKS.items():
-        for place in places[:few]:
-            for lead in LEADS:
-                texts.append(lead.format(x=place))
-                labels.append(city)
-                groups.append(place)
-    return hs.read((texts, labels), group=groups)
 
 
 def bag_of_words(data: Labelled) -> Mean:
@@ -275,42 +320,17 @@ def probe_sites(model: hs.Model, quick: bool) -> str:
     return ",".join(map(str, [*layers[::4], final]))
 
 
-def print_probe(name: str, result: hs.Result) -> None:
-    """Print the best site with its interval, and the sites above chance."""
+def report_probe(name: str, result: hs.Result, report: Report) -> None:
+    """Report the best site with its interval, and the sites above chance."""
     best = result.facts["best"]
     low, high = best["interval"]
-    print(
+    report(
         f"  {name}: best at {best['site']},"
         f" {best['accuracy']:.0%} ({low:.0%} to {high:.0%}), p = {best['p']:.3f};"
-        f" above chance at {result.facts['above_chance_at']}",
-        flush=True,
+        f" above chance at {result.facts['above_chance_at']}"
     )
     p_values = result.data["p"].to_pandas().round(3).to_dict()
-    print(f"    p at each site: {p_values}", flush=True)
-
-
-@dataclass(frozen=True)
-class RetrievalTexts:
-    """Texts with their topic, city and wording, one row each."""
-
-    texts: list[str]
-    topic: np.ndarray
-    city: np.ndarray
-    wording: np.ndarray
-
-
-def retrieval_texts(few: int | None) -> RetrievalTexts:
-    """Return every topic in three wordings for either city."""
-    texts = []
-    rows = []
-    topics = list(TOPICS.items())[:few]
-    for topic, (names, wordings) in enumerate(topics):
-        for city, name in enumerate(names):
-            for number, wording in enumerate(wordings):
-                text = wording.format(city=CITIES[city], x=name)
-                texts.append(text[0].upper() + text[1:])
-                rows.append((topic, city, number))
-    return RetrievalTexts(texts, *np.array(rows).T)
+    report(f"    p at each site: {p_values}")
 
 
 @dataclass(frozen=True)
@@ -384,26 +404,29 @@ def cross_fitted(
     return Nearest(paraphrase, decoy), chosen
 
 
-def print_layers(name: str, by_site: dict[str, Nearest], chosen: list[str]) -> None:
-    """Print what the nearest text is at every layer, and which layers were chosen."""
-    print(f"  {name}: the halves of the topics chose {' and '.join(chosen)}")
+def report_layers(
+    name: str, by_site: dict[str, Nearest], chosen: list[str], report: Report
+) -> None:
+    """Report what the nearest text is at every layer, and which layers were chosen."""
+    report(f"  {name}: the halves of the topics chose {' and '.join(chosen)}")
     for site, score in by_site.items():
         paraphrase, decoy = score.paraphrase.mean(), score.decoy.mean()
-        print(f"    {site}: paraphrase {paraphrase:.0%}, decoy {decoy:.0%}")
+        report(f"    {site}: paraphrase {paraphrase:.0%}, decoy {decoy:.0%}")
 
 
-def print_retrieval(scores: dict[str, Nearest], facts: RetrievalTexts) -> None:
-    """Print the shares with intervals over topics, and each rival's difference."""
+def report_retrieval(
+    scores: dict[str, Nearest], facts: RetrievalTexts, report: Report
+) -> None:
+    """Report the shares with intervals over topics, and each rival's difference."""
     reference = scores[f"{SENTENCE_MODEL}, sentence model"].paraphrase.astype(float)
     for name, score in scores.items():
         share = mean_interval(score.paraphrase, facts.topic)
         decoy = mean_interval(score.decoy, facts.topic)
         difference = mean_interval(score.paraphrase - reference, facts.topic)
-        print(
+        report(
             f"  {name}: paraphrase {share.share()}, decoy {decoy.share()};"
             f" against the sentence model {100 * difference.value:+.0f}"
-            f" ({100 * difference.low:+.0f} to {100 * difference.high:+.0f}) points",
-            flush=True,
+            f" ({100 * difference.low:+.0f} to {100 * difference.high:+.0f}) points"
         )
 
 
@@ -429,6 +452,73 @@ def draw_separation(results: list[hs.Result], path: Path) -> None:
     axes[1].set_xlabel(
         "depth (0: embeddings, 1: last)\ndotted: 1 shuffle in 20 is above"
     )
+    save(figure, path)
+
+
+def draw_comparison(
+    pairs: list[hs.Result], shipped_sets: list[hs.Result], path: Path
+) -> None:
+    """Draw the ratio of dispersions and the difference of shares, by depth."""
+    plt = pyplot()
+    figure, axes = plt.subplots(2, 2, figsize=(6.8, 5.2), sharex=True, sharey="row")
+    titles = ("pairs: the same sentences", "shipped: other sentences")
+    for column, results in enumerate((pairs, shipped_sets)):
+        axes[0, column].set_title(titles[column], fontsize=10)
+        for model, data in [part for result in results for part in by_model(result)]:
+            depth = np.linspace(0, 1, data.sizes["site"])
+            measures = ("dispersion_ratio", "neighbour_difference")
+            for axis, name in zip(axes[:, column], measures, strict=True):
+                (line,) = axis.plot(depth, data[name], label=model)
+                if f"{name}_low" in data:
+                    ends = data[f"{name}_low"], data[f"{name}_high"]
+                    shade = {"color": line.get_color(), "alpha": 0.12, "lw": 0}
+                    axis.fill_between(depth, *ends, **shade)
+                differ = data[f"{name}_p"].values <= 0.05
+                axis.plot(
+                    depth[differ],
+                    data[name].values[differ],
+                    "o",
+                    ms=4,
+                    color=line.get_color(),
+                )
+    for axis, level in ((axes[0], 1.0), (axes[1], 0.0)):
+        for one_axis in axis:
+            one_axis.axhline(level, color="grey", lw=0.8, zorder=0)
+    axes[0, 0].set(yscale="log", yticks=[0.25, 0.5, 1, 2, 4])
+    axes[0, 0].yaxis.set_major_formatter(mpl.ticker.FormatStrFormatter("%g"))
+    axes[0, 0].yaxis.set_minor_formatter(mpl.ticker.NullFormatter())
+    axes[0, 0].set_ylabel("dispersion, incomplete\nover complete", fontsize=9)
+    axes[1, 0].set_ylabel(
+        "neighbours of the class,\nincomplete less complete", fontsize=9
+    )
+    axes[1, 0].legend(frameon=False, fontsize=8)
+    figure.supxlabel(
+        "depth (0: embeddings, 1: last); dots: p ≤ 0.05, corrected for all layers",
+        fontsize=9,
+    )
+    save(figure, path)
+
+
+def draw_premise(
+    predicted: dict[str, dict[str, list[float]]], data: Labelled, path: Path
+) -> None:
+    """Draw the log-odds of the right city for each sentence, by city and model."""
+    plt = pyplot()
+    figure, axis = plt.subplots(figsize=(5.2, 0.6 * 2 * len(predicted) + 1.4))
+    labels = np.array(data.labels)
+    names = []
+    jitter = np.random.default_rng(0).uniform(-0.18, 0.18, len(labels))
+    for model, numbers in predicted.items():
+        for city, colour in zip(CITIES, ("C0", "C3"), strict=True):
+            inside = labels == city
+            odds = np.array(numbers["odds"])[inside]
+            height = np.full(len(odds), float(len(names))) + jitter[inside]
+            axis.plot(odds, height, ".", color=colour, ms=6)
+            names.append(f"{model}, {city}")
+    axis.axvline(0, color="grey", lw=0.8, zorder=0)
+    axis.set_yticks(range(len(names)), names, fontsize=9)
+    axis.invert_yaxis()
+    axis.set_xlabel("log-odds of the right city against the other (nats)")
     save(figure, path)
 
 
@@ -542,6 +632,8 @@ def save(figure: "mpl.figure.Figure", path: Path) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--model", help="a decoder, in place of both")
+    parser.add_argument("--device", help="cpu or cuda")
     parser.add_argument("--out", type=Path, default=Path("out/cities"))
     return parser.parse_args()
 

@@ -52,3 +52,71 @@ def mean_interval(values: ArrayLike, groups: ArrayLike | None = None) -> Mean:
     reach = stats.t.ppf((1 + LEVEL) / 2, freedom) * float(error)
     mean = float(rows.mean())
     return Mean(mean, mean - reach, mean + reach)
+
+
+def share_interval(values: ArrayLike, groups: ArrayLike) -> Mean:
+    """Return the share of texts of which something is true, with Wilson's interval.
+
+    It has an extent where all texts agree, too. Groups count by their effective number.
+    """
+    rows = np.asarray(values, float)
+    count = effective_count(number_groups(np.asarray(groups).tolist()))
+    share = float(rows.mean())
+    z = stats.norm.ppf((1 + LEVEL) / 2)
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    reach = np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    reach *= z / (1 + z**2 / count)
+    return Mean(share, middle - reach, middle + reach)
+
+
+def median_interval(values: ArrayLike, groups: ArrayLike) -> Mean:
+    """Return the median over groups of each group's median, with its interval.
+
+    The ends are two of these medians, which hold the true one whatever the
+    distribution (a binomial count lies below it).
+    """
+    rows = np.asarray(values, float)
+    numbers = number_groups(np.asarray(groups).tolist())
+    medians = []
+    for number in range(int(numbers.max()) + 1):
+        medians.append(np.median(rows[numbers == number]))
+    ordered = np.sort(medians)
+    below = int(stats.binom.ppf((1 - LEVEL) / 2, len(ordered), 0.5))
+    # The ends of fewer than six groups hold it less often than they should.
+    first = max(below - 1, 0)
+    low, high = ordered[first], ordered[len(ordered) - 1 - first]
+    return Mean(float(np.median(ordered)), float(low), float(high))
+
+
+def rank_correlation(
+    left: ArrayLike, right: ArrayLike, classes: ArrayLike, groups: ArrayLike
+) -> Mean:
+    """Return the correlation of ranks within classes, with its interval.
+
+    Two classes that differ in both numbers make no correlation. The error is a
+    jackknife over groups, on Fisher's scale.
+    """
+    columns = np.asarray(left, float), np.asarray(right, float), np.asarray(classes)
+    numbers = number_groups(np.asarray(groups).tolist())
+    count = int(numbers.max()) + 1
+    correlations = []
+    # Of all texts, then without each group.
+    for number in range(-1, count):
+        first, second, names = (column[numbers != number] for column in columns)
+        correlations.append(ranks_within(first, names) @ ranks_within(second, names))
+    # A few texts may be in perfect order.
+    whole, *without = np.arctanh(np.clip(correlations, -0.999, 0.999))
+    error = np.sqrt((count - 1) * np.var(without))
+    reach = stats.t.ppf((1 + LEVEL) / 2, effective_count(numbers) - 1) * error
+    return Mean(*np.tanh([whole, whole - reach, whole + reach]).tolist())
+
+
+def ranks_within(values: ArrayLike, classes: ArrayLike) -> np.ndarray:
+    """Return the ranks within classes, centred and of length 1."""
+    numbers, names = np.asarray(values, float), np.asarray(classes)
+    ranks = np.zeros(len(numbers))
+    for name in np.unique(names):
+        inside = names == name
+        within = stats.rankdata(numbers[inside]) / (inside.sum() + 1)
+        ranks[inside] = within - within.mean()
+    return ranks / np.linalg.norm(ranks)

@@ -43,7 +43,8 @@ def test_the_cities_are_apart_late(smollm2: hs.Model) -> None:
         late = result.data.sel(dataset=name, site="layer.29")
         assert late["silhouette_p"].item() <= 0.005
     assert "layer.0" not in incomplete["separation"]["apart_at"]
-    assert result.facts["tightness"][0]["model"] == "smollm2"
+    (comparison,) = result.facts["comparisons"]
+    assert comparison["model"] == "smollm2" and comparison["pairs"] == 0
 
 
 @pytest.mark.filterwarnings("ignore")  # theirs

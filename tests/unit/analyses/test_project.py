@@ -287,17 +287,16 @@ def test_models_and_datasets_side_by_side(models: dict[str, hs.Model]) -> None:
     alone = hs.project(three[0], few, method="pca", sites="layer.0,layer.3").data
     beside = result.data.sel(model=result.data["model"][0], dataset="few")
     np.testing.assert_allclose(alone["silhouette"], beside["silhouette"], atol=1e-5)
-    for record in result.facts["tightness"]:
-        within = result.data["within"].sel(model=record["model"], site=record["sites"])
-        tighter = within.argmin("dataset").values.tolist()
-        for number, part in enumerate(record["datasets"]):
-            pairs = zip(record["sites"], tighter, strict=True)
-            assert part["tighter_at"] == [
-                site for site, side in pairs if side == number
-            ]
-            median = float(within[number].median())
-            assert part["median_within"] == pytest.approx(median)
-    assert {record["model"] for record in result.facts["tightness"]} == {
+    for record in result.facts["comparisons"]:
+        of_model = result.data.sel(model=record["model"])
+        assert (record["first"], record["second"]) == ("all", "few")
+        # Eight texts are in both.
+        assert record["pairs"] == 8 and record["groups"] == 12
+        for name in ("dispersion", "neighbour"):
+            values = of_model[name].sel(site=record[name]["site"]).values
+            expected = [record[name]["first"], record[name]["second"]]
+            np.testing.assert_allclose(values, expected)
+    assert {record["model"] for record in result.facts["comparisons"]} == {
         *result.data["model"].values
     }
     each = hs.each_token(three[0])

@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from hiddenscope import progress
+from hiddenscope.analyses.project.comparison import (
+    Comparison,
+    compare_datasets,
+    compared_variables,
+)
 from hiddenscope.analyses.project.pictures import (
     SIGNIFICANCE,
     Method,
@@ -22,6 +27,7 @@ from hiddenscope.analyses.project.pictures import (
 from hiddenscope.analyses.project.points import (
     Points,
     datasets_of,
+    permutation_count,
     points_of_models,
     points_of_states,
 )
@@ -34,8 +40,6 @@ from hiddenscope.analyses.project.story import (
     Separation,
     SeparationP,
     SeparationScores,
-    Tighter,
-    Tightness,
 )
 from hiddenscope.analyses.project.workers import UmapPool
 from hiddenscope.errors import StatesError
@@ -66,9 +70,6 @@ MAX_POINTS = 50_000
 # With up to this many points, pictures of two other seeds are drawn for comparison;
 # with more points, of one.
 FEW = 200
-# Permutations of the labels, up to this many points.
-PERMUTATIONS = {500: 999, 5_000: 199}
-MIN_PERMUTATIONS = 99
 # Classes that the facts list.
 LISTED = 20
 LONG_NAMES = {
@@ -159,6 +160,7 @@ def draw_texts(
                 f"More than {MAX_POINTS:,} points", reason, "Give a sample of them."
             )
         parts = _scored_parts(points, seed)
+        reason, comparisons = compare_datasets(points, seed)
         seeds = [seed]
         if how.method != "pca":
             others = 2 if most <= FEW else 1
@@ -173,9 +175,10 @@ def draw_texts(
                 neighbours=how.neighbours,
                 seeds=seeds,
                 parts=list(map(_part_report, parts, panels)),
-                tightness=_tightness(parts) or None,
+                comparisons=[comparison.report for comparison in comparisons] or None,
+                not_compared=reason,
             )
-            data = _dataset(parts, panels, how.method)
+            data = _dataset(parts, panels, comparisons, how.method)
             return Result("project", data, report, _source(points))
 
         if how.preview is not None and how.method != "pca":
@@ -208,11 +211,10 @@ def _permuted_labels(points: Points, seed: int) -> Permuted | None:
     if points.classes is None or len(points.classes.names) < 2:
         return None
     rows = points.scored
-    counts = [count for most, count in PERMUTATIONS.items() if len(rows) <= most]
     groups, texts = points.names(rows)
     orders = permuted(
         points.classes.codes[rows],
-        counts[0] if counts else MIN_PERMUTATIONS,
+        permutation_count(len(rows)),
         seed,
         groups,
         units=texts,
@@ -283,7 +285,10 @@ def _panels(
 
 
 def _dataset(
-    parts: Sequence[Part], panels: Sequence[Sequence[Panel]], method: Method
+    parts: Sequence[Part],
+    panels: Sequence[Sequence[Panel]],
+    comparisons: Sequence[Comparison],
+    method: Method,
 ) -> "xarray.Dataset":
     """Tabulate everything by model, dataset and site.
 
@@ -340,6 +345,7 @@ def _dataset(
     for name, values in numbers.items():
         if np.isfinite(values).any():
             variables[name] = ("model", "dataset", "site"), values, long_names[name]
+    variables |= compared_variables(comparisons, models, datasets, list(rows))
     texts: list[str] = []
     for of_part in firsts.values():
         texts += of_part.texts or ()
@@ -441,47 +447,6 @@ def _scores_at(site: str, scores: Scores) -> dict[str, Any]:
 def _known(number: float) -> float | None:
     """Return None for NaN, which JSON does not have."""
     return number if number == number else None
-
-
-def _tightness(parts: Sequence[Part]) -> list[Tightness]:
-    """Return at which sites the classes of each of two datasets are tighter, of those
-    where the classes of either are tight.
-
-    The difference is not tested.
-    """
-    comparisons = []
-    for model in dict.fromkeys(part.points.model for part in parts):
-        sides = [part for part in parts if part.points.model == model]
-        if len(sides) != 2:
-            continue
-        first, second = (side.scored for side in sides)
-        shared = []
-        for site in first:
-            if site in second:
-                p_values = first[site]["within"].p, second[site]["within"].p
-                if any(p <= SIGNIFICANCE for p in p_values):
-                    shared.append(site)
-        if not shared:
-            continue
-        within = np.array(
-            [
-                [scores[site]["within"].value for site in shared]
-                for scores in (first, second)
-            ]
-        )
-        tighter = np.argmin(within, axis=0)
-        datasets = []
-        for number, side in enumerate(sides):
-            pairs = zip(shared, tighter, strict=True)
-            datasets.append(
-                Tighter(
-                    dataset=side.points.dataset,
-                    tighter_at=[site for site, winner in pairs if winner == number],
-                    median_within=float(np.median(within[number])),
-                )
-            )
-        comparisons.append(Tightness(model=model, sites=shared, datasets=datasets))
-    return comparisons
 
 
 def _source(points: Sequence[Points]) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from torch import Tensor
 from hiddenscope.errors import PassError, StatesError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes.unembed import Unembedding
+from hiddenscope.results.sentences import distinct
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Pooling, Readable, Source
-from hiddenscope.texts import Belonging, as_list
+from hiddenscope.texts import Belonging, Labelled, as_list
 from hiddenscope.vectors import Vectors, vectors
 from hiddenscope.vectors.dataset import (
     Dataset,
@@ -24,6 +25,9 @@ from hiddenscope.vectors.dataset import (
 
 # Texts whose logits are computed at a time.
 AT_ONCE = 64
+# Permutations, up to this many points.
+PERMUTATIONS = {500: 999, 5_000: 199}
+MIN_PERMUTATIONS = 99
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,9 @@ class Points(Vectors):
     """The vectors `[site, point, width]` of one dataset in one model.
 
     A point is a text, or a token if there are `tokens`. `text_of` is the number of each
-    point's text, and `belonging` says which texts belong together. `predicted` is the
-    number of texts whose label the model predicts, if that is known.
+    point's text, and `belonging` says which texts belong together; `named_groups` are
+    the groups of texts as the data name them. `predicted` is the number of texts whose
+    label the model predicts, if that is known.
     """
 
     model: str
@@ -73,6 +78,7 @@ class Points(Vectors):
     classes: Classes | None
     text_of: Sequence[int]
     belonging: Belonging
+    named_groups: Sequence[Any] | None = None
     predicted: int | None = None
 
     def __len__(self) -> int:
@@ -101,6 +107,12 @@ class Points(Vectors):
         return [f"text {row}" for row in range(len(self))]
 
 
+def permutation_count(points: int) -> int:
+    """Return how often this many points are permuted."""
+    counts = [count for most, count in PERMUTATIONS.items() if points <= most]
+    return counts[0] if counts else MIN_PERMUTATIONS
+
+
 def _as_string(label: Any) -> str:
     if label is None or (isinstance(label, float) and label != label):
         raise StatesError(
@@ -117,7 +129,13 @@ def _as_string(label: Any) -> str:
 
 
 def datasets_of(data: Any) -> dict[str, Dataset]:
-    """Read one dataset, or several in a mapping of names."""
+    """Read one dataset, or several: a mapping of names, or a list of what `hs.read`
+    gave.
+    """
+    is_list = isinstance(data, list | tuple) and len(data) > 0
+    if is_list and all(isinstance(texts, Labelled) for texts in data):
+        names = distinct([texts.name for texts in data])
+        data = dict(zip(names, data, strict=True))
     if isinstance(data, Mapping):
         if not data:
             raise TextError("No datasets", "the mapping is empty", "Give at least one.")
@@ -204,6 +222,7 @@ def _points(rows: Vectors, names: tuple[str, str], dataset: Dataset) -> Points:
         classes=classes,
         text_of=text_of,
         belonging=belonging,
+        named_groups=dataset.groups,
     )
 
 

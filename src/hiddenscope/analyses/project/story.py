@@ -11,6 +11,7 @@ from hiddenscope.results.drawing import labels
 from hiddenscope.results.pictures import Lines, Panels, Series, shown_first
 from hiddenscope.results.report import Extremes, Grouped
 from hiddenscope.results.sentences import (
+    counted,
     independence,
     model_name,
     plural,
@@ -167,21 +168,41 @@ class ProjectPart(Grouped, PlottedPart):
 
 
 @frozen
-class Tighter:
-    """How tight the classes of a dataset are, and where they are the tighter ones."""
+class DatasetDifference:
+    """A number of the classes in two datasets, at the site that shows it best.
 
-    dataset: str
-    tighter_at: list[str]
-    median_within: float
+    `difference` is a ratio for the dispersion, the first less the second for
+    neighbours. `smaller_at` and `larger_at` are the sites at which the number of the
+    first dataset is so.
+    """
+
+    site: str
+    first: float
+    second: float
+    difference: float
+    interval: list[float] | None
+    p: float | None
+    sites: int
+    smaller_at: list[str]
+    larger_at: list[str]
 
 
 @frozen
-class Tightness:
-    """How tight the classes of two datasets are in one model."""
+class DatasetComparison:
+    """Two datasets in the same classes, compared in one model.
+
+    `pairs` are the groups with texts in both. A number is None where it could be
+    measured at no site.
+    """
 
     model: str
-    sites: list[str]
-    datasets: list[Tighter]
+    first: str
+    second: str
+    pairs: int
+    groups: int
+    smallest_p: float | None
+    dispersion: DatasetDifference | None
+    neighbour: DatasetDifference | None
 
 
 @frozen
@@ -194,7 +215,8 @@ class ProjectReport(Report):
     neighbours: int
     seeds: list[int]
     parts: list[ProjectPart]
-    tightness: list[Tightness] | None = None
+    comparisons: list[DatasetComparison] | None = None
+    not_compared: str | None = None
 
     @property
     def named_parts(self) -> Iterator[tuple[str, ProjectPart]]:
@@ -239,6 +261,8 @@ def story(report: ProjectReport, result: Result) -> Iterator[Section]:
         title = "At which layers are the classes apart?"
     panels = _panels(report, result, rows)
     yield Section(title, tuple(first), (panels,), _reading(report, result))
+    if report.comparisons:
+        yield _comparison(report.comparisons, result)
     if along:
         yield Section(
             "The scores along the layers",
@@ -248,6 +272,123 @@ def story(report: ProjectReport, result: Result) -> Iterator[Section]:
             " twenty shuffled labels reaches the dashed line.",
             folded=True,
         )
+
+
+def _comparison(comparisons: Sequence[DatasetComparison], result: Result) -> Section:
+    """Return which of two datasets has the tighter classes, and in which neighbours
+    agree more often.
+    """
+    data, sites = result.data, labels(result.data, "site")
+    first, second = quote(comparisons[0].first), quote(comparisons[0].second)
+    titles = {
+        "dispersion_ratio": (
+            f"The dispersion of {first}, divided by that of {second}",
+            "ratio",
+        ),
+        "neighbour_difference": (
+            f"How often neighbours agree in {first}, less how often in {second}",
+            "share of points",
+        ),
+    }
+    views = []
+    for name, (title, y_name) in titles.items():
+        if name not in data:
+            continue
+        series = []
+        for model in _names(data, "model"):
+            here = data.sel(model=model) if model else data
+            ends = [None, None]
+            if f"{name}_low" in here:
+                ends = [here[f"{name}_{side}"].to_numpy() for side in ("low", "high")]
+            y = here[name].to_numpy()
+            series.append(Series(model or y_name, y, *ends, band="95%, all sites"))
+        equal = np.full(len(sites), float(name == "dispersion_ratio"))
+        series.append(Series("no difference", equal, style="dash"))
+        title = f"{title}, along the layers of {model_name(result)}"
+        views.append(Lines(title, sites, tuple(series), y_name=y_name))
+    sentences: list[str] = []
+    for comparison in comparisons:
+        sentences += _compared(comparison)
+    reading = (
+        "Dispersion is the distance to the mean of the class (root mean square) over"
+        " the distance between the means of two classes, in the full space. A band that"
+        " leaves out the dashed line is a difference; the bands of all sites hold"
+        " together with 95%."
+    )
+    return Section(
+        "Do the two datasets differ?", tuple(sentences), tuple(views), reading
+    )
+
+
+def _compared(comparison: DatasetComparison) -> Iterator[str]:
+    """Yield where two datasets differ in one model, and how that was tested."""
+    first, second = quote(comparison.first), quote(comparison.second)
+    tight, near = comparison.dispersion, comparison.neighbour
+    corrected = "(p at most 0.05, corrected for all sites)"
+    if tight is not None:
+        verdict = f"no site is shown to have tighter classes in {first} or in {second}"
+        places = [
+            f"{words} at {site_list(sites)}"
+            for words, sites in (
+                (f"tighter in {first}", tight.smaller_at),
+                (f"tighter in {second}", tight.larger_at),
+            )
+            if sites
+        ]
+        if places:
+            verdict = f"the classes are {' and '.join(places)} {corrected}"
+        yield (
+            f"In {comparison.model}, {verdict}. At {tight.site} the dispersion is"
+            f" {tight.first:.2f} in {first} and {tight.second:.2f} in {second}: a ratio"
+            f" of {tight.difference:.2f}{_ends(tight, '.2f')}."
+        )
+    if near is not None:
+        verdict = "no site is shown to differ in how often the nearest neighbour agrees"
+        places = [
+            f"more often in {name} at {site_list(sites)}"
+            for name, sites in ((first, near.larger_at), (second, near.smaller_at))
+            if sites
+        ]
+        if places:
+            verdict = (
+                f"the nearest neighbour is of the same class {' and '.join(places)}"
+                f" {corrected}"
+            )
+        yield (
+            f"In {comparison.model}, {verdict}. At {near.site} it does for"
+            f" {near.first:.0%} of {first} and {near.second:.0%} of {second}: a"
+            f" difference of {near.difference:+.0%}{_ends(near, '+.0%')}."
+        )
+    yield _permutation(comparison)
+
+
+def _ends(difference: DatasetDifference, form: str) -> str:
+    if difference.interval is None:
+        return ", without an interval"
+    low, high = difference.interval
+    return f" ({low:{form}} to {high:{form}}, at all sites together)"
+
+
+def _permutation(comparison: DatasetComparison) -> str:
+    """Say how the texts of two datasets were permuted."""
+    pairs, others = comparison.pairs, comparison.groups - comparison.pairs
+    ways = []
+    if pairs:
+        ways.append(f"the two sides of {counted(pairs, 'pair')} were swapped")
+    if others:
+        ways.append(
+            f"{counted(others, 'group')} of texts without a pair changed places with"
+            " others of the same class"
+        )
+    sentence = f"For the test, {' and '.join(ways)}"
+    if comparison.smallest_p is None:
+        return f"{sentence}, but that changes nothing, so there is no p-value."
+    if comparison.smallest_p > LEVEL:
+        return (
+            f"{sentence}. That is possible in few ways: no p-value can be below"
+            f" {comparison.smallest_p:.2g}, so nothing can be shown."
+        )
+    return f"{sentence}."
 
 
 def _panels(report: ProjectReport, result: Result, rows: Sequence[Row]) -> Panels:
@@ -409,18 +550,8 @@ def _findings(report: ProjectReport, result: Result) -> Iterator[str]:
     """Yield where the classes are apart, and which pictures not to trust."""
     for name, part in report.named_parts:
         yield from _findings_of(part, _of(name))
-    for comparison in report.tightness or []:
-        medians, counts = [], []
-        for side in comparison.datasets:
-            name = quote(side.dataset)
-            medians.append(f"{side.median_within:.2f} for {name}")
-            counts.append(f"for {name} at {len(side.tighter_at)} sites")
-        yield (
-            f"In {comparison.model}, the mean distance within classes, divided by that"
-            f" of all pairs, is {' and '.join(medians)} (median over"
-            f" {len(comparison.sites)} sites). It is smaller {' and '.join(counts)}."
-            " The difference was not tested."
-        )
+    if report.not_compared:
+        yield f"The two datasets were not compared: {report.not_compared}."
     if not _classes(result.data):
         points = sum(part.points for part in report.parts)
         yield (
