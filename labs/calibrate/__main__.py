@@ -21,6 +21,7 @@ STUDIES = (
     probe.STUDY,
     probe.CENTRE_STUDY,
     project.STUDY,
+    project.COMPARISON,
     exchange.STUDY,
     visibility.STUDY,
     graft.STUDY,
