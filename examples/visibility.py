@@ -12,6 +12,8 @@ import argparse
 import time
 from pathlib import Path
 
+from one_state import draw_one_state
+
 import hiddenscope as hs
 from hiddenscope.results import views_of
 from hiddenscope.views.figures.pages import image
@@ -56,43 +58,6 @@ def main() -> None:
     for name, view in zip(PICTURES, views_of(average), strict=False):
         picture = image((view,), ".png", dpi=90)
         (options.out / f"{name}.png").write_bytes(picture)
-
-
-def draw_one_state(result: hs.Result, path: Path) -> None:
-    """Draw what influences a state in the middle of a map, and what it influences."""
-    import matplotlib.pyplot as plt
-    from matplotlib.colors import LogNorm
-
-    influence = result.data[result.facts["measure"]]
-    site = len(influence.site) // 2
-    token = len(influence.token) // 2
-    strings = [repr(str(string)) for string in result.data["string"].values]
-    state = f"{influence.site.values[site]} at {strings[token]}"
-    on_state = influence.isel(site=site, token=token)
-    of_state = influence.isel(source_site=site, source_token=token)
-    pictures = {
-        f"What influences {state}": (on_state, "Blues"),
-        f"What {state} influences": (of_state, "Oranges"),
-    }
-    figure, axes = plt.subplots(2, 1, figsize=(5, 8), layout="constrained")
-    for axis, (title, (values, colors)) in zip(axes, pictures.items(), strict=True):
-        # What a state does to itself is 0 or larger than all else.
-        numbers = values.to_numpy().copy()
-        numbers[site, token] = 0
-        # White is what has no influence; the least influence is somewhat darker.
-        least = numbers[numbers > 0].min()
-        norm = LogNorm(least / 3, numbers.max())
-        image = axis.imshow(
-            numbers, norm=norm, cmap=colors, origin="lower", aspect="auto"
-        )
-        axis.plot(token, site, "s", color="black")
-        axis.set_title(title)
-        axis.set_xticks(range(len(strings)), strings, rotation=30, ha="right")
-        some_sites = range(0, len(influence.site), 5)
-        axis.set_yticks(some_sites, influence.site.values[some_sites])
-        figure.colorbar(image, ax=axis, label="influence")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def first_tokens(model: hs.Model, options: argparse.Namespace) -> list[list[int]]:

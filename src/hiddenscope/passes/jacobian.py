@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hiddenscope.discovery import Tap
@@ -155,11 +155,8 @@ def tape(
     sites: Sequence[Site],
     *,
     logits: bool = False,
-    module: nn.Module | None = None,
 ) -> Tape:
     """Run the model over one text and keep what gradients need, up to the last site.
-
-    A copy of its module, with other weights, may run in its place.
 
     >>> from hiddenscope.testing import tiny_model
     >>> from hiddenscope.model import load
@@ -169,9 +166,8 @@ def tape(
     >>> [str(site) for site in gradients], gradients[Site(0)].shape
     (['layer.2', 'layer.1', 'layer.0'], torch.Size([1, 3, 64]))
     """
-    network = model.module if module is None else module
-    require_recordable(network)
-    refuse_gradients(network)
+    require_recordable(model.module)
+    refuse_gradients(model.module)
     batch = model.encode(inputs).pad(model)
     if len(batch.lengths) != 1:
         raise PassError(
@@ -181,7 +177,7 @@ def tape(
         )
     states: dict[Site, State] = {}
     missing = set(sites)
-    stops = not logits and not hooks.is_offloaded(network)
+    stops = not logits and not hooks.is_offloaded(model.module)
 
     def watch(site: Site) -> hooks.Watch:
         tap = model.anatomy.taps[site]
@@ -199,17 +195,17 @@ def tape(
                 raise hooks.Stopped
             return new
 
-        return tap.watch(network, cut)
+        return tap.watch(model.module, cut)
 
     watches = [watch(site) for site in sorted(sites)]
-    arguments = batch.arguments(network, masked=model.batching.needs_mask)
+    arguments = batch.arguments(model.module, masked=model.batching.needs_mask)
     with (
         model.lock,
         autograd.restored(inference=False),
         torch.enable_grad(),
         hooks.watching(watches),
     ):
-        output = hooks.call_module(network, arguments)
+        output = hooks.call_module(model.module, arguments)
     if missing:
         raise not_reached(model.anatomy, min(missing))
     return Tape(states, token_logits(output, batch, model) if logits else None)

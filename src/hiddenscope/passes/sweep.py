@@ -1,9 +1,9 @@
-"""Sweep: run one text in many patched variants and read the logits of one token.
+"""Sweep: run one text in many patched variants and read the logits of some tokens.
 
 The text is run unpatched first, and everything that variants start from is recorded.
 They go through the model together. Each is computed only from its first patch on: in
 depth it joins the batch at that layer, and in a causal model the keys and values of the
-tokens before the patch come from the unpatched run. The head runs on the one token, and
+tokens before the patch come from the unpatched run. The head runs on what is read, and
 an encoder that is not patched is run once. None of this is assumed: on first use all of
 it is tried together on the model, against variants that are run one at a time. Where
 that fails, variants share a batch and nothing else.
@@ -217,7 +217,7 @@ class Shortcuts:
 
     `joins`: a variant skips the blocks below its first patch. `reuses`: it takes the
     keys and values of the tokens before its first patch from the unpatched run.
-    `narrows`: the head runs on the requested token alone. `encodes_once`: an unpatched
+    `narrows`: the head runs on the requested tokens alone. `encodes_once`: an unpatched
     encoder is not run again. `batched`: variants share a pass. `notes` say why one is
     not taken.
     """
@@ -244,7 +244,7 @@ def sweep(
     model: PassModel,
     unpatched: UnpatchedRun,
     variants: Sequence[Variant],
-    at: int,
+    at: int | range,
     *,
     read: Callable[[Tensor], Tensor] = lambda logits: logits,
     shortcuts: Shortcuts | None = None,
@@ -253,7 +253,8 @@ def sweep(
     """Run patched variants of an unpatched run and read the logits of the token `at`.
 
     `read` reduces the logits [variant, vocabulary] of each batch to what is kept, so
-    that they are never in memory all at once. `advance` is called after each batch with
+    that they are never in memory all at once; of a range of tokens they are [variant,
+    token, vocabulary]. `advance` is called after each batch with
     the number of its variants.
 
     >>> from hiddenscope.testing import tiny_model
@@ -274,13 +275,16 @@ def sweep(
             note = f"Keys and values were computed anew, because {reason}."
             notes = *shortcuts.notes, note
             shortcuts = replace(shortcuts, reuses=False, notes=notes)
-    run = _Sweep(model, unpatched, at, shortcuts)
+    tokens_read = at if isinstance(at, range) else range(at, at + 1)
+    run = _Sweep(model, unpatched, tokens_read, shortcuts)
     rows: dict[int, Tensor] = {}
     passes = tokens = 0
     with model.lock:
         for start, numbers in run.batches(variants):
             batch = [variants[number] for number in numbers]
             logits = run.logits(batch, start)
+            if isinstance(at, int):
+                logits = logits[:, 0]
             if bool(logits.isnan().any()):
                 raise NotFinite(
                     f"No logits of {model.anatomy.name}",
@@ -319,11 +323,11 @@ def run_unbatched(
 
 @dataclass(frozen=True, eq=False)
 class _Sweep:
-    """An unpatched run, the token at which its variants are read, and the shortcuts."""
+    """An unpatched run, the tokens at which variants are read, and the shortcuts."""
 
     model: PassModel
     unpatched: UnpatchedRun
-    at: int
+    at: range
     shortcuts: Shortcuts
 
     @property
@@ -347,7 +351,7 @@ class _Sweep:
         for number, variant in enumerate(variants):
             stack, start = variant[0].site.stack, 0
             if self.shortcuts.reuses and stack == self.stack:
-                start = min(self.at, *(min(patch.tokens) for patch in variant))
+                start = min(self.at.start, *(min(patch.tokens) for patch in variant))
             starts[stack, start].append(number)
 
         def lowest_site(number: int) -> Site:
@@ -365,8 +369,8 @@ class _Sweep:
     def logits(self, variants: Sequence[Variant], start: int) -> Tensor:
         """Run a batch of variants in one pass and return their logits.
 
-        They are [variant, vocabulary], those of the token `at`. The tokens before
-        `start` are not computed.
+        They are [variant, token, vocabulary], those of the tokens `at`. The tokens
+        before `start` are not computed.
         """
         model, unpatched = self.model, self.unpatched
         stack = variants[0][0].site.stack
@@ -411,10 +415,11 @@ class _Sweep:
             # only that and the shape matter here, not which positions they are.
             return Positions(torch.zeros(texts, tokens, dtype=torch.long), None)
 
+        requested = slice(self.at.start - start, self.at.stop - start)
         editor = Editor(model.anatomy, changes, every_token)
         watches = editor.watches(model.module)
         if self.shortcuts.narrows:
-            watches.append(self._narrow_head(length, self.at - start))
+            watches.append(self._narrow_head(length, requested))
         with (
             # Logits that are made in inference mode could not be trained on.
             autograd.restored(inference=False),
@@ -426,9 +431,10 @@ class _Sweep:
         assert logits is not None, "the unpatched run has some"
         if changed != set(changes):
             raise not_reached(model.anatomy, min(set(changes) - changed))
-        # A narrowed head has made the logits of the requested token alone.
-        token = 0 if logits.shape[1] == 1 else self.at - start
-        return logits[:count, token]
+        # A narrowed head has made the logits of the requested tokens alone.
+        if logits.shape[1] != len(self.at):
+            logits = logits[:, requested]
+        return logits[:count]
 
     def _joining(
         self,
@@ -479,8 +485,8 @@ class _Sweep:
             return True
         return bool(_why_not_encoded_once(self.model, self.unpatched))
 
-    def _narrow_head(self, length: int, token: int) -> hooks.Watch:
-        """Return a hook that lets the head see only one token.
+    def _narrow_head(self, length: int, requested: slice) -> hooks.Watch:
+        """Return a hook that lets the head see only the requested tokens.
 
         The head makes a row as long as the vocabulary for each token that it sees.
         """
@@ -491,7 +497,7 @@ class _Sweep:
             state = hooks.state_in(args, kwargs)
             if state is None or state.ndim != 3 or state.shape[1] != length:
                 return None
-            return hooks.with_state_in(args, kwargs, state[:, token : token + 1])
+            return hooks.with_state_in(args, kwargs, state[:, requested])
 
         return hooks.Watch(self.model.module.get_submodule(head.path), "input", narrow)
 

@@ -4,6 +4,7 @@ maps      measures of the Jacobian, and the map of one text
 compute   whole maps of texts: the labelled arrays, and the report
 sampling  which states of many texts are drawn
 averages  many texts, aligned by distance and depth
+outgoing  many texts: what a state does to its own and to later predictions
 decay     sums over drawn states, the laws that they follow, and intervals
 story     what was found, what is said and shown
 """
@@ -35,7 +36,7 @@ def visibility(
     texts: Annotated["Texts | Inputs | Labelled", replace(TEXTS, encoded=True)],
     *,
     influence: Annotated[
-        Literal["l1", "frobenius", "relative", "logit"],
+        Literal["l1", "frobenius", "relative", "logit", "mean", "resample"],
         ask("How influence is measured."),
     ] = "l1",
     sites: Annotated["SitePatterns", SITES] = "layer.*,final",
@@ -70,7 +71,10 @@ def visibility(
     targets=...)`.
 
     Of several texts, states are drawn and their influences averaged by distance and
-    depth, with intervals over texts; `hs.Sampling` says how. Texts are taken as
+    depth, with intervals over texts; `hs.Sampling` says how. "logit" then tells what a
+    state does to its own next-token prediction and to later ones, as do "mean" and
+    "resample", which replace the state, by the mean of its site or by that of another
+    text, and measure the change of the loss. Texts are taken as
     independent of each other, unless `hs.read(..., group=)` says which belong together.
 
     >>> import hiddenscope as hs

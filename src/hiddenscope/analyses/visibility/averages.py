@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from torch import nn
 
 from hiddenscope import progress
 from hiddenscope.analyses.visibility.decay import (
@@ -31,15 +30,12 @@ from hiddenscope.analyses.visibility.sampling import (
 from hiddenscope.analyses.visibility.story import (
     DECAYS,
     Averages,
-    BoundarySide,
-    Guess,
-    Interval,
     LawFit,
     RandomFit,
     VisibilityReport,
 )
 from hiddenscope.errors import TextError
-from hiddenscope.model import Model
+from hiddenscope.model import Model, load
 from hiddenscope.modules import autograd
 from hiddenscope.modules.module_copy import private_copy, to_random
 from hiddenscope.passes import Inputs
@@ -52,7 +48,7 @@ from hiddenscope.results.dataset import (
     to_dataset,
 )
 from hiddenscope.sites import Site, summarise
-from hiddenscope.states.arrays import Floats, Ints
+from hiddenscope.states.arrays import Ints
 
 if TYPE_CHECKING:
     import xarray
@@ -99,7 +95,7 @@ def average_texts(
 
     `groups` are the numbers of the groups that the texts belong to.
     """
-    _check_alignable(inputs, sites, measure, groups)
+    _check_alignable(inputs, sites, groups)
     stack = sites[0].stack
     causal = model.anatomy.stack_named(stack).causal
     window = DistanceWindow.of(min(inputs.lengths), causal)
@@ -114,7 +110,7 @@ def average_texts(
     group_count = int(groups.max()) + 1
     batch_count = min(BATCHES, group_count)
 
-    def tally(what: str, module: nn.Module | None = None) -> Tallies:
+    def tally(what: str, model: Model) -> Tallies:
         """Sum up the shares of all texts, one text at a time."""
         tallies = Tallies(batch_count, len(sites), window)
         generator = torch.Generator().manual_seed(measure.seed)
@@ -131,19 +127,17 @@ def average_texts(
                     text = cut_texts(text, stack, last + 1)
                 (length,) = text.of(stack).lengths
                 axes = Axes(tuple(sites), {stack: length})
-                measurement = Measurement(model, axes, measure, generator, module)
+                measurement = Measurement(model, axes, measure, generator)
                 influence = influence_on_targets(measurement, text, targets)
                 for target, of_target in zip(targets, influence, strict=True):
                     tallies.add(int(groups[number]) % batch_count, target, of_target)
                 advance(len(targets))
         return tallies
 
-    tallies = [tally("Looking back")]
+    tallies = [tally("Looking back", model)]
     if sampling.baseline == "random":
-        # The user's module keeps its weights: the copy has tensors of its own. It runs
-        # the same code, so its states are in the same places.
-        copy = private_copy(model.module, to_random(seed))
-        tallies.append(tally("Looking back with random weights", copy))
+        random = with_random_weights(model, seed)
+        tallies.append(tally("Looking back with random weights", random))
     estimates, counted_batches = estimate(*tallies)
     averages = Averages(
         groups=group_count,
@@ -155,11 +149,11 @@ def average_texts(
         source_site=str(sites[0]),
         site=str(sites[-1]),
         laws=[*_laws(estimates)],
-        own_column=_guess(estimates["own_column"], HALF),
-        own_below=_guess(estimates["own_mean"], HALF),
-        own_first=_guess(estimates["own_first"], HALF),
-        opening=_interval(estimates["opening"]),
-        locality=_guess(estimates["locality_trend"], 0.0),
+        own_column=estimates["own_column"].guess(HALF),
+        own_below=estimates["own_mean"].guess(HALF),
+        own_first=estimates["own_first"].guess(HALF),
+        opening=estimates["opening"].interval,
+        locality=estimates["locality_trend"].guess(),
         random=[*_random_laws(estimates)] if len(tallies) > 1 else None,
     )
     report = VisibilityReport(
@@ -177,22 +171,32 @@ def average_texts(
     return Result("visibility", data, report, model.source(stack))
 
 
-def _check_alignable(
-    inputs: Inputs, sites: Sequence[Site], measure: InfluenceMeasure, groups: Ints
-) -> None:
+def with_random_weights(model: Model, seed: int) -> Model:
+    """Load a copy of the model whose weights are drawn anew.
+
+    The user's module keeps its weights: the copy has tensors of its own.
+    """
+    copy = private_copy(model.module, to_random(seed))
+    return load((copy, model.tokenizer))
+
+
+def require_groups(groups: Ints) -> None:
+    """Refuse texts that no interval can be given over."""
+    if groups.max() < 1:
+        raise TextError(
+            "No interval over these texts",
+            "they all belong to one group, and what differs between groups is unknown",
+            "Give texts of several groups, or Sampling(align='position').",
+        )
+
+
+def _check_alignable(inputs: Inputs, sites: Sequence[Site], groups: Ints) -> None:
     """Refuse what has no distance, no depth or no interval."""
+    require_groups(groups)
     problem = "Cannot align these texts by distance"
     remedy = "Give Sampling(align='position'), or other sites or another measure."
-    if measure.name == "logit":
-        reason = "predictions have no layers to align"
-    elif len({site.stack for site in sites}) > 1 or inputs.targets is not None:
+    if len({site.stack for site in sites}) > 1 or inputs.targets is not None:
         reason = "an encoder and a decoder have no distances between them"
-    elif groups.max() < 1:
-        problem = "No interval over these texts"
-        reason = (
-            "they all belong to one group, and what differs between groups is unknown"
-        )
-        remedy = "Give texts of several groups, or Sampling(align='position')."
     elif len(sites) < 2:
         problem = "No influence to average"
         reason = f"{sites[0]} alone has no sites below it"
@@ -240,17 +244,17 @@ def _laws(estimates: Mapping[str, Estimate]) -> Iterator[LawFit]:
     for decay in DECAYS:
         exponent = estimates[f"exponent_{decay}"]
         advantage = estimates[f"advantage_{decay}"]
-        decays, side = _side(exponent), _side(advantage)
+        decays, side = exponent.side(), advantage.side()
         better: Literal["power", "exponential"] | None = None
         # Of shares that do not fall, neither law says anything.
         if decays == "above" and side != "undecided":
             better = "power" if side == "above" else "exponential"
         yield LawFit(
             source=decay,
-            exponent=_interval(exponent),
-            rate=_interval(estimates[f"rate_{decay}"]),
-            advantage=_interval(advantage),
-            explained=_number(estimates[f"explained_{decay}"].value),
+            exponent=exponent.interval,
+            rate=estimates[f"rate_{decay}"].interval,
+            advantage=advantage.interval,
+            explained=estimates[f"explained_{decay}"].interval.value,
             better=better,
             decays=decays,
         )
@@ -263,34 +267,8 @@ def _random_laws(estimates: Mapping[str, Estimate]) -> Iterator[RandomFit]:
         excess = estimates[f"excess_{decay}"]
         yield RandomFit(
             source=decay,
-            exponent=_interval(exponent),
-            decays=_side(exponent),
-            excess=_interval(excess),
-            verdict=_side(excess),
+            exponent=exponent.interval,
+            decays=exponent.side(),
+            excess=excess.interval,
+            verdict=excess.side(),
         )
-
-
-def _guess(estimated: Estimate, boundary: float) -> Guess:
-    """Compare an estimate with the boundary that decides."""
-    verdict = _side(estimated, boundary)
-    return Guess(**vars(_interval(estimated)), boundary=boundary, verdict=verdict)
-
-
-def _side(estimated: Estimate, boundary: float = 0.0) -> BoundarySide:
-    """Say on which side of a boundary the whole interval is."""
-    if estimated.low > boundary:
-        return "above"
-    if estimated.high < boundary:
-        return "below"
-    return "undecided"
-
-
-def _interval(estimated: Estimate) -> Interval:
-    value, low, high = map(_number, estimated)
-    return Interval(value=value, low=low, high=high)
-
-
-def _number(value: Floats) -> float | None:
-    """Return a finite number; None where there is none."""
-    number = float(value)
-    return number if np.isfinite(number) else None

@@ -20,8 +20,10 @@ from hiddenscope.analyses.visibility.maps import (
     influence_on_log_probability,
     influence_on_states,
 )
+from hiddenscope.analyses.visibility.outgoing import average_outgoing
 from hiddenscope.analyses.visibility.sampling import Sampling
 from hiddenscope.analyses.visibility.story import (
+    INTERVENTIONS,
     Cross,
     Distances,
     MeasureName,
@@ -126,10 +128,26 @@ def map_influence(
     inputs = model.encode(texts.texts if isinstance(texts, Labelled) else texts)
     # Whole maps of many texts take too long, so a few states of each are drawn.
     if len(inputs) > 1 and sampling.align == "distance":
+        if target is not None:
+            raise TextError(
+                f"Cannot use the target {target!r:.40} for several texts",
+                "the loss of the true next token is averaged",
+                "Leave it out, or give Sampling(align='position').",
+            )
         # Copies belong together, as do texts that the data keep together.
         copies = [copy_key(text) for text in inputs.texts or inputs.ids]
         groups = number_groups(copies, getattr(texts, "groups", None))
-        return average_texts(model, inputs, selected, measure, sampling, groups, seed)
+        average = average_texts
+        if influence == "logit" or influence in INTERVENTIONS:
+            average = average_outgoing
+        return average(model, inputs, selected, measure, sampling, groups, seed)
+    if influence in INTERVENTIONS:
+        raise TextError(
+            f"No map of the measure {influence}",
+            "a state is replaced by what other texts have, and the effects are averaged"
+            " by distance",
+            "Give several texts, without align='position'; for one, hs.patch.",
+        )
     stacks = _stacks(model, inputs, selected, measure)
     predicted: list[tuple[int, ...]] = []
     if measure.name == "logit":

@@ -15,7 +15,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from hiddenscope.analyses.visibility.sampling import DistanceWindow, DrawnTarget
-from hiddenscope.analyses.visibility.story import DECAYS
+from hiddenscope.analyses.visibility.story import (
+    DECAYS,
+    BoundarySide,
+    Guess,
+    Interval,
+)
 from hiddenscope.states.arrays import Bools, Floats
 
 BATCHES = 64
@@ -111,6 +116,27 @@ class Estimate(NamedTuple):
     value: Floats
     low: Floats
     high: Floats
+
+    @property
+    def interval(self) -> Interval:
+        """Return one number with its ends; None where there is none."""
+        numbers: dict[str, float | None] = {}
+        for name, number in self._asdict().items():
+            numbers[name] = float(number) if np.isfinite(number) else None
+        return Interval(**numbers)
+
+    def side(self, boundary: float = 0.0) -> BoundarySide:
+        """Say on which side of a boundary the whole interval is."""
+        if self.low > boundary:
+            return "above"
+        if self.high < boundary:
+            return "below"
+        return "undecided"
+
+    def guess(self, boundary: float = 0.0) -> Guess:
+        """Compare one number with the boundary that decides."""
+        verdict = self.side(boundary)
+        return Guess(**vars(self.interval), boundary=boundary, verdict=verdict)
 
 
 def estimate(*tallies: Tallies) -> tuple[dict[str, Estimate], float]:

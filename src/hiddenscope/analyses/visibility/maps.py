@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hiddenscope.analyses.visibility.sampling import DrawnTarget
-from hiddenscope.analyses.visibility.story import MeasureName
+from hiddenscope.analyses.visibility.story import INTERVENTIONS, MeasureName
 from hiddenscope.errors import NotFinite, StatesError
 from hiddenscope.model import Model
 from hiddenscope.modules import autograd
@@ -52,11 +52,14 @@ class InfluenceMeasure:
         A Frobenius norm is exact for narrow states, and with as many probes as the
         width.
         """
-        if name in ONE_VECTOR:
+        if name in ONE_VECTOR or name in INTERVENTIONS:
             if probes is not None:
+                reason = "it is exact with one vector for each target"
+                if name in INTERVENTIONS:
+                    reason = "it replaces states, and is exact"
                 raise StatesError(
                     f"Cannot use probes for {name}",
-                    "it is exact with one vector for each target",
+                    reason,
                     "Leave `probes` out, or choose frobenius.",
                 )
             return cls(name)
@@ -172,16 +175,12 @@ class Axes(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """A measure of the influences in a model, on the axes of a map.
-
-    `module` is a copy of the model's own that runs in its place.
-    """
+    """A measure of the influences in a model, on the axes of a map."""
 
     model: Model
     axes: Axes
     measure: InfluenceMeasure
     generator: torch.Generator
-    module: nn.Module | None = None
 
     @property
     def row_budget(self) -> int:
@@ -334,7 +333,7 @@ def influence_on_targets(
     axes, measure = measurement.axes, measurement.measure
     sums = _Sums(axes, len(targets), squares=measure.estimated)
     # The pass is made once; all vectors go backward through it together.
-    run = tape(measurement.model, text, axes.sites, module=measurement.module)
+    run = tape(measurement.model, text, axes.sites)
 
     def seeds() -> Iterator[Seed]:
         sites = [axes.sites[target.row] for target in targets]
@@ -385,6 +384,36 @@ def influence_on_log_probability(
                 sums.add(site, measure.size(products), targets)
         advance(len(tokens))
     return sums.values(measure, axes.lengths[stack])
+
+
+def influence_on_next_tokens(
+    measurement: Measurement, text: Inputs, predicted: Sequence[int], targets: set[int]
+) -> Floats:
+    """Return the influence on some predictions of a causal text.
+
+    It is [token, source site, source token], 0 for other predictions. No token of the
+    last site sees another, so one backward pass through the head serves all of them:
+    that makes a long text several times faster than one vector for each prediction.
+    """
+    axes, measure = measurement.axes, measurement.measure
+    top = max(axes.sites)
+    sums = _Sums(axes, axes.tokens, squares=False)
+    for tokens in _pieces(measurement, None, 1):
+        wanted = targets.intersection(tokens)
+        part = cut_texts(text, None, tokens.stop)
+        run = tape(measurement.model, part, axes.sites, logits=True)
+        assert run.logits is not None
+        wide = torch.promote_types(run.logits.dtype, torch.float32)
+        ids = torch.tensor(predicted[: tokens.stop], device=run.logits.device)
+        with autograd.restored(), torch.enable_grad():
+            log_probabilities = run.logits.to(wide).log_softmax(-1)
+            total = log_probabilities.gather(-1, ids[:, None]).sum()
+        end = run.states[top].end
+        (gradient,) = torch.autograd.grad(total, end)
+        seeds = [Seed(token, top, token, gradient[:, token]) for token in wanted]
+        if seeds:
+            sums.add_products(measurement, run, seeds, tokens.stop)
+    return sums.values(measure, axes.tokens)[0]
 
 
 def needs_whole(model: Model, length: int) -> bool:

@@ -18,7 +18,11 @@ from hiddenscope.results.sentences import (
     quoted_token,
 )
 
-MeasureName: TypeAlias = Literal["l1", "frobenius", "relative", "logit"]
+MeasureName: TypeAlias = Literal[
+    "l1", "frobenius", "relative", "logit", "mean", "resample"
+]
+INTERVENTIONS: tuple[MeasureName, ...] = ("mean", "resample")
+"""Measures that replace a state."""
 BoundarySide: TypeAlias = Literal["above", "below", "undecided"]
 """On which side of a boundary a whole 95% interval is."""
 DecayName: TypeAlias = Literal["below", "first", "depth"]
@@ -39,6 +43,7 @@ BY_DISTANCE = {
 }
 # With fewer groups of texts, intervals over texts were not calibrated.
 FEWEST_GROUPS = 10
+ROUGH = "The intervals are rough: with as few groups of texts they were not calibrated."
 # Whose influence falls with what.
 FALLING = {
     "below": ("of the site below", "the distance"),
@@ -70,7 +75,23 @@ MEASURES = {
         "Influence is the L2 norm of the gradient of a token's log-probability with"
         " respect to a state."
     ),
+    "mean": (
+        "A state is replaced by the mean state of its site over all texts, and the loss"
+        " of the true next token is compared with that before."
+    ),
+    "resample": (
+        "A state is replaced by the state of another text at the same site and"
+        " position, and the loss of the true next token is compared with that before."
+    ),
 }
+# What goes out from a state, and the size of it where it has a sign.
+EFFECTS = {
+    "logit": ("the influence on predictions", ""),
+    "mean": ("the rise of the loss", "the size of the change of the loss"),
+    "resample": ("the rise of the loss", "the size of the change of the loss"),
+}
+# About how many sites are shown by distance.
+SHOWN_SITES = 5
 
 
 @frozen
@@ -241,6 +262,58 @@ class Averages:
 
 
 @frozen
+class RandomFuture:
+    """The same shares with random weights, and how much larger those of the model are.
+
+    `excess` is of the mean share, `excess_fall` of the first sites' over the last's.
+    """
+
+    first: Interval
+    last: Interval
+    fall: Guess
+    excess: Guess
+    excess_fall: Guess
+
+
+@frozen
+class Future:
+    """The share of what states do that falls on later predictions, along the sites.
+
+    From `own_from` on it is below one half, and up to `later_until` above. `first` and
+    `last` are means over thirds of the sites, and `fall` is their difference.
+    `together` is the mean rank correlation of a state's effects on its own prediction
+    and on later ones. The whole effect is not clearly above 0 at `unclear`.
+    """
+
+    own_from: str | None
+    later_until: str | None
+    first_sites: str
+    last_sites: str
+    first: Interval
+    last: Interval
+    fall: Guess
+    together: Guess
+    unclear: str | None = None
+    random: RandomFuture | None = None
+
+
+@frozen
+class Outgoing:
+    """What states do to predictions, averaged over texts, and what was drawn.
+
+    `size` is that of the size of a change, where a change has a sign.
+    """
+
+    groups: int
+    batches: float
+    states: int
+    states_per_text: int
+    farthest: int
+    change: Future | None
+    size: Future | None = None
+
+
+@frozen
 class VisibilityReport(Report):
     """Which states influence which."""
 
@@ -253,6 +326,7 @@ class VisibilityReport(Report):
     stacks: list[OnPredictions | OnStates]
     cross: Cross | None = None
     aligned: Averages | None = None
+    outgoing: Outgoing | None = None
 
 
 def story(report: VisibilityReport, result: Result) -> Iterator[Section]:
@@ -265,6 +339,17 @@ def story(report: VisibilityReport, result: Result) -> Iterator[Section]:
             "Influence is averaged as a share: what a token has of the influence of all"
             " tokens of its site on a state. Bands are 95% intervals over texts. Where"
             " both axes are logarithmic, a power law is a straight line."
+            f" {MEASURES[report.measure]}",
+        )
+        return
+    if report.outgoing:
+        yield Section(
+            "What a state does to its own prediction, and to later ones",
+            tuple(_outgoing_findings(report, report.outgoing)),
+            tuple(_outgoing_views(report, result)),
+            "A state at a token is used for the prediction of the next token, and at"
+            " later tokens that attend to it. A share is the sum over later predictions"
+            " divided by the sum over all. Bands are 95% intervals over texts."
             f" {MEASURES[report.measure]}",
         )
         return
@@ -614,10 +699,146 @@ def _average_findings(averages: Averages, texts: int) -> Iterator[str]:
         " Intervals are at 95%, over groups of texts."
     )
     if averages.batches < FEWEST_GROUPS:
-        yield (
-            "The intervals are rough: with as few groups of texts they were not"
-            " calibrated."
+        yield ROUGH
+
+
+def _outgoing_views(report: VisibilityReport, result: Result) -> Iterator[Lines]:
+    """Yield shares by layer and by distance, and how the two effects go together."""
+    data, model = result.data, model_name(result)
+    sites = labels(data, "source_site")
+    change, size = EFFECTS[report.measure]
+    names = {"future": f"of {change}"}
+    together = {"together": change}
+    if size:
+        names["size_future"] = f"of {size}"
+        together["size_together"] = size
+    yield Lines(
+        f"How much of what a state does falls on later predictions, in {model}",
+        sites,
+        _banded(result, names),
+        y_name="share of later predictions",
+        note="The last layer reaches no later prediction.",
+    )
+    summed = data["outgoing"].values.cumsum(1)
+    reaching = np.flatnonzero(np.isfinite(data["future"].values * data["together"]))
+    some = reaching[:: max(1, len(reaching) // SHOWN_SITES)]
+    if len(some):
+        within = [Series(sites[row], summed[row] / summed[row, -1]) for row in some]
+        yield Lines(
+            f"How far ahead a state is used, in {model}",
+            labels(data, "distance"),
+            tuple(within),
+            "tokens later, at most",
+            f"share of {change}",
         )
+    yield Lines(
+        "Do states that do more to their own prediction do more to later ones? In"
+        f" {model}",
+        sites,
+        _banded(result, together),
+        y_name="rank correlation",
+    )
+
+
+def _outgoing_findings(report: VisibilityReport, outgoing: Outgoing) -> Iterator[str]:
+    """Yield what falls on later predictions, layer by layer, then what was drawn."""
+    for future, effect in zip(
+        (outgoing.change, outgoing.size), EFFECTS[report.measure], strict=True
+    ):
+        if future:
+            yield from _future(future, effect)
+    if any(future and future.random for future in (outgoing.change, outgoing.size)):
+        yield "The random weights were drawn once."
+    yield (
+        f"Averaged over {report.texts:,} texts in {outgoing.groups:,} groups:"
+        f" {outgoing.states:,} tokens were drawn, at most {outgoing.states_per_text} of"
+        " each text, each with its states at all sites and the predictions of up to"
+        f" {counted(outgoing.farthest, 'token')} later. The first token is none of"
+        " them: many models rest their attention on it. Sites that reach no later"
+        " prediction, such as the last layer, are not counted. Intervals are at 95%,"
+        " over groups of texts."
+    )
+    if outgoing.batches < FEWEST_GROUPS:
+        yield ROUGH
+
+
+def _future(future: Future, effect: str) -> Iterator[str]:
+    """Say where a state is mostly about its own next token, and how layers differ."""
+    if future.later_until:
+        yield (
+            f"Up to {future.later_until}, more than half of {effect} falls on later"
+            " predictions."
+        )
+    if future.own_from:
+        yield (
+            f"From {future.own_from} on, a state is mostly about its own next token:"
+            f" less than half of {effect} falls on later predictions."
+        )
+    else:
+        yield (
+            "From no site on was a state found to be mostly about its own next token,"
+            f" by {effect}."
+        )
+    if future.unclear:
+        yield (
+            f"At {future.unclear}, {effect} is not clearly above 0 in sum, so that it"
+            " has no shares."
+        )
+    if future.first.value is not None:
+        compared = {
+            "above": "The first sites do more for later tokens than the last",
+            "below": "The last sites do more for later tokens than the first",
+            "undecided": "The first and the last sites were not told apart",
+        }
+        yield (
+            f"{compared[future.fall.verdict]}: later predictions have"
+            f" {_with_interval(future.first, '.0%')} of {effect} at"
+            f" {future.first_sites}, and {_with_interval(future.last, '.0%')} at"
+            f" {future.last_sites}, a difference of"
+            f" {_with_interval(future.fall, '+.2f')}."
+        )
+    together = future.together
+    if together.value is not None:
+        goes = {
+            "above": "do more to later ones too",
+            "below": "do less to later ones",
+            "undecided": "were not found to do more or less to later ones",
+        }
+        yield (
+            "States of one site that do more to their own prediction"
+            f" {goes[together.verdict]}: by {effect}, the rank correlation is"
+            f" {_with_interval(together, '.2f')} on average over sites."
+        )
+    if future.random:
+        yield _random_future(future.random, effect)
+
+
+def _random_future(random: RandomFuture, effect: str) -> str:
+    """Say what architecture alone gives, and by how much more the layers differ."""
+    if random.first.value is None:
+        return (
+            f"With random weights, {effect} is not clearly above 0, so that it has no"
+            " shares to compare with."
+        )
+    beside = {
+        "above": "The model's difference is larger: it exceeds that by",
+        "below": "The model's difference is smaller: it exceeds that by",
+        "undecided": "The model's difference was not found to be another: it exceeds"
+        " that by",
+    }
+    words = (
+        f"With random weights, later predictions have"
+        f" {_with_interval(random.first, '.0%')} of {effect} at the first sites and"
+        f" {_with_interval(random.last, '.0%')} at the last, a difference of"
+        f" {_with_interval(random.fall, '+.2f')}."
+    )
+    if random.excess_fall.value is None:
+        return words
+    return (
+        f"{words} {beside[random.excess_fall.verdict]}"
+        f" {_with_interval(random.excess_fall, '+.2f')}, and its mean share over all"
+        f" sites by {_with_interval(random.excess, '+.2f')}."
+    )
 
 
 def _law(law: LawFit) -> str:

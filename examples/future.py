@@ -1,0 +1,178 @@
+"""Does a state serve the next token, or later ones?
+
+    python examples/future.py
+
+Of each of 200 film reviews a token is drawn. For its states at all layers the script
+measures what they do to the prediction at that token and to those of the next 32: by
+the gradient of the log-probability (`logit`), and by replacing the state, by the mean
+of its site (`mean`) or by that of another review (`resample`). The same is done for a
+copy with random weights. That takes two slow cores about an hour and a GPU minutes:
+`--device cuda --per-text 8`. `--quick` gives a first look.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from one_state import draw_one_state
+from over_texts import first_tokens
+from reviews import reviews
+
+import hiddenscope as hs
+from hiddenscope.results import views_of
+from hiddenscope.results.pictures import Lines, Series
+from hiddenscope.views.figures.pages import image
+
+SENTENCE = "It is done, and submitted. You can play “Survival of the Tastiest"
+LAYER, POSITION = 5, 10
+MEASURES = ("logit", "mean", "resample")
+WORDS = {
+    "logit": "gradient (logit)",
+    "mean": "replaced by the mean",
+    "resample": "replaced by another text's",
+}
+TOKENS = 64
+QUICK_TOKENS = 16
+
+
+def main() -> None:
+    """Look at one state of a sentence, then ahead from states of many texts."""
+    options = read_options()
+    options.out.mkdir(parents=True, exist_ok=True)
+    model = hs.load(options.model, device=options.device)
+    layers = model.anatomy.stacks[-1].depth
+    sentences = [str(model)]
+
+    sites = [0, layers // 2, layers] if options.quick else range(layers + 1)
+    shown = ",".join(f"layer.{layer}" for layer in sorted({*sites, LAYER}))
+    one_text = hs.visibility(model, SENTENCE, sites=shown)
+    names = one_text.data["site"].values.tolist()
+    place = names.index(f"layer.{LAYER}")
+    draw_one_state(one_text, options.out / "one-state.png", (place, POSITION))
+    sentences.append(tell_of_one_state(one_text, place))
+
+    texts = first_tokens(model, reviews(), options.texts, options.tokens)
+    results = {}
+    for measure in MEASURES:
+        start = time.perf_counter()
+        results[measure] = hs.visibility(
+            model,
+            texts,
+            influence=measure,
+            sites=options.sites,
+            sampling=hs.Sampling(per_text=options.per_text, baseline="random"),
+        )
+        seconds = time.perf_counter() - start
+        sentences += ["", f"influence={measure!r}", results[measure].summary()]
+        sentences += tell_layers(results[measure])
+        sentences.append(f"It took {seconds:,.0f} s.")
+    report = "\n".join(sentences)
+    print(report)
+    write(results, report, options.out)
+
+
+def tell_of_one_state(result: hs.Result, place: int) -> str:
+    """Say how far the two quadrants of a state reach."""
+    influence = result.data["l1"]
+    names, strings = influence.site.values, result.data["string"].values
+    on_state = influence.isel(site=place, token=POSITION).sum("source_site").values
+    of_state = influence.isel(source_site=place, source_token=POSITION)
+    # What a state does to itself is left out.
+    above = of_state.isel(site=slice(place + 1, None)).sum("site").values
+    others = on_state[:POSITION].sum() / on_state.sum()
+    later = above[POSITION + 1 :].sum() / above.sum()
+    return (
+        f"One state: {names[place]} at {str(strings[POSITION])!r}, token {POSITION} of"
+        f" {len(strings)}. Of the influence on it, {others:.0%} comes from earlier"
+        f" tokens; of its influence on the states above, {later:.0%} goes to later"
+        " tokens."
+    )
+
+
+def tell_layers(result: hs.Result) -> list[str]:
+    """Say the share of later predictions at some layers, with random weights beside."""
+    sentences = []
+    sites = result.data["source_site"].values
+    step = max(1, len(sites) // 10)
+    for name in ("future", "size_future"):
+        if name not in result.data:
+            continue
+        for whose in ("", "random_"):
+            values = []
+            for row in range(0, len(sites), step):
+                middle, low, high = (
+                    float(result.data[f"{whose}{name}{end}"].values[row])
+                    for end in ("", "_low", "_high")
+                )
+                values.append(f"{sites[row]} {middle:.2f} ({low:.2f} to {high:.2f})")
+            sentences.append(f"{whose}{name}: {', '.join(values)}")
+    correlations = result.data["together"].values[:-2]
+    sentences.append(
+        f"rank correlations by site: {correlations.min():.2f} to"
+        f" {correlations.max():.2f}"
+    )
+    return sentences
+
+
+def write(results: dict[str, hs.Result], report: str, out: Path) -> None:
+    """Write the findings and the pictures."""
+    (out / "findings.txt").write_text(report + "\n", encoding="utf-8")
+    facts = {measure: result.facts for measure, result in results.items()}
+    numbers = {}
+    for measure, result in results.items():
+        numbers[measure] = {}
+        for name, values in result.data.data_vars.items():
+            if name.split("_")[-1] != "outgoing":
+                numbers[measure][name] = values.values.round(5).tolist()
+    findings = json.dumps({"facts": facts, "numbers": numbers}, indent=1)
+    (out / "findings.json").write_text(findings.replace("NaN", "null") + "\n")
+    (out / "by-layer.png").write_bytes(image((by_layer(results),), ".png", dpi=90))
+    for measure, result in results.items():
+        _, by_distance, *_ = views_of(result)
+        picture = image((by_distance,), ".png", dpi=90)
+        (out / f"by-distance-{measure}.png").write_bytes(picture)
+
+
+def by_layer(results: dict[str, hs.Result]) -> Lines:
+    """Return the shares of later predictions along the layers, of all measures."""
+    series = []
+    for measure, result in results.items():
+        data = result.data
+        # What has no sign can be compared with random weights.
+        name = "size_future" if "size_future" in data else "future"
+        for whose, style in (("", "line"), ("random_", "dash")):
+            ends = [data[f"{whose}{name}{end}"].values for end in ("", "_low", "_high")]
+            words = WORDS[measure] + (", random weights" if whose else "")
+            series.append(Series(words, *ends, "95% interval", style))
+    sites = tuple(str(site) for site in data["source_site"].values)
+    return Lines(
+        "How much of what a state does falls on later predictions",
+        sites,
+        tuple(series),
+        y_name="share of later predictions",
+        note="The size of the change, where a state is replaced.",
+    )
+
+
+def read_options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--device", help="such as cuda; by default the CPU")
+    parser.add_argument("--texts", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--per-text", type=int, default=1, help="tokens of each text")
+    parser.add_argument("--sites", default="layer.*,final")
+    parser.add_argument("--quick", action="store_true", help="a minute")
+    parser.add_argument("--out", type=Path, default=Path("out/future"))
+    options = parser.parse_args()
+    if options.quick:
+        options.texts = 3
+        options.tokens = QUICK_TOKENS
+        options.sites = "layer.0,layer.10,layer.20,layer.29,layer.30,final"
+    return options
+
+
+if __name__ == "__main__":
+    main()
