@@ -60,7 +60,11 @@ def centre_of_gravity(
     effective = effective_count(groups)
     # Bessel's correction, as for the variance of an accuracy (`intervals`).
     bessel = effective / max(1.0, effective - 1)
-    covariance = factor * bessel * (sums.T @ sums) / rows**2
+    variation = bessel * (sums.T @ sums) / rows**2
+    # A layer without an error shows no variance: suppose that one group was wrong.
+    scores = correct.mean(1)
+    certain = weights[:, scores == 1]
+    covariance = factor * (variation + certain @ certain.T / effective**2)
     # The squared standard errors that fit in the interval.
     square = float(t.ppf((1 + LEVEL) / 2, max(1.0, effective - 1))) ** 2
     # (moment - c total)² <= square times its variance, a quadratic inequality in c.
@@ -71,14 +75,15 @@ def centre_of_gravity(
     constant = moment**2 - square * covariance[0, 0]
     root = np.sqrt(max(0.0, half**2 - leading * constant))
     centre = moment / total
-    scores = correct.mean(1)
     variance = (scores - chance) @ (depth - centre) ** 2 / total
     gains = np.diff(np.maximum.accumulate([chance, *scores]))
     ends = (half - root) / leading, (half + root) / leading
     # With gains below zero, a ratio may leave the layers that were probed.
-    within = np.clip([centre, *ends], depth[0], depth[-1])
+    layer, low, high = np.clip([centre, *ends], depth[0], depth[-1]).tolist()
     return GravityCentre(
-        *within.tolist(),
+        layer,
+        low,
+        high,
         spread=float(np.sqrt(max(0.0, variance))),
         gained=float(gains @ depth / gains.sum()),
     )

@@ -306,3 +306,9 @@ def test_a_label_that_no_layer_reads_has_no_centre_and_a_flat_one_lies_amid() ->
     assert flat.spread == pytest.approx(2**0.5, abs=0.1)
     # Every rise by chance counts, so it is not 0.
     assert 0 < flat.gained < 1
+
+
+def test_a_label_that_is_always_read_has_a_centre_that_is_not_certain() -> None:
+    always = centre_of_gravity(np.ones((5, 120)), 0.5, range(5), np.arange(120), 1.6)
+    assert always is not None
+    assert 1.9 < always.low < always.layer == 2 < always.high < 2.1
