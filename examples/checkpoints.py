@@ -179,9 +179,9 @@ def nf4_levels() -> Tensor:
     """Return the levels of NF4: quantiles of a normal distribution, with an exact zero.
 
     Dettmers et al. 2023 take eight levels above zero and seven below, between the
-    quantiles that leave half of a 32nd and of a 30th outside on average.
+    quantiles that leave a 32nd and a 30th outside on average.
     """
-    outermost = (1 - 1 / 64 + 1 - 1 / 60) / 2
+    outermost = 1 - (1 / 32 + 1 / 30) / 2
     above = norm.ppf(np.linspace(outermost, 0.5, 9)[:-1])
     below = -norm.ppf(np.linspace(outermost, 0.5, 8)[:-1])
     levels = np.sort([*above, 0.0, *below])

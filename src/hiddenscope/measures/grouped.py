@@ -12,6 +12,7 @@ LEVEL = 0.95
 # With fewer groups, there is too little to draw from again.
 MIN_BOOTSTRAPPED = 5
 BOOTSTRAPS = 999
+TINY = float(np.finfo(float).tiny)
 
 
 def group_sums(values: Floats, groups: Ints) -> Floats:
@@ -81,20 +82,32 @@ def reach_of_all(values: Floats, groups: Ints) -> Floats | None:
     same = (ordered[half - 1 :] == ordered[: count - half + 1]).any(0)
     parts = (sums - sizes * values.mean(0))[:, ~same]
     generator = np.random.default_rng(0)
-    largest = [0.0]
-    for _ in range(BOOTSTRAPS):
-        drawn = generator.integers(count, size=count)
-        if len(np.unique(drawn)) >= half:
-            away, error = _mean_and_error(parts[drawn], sizes[drawn])
-            largest.append(float(np.max(np.abs(away) / error, initial=0.0)))
+    draws = generator.integers(count, size=(BOOTSTRAPS, count))
+    # How often each group is in each draw.
+    times = np.stack([np.bincount(draw, minlength=count) for draw in draws])
+    times = times[(times > 0).sum(1) >= half]
+    away, error = _means_and_errors(parts, sizes, times)
+    largest = [0.0, *np.max(np.abs(away) / error, axis=1, initial=0.0)]
     reach = np.where(ordered[0] == ordered[-1], 0.0, np.nan)
     quantile = np.quantile(largest, LEVEL, method="higher")
-    reach[~same] = quantile * _mean_and_error(parts, sizes)[1]
+    once = np.ones((1, count))
+    reach[~same] = quantile * _means_and_errors(parts, sizes, once)[1][0]
     return reach
 
 
-def _mean_and_error(sums: Floats, sizes: Floats) -> tuple[Floats, Floats]:
-    """Return the mean over rows from sums by group, and its error up to a factor."""
-    mean: Floats = sums.sum(0) / sizes.sum()
-    error: Floats = np.sqrt(((sums - sizes * mean) ** 2).sum(0)) / sizes.sum()
-    return mean, error
+def _means_and_errors(
+    sums: Floats, sizes: Floats, times: Floats
+) -> tuple[Floats, Floats]:
+    """Return means over rows and their errors up to a factor, `[draw, column]`.
+
+    `times` `[draw, group]` is how often each group is in a draw, `sums` `[group,
+    column]` are its rows less their mean, summed up.
+    """
+    total = times @ sizes
+    means: Floats = times @ sums / total
+    # The squares of sums less sizes times the mean of the draw.
+    squares = times @ sums**2 - 2 * means * (times @ (sums * sizes))
+    squares += means**2 * (times @ sizes**2)
+    # Rounding must not take the square of nearly equal groups below zero.
+    errors: Floats = np.sqrt(np.maximum(squares, TINY)) / total
+    return means, errors

@@ -201,3 +201,24 @@ def test_lexicons_share_no_word_and_classes_share_their_function_words() -> None
             bags.setdefault(value, set()).add(" ".join(sorted(function)))
         first, second = bags.values()
         assert first == second
+
+
+# --- Weights of 4 bits
+
+
+def test_weights_of_4_bits_are_those_of_bitsandbytes() -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    import torch
+    from checkpoints import round_to_nf4
+
+    weight = torch.randn(96, 128, generator=torch.Generator().manual_seed(0))
+    packed = functional.quantize_4bit(weight, blocksize=64, quant_type="nf4")
+    expected = functional.dequantize_4bit(*packed)
+    assert torch.allclose(round_to_nf4(weight), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_checkpoints_are_saved_at_steps_that_double() -> None:
+    from training import Size
+
+    assert Size(steps=64).saved == [0, 1, 2, 4, 8, 16, 32, 64]
+    assert Size(steps=8).saved == [0, 1, 2, 4, 8]

@@ -1,5 +1,6 @@
 """Quantised weights: every scheme is proved, named, hashed and right, or refused."""
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -293,3 +294,27 @@ def test_an_adapter_on_a_quantised_base(
     states = below.capture(TEXTS)
     assert torch.equal(states.values, plain.capture(TEXTS).values)  # type: ignore[union-attr, arg-type]
     assert not torch.equal(adapted.capture(TEXTS).values, states.values)  # type: ignore[union-attr, arg-type]
+
+
+def test_quantised_blocks_are_grafted_into_the_plain_model(
+    folders: dict[str, Path], scheme: str
+) -> None:
+    plain = hs.load(folders["llama"])
+    quantised = hs.load(hs.Quantised(folders["llama"], scheme))
+    texts = [TEXT, TEXT[1:], TEXT[::-1]]
+    result = hs.graft(plain, quantised, texts, layers=2)
+    mixed: Any = copy.deepcopy(plain.module)
+    donor: Any = quantised.module
+    for number in (1, 2):
+        mixed.model.layers[number] = donor.model.layers[number]
+    losses = []
+    for ids in texts:
+        row = torch.tensor([ids])
+        with torch.no_grad():
+            logits = mixed(row).logits[0, :-1]
+        losses.append(float(torch.nn.functional.cross_entropy(logits, row[0, 1:])))
+    found = float(result.data["loss"].sel(site="layer.2"))
+    assert found == pytest.approx(sum(losses) / 3, rel=1e-4)
+    back = hs.graft(quantised, plain, texts, layers=3)
+    expected = result.facts["losses"]["model"]["value"]
+    assert back.data["loss"].values == pytest.approx([expected], rel=1e-4)

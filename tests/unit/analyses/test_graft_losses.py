@@ -180,7 +180,6 @@ def drawn(generator: np.random.Generator, late: float = 0.0) -> LossReport:
     return report
 
 
-@pytest.mark.slow
 def test_noise_is_called_a_change_no_more_often_than_its_level() -> None:
     reports = [drawn(np.random.default_rng(seed)) for seed in range(60)]
     windows = sum(bool(report.raised or report.lowered) for report in reports)
