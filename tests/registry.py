@@ -398,6 +398,11 @@ ENTRIES: dict[str, Entry] = {
             lambda: hs.graft(
                 tiny("llama"), tiny("llama", 1), [([5, 6, 7], 11)], sites="layer.*"
             ),
+            lambda: hs.graft(
+                tiny("llama"),
+                tiny("llama", 1),
+                [[5, 6, 7], [8, 9], [4, 5], [9, 3, 7], [6, 6, 8]],
+            ),
         ),
         request={"donor": {"name": "other"}, "data": "upload"},
         noise=random_graft,
