@@ -285,8 +285,8 @@ def is_alias(name: str) -> bool:
 def from_alias(name: str, *, depth: int, final: bool) -> Site:
     """Return the site that Hugging Face or TransformerLens calls `name`.
 
-    `hidden_states[depth]` is `final` if the model has a final norm: Hugging Face norms
-    the last entry and no other. TransformerLens takes the residual stream before a
+    `hidden_states[depth]` is `final` if the model has a final norm: by default Hugging
+    Face norms the last entry and no other. TransformerLens takes the residual stream before a
     post-norm block's own norm, so in a model without a final norm only its
     `hook_resid_pre` and `hook_normalized_resid_post` are sites.
 
@@ -340,7 +340,7 @@ def to_alias(
     if (site.layer or 0) > depth or (site.layer is None and not final):
         return None
     if kind == "hidden_states":
-        # Hugging Face overwrites the raw last layer with the normed one.
+        # By default Hugging Face overwrites the raw last layer with the normed one.
         if site.part or (final and site.layer == depth):
             return None
         k = depth if site.layer is None else site.layer
