@@ -286,8 +286,8 @@ def from_alias(name: str, *, depth: int, final: bool) -> Site:
     """Return the site that Hugging Face or TransformerLens calls `name`.
 
     `hidden_states[depth]` is `final` if the model has a final norm: by default Hugging
-    Face norms the last entry and no other. TransformerLens takes the residual stream before a
-    post-norm block's own norm, so in a model without a final norm only its
+    Face norms the last entry and no other. TransformerLens takes the residual stream
+    before a post-norm block's own norm, so in a model without a final norm only its
     `hook_resid_pre` and `hook_normalized_resid_post` are sites.
 
     >>> from_alias("hidden_states[12]", depth=12, final=True)
