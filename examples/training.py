@@ -152,7 +152,6 @@ def adapter(
             lora_alpha=16,
             target_modules="all-linear",
             task_type="CAUSAL_LM",
-            base_model_name_or_path=str(source),
         )
         adapted: Any = peft.get_peft_model(model.module, config)
         batches = _starts(model, length, shuffled=order == "shuffled")

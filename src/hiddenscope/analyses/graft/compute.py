@@ -43,8 +43,8 @@ Window: TypeAlias = tuple[Site, ...]
 
 # Random sign flips of the test, where not all of them can be tried.
 FLIPS = 9_999
-# Logits of a batch of texts.
-MOST_LOGITS = 2**25
+# Logits of a batch of texts: a GPU is busy only with many.
+MOST_LOGITS = {"cpu": 2**25, "cuda": 2**27}
 # Prompts for which all 4,096 sign flips are tried.
 MOST_EXACT = 12
 ATTRIBUTES: Mapping[str, Attributes] = {
@@ -126,7 +126,8 @@ def _all_runs(
     # Prompts are run one by one, texts in batches if both models can.
     batch_tokens = 1
     if examples.answers is None:
-        batch_tokens = max(1, MOST_LOGITS // vocabulary(model.module))
+        most = MOST_LOGITS.get(model.device.type, MOST_LOGITS["cpu"])
+        batch_tokens = max(1, most // vocabulary(model.module))
     batched = donor if model.batching.padding_safe else model
     total = (2 + len(windows)) * len(examples.inputs)
     with progress.track("Grafting", total=total) as advance:

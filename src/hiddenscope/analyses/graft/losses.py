@@ -56,23 +56,22 @@ def measure_losses(
     for row, texts, run in runs:
         assert run.logits is not None
         batch = inputs.some(texts)
-        ends = np.cumsum(batch.lengths)
-        is_scored = np.ones(ends[-1], dtype=bool)
-        is_scored[ends - 1] = False
-        is_next = np.ones(ends[-1], dtype=bool)
-        is_next[ends - np.array(batch.lengths)] = False
+        lengths = np.array(batch.lengths)
+        ends = np.cumsum(lengths)
+        # Every token but the last of a text predicts, every one but the first is next.
+        predicts = np.delete(np.arange(ends[-1]), ends - 1)
+        following = np.delete(batch.flat, ends - lengths)
         device = run.logits.device
-        logits = run.logits[torch.from_numpy(is_scored).to(device)].float()
-        targets = torch.from_numpy(batch.flat[is_next]).to(device)[:, None]
+        logits = run.logits[torch.from_numpy(predicts).to(device)].float()
+        targets = torch.from_numpy(following).to(device)[:, None]
         losses = logits.logsumexp(-1) - logits.gather(1, targets)[:, 0]
         predicted = logits.argmax(-1)
         if row == 0:
             of_model = predicted
-        counts = np.array(batch.lengths) - 1
+        counts = lengths - 1
         starts = np.cumsum(counts) - counts
-        columns = {0: losses.double(), 1: (predicted == of_model).double()}
-        for number, table in enumerate((loss, agreement)):
-            sums = np.add.reduceat(columns[number].cpu().numpy(), starts)
+        for table, values in ((loss, losses), (agreement, predicted == of_model)):
+            sums = np.add.reduceat(values.cpu().double().numpy(), starts)
             table[row, texts] = sums / counts
     if not np.isfinite(loss).all():
         raise NotFinite(
