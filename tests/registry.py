@@ -311,6 +311,18 @@ ENTRIES: dict[str, Entry] = {
             ),
             lambda: hs.visibility(tiny("bert"), MANY, sites="layer.*"),
             lambda: hs.visibility(tiny("t5"), tiny("t5").encode(TEXT, targets=OTHER)),
+            lambda: hs.visibility(
+                tiny("llama"),
+                MANY,
+                influence="resample",
+                sampling=hs.Sampling(per_text=2, baseline="random"),
+            ),
+            lambda: hs.visibility(
+                tiny("llama"),
+                MANY,
+                influence="logit",
+                sampling=hs.Sampling(per_text=2, baseline="random"),
+            ),
         ),
         request={"texts": "The rest is here.", "sites": "layer.*"},
         noise=lambda generator: hs.visibility(

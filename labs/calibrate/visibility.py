@@ -1,5 +1,6 @@
 """Visibility: the interval of a Frobenius norm that random vectors estimate, and the
-intervals over texts of how influence falls with the distance.
+intervals over texts of how influence falls with the distance and of how much of it goes
+to later predictions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,11 @@ from hiddenscope.analyses.visibility.decay import (
     statistics_of,
 )
 from hiddenscope.analyses.visibility.maps import InfluenceMeasure
+from hiddenscope.analyses.visibility.outgoing import estimate as estimate_outgoing
+from hiddenscope.analyses.visibility.outgoing import future_of
 from hiddenscope.analyses.visibility.sampling import DistanceWindow, draw_targets
-from hiddenscope.states.arrays import Floats
+from hiddenscope.sites import Site
+from hiddenscope.states.arrays import Floats, Ints
 from labs.calibrate.trials import Claim, Experiment, Study, each
 
 WIDTH, STATES = 64, 200
@@ -28,6 +32,10 @@ SITES, TOKENS, TARGETS = 4, 33, 4
 ALL_TEXTS = 30_000
 # Texts whose influence falls with the depth: short, with more sites.
 DEEP_SITES, SHORT = 9, 8
+# Texts whose states have effects on later predictions: shares by site, and how many
+# tokens are drawn of each text, with how many later ones.
+AHEAD_SITES, AHEAD_TOKENS, LATER = 6, 2, 8
+PlantedShares: TypeAlias = Literal["falling", "equal"]
 PlantedLaw: TypeAlias = Literal["power", "exponential", "none"]
 
 
@@ -173,6 +181,95 @@ def depth_trial(seed: int, texts: Texts) -> float:
     return _holds(estimates["exponent_depth"], np.array(_depth_truth(texts.law)))
 
 
+class Ahead(NamedTuple):
+    """Texts whose states serve later predictions, more at the first sites or alike.
+
+    With `signed` effects some are below 0, as changes of a loss are.
+    """
+
+    count: int
+    of_group: int
+    shares: PlantedShares
+    signed: bool = False
+
+    @property
+    def planted(self) -> Floats:
+        """The shares of later predictions, at each site."""
+        if self.shares == "equal":
+            return np.full(AHEAD_SITES, 0.5)
+        return np.linspace(0.8, 0.2, AHEAD_SITES)
+
+
+def ahead_effects(texts: Ahead, seed: int) -> tuple[Floats, Ints]:
+    """Draw effects [state, site, distance], and the batch of each state.
+
+    Texts differ in what they do to the own and to later predictions; half of the
+    variance of a text is that of its group.
+    """
+    generator = np.random.default_rng(seed)
+    groups = np.arange(texts.count) // texts.of_group
+    traits = generator.standard_normal((texts.count, 2))
+    if texts.of_group > 1:
+        of_group = generator.standard_normal((groups[-1] + 1, 2))
+        traits = (traits + of_group[groups]) / 2**0.5
+    # Numbers around 1, skewed as norms and losses are.
+    factors = np.exp(0.5 * traits - 0.125).repeat(AHEAD_TOKENS, axis=0)
+    factors = factors * generator.gamma(2.0, 0.5, (len(factors), 1))
+    shares = texts.planted
+    means = np.repeat(shares[:, None] / LATER, LATER + 1, axis=1)
+    means[:, 0] = 1 - shares
+    effects = np.broadcast_to(means, (len(factors), *means.shape)).copy()
+    effects[..., 0] *= factors[:, :1]
+    effects[..., 1:] *= factors[:, 1, None, None]
+    effects *= generator.gamma(2.0, 0.5, effects.shape)
+    if texts.signed:
+        # Far more noise than effect at a single distance, as in changes of a loss.
+        effects += 0.2 * generator.standard_t(4, effects.shape)
+    batches = groups % min(BATCHES, groups[-1] + 1)
+    return effects, batches.repeat(AHEAD_TOKENS)
+
+
+@cache
+def _together(shares: PlantedShares, signed: bool) -> float:
+    """Return the mean rank correlation over very many texts."""
+    effects, batches = ahead_effects(Ahead(ALL_TEXTS, 1, shares, signed), 10**6)
+    reaching = np.ones(AHEAD_SITES, dtype=bool)
+    estimates, _ = estimate_outgoing({"": effects}, batches % 2, reaching)
+    return float(estimates["together_mean"].value)
+
+
+def ahead_trial(seed: int, texts: Ahead) -> dict[str, float]:
+    """Tell which intervals hold, and what is claimed of equal shares of one half."""
+    effects, batches = ahead_effects(texts, seed)
+    reaching = np.ones(AHEAD_SITES, dtype=bool)
+    estimates, _ = estimate_outgoing({"": effects}, batches, reaching)
+    sites = [Site(layer) for layer in range(AHEAD_SITES)]
+    future = future_of(estimates, "", sites, reaching)
+    assert future is not None
+    shares = texts.planted
+    fall = shares[:2].mean() - shares[-2:].mean()
+    ahead = half = np.nan
+    if texts.shares == "equal":
+        ahead = future.fall.verdict != "undecided"
+        half = bool(future.own_from or future.later_until)
+    together = np.array(_together(texts.shares, texts.signed))
+    return {
+        "future": _holds(estimates["future"], shares),
+        "fall": _holds(estimates["fall"], fall),
+        "together": _holds(estimates["together_mean"], together),
+        "ahead": float(ahead),
+        "half": float(half),
+    }
+
+
+def _named_ahead(texts: Ahead) -> str:
+    words = f"{texts.count} texts"
+    if texts.of_group > 1:
+        words = f"{texts.count // texts.of_group} groups of {texts.of_group} texts"
+    signed = ", with a sign" if texts.signed else ""
+    return f"{words}, {texts.shares} shares{signed}"
+
+
 def sum_up_depth(records: Sequence[float]) -> Mapping[str, Sequence[float]]:
     """Name what came of all trials by its claim."""
     return {"depth": records}
@@ -216,13 +313,27 @@ DEEP = (
     Texts(50, 1, "power"),
 )
 
+AHEAD = (
+    Ahead(20, 1, "falling"),
+    Ahead(50, 1, "falling"),
+    Ahead(200, 1, "falling"),
+    Ahead(200, 1, "falling", signed=True),
+    Ahead(80, 4, "falling"),
+    Ahead(20, 1, "equal"),
+    Ahead(200, 1, "equal"),
+    Ahead(200, 1, "equal", signed=True),
+    Ahead(80, 4, "equal"),
+)
+
 STUDY = Study(
     "visibility",
     f"A Jacobian of width {WIDTH} with one, four or sixteen equal singular values, the"
     " others 0: the fewer, the more skewed are\nthe lengths that the norm is estimated"
     " from. Then texts whose influence falls by a law, each in its own way and with\n"
     "noise; 4 states of each are drawn. In a group, half of the variance of a text is"
-    " that of its group.",
+    " that of its group. Last, states\nthat serve later predictions, at the first sites"
+    " more than at the last, or one half at all sites; with a sign, some effects are\n"
+    "below 0.",
     {
         "interval": Claim("the 95% interval holds the norm", 0.93),
         "distance": Claim("the interval of a share at a distance holds it", 0.93),
@@ -232,6 +343,11 @@ STUDY = Study(
         "trend": Claim("the interval of the trend over layers holds 0", 0.93),
         "wrong": Claim("a law that is not there is called the better one", high=0.05),
         "right": Claim("the law that is there is called so"),
+        "future": Claim("the interval of a share of later predictions holds it", 0.93),
+        "fall": Claim("the interval of the first less the last sites holds it", 0.93),
+        "together": Claim("the interval of the rank correlation holds it", 0.93),
+        "ahead": Claim("equal shares of the first and last are told apart", high=0.05),
+        "half": Claim("a share of one half is called more or less", high=0.05),
     },
     [
         Experiment(
@@ -253,5 +369,11 @@ STUDY = Study(
             sum_up_depth,
         )
         for texts in DEEP
+    ]
+    + [
+        Experiment(
+            _named_ahead(texts), each(partial(ahead_trial, texts=texts)), sum_up_texts
+        )
+        for texts in AHEAD
     ],
 )

@@ -119,8 +119,8 @@ def average_outgoing(
             states=sum(counts),
             states_per_text=sampling.per_text,
             farthest=drawn.farthest,
-            change=_future(estimates, "", sites, reaching),
-            size=_future(estimates, "size_", sites, reaching),
+            change=future_of(estimates, "", sites, reaching),
+            size=future_of(estimates, "size_", sites, reaching),
         ),
     )
     data = _dataset(sites, measure, drawn.farthest, estimates)
@@ -378,7 +378,8 @@ def _statistics_of(summed: Floats, states: int, reaching: Bools) -> NamedSums:
     """
     totals = summed.sum(1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        future = summed[:, 1:].sum(1) / totals
+        # Of nothing, a share is 0 and not -0.
+        future = summed[:, 1:].sum(1) / totals + 0.0
     first, last = ends(reaching)
     statistics: NamedSums = {
         "outgoing": summed / states,
@@ -423,7 +424,7 @@ def _clear(estimates: Mapping[str, Estimate], prefix: str) -> Bools:
     return least > 0
 
 
-def _future(
+def future_of(
     estimates: Mapping[str, Estimate],
     kind: str,
     sites: Sequence[Site],
