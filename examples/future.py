@@ -6,8 +6,8 @@ Of each of 200 film reviews a token is drawn. For its states at all layers the s
 measures what they do to the prediction at that token and to those of the next 32: by
 the gradient of the log-probability (`logit`), and by replacing the state, by the mean
 of its site (`mean`) or by that of another review (`resample`). The same is done for a
-copy with random weights. That takes two slow cores about an hour and a GPU minutes:
-`--device cuda --per-text 8`. `--quick` gives a first look.
+copy with random weights. That takes two slow cores an hour or two, and a GPU four
+minutes: `--device cuda`. `--quick` gives a first look.
 """
 
 import argparse
@@ -76,17 +76,18 @@ def tell_of_one_state(result: hs.Result, place: int) -> str:
     """Say how far the two quadrants of a state reach."""
     influence = result.data["l1"]
     names, strings = influence.site.values, result.data["string"].values
-    on_state = influence.isel(site=place, token=POSITION).sum("source_site").values
+    on_state = influence.isel(site=place, token=POSITION)
     of_state = influence.isel(source_site=place, source_token=POSITION)
     # What a state does to itself is left out.
+    below = on_state.isel(source_site=slice(0, place)).sum("source_site").values
     above = of_state.isel(site=slice(place + 1, None)).sum("site").values
-    others = on_state[:POSITION].sum() / on_state.sum()
+    others = below[:POSITION].sum() / below.sum()
     later = above[POSITION + 1 :].sum() / above.sum()
     return (
         f"One state: {names[place]} at {str(strings[POSITION])!r}, token {POSITION} of"
-        f" {len(strings)}. Of the influence on it, {others:.0%} comes from earlier"
-        f" tokens; of its influence on the states above, {later:.0%} goes to later"
-        " tokens."
+        f" {len(strings)}. Of the influence of lower states on it, {others:.0%}"
+        " comes from earlier tokens; of its influence on the states above,"
+        f" {later:.0%} goes to later tokens."
     )
 
 
@@ -107,6 +108,13 @@ def tell_layers(result: hs.Result) -> list[str]:
                 )
                 values.append(f"{sites[row]} {middle:.2f} ({low:.2f} to {high:.2f})")
             sentences.append(f"{whose}{name}: {', '.join(values)}")
+    effects = result.data["outgoing"].values
+    unit = result.data["outgoing"].attrs["units"]
+    values = []
+    for row in range(0, len(sites), step):
+        later = effects[row, 1:].sum()
+        values.append(f"{sites[row]} {effects[row, 0]:.2f} and {later:.2f}")
+    sentences.append(f"own and later effect in {unit}: {', '.join(values)}")
     correlations = result.data["together"].values[:-2]
     sentences.append(
         f"rank correlations by site: {correlations.min():.2f} to"
@@ -123,8 +131,7 @@ def write(results: dict[str, hs.Result], report: str, out: Path) -> None:
     for measure, result in results.items():
         numbers[measure] = {}
         for name, values in result.data.data_vars.items():
-            if name.split("_")[-1] != "outgoing":
-                numbers[measure][name] = values.values.round(5).tolist()
+            numbers[measure][name] = values.values.round(4).tolist()
     findings = json.dumps({"facts": facts, "numbers": numbers}, indent=1)
     (out / "findings.json").write_text(findings.replace("NaN", "null") + "\n")
     (out / "by-layer.png").write_bytes(image((by_layer(results),), ".png", dpi=90))
