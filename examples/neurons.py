@@ -13,13 +13,12 @@ one small model on few texts.
 import argparse
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import matplotlib.pyplot as plt
-import numpy as np
 from matplotlib.axes import Axes
 from reviews import reviews
 
@@ -30,15 +29,16 @@ MODELS = ("smollm2", "gemma3-270m", "minilm")
 SITES = "*.mlp.neurons"
 # What the neurons write, and the stream that it is added to.
 STORED = "*.mlp.neurons,*.mlp,*.mid"
-DRAWN = ("neuron_activation", "neuron_write", "neuron_sparseness", "neuron_entropy")
-VERDICTS = {"more": "yes", "less": "no, less", "undecided": "undecided"}
+DRAWN = {
+    "neuron_activation": "mean |activation|",
+    "neuron_write": "MLP's write / stream",
+    "neuron_kurtosis": "kurtosis",
+    "neuron_sparseness": "sparseness",
+}
+# A model and its control, with their colours.
+KINDS = {"trained": "#0b6e99", "random weights": "#999999"}
 
-
-class Pair(NamedTuple):
-    """The profiles of a model and of its copy with random weights."""
-
-    trained: hs.Result
-    random: hs.Result
+Facts: TypeAlias = dict[str, Any]
 
 
 def main() -> None:
@@ -46,26 +46,25 @@ def main() -> None:
     options = read_options()
     options.out.mkdir(parents=True, exist_ok=True)
     texts = reviews()
-    pairs: dict[str, Pair] = {}
-    lines = []
+    facts: dict[str, Facts] = {}
+    lines: list[str] = []
     for name in options.model:
         start = time.perf_counter()
         model = hs.load(name, device=options.device)
         cut = cut_texts(model, texts, options.texts, options.tokens)
-        trained = measure(model, cut, options.out)
-        control = measure(model.randomised(), cut, options.out)
-        pairs[name] = Pair(trained, control)
+        for kind in KINDS:
+            subject = model if kind == "trained" else model.randomised()
+            facts[f"{name}, {kind}"] = measure(subject, cut, options.out)
         seconds = time.perf_counter() - start
-        lines += report(name, pairs[name])
-        lines.append(f"{len(cut)} texts of {options.tokens} tokens, {seconds:,.0f} s.")
-        print("\n".join(lines[-30:]), flush=True)
+        lines.append(
+            f"{name}: {len(cut)} texts of {options.tokens} tokens took {seconds:,.0f} s."
+        )
+        print(lines[-1], flush=True)
+    lines += report(facts, options.model)
+    print("\n".join(lines))
     (options.out / "findings.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    facts = {}
-    for name, pair in pairs.items():
-        for kind, result in pair._asdict().items():
-            facts[f"{name}, {kind}"] = {**gaps(result), **by_layer(result)}
     (options.out / "findings.json").write_text(json.dumps(facts, indent=1) + "\n")
-    draw(pairs, options.out / "neurons.png")
+    draw(facts, options.model, options.out / "neurons.png")
 
 
 def cut_texts(
@@ -90,44 +89,73 @@ def cut_texts(
     raise ValueError(f"only {len(chosen)} of {count} texts have {length} tokens")
 
 
-def measure(model: hs.Model, texts: list[str], out: Path) -> hs.Result:
-    """Profile the neurons of every layer from a store on disk."""
+def measure(model: hs.Model, texts: list[str], out: Path) -> Facts:
+    """Profile the neurons of every layer from a store on disk.
+
+    They are what was found of the last layer, and every measure of every layer.
+    """
     with TemporaryDirectory(dir=out) as folder:
         store = hs.extract(model, texts, Path(folder) / "store", sites=STORED)
-        return hs.profile(store, sites=SITES)
+        result = hs.profile(store, sites=SITES)
+    facts: Facts = dict(result.facts["stacks"][0]["neurons"])
+    for name in NEURON_MEASURES:
+        for end in ("", "_low", "_high"):
+            facts[f"{name}{end}"] = result.data[f"{name}{end}"].values.tolist()
+    return facts
 
 
-def gaps(result: hs.Result) -> dict[str, Any]:
-    """Return what was found of the last layer."""
-    found: dict[str, Any] = result.facts["stacks"][0]["neurons"]
-    return found
-
-
-def report(name: str, pair: Pair) -> list[str]:
-    """Return a table: each measure against the layer before and against the trend."""
-    lines = [f"\n{name}"]
-    for kind, result in zip(("trained", "random weights"), pair, strict=True):
-        neurons = gaps(result)
+def report(facts: Mapping[str, Facts], names: Sequence[str]) -> list[str]:
+    """Return what was measured, and tables of verdicts, of levels and of controls."""
+    lines = []
+    for name in names:
+        neurons = facts[f"{name}, trained"]
         lines.append(
-            f"  {kind}: {neurons['last']} against {neurons['previous']}, and against a"
+            f"{name}: {neurons['last']} against {neurons['previous']}, and against a"
             f" {neurons['trend']}; {neurons['tokens']:,} tokens of"
-            f" {neurons['groups']} texts, {neurons['types']} token types"
+            f" {neurons['groups']} texts, {neurons['types']} token types."
         )
-        others = {"previous": neurons["against_previous"]}
-        others["trend"] = neurons["against_trend"]
-        for other, found in others.items():
-            for gap in found:
-                words = NEURON_MEASURES[gap["measure"]].words
-                lines.append(
-                    f"    {gap['aspect']:11} {words:50} {other:8} {value(gap):32}"
-                    f" p {gap['p']:.3g}, more: {VERDICTS[gap['verdict']]}"
-                )
-        for measure_name in NEURON_MEASURES:
-            levels = []
-            for place in (-2, -1):
-                levels.append(level(result, measure_name, place))
-            lines.append(f"    {measure_name:18} {' -> '.join(levels)}")
+    for kind in KINDS:
+        of_kind = {name: facts[f"{name}, {kind}"] for name in names}
+        lines += ["", f"The last layer, {kind}", *table(of_kind, comparisons)]
+        lines += ["", f"The last two layers, {kind}", *table(of_kind, levels)]
     return lines
+
+
+def table(
+    facts: Mapping[str, Facts], cells: Callable[[Facts, str], list[str]]
+) -> list[str]:
+    """Return a row for each measure and two columns for each model, in Markdown."""
+    heads = ["measure"]
+    for name in facts:
+        heads += [name, ""]
+    rows = [heads, ["---"] * len(heads)]
+    for name, measure_of in NEURON_MEASURES.items():
+        row = [f"{measure_of.aspect}: {measure_of.words}"]
+        for neurons in facts.values():
+            row += cells(neurons, name)
+        rows.append(row)
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def comparisons(neurons: Facts, name: str) -> list[str]:
+    """Return the last layer against the one before, and against the trend."""
+    both = []
+    for other in ("against_previous", "against_trend"):
+        found = {gap["measure"]: gap for gap in neurons[other]}
+        gap = found.get(name)
+        both.append(f"{value(gap)} {gap['verdict']}" if gap else "")
+    return both
+
+
+def levels(neurons: Facts, name: str) -> list[str]:
+    """Return a measure of the last two layers, with its intervals."""
+    both = []
+    for place in (-2, -1):
+        middle, low, high = (
+            neurons[f"{name}{end}"][place] for end in ("", "_low", "_high")
+        )
+        both.append(f"{middle:.3g} ({low:.3g} to {high:.3g})")
+    return both
 
 
 def value(gap: Mapping[str, Any]) -> str:
@@ -137,53 +165,31 @@ def value(gap: Mapping[str, Any]) -> str:
     return f"{gap['value']:+.3f} ({gap['low']:+.3f} to {gap['high']:+.3f})"
 
 
-def level(result: hs.Result, name: str, place: int) -> str:
-    """Say a measure of a layer with its interval."""
-    middle, low, high = (
-        float(result.data[f"{name}{end}"][place]) for end in ("", "_low", "_high")
-    )
-    return f"{middle:.3g} ({low:.3g} to {high:.3g})"
-
-
-def by_layer(result: hs.Result) -> dict[str, list[float]]:
-    """Return every measure of every layer, with the ends of its interval."""
-    numbers: dict[str, list[float]] = {}
-    for name in NEURON_MEASURES:
-        for end in ("", "_low", "_high"):
-            numbers[f"{name}{end}"] = result.data[f"{name}{end}"].values.tolist()
-    return numbers
-
-
-def draw(pairs: Mapping[str, Pair], path: Path) -> None:
+def draw(facts: Mapping[str, Facts], names: Sequence[str], path: Path) -> None:
     """Draw two measures of intensity and two of selectivity by depth."""
-    shape = len(DRAWN), len(pairs)
+    shape = len(DRAWN), len(names)
     size = (3.2 * shape[1] + 0.6, 2.1 * shape[0])
     figure, axes = plt.subplots(
         *shape, figsize=size, squeeze=False, layout="constrained"
     )
-    for column, (name, pair) in enumerate(pairs.items()):
-        for row, measure_name in enumerate(DRAWN):
-            axis = axes[row, column]
-            draw_line(axis, pair.trained, measure_name, "#0b6e99", "trained")
-            draw_line(axis, pair.random, measure_name, "#999999", "random weights")
-            if not row:
-                axis.set_title(name)
-            if not column:
-                axis.set_ylabel(NEURON_MEASURES[measure_name].words, fontsize=8)
+    for column, name in enumerate(names):
+        axes[0, column].set_title(name)
         axes[-1, column].set_xlabel("layer")
+        for row, measure_name in enumerate(DRAWN):
+            for kind, colour in KINDS.items():
+                neurons = facts[f"{name}, {kind}"]
+                draw_line(axes[row, column], neurons, measure_name, colour, kind)
+    for row, (measure_name, words) in enumerate(DRAWN.items()):
+        axes[row, 0].set_ylabel(f"{NEURON_MEASURES[measure_name].aspect}:\n{words}")
     axes[0, 0].legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=80)
     plt.close(figure)
 
 
-def draw_line(
-    axis: Axes, result: hs.Result, name: str, colour: str, label: str
-) -> None:
+def draw_line(axis: Axes, neurons: Facts, name: str, colour: str, label: str) -> None:
     """Draw a measure by layer with its interval, the last layer marked."""
-    middle, low, high = (
-        result.data[f"{name}{end}"].to_numpy() for end in ("", "_low", "_high")
-    )
-    layers = np.arange(1, len(middle) + 1)
+    middle, low, high = (neurons[f"{name}{end}"] for end in ("", "_low", "_high"))
+    layers = range(1, len(middle) + 1)
     axis.plot(layers, middle, color=colour, label=label, linewidth=1.5)
     axis.fill_between(layers, low, high, color=colour, alpha=0.3, linewidth=0)
     axis.plot(layers[-1], middle[-1], "o", color=colour, markersize=4)

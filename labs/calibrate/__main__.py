@@ -11,7 +11,16 @@ from typing import Any
 
 from rich.console import Console
 
-from labs.calibrate import attention, exchange, graft, patch, probe, project, visibility
+from labs.calibrate import (
+    attention,
+    exchange,
+    graft,
+    patch,
+    probe,
+    profile,
+    project,
+    visibility,
+)
 from labs.calibrate.trials import Row, Share, Study
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +36,7 @@ STUDIES = (
     graft.STUDY,
     patch.STUDY,
     attention.STUDY,
+    profile.STUDY,
 )  # another analysis is one more line here
 INTRODUCTION = """\
 # How far intervals and tests can be trusted

@@ -281,3 +281,13 @@ def test_calibration_on_a_gpu_says_what_it_says_without():
         for one, other in zip(here, there, strict=True):
             assert one.score == pytest.approx(other.score, abs=0.05)
             assert one.low[:6] == pytest.approx(other.low[:6], abs=0.05)
+
+
+def test_a_copy_with_random_weights_stays_on_its_device(model):
+    before = model.capture(texts()).values
+    control = model.randomised(seed=1)
+    assert (control.device, control.dtype) == (model.device, model.dtype)
+    drawn = control.capture(texts()).values
+    assert torch.equal(model.randomised(seed=1).capture(texts()).values, drawn)
+    assert not torch.equal(drawn, before)
+    assert torch.equal(model.capture(texts()).values, before)
