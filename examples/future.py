@@ -32,6 +32,7 @@ WORDS = {
     "mean": "replaced by the mean",
     "resample": "replaced by another text's",
 }
+HALF = 0.5
 TOKENS = 64
 QUICK_TOKENS = 16
 
@@ -115,6 +116,11 @@ def tell_layers(result: hs.Result) -> list[str]:
         later = effects[row, 1:].sum()
         values.append(f"{sites[row]} {effects[row, 0]:.2f} and {later:.2f}")
     sentences.append(f"own and later effect in {unit}: {', '.join(values)}")
+    within = effects[0, 1:].cumsum() / effects[0, 1:].sum()
+    sentences.append(
+        f"Of the later effect of {sites[0]}, {within[1]:.0%} lies within two tokens,"
+        f" and half within {int((within < HALF).sum()) + 1}."
+    )
     correlations = result.data["together"].values[:-2]
     sentences.append(
         f"rank correlations by site: {correlations.min():.2f} to"
