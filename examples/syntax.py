@@ -95,15 +95,17 @@ def main() -> None:
 
 def earlier_readings(files: list[Path]) -> list[Reading]:
     """Read what earlier runs found, of some labels or models each, in order."""
-    readings = []
+    readings = {}
     for file in files:
-        readings += [Reading(**row) for row in json.loads(file.read_text("utf-8"))]
-    models = list(dict.fromkeys(reading.model for reading in readings))
+        for row in json.loads(file.read_text("utf-8")):
+            # A later run replaces an earlier one.
+            readings[row["model"], row["label"]] = Reading(**row)
+    models = list(dict.fromkeys(model for model, _ in readings))
 
     def order(reading: Reading) -> tuple[int, int]:
         return models.index(reading.model), LABELS.index(reading.label)
 
-    return sorted(readings, key=order)
+    return sorted(readings.values(), key=order)
 
 
 def new_readings(options: argparse.Namespace) -> list[Reading]:
@@ -242,17 +244,18 @@ def told(reading: Reading) -> str:
         f"{reading.label} ({reading.kind}, {reading.rows} rows):"
         f" {reading.accuracy:.0%} ({low:.0%} to {high:.0%}) at {reading.best};"
         f" chance {reading.chance:.0%}{words}, control {reading.control or 0:.0%};"
+        f" {len(reading.above_chance_at)} of {len(reading.layers)} layers above chance;"
     )
     centre = reading.centre
     if centre is None:
-        above = len(reading.above_chance_at)
-        return f"{line} no centre ({above} of {len(reading.layers)} above chance)"
+        return f"{line} no centre"
     first, last = centre["interval"]
     shallow, deep = centre["depth_interval"]
     return (
         f"{line} centre {centre['layer']:.1f} ({first:.1f} to {last:.1f}), at"
         f" {centre['depth']:.0%} ({shallow:.0%} to {deep:.0%}) of the depth, spread"
-        f" {centre['spread']:.1f}, gained at {centre['gained']:.1f}; first layer"
+        f" {centre['spread']:.1f}, gained at {centre['gained']:.1f}"
+        f" ({centre['gained'] / reading.layers[-1]:.0%}); first layer"
         f" {reading.by_layer[0]:.0%} ({reading.low[0]:.0%} to {reading.high[0]:.0%}),"
         f" last {reading.by_layer[-1]:.0%} ({reading.low[-1]:.0%} to"
         f" {reading.high[-1]:.0%})"
