@@ -83,6 +83,7 @@ def main() -> None:
         projected.append(hs.project(sentence_model, data, method="pca"))
     report(*(result.summary() for result in projected))
     projected[0].save(options.out / "cities.html")
+    save_all(projected, options.out, "shipped")
     draw_separation(projected, options.out / "cities-separation.png")
 
     report("\n2. Pairs: the same sentence, incomplete and completed")
@@ -92,6 +93,7 @@ def main() -> None:
         compared.append(hs.project(sentence_model, pairs, method="pca"))
     for result in compared:
         report(result.summary(), *compared_lines(result))
+    save_all(compared, options.out, "pairs")
     draw_comparison(compared, projected, options.out / "cities-comparison.png")
 
     report("\n3. Does the model predict the city, and does separation follow from it?")
@@ -139,6 +141,12 @@ def main() -> None:
         draw_picture(mapped, "UMAP", options.out / "cities-umap.png")
         for suffix in ("html", "nc"):
             mapped.save(options.out / f"cities-umap.{suffix}")
+
+
+def save_all(results: list[hs.Result], folder: Path, name: str) -> None:
+    """Keep results, to be opened again with `hs.Result.load`."""
+    for number, result in enumerate(results):
+        result.save(folder / f"{name}-{number}.nc")
 
 
 class Report:
@@ -482,9 +490,10 @@ def draw_comparison(
                     color=line.get_color(),
                 )
     for axis, level in ((axes[0], 1.0), (axes[1], 0.0)):
-        for one_axis in axis:
-            one_axis.axhline(level, color="grey", lw=0.8, zorder=0)
-    axes[0, 0].set(yscale="log", yticks=[0.25, 0.5, 1, 2, 4])
+        for panel in axis:
+            panel.axhline(level, color="grey", lw=0.8, zorder=0)
+    axes[0, 0].set(yscale="log", ylim=(0.4, 12))
+    axes[0, 0].set_yticks([0.5, 1, 2, 4, 8])
     axes[0, 0].yaxis.set_major_formatter(mpl.ticker.FormatStrFormatter("%g"))
     axes[0, 0].yaxis.set_minor_formatter(mpl.ticker.NullFormatter())
     axes[0, 0].set_ylabel("dispersion, incomplete\nover complete", fontsize=9)

@@ -103,6 +103,43 @@ def test_planted_effects_are_seen_and_texts_of_a_topic_belong_together() -> None
     assert coverage(grouped, 0.5, by_text=True) < 0.9
 
 
+def test_shares_and_medians_of_groups_hold_the_truth() -> None:
+    from intervals import median_interval, share_interval
+
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(36), [3, 2, 2, 2, 2, 2, *[1] * 30])
+    shares = medians = 0
+    for _ in range(RUNS):
+        of_group = rng.normal(size=36)[groups]
+        share = share_interval(of_group > 1.0, groups)
+        # The chance that a standard normal number is above 1.
+        shares += share.low <= 0.1587 <= share.high
+        median = median_interval(np.exp(of_group), groups)
+        medians += median.low <= 1.0 <= median.high
+    assert shares / RUNS > 0.93 and medians / RUNS > 0.94
+    # Where all agree, the interval has an extent.
+    assert share_interval(np.zeros(20), np.arange(20)).high > 0.1
+
+
+def test_rank_correlations_within_classes_hold_the_truth() -> None:
+    from intervals import rank_correlation
+
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(40), [3, 2, 2, 2, 2, 2, *[1] * 34])
+    classes = groups % 2
+    for shared, truth in ((0.0, 0.0), (0.5**0.5, 0.483)):
+        count = 0
+        for _ in range(RUNS // 2):
+            common = rng.normal(size=40)[groups]
+            noise = (1 - shared**2) ** 0.5 * rng.normal(size=(2, 40))[:, groups]
+            # Both differ between the classes, which is no correlation within them.
+            left, right = shared * common + noise + 5 * classes
+            mean = rank_correlation(left, right, classes, groups)
+            count += mean.low <= truth <= mean.high
+        # Of a bivariate normal law with a correlation of 0.5, that of ranks is 0.483.
+        assert 0.91 < count / (RUNS // 2) <= 1
+
+
 # --- Labels of neighbours
 
 
