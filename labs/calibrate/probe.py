@@ -354,7 +354,8 @@ def sum_up_centres(
     if (gains < ROUGH).all():
         return {"noise": said}
     ends = np.array([record.centre or (np.nan, np.nan) for record in records])
-    truth = float(gains @ layers / gains.sum())
+    # As a centre is said: of the layers that were probed.
+    truth = float(np.clip(gains @ layers / gains.sum(), 0, layers[-1]))
     held = np.where(
         np.isnan(ends[:, 0]), np.nan, (ends[:, 0] <= truth) & (truth <= ends[:, 1])
     )
