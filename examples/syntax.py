@@ -329,6 +329,7 @@ def compared(readings: list[Reading]) -> list[str]:
 def draw_curves(readings: list[Reading], path: Path) -> None:
     """Draw, for each model and kind, how far each label is above chance by layer."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     models = list(dict.fromkeys(reading.model for reading in readings))
     kinds = [kind for kind in COLORS if any(one.kind == kind for one in readings)]
@@ -356,7 +357,8 @@ def draw_curves(readings: list[Reading], path: Path) -> None:
                         label=reading.label,
                     )
             axis.axhline(0, color="#999999", linewidth=0.8)
-            axis.set_ylim(-0.15, 1.03)
+            axis.set_ylim(-0.2, 1.03)
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             axis.set_title(f"{model}: {kind}", fontsize=9)
             axis.tick_params(labelsize=8)
         row[0].set_ylabel("above chance\n(1: always right)", fontsize=8)
@@ -391,7 +393,9 @@ def draw_centres(readings: list[Reading], path: Path) -> None:
             place = len(labels) - labels.index(reading.label)
             color = COLORS[reading.kind]
             if reading.centre is None:
-                axis.text(0.5, place, "no centre", color=color, fontsize=7, va="center")
+                axis.text(
+                    0.53, place, "no centre", color=color, fontsize=7, va="center"
+                )
                 continue
             axis.plot(reading.centre["depth_interval"], [place] * 2, color=color)
             axis.plot(reading.centre["depth"], place, "o", color=color, markersize=4)
