@@ -473,7 +473,7 @@ def _neuron_section(report: ProfileReport, result: Result) -> Iterator[Section]:
             sentences += _neurons(stack.neurons, stack.of)
     if not sentences:
         return
-    views = []
+    views: list[Lines] = []
     for name, measure in NEURON_MEASURES.items():
         series = []
         values, low, high = (
