@@ -248,7 +248,7 @@ def draw_harm(grafts: list[dict[str, Any]], path: Path) -> None:
                 graft = pair[direction]
                 values = graft["by_window"]
                 blocks = np.arange(1, len(values["loss_change"]) + 1)
-                label = graft[labels[direction]]
+                label = graft[labels[direction]].removeprefix(f"{name} ")
                 axis.plot(blocks, values["loss_change"], color=colour, label=label)
                 ends = [
                     np.array(values[f"loss_change_{end}"], dtype=float)
@@ -264,7 +264,12 @@ def draw_harm(grafts: list[dict[str, Any]], path: Path) -> None:
             axis.set_xlabel("block (grey: the middle third)")
             axis.set_ylabel("change of the loss (nats)")
             axis.spines[["top", "right"]].set_visible(False)
-            axis.legend(frameon=False, fontsize=9)
+            axis.legend(
+                frameon=False, fontsize=9, ncols=3, loc="upper center", borderpad=0
+            )
+            # Room for the legend above the curves.
+            low, high = axis.get_ylim()
+            axis.set_ylim(low, 4 * high)
     figure.savefig(path, dpi=100)
     plt.close(figure)
 
@@ -285,6 +290,7 @@ def draw_series(series: dict[str, hs.Result], path: Path) -> None:
             row = values.sel(member=member)
             axis.plot(sites, row, color=colour, label=str(member), marker=".")
         axis.set_title(title, fontsize=11)
+        axis.set_ylim(bottom=0.5 if analysis == "probe" else 0)
         axis.set_xlabel("layer")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False, fontsize=8)

@@ -206,16 +206,18 @@ def _loss_section(report: GraftReport, losses: LossReport, result: Result) -> Se
     data, count = result.data, result.data.sizes["site"]
     name, grafted = model_name(result), _grafted(report)
     note = f"Each point is named by its first layer; {_prompts(report)}."
-    band = "95% interval"
     donor_change = losses.donor.value - losses.model.value
     views = []
     for variable, title, alone, unit in (
         ("loss_change", "Change of the loss", donor_change, "nats per token"),
         ("agreement", "Unchanged predictions", losses.donor_agreement.value, "share"),
     ):
-        ends = (data[f"{variable}_{end}"].values for end in ("low", "high"))
         mixed = Series(
-            "with layers of the donor", data[variable].values, *ends, band=band
+            "with layers of the donor",
+            data[variable].values,
+            data[f"{variable}_low"].values,
+            data[f"{variable}_high"].values,
+            band="95% interval",
         )
         donor = level("the donor alone", alone, count)
         views.append(
