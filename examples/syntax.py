@@ -46,7 +46,7 @@ SEMANTIC = (
 )
 SURFACE = ("position", "previous token")
 LABELS = (*SYNTACTIC, *SEMANTIC, *SURFACE)
-QUICK = ("tense", "voice", "entity type", "plain fact")
+QUICK = ("word class", "voice", "entity type", "plain fact")
 COLORS = {"syntactic": "#2f6db3", "semantic": "#c8553d", "surface": "#7a7a7a"}
 LEVEL = 0.95
 # Shifts of the second kind that the interval of the difference tests.
