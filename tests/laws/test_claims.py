@@ -68,7 +68,7 @@ PLAIN = {
 CLAIMS = {
     "project": r"\bare apart at\b",
     "probe": r"^Better than guessing",
-    "graft": r"\bthey differ by\b",
+    "graft": r"\bthey differ by\b|\braises the loss (more|less)\b",
     "drift": r"^Drift: the two first differ at\b",
     # Heads of random weights do read some tokens more than others.
     "attention": r"\bmore than half of the weight\b|\bwithout repetition \(p at",
