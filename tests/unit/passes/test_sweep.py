@@ -387,3 +387,19 @@ def test_nothing_is_left_behind(error: BaseException, hanging: Hanging) -> None:
     assert hanging(model.module) == before
     assert model.lock.acquire(blocking=False)
     model.lock.release()
+
+
+@pytest.mark.parametrize("family", ["llama", "cpmant"])
+def test_a_range_of_tokens_is_read_as_each_of_them(tiny: Tiny, family: str) -> None:
+    """With a head that sees what is read, and with one that sees every token."""
+    model = tiny(family)
+    sites = list(model.anatomy.select("layer.*"))
+    base, other, last = prepared(model, sites)
+    variants = []
+    for site in sites:
+        variants.append([Patch(site, (2,), other.states[site][2:3])])
+    read = sweep(model, base, variants, range(2, last + 1)).values
+    assert read.shape[:2] == (len(sites), last - 1)
+    for token in range(2, last + 1):
+        single = sweep(model, base, variants, token).values
+        torch.testing.assert_close(read[:, token - 2], single, atol=1e-4, rtol=1e-4)

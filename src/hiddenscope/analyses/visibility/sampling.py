@@ -30,8 +30,9 @@ class Sampling:
 
     Several texts are aligned by "distance": `per_text` states of each are drawn, with
     equal chances for every layer and place, and their influences are averaged by how
-    many tokens back and how many layers below the source is. Aligned by "position", the
-    whole maps are averaged place by place. With `baseline="random"` the same is
+    many tokens back and how many layers below the source is. What goes out of states is
+    measured at `per_text` tokens of each text, at all layers. Aligned by "position",
+    the whole maps are averaged place by place. With `baseline="random"` the same is
     computed for a copy of the model with random weights. `probes` random vectors
     estimate a Frobenius norm.
 
