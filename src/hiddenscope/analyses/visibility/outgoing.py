@@ -53,7 +53,13 @@ from hiddenscope.passes import Inputs, load_with_head
 from hiddenscope.passes.edit import plan
 from hiddenscope.passes.sweep import Patch, UnpatchedRun, run_unpatched, sweep
 from hiddenscope.results import Result
-from hiddenscope.results.dataset import Coordinates, Variables, site_names, to_dataset
+from hiddenscope.results.dataset import (
+    Attributes,
+    Coordinates,
+    Variables,
+    site_names,
+    to_dataset,
+)
 from hiddenscope.sites import Site, summarise
 from hiddenscope.states.arrays import Bools, Floats, Ints
 
@@ -449,7 +455,7 @@ def future_of(
         later_until = str(sites[place])
     first, last = ends(reaching)
     compared = clear[first].all() and clear[last].all() and len(places) > 1
-    unclear = [sites[place] for place in places[~clear[places]]]
+    unclear = [sites[place] for place in places[~clear[places]].tolist()]
 
     def of_ends(name: str, *, whose: str = "") -> Estimate:
         """Return an estimate of the ends; not a number where it has no meaning."""
@@ -506,7 +512,7 @@ def _dataset(
             # A share of what may be nothing has no meaning, unless it is 0 throughout.
             if statistic == "future":
                 numbers[~clear & (estimates[name].value != 0)] = np.nan
-            attributes = {"long_name": long_name, "units": units}
+            attributes: Attributes = {"long_name": long_name, "units": units}
             variables[f"{name}{suffix}"] = dims, numbers, attributes
     return to_dataset(variables, coords, {})
 
