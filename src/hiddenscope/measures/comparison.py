@@ -147,8 +147,8 @@ def _tested(sites: Sequence[_Permuted], parts: Parts) -> Difference:
     """Compare each site with the largest difference of all, under each labelling."""
     first, second = np.array([site[:2] for site in sites]).T
     p, reach = np.full((2, len(sites)), np.nan)
-    known = np.flatnonzero(np.isfinite(first - second))
-    if len(known) and parts.smallest_p is not None:
+    known = np.flatnonzero(np.isfinite(first - second)).tolist()
+    if known and parts.smallest_p is not None:
         statistics = []
         for site in known:
             away = np.abs(sites[site].differences)
@@ -170,7 +170,7 @@ def _tested(sites: Sequence[_Permuted], parts: Parts) -> Difference:
 
 def _dispersions(states: Tensor, rows: Sets, parts: Parts) -> _Permuted:
     """Return the dispersion of each set, whose contributions change sets."""
-    values = []
+    values: list[float] = []
     contributions = np.zeros(len(parts.groups))
     for number in (0, 1):
         inside = rows.members(number)
@@ -180,7 +180,7 @@ def _dispersions(states: Tensor, rows: Sets, parts: Parts) -> _Permuted:
         of_set = Distances(states[rows.sets == number])
         value, *without = _dispersion(of_set, inside.classes, np.vstack([whole, left]))
         away = np.mean(without) - np.array(without)
-        values.append(value)
+        values.append(float(value))
         # In the order of groups; their mean is the value.
         contributions[parts.sets[0] == number] = value + (len(names) - 1) * away
     differences = np.zeros(len(parts.sets))
@@ -191,7 +191,8 @@ def _dispersions(states: Tensor, rows: Sets, parts: Parts) -> _Permuted:
         differences += sign * means
         residuals += sign * weights * (contributions - means[:, None])
     by_group = group_sums(residuals.T, parts.groups)
-    return _Permuted(*values, differences, np.sqrt(np.square(by_group).sum(0)))
+    errors = np.sqrt(np.square(by_group).sum(0))
+    return _Permuted(values[0], values[1], differences, errors)
 
 
 def _dispersion(

@@ -303,22 +303,20 @@ def encode_examples(model: Model, donor: Model, data: Any) -> Examples:
                     "Give a donor with the same tokenizer.",
                 )
     firsts: dict[Hashable, int] = {}
-    answers: list[int | None] = []
+    answers: dict[int, int] = {}
     # A tokenizer serves one thread at a time.
     with model.lock:
         for number, (text, word, _) in enumerate(rows):
-            answer = None
             if word is not None:
                 before = text_before(inputs, number, inputs.lengths[number] - 1)
-                answer = token_after(model.text_encoder, word, [before])
+                answers[number] = token_after(model.text_encoder, word, [before])
             elif inputs.lengths[number] < 2:
                 raise TextError(
                     f"Cannot measure the loss of {str(text)[:40]!r}",
                     "it has one token, so there is no next one to predict",
                     "Give texts of two tokens or more, or [(prompt, answer), ...].",
                 )
-            answers.append(answer)
-            firsts.setdefault((inputs.ids[number], answer), number)
+            firsts.setdefault((inputs.ids[number], answers.get(number)), number)
     numbers = list(firsts.values())
     inputs = inputs.some(numbers)
     named_groups = [rows[number][2] for number in numbers]
@@ -328,7 +326,7 @@ def encode_examples(model: Model, donor: Model, data: Any) -> Examples:
         [texts.copy_key(text) for text in inputs.texts or inputs.ids],
         None if None in named_groups else named_groups,
     )
-    answered = [answers[number] for number in numbers if answers[number] is not None]
+    answered = [answers[number] for number in numbers if number in answers]
     copies = len(rows) - len(numbers)
     return Examples(inputs, answered or None, groups, copies)
 

@@ -53,6 +53,7 @@ def measure_losses(
     """
     loss = np.zeros((run_count, len(inputs)))
     agreement = np.zeros(loss.shape)
+    of_model = torch.empty(0)
     for row, texts, run in runs:
         assert run.logits is not None
         batch = inputs.some(texts)

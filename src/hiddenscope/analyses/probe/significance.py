@@ -179,9 +179,12 @@ def centre_of(
         within.append(factor.within)
     if len(layers) < MIN_LAYERS or not design.calibrated:
         return None
-    factor = float(np.mean(within))
     gravity = centre_of_gravity(
-        np.stack(correct), target.chance, layers, design.groups, factor
+        np.stack(correct),
+        target.chance,
+        layers,
+        design.groups,
+        float(np.mean(within)),
     )
     if gravity is None:
         return None

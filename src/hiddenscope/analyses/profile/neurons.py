@@ -9,7 +9,7 @@ are copies of a text.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ ACTIVE = 0.5
 PEAK = 0.99
 # Values that vary by less, relative to their mean square, vary by rounding.
 CONSTANT = 1e-12
-TRENDS = {1: "line", 2: "parabola"}
+TRENDS: Mapping[int, Literal["line", "parabola"]] = {1: "line", 2: "parabola"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +195,7 @@ def _sums(
         sums["kinds"].index_add_(0, place, sizes[known])
         sums["kind_counts"].index_add_(0, place, ones[known])
     for name in ("kinds", "kind_counts"):
-        sums[name] = sums[name].unflatten(0, (batches, kinds))
+        sums[name] = sums[name].view(batches, kinds, sums[name].shape[1])
     return sums, peaks
 
 
@@ -282,7 +282,8 @@ def _entropy(by_kind: Tensor, counts: Tensor) -> Tensor:
         return torch.full_like(by_kind.sum(0), torch.nan)
     means = by_kind[present] / counts[present]
     shares = means / means.sum(0)
-    return torch.special.entr(shares).sum(0) / np.log(len(means))
+    entropy: Tensor = torch.special.entr(shares).sum(0) / float(np.log(len(means)))
+    return entropy
 
 
 def _median(values: Tensor, known: Tensor) -> float:

@@ -13,6 +13,7 @@ from hiddenscope.analyses.project.story import DatasetComparison, DatasetDiffere
 from hiddenscope.measures.comparison import LEVEL, Difference, Parts, Sets, compared
 from hiddenscope.results.dataset import Variables
 from hiddenscope.results.sentences import in_series, quote
+from hiddenscope.states.arrays import Bools
 from hiddenscope.texts import number_groups
 
 # Points of a dataset, of which each is compared with each under every permutation.
@@ -126,7 +127,7 @@ def _obstacle(sides: Sequence[Points], sets: Sets) -> str | None:
                     f"a class of {quote(side.dataset)} has fewer than two independent"
                     " texts, so nothing is known of its spread. Give more"
                 )
-    for group in np.intersect1d(*(sets.members(k).groups for k in (0, 1))):
+    for group in np.intersect1d(sets.members(0).groups, sets.members(1).groups):
         here = [
             set(sets.classes[(sets.groups == group) & (sets.sets == k)]) for k in (0, 1)
         ]
@@ -146,8 +147,8 @@ def _reported(
     with the clearest difference.
     """
     value = numbers.value
-    known = np.flatnonzero(np.isfinite(value))
-    if not len(known):
+    known = np.flatnonzero(np.isfinite(value)).tolist()
+    if not known:
         return None
     p = np.nan_to_num(numbers.p, nan=1.0)
     site = min(known, key=lambda row: (p[row], -abs(value[row])))
@@ -163,9 +164,13 @@ def _reported(
         interval=interval,
         p=float(numbers.p[site]) if np.isfinite(numbers.p[site]) else None,
         sites=len(known),
-        smaller_at=[names[row] for row in np.flatnonzero(differ & (value < 0))],
-        larger_at=[names[row] for row in np.flatnonzero(differ & (value > 0))],
+        smaller_at=_names_where(names, differ & (value < 0)),
+        larger_at=_names_where(names, differ & (value > 0)),
     )
+
+
+def _names_where(names: Sequence[str], marked: Bools) -> list[str]:
+    return [name for name, is_marked in zip(names, marked, strict=True) if is_marked]
 
 
 def compared_variables(

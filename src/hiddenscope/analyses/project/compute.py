@@ -160,7 +160,7 @@ def draw_texts(
                 f"More than {MAX_POINTS:,} points", reason, "Give a sample of them."
             )
         parts = _scored_parts(points, seed)
-        reason, comparisons = compare_datasets(points, seed)
+        not_compared, comparisons = compare_datasets(points, seed)
         seeds = [seed]
         if how.method != "pca":
             others = 2 if most <= FEW else 1
@@ -176,7 +176,7 @@ def draw_texts(
                 seeds=seeds,
                 parts=list(map(_part_report, parts, panels)),
                 comparisons=[comparison.report for comparison in comparisons] or None,
-                not_compared=reason,
+                not_compared=not_compared,
             )
             data = _dataset(parts, panels, comparisons, how.method)
             return Result("project", data, report, _source(points))

@@ -297,11 +297,13 @@ def _comparison(comparisons: Sequence[DatasetComparison], result: Result) -> Sec
         series = []
         for model in _names(data, "model"):
             here = data.sel(model=model) if model else data
-            ends = [None, None]
+            low = high = None
             if f"{name}_low" in here:
-                ends = [here[f"{name}_{side}"].to_numpy() for side in ("low", "high")]
+                low, high = (
+                    here[f"{name}_{side}"].to_numpy() for side in ("low", "high")
+                )
             y = here[name].to_numpy()
-            series.append(Series(model or y_name, y, *ends, band="95%, all sites"))
+            series.append(Series(model or y_name, y, low, high, band="95%, all sites"))
         equal = np.full(len(sites), float(name == "dispersion_ratio"))
         series.append(Series("no difference", equal, style="dash"))
         title = f"{title}, along the layers of {model_name(result)}"
