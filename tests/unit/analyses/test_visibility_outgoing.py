@@ -142,24 +142,23 @@ def test_random_weights_stand_beside_and_the_module_is_untouched(
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     model = hs.load((module, None))
     hooks, state = hanging(module), torch.random.get_rng_state()
-    for influence in ("logit", "resample"):
-        result = hs.visibility(
-            model,
-            random_texts(4),
-            influence=influence,
-            sampling=hs.Sampling(per_text=2, baseline="random"),
-        )
-        assert torch.equal(torch.random.get_rng_state(), state)
-        assert hanging(module) == hooks
-        for name, tensor in module.state_dict().items():
-            assert torch.equal(tensor, before[name])
-        assert "random_future" in result.data
-        assert not np.allclose(
-            result.data["random_outgoing"].values, result.data["outgoing"].values
-        )
-        assert "With random weights" in result.summary()
-        for view in views_of(result):
-            assert isinstance(view, Lines)
+    result = hs.visibility(
+        model,
+        random_texts(4),
+        influence="resample",
+        sampling=hs.Sampling(per_text=1, baseline="random"),
+    )
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert hanging(module) == hooks
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert "random_future" in result.data
+    assert not np.allclose(
+        result.data["random_outgoing"].values, result.data["outgoing"].values
+    )
+    assert "With random weights" in result.summary()
+    for view in views_of(result):
+        assert isinstance(view, Lines)
     # What a random model does to the loss has no sign to speak of.
     assert result.facts["outgoing"]["change"]["first"]["value"] is None
     assert 0 < result.facts["outgoing"]["size"]["first"]["value"] < 1

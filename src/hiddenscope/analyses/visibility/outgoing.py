@@ -441,7 +441,7 @@ def future_of(
         return None
     shares, clear = estimates[f"{kind}future"], _clear(estimates, kind)
     below, above = clear & (shares.high < HALF), clear & (shares.low > HALF)
-    places = np.flatnonzero(reaching)
+    places: list[int] = np.flatnonzero(reaching).tolist()
     own_from = later_until = None
     # From either end on, as long as every site is on its side: one test in a fixed
     # order after the other, so that all that is claimed holds at the level of one.
@@ -455,7 +455,7 @@ def future_of(
         later_until = str(sites[place])
     first, last = ends(reaching)
     compared = clear[first].all() and clear[last].all() and len(places) > 1
-    unclear = [sites[place] for place in places[~clear[places]].tolist()]
+    unclear = [sites[place] for place in places if not clear[place]]
 
     def of_ends(name: str, *, whose: str = "") -> Estimate:
         """Return an estimate of the ends; not a number where it has no meaning."""
