@@ -35,9 +35,8 @@ from hiddenscope.analyses.visibility.story import (
     VisibilityReport,
 )
 from hiddenscope.errors import TextError
-from hiddenscope.model import Model, load
+from hiddenscope.model import Model
 from hiddenscope.modules import autograd
-from hiddenscope.modules.module_copy import private_copy, to_random
 from hiddenscope.passes import Inputs
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
@@ -136,7 +135,7 @@ def average_texts(
 
     tallies = [tally("Looking back", model)]
     if sampling.baseline == "random":
-        random = with_random_weights(model, seed)
+        random = model.randomised(seed)
         tallies.append(tally("Looking back with random weights", random))
     estimates, counted_batches = estimate(*tallies)
     averages = Averages(
@@ -169,15 +168,6 @@ def average_texts(
     )
     data = _dataset(sites, window, estimates)
     return Result("visibility", data, report, model.source(stack))
-
-
-def with_random_weights(model: Model, seed: int) -> Model:
-    """Load a copy of the model whose weights are drawn anew.
-
-    The user's module keeps its weights: the copy has tensors of its own.
-    """
-    copy = private_copy(model.module, to_random(seed))
-    return load((copy, model.tokenizer))
 
 
 def require_groups(groups: Ints) -> None:

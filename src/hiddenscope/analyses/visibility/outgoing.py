@@ -18,7 +18,6 @@ from hiddenscope import progress
 from hiddenscope.analyses.visibility.averages import (
     HALF,
     require_groups,
-    with_random_weights,
 )
 from hiddenscope.analyses.visibility.decay import (
     BATCHES,
@@ -102,7 +101,7 @@ def average_outgoing(
     drawn = draw(inputs, sampling.per_text, groups, seed)
     effects = {"": _effects("Looking ahead", model, inputs, sites, measure, drawn)}
     if sampling.baseline == "random":
-        random = with_random_weights(model, seed)
+        random = model.randomised(seed)
         what = "Looking ahead with random weights"
         effects["random_"] = _effects(what, random, inputs, sites, measure, drawn)
     counts = [len(tokens) for tokens in drawn.tokens]
