@@ -444,11 +444,11 @@ def future_of(
     own_from = later_until = None
     # From either end on, as long as every site is on its side: one test in a fixed
     # order after the other, so that all that is claimed holds at the level of one.
-    for place in reversed(places.tolist()):
+    for place in reversed(places):
         if not below[place]:
             break
         own_from = str(sites[place])
-    for place in places.tolist():
+    for place in places:
         if not above[place]:
             break
         later_until = str(sites[place])
