@@ -12,7 +12,6 @@ import torch
 from scipy import stats
 
 import hiddenscope as hs
-from hiddenscope.analyses.visibility.averages import with_random_weights
 from hiddenscope.analyses.visibility.decay import (
     Tallies,
     estimate,
@@ -255,7 +254,7 @@ def test_random_weights_are_run_in_the_places_of_the_model(tiny: Tiny) -> None:
     model, text = tiny("gpt2"), random_texts(1)
     copy = private_copy(model.module, to_random(3))
     of_copy = copy(torch.tensor(text), output_hidden_states=True).hidden_states
-    found = with_random_weights(model, 3)
+    found = model.randomised(3)
     sites = model.anatomy.select("layer.*,final")
     assert found.anatomy.select("layer.*,final") == sites
     of_found, of_model = tape(found, text, sites), tape(model, text, sites)
