@@ -64,8 +64,8 @@ def compare_datasets(
         for model, (first, second) in by_model.items():
             pairs = zip(first.values, second.values, strict=True)
             sites = []
-            for one, other in pairs:
-                sites.append(torch.cat([one[first.scored], other[second.scored]]))
+            for states, others in pairs:
+                sites.append(torch.cat([states[first.scored], others[second.scored]]))
             differences = compared(sites, sets, parts)
             names = [str(site) for site in first.sites]
             report = DatasetComparison(
