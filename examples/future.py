@@ -15,13 +15,13 @@ import json
 import time
 from pathlib import Path
 
+import numpy as np
 from one_state import draw_one_state
 from over_texts import first_tokens
 from reviews import reviews
 
 import hiddenscope as hs
 from hiddenscope.results import views_of
-from hiddenscope.results.pictures import Lines, Series
 from hiddenscope.views.figures.pages import image
 
 SENTENCE = "It is done, and submitted. You can play “Survival of the Tastiest"
@@ -32,6 +32,7 @@ WORDS = {
     "mean": "replaced by the mean",
     "resample": "replaced by another text's",
 }
+COLORS = {"logit": "#0072b2", "mean": "#009e73", "resample": "#c8553d"}
 HALF = 0.5
 TOKENS = 64
 QUICK_TOKENS = 16
@@ -140,32 +141,53 @@ def write(results: dict[str, hs.Result], report: str, out: Path) -> None:
             numbers[measure][name] = values.values.round(4).tolist()
     findings = json.dumps({"facts": facts, "numbers": numbers}, indent=1)
     (out / "findings.json").write_text(findings.replace("NaN", "null") + "\n")
-    (out / "by-layer.png").write_bytes(image((by_layer(results),), ".png", dpi=90))
+    sites = [str(site) for site in results["logit"].data["source_site"].values]
+    draw_by_layer(numbers, sites, out / "by-layer.png")
     for measure, result in results.items():
         _, by_distance, *_ = views_of(result)
         picture = image((by_distance,), ".png", dpi=90)
         (out / f"by-distance-{measure}.png").write_bytes(picture)
 
 
-def by_layer(results: dict[str, hs.Result]) -> Lines:
-    """Return the shares of later predictions along the layers, of all measures."""
-    series = []
-    for measure, result in results.items():
-        data = result.data
-        # What has no sign can be compared with random weights.
-        name = "size_future" if "size_future" in data else "future"
-        for whose, style in (("", "line"), ("random_", "dash")):
-            ends = [data[f"{whose}{name}{end}"].values for end in ("", "_low", "_high")]
-            words = WORDS[measure] + (", random weights" if whose else "")
-            series.append(Series(words, *ends, "95% interval", style))
-    sites = tuple(str(site) for site in data["source_site"].values)
-    return Lines(
-        "How much of what a state does falls on later predictions",
-        sites,
-        tuple(series),
-        y_name="share of later predictions",
-        note="The size of the change, where a state is replaced.",
+def draw_by_layer(numbers: dict[str, dict], sites: list[str], path: Path) -> None:
+    """Draw the shares of later predictions along the layers, with random weights."""
+    import matplotlib.pyplot as plt
+
+    # A gradient's norm and a size have no sign, so that nothing cancels in them.
+    panels = {
+        "gradient, and size of the change of the loss": (MEASURES, "size_future"),
+        "rise of the loss, in which ups and downs cancel": (MEASURES[1:], "future"),
+    }
+    figure, axes = plt.subplots(
+        1, 2, figsize=(9, 3.9), sharey=True, layout="constrained"
     )
+    places = range(len(sites))
+    for axis, (title, (measures, name)) in zip(axes, panels.items(), strict=True):
+        axis.axhline(HALF, color="#999999", linewidth=0.8, linestyle=":")
+        for measure in measures:
+            values = numbers[measure]
+            share = name if name in values else "future"
+            for whose, line in (("", "-"), ("random_", (0, (3, 2)))):
+                middle, low, high = (
+                    np.array(values[f"{whose}{share}{end}"], float)
+                    for end in ("", "_low", "_high")
+                )
+                color = COLORS[measure]
+                axis.plot(places, middle, color=color, linestyle=line)
+                axis.fill_between(places, low, high, color=color, alpha=0.16, lw=0)
+        axis.set_title(title, fontsize=9)
+        axis.set_ylim(-0.05, 1.03)
+        shown = list(places)[:: max(1, len(sites) // 6)]
+        axis.set_xticks(shown, [sites[place] for place in shown])
+        axis.tick_params(labelsize=8)
+    axes[0].set_ylabel("share of later predictions", fontsize=9)
+    for measure, words in WORDS.items():
+        axes[1].plot([], color=COLORS[measure], label=words)
+    axes[1].plot([], color="#666666", linestyle=(0, (3, 2)), label="random weights")
+    axes[1].fill_between([], [], color="#666666", alpha=0.3, label="95% interval")
+    axes[1].legend(fontsize=8, frameon=False, loc="upper right")
+    figure.savefig(path, dpi=95)
+    plt.close(figure)
 
 
 def read_options() -> argparse.Namespace:
