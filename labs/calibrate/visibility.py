@@ -234,7 +234,9 @@ def _together(shares: PlantedShares, signed: bool) -> float:
     """Return the mean rank correlation over very many texts."""
     effects, batches = ahead_effects(Ahead(ALL_TEXTS, 1, shares, signed), 10**6)
     reaching = np.ones(AHEAD_SITES, dtype=bool)
-    estimates, _ = estimate_outgoing({"": effects}, batches % 2, reaching)
+    estimates, _ = estimate_outgoing(
+        {"": effects}, batches % 2, reaching, signed=signed
+    )
     return float(estimates["together_mean"].value)
 
 
@@ -242,7 +244,9 @@ def ahead_trial(seed: int, texts: Ahead) -> dict[str, float]:
     """Tell which intervals hold, and what is claimed of equal shares of one half."""
     effects, batches = ahead_effects(texts, seed)
     reaching = np.ones(AHEAD_SITES, dtype=bool)
-    estimates, _ = estimate_outgoing({"": effects}, batches, reaching)
+    estimates, _ = estimate_outgoing(
+        {"": effects}, batches, reaching, signed=texts.signed
+    )
     sites = [Site(layer) for layer in range(AHEAD_SITES)]
     future = future_of(estimates, "", sites, reaching)
     assert future is not None

@@ -99,9 +99,9 @@ class Parts:
 class Difference(NamedTuple):
     """A number of both sets at each site, and how much larger that of the first is.
 
-    `low` and `high` are the ends of intervals that hold at all sites together with 95%:
-    the differences that the test does not reject. `p` is corrected for the number of
-    sites. NaN where there is none.
+    `low` and `high` are the ends of intervals that hold at all sites together with 95%,
+    made of the quantile and the error of the test as if they held at every difference.
+    `p` is corrected for the number of sites. NaN where there is none.
     """
 
     first: Floats
@@ -135,15 +135,17 @@ def compared(
     classes, averaged over pairs of classes. `neighbour` is the share of rows whose
     nearest row of their set, in another group, is of their class.
     """
+    looser = [_dispersions(states, rows, parts) for states in sites]
+    nearer = [_neighbours(states, rows, parts) for states in sites]
+    # The error of neighbours is known where the sets do not differ, and only there:
+    # where they did, intervals made of it held 85%.
     return {
-        "dispersion": _tested(
-            [_dispersions(site, rows, parts) for site in sites], parts
-        ),
-        "neighbour": _tested([_neighbours(site, rows, parts) for site in sites], parts),
+        "dispersion": _tested(looser, parts, intervals=True),
+        "neighbour": _tested(nearer, parts, intervals=False),
     }
 
 
-def _tested(sites: Sequence[_Permuted], parts: Parts) -> Difference:
+def _tested(sites: Sequence[_Permuted], parts: Parts, *, intervals: bool) -> Difference:
     """Compare each site with the largest difference of all, under each labelling."""
     first, second = np.array([site[:2] for site in sites]).T
     p, reach = np.full((2, len(sites)), np.nan)
@@ -162,7 +164,8 @@ def _tested(sites: Sequence[_Permuted], parts: Parts) -> Difference:
             # Rounding must not tell equal statistics apart.
             p[site] = np.mean(largest >= statistic[0] * (1 - 1e-9))
             error = sites[site].errors[0]
-            if parts.smallest_p <= LEVEL and error > 0 and np.isfinite(quantile):
+            is_known = intervals and parts.smallest_p <= LEVEL
+            if is_known and error > 0 and np.isfinite(quantile):
                 reach[site] = quantile * error
     value = first - second
     return Difference(first, second, value - reach, value + reach, p)

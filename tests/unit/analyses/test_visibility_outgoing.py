@@ -119,7 +119,7 @@ def test_the_numbers_are_those_of_a_plain_reading(tiny: Tiny) -> None:
     effects = planted(generator, 60, [0.8, 0.7, 0.4, 0.2, 0.0])
     reaching = np.array([True, True, True, True, False])
     batches = np.repeat(np.arange(20), 3)
-    estimates, count = estimate({"": effects}, batches, reaching)
+    estimates, count = estimate({"": effects}, batches, reaching, signed=False)
     assert count == 20
     later = effects[..., 1:].sum(-1)
     shares = later.sum(0) / effects.sum((0, 2))
@@ -244,3 +244,13 @@ def test_what_is_said_follows_the_numbers(tiny: Tiny) -> None:
     assert change["fall"]["verdict"] == "above"
     (sentence,) = (s for s in findings_of(result) if "The first sites do more" in s)
     assert f"{change['first']['value']:.0%}" in sentence
+
+
+def test_effects_of_replacements_have_a_sign_even_where_none_is_below_zero() -> None:
+    effects = planted(np.random.default_rng(1), 60, [0.8, 0.4])
+    reaching = np.ones(2, dtype=bool)
+    batches = np.repeat(np.arange(20), 3)
+    signed, _ = estimate({"": effects}, batches, reaching, signed=True)
+    np.testing.assert_allclose(signed["size_future"].value, signed["future"].value)
+    norms, _ = estimate({"": effects}, batches, reaching, signed=False)
+    assert "size_future" not in norms

@@ -54,6 +54,7 @@ def measure_losses(
     loss = np.zeros((run_count, len(inputs)))
     agreement = np.zeros(loss.shape)
     of_model = torch.empty(0)
+    assert min(inputs.lengths) > 1, "a text of one token has no next one"
     for row, texts, run in runs:
         assert run.logits is not None
         batch = inputs.some(texts)
@@ -152,7 +153,8 @@ def estimate(values: Floats, groups: Ints) -> list[Estimate]:
     """Return the mean of every column of `[text, column]`, with intervals that hold all
     of them together.
 
-    Without five groups, or where half of the groups have one value, there is none.
+    Without five groups, or where half of the groups have one value, there is none; if
+    all of them have it, its width is 0.
     """
     means = values.mean(0)
     reach = reach_of_all(values, groups)

@@ -342,7 +342,7 @@ def _compared(comparison: DatasetComparison) -> Iterator[str]:
         yield (
             f"In {comparison.model}, {verdict}. At {tight.site} the dispersion is"
             f" {tight.first:.2f} in {first} and {tight.second:.2f} in {second}: a ratio"
-            f" of {tight.difference:.2f}{_ends(tight, '.2f')}."
+            f" of {tight.difference:.2f}{_ends(tight)}."
         )
     if near is not None:
         verdict = "no site is shown to differ in how often the nearest neighbour agrees"
@@ -359,16 +359,16 @@ def _compared(comparison: DatasetComparison) -> Iterator[str]:
         yield (
             f"In {comparison.model}, {verdict}. At {near.site} it does for"
             f" {near.first:.0%} of {first} and {near.second:.0%} of {second}: a"
-            f" difference of {near.difference:+.0%}{_ends(near, '+.0%')}."
+            f" difference of {near.difference:+.0%}."
         )
     yield _permutation(comparison)
 
 
-def _ends(difference: DatasetDifference, form: str) -> str:
+def _ends(difference: DatasetDifference) -> str:
     if difference.interval is None:
         return ", without an interval"
     low, high = difference.interval
-    return f" ({low:{form}} to {high:{form}}, at all sites together)"
+    return f" ({low:.2f} to {high:.2f}, at all sites together)"
 
 
 def _permutation(comparison: DatasetComparison) -> str:

@@ -109,7 +109,8 @@ def average_outgoing(
     batches = np.repeat(groups % min(BATCHES, group_count), counts)
     depth = model.anatomy.stacks[-1].depth
     reaching = np.array([reaches_later(site, depth) for site in sites])
-    estimates, counted_batches = estimate(effects, batches, reaching)
+    signed = measure.name in INTERVENTIONS
+    estimates, counted_batches = estimate(effects, batches, reaching, signed=signed)
     report = VisibilityReport(
         measure=measure.name,
         probes=None,
@@ -245,7 +246,7 @@ def _gradients(
     tokens: Sequence[int],
     farthest: int,
 ) -> Floats:
-    """Return the norms of gradients of later log-probabilities at some tokens."""
+    """Return the norms of gradients of own and later log-probabilities."""
     (ids,) = text.ids
     if not needs_whole(model, len(ids)):
         text = cut_texts(text, None, max(tokens) + farthest + 1)
@@ -333,22 +334,22 @@ def _log_probabilities(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def estimate(
-    effects: Mapping[str, Floats], batches: Ints, reaching: Bools
+    effects: Mapping[str, Floats], batches: Ints, reaching: Bools, *, signed: bool
 ) -> tuple[dict[str, Estimate], float]:
     """Return every statistic with its interval, and how many batches count.
 
     `effects` are [state, source site, distance], those with random weights by the name
-    `random_`. Names that begin with `size_` are of their sizes.
+    `random_`. If they are signed, names that begin with `size_` are of their sizes.
     """
     count = int(batches.max()) + 1
     sums: NamedSums = {
+        # The jackknife weighs batches by their targets.
         "targets": np.bincount(batches, minlength=count)[:, None].astype(float),
         # What a part of the batches leaves out is 0 in the sum of its rows.
         "present": np.eye(count),
     }
     arrays = dict(effects)
-    # Norms have no sign.
-    if any((of_model < 0).any() for of_model in effects.values()):
+    if signed:
         for whose, of_model in effects.items():
             arrays[f"{whose}size_"] = np.abs(of_model)
     for name, array in arrays.items():
@@ -360,7 +361,7 @@ def estimate(
         states = part["present"][batches] > 0
         numbers: NamedSums = {}
         for name, array in arrays.items():
-            of_array = _statistics_of(part[name], len(batches[states]), reaching)
+            of_array = _statistics_of(part[name], int(states.sum()), reaching)
             of_array["together"] = _rank_correlation(array[states], reaching)
             of_array["together_mean"] = of_array["together"][reaching].mean()
             for statistic, value in of_array.items():
