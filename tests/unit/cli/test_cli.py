@@ -488,6 +488,7 @@ HEADINGS = [
     "What would each layer predict?",
     "Where do two texts differ?",
     "At which layers are the classes apart?",
+    "Do the two datasets differ?",
     "Which states influence which?",
     "How do we know which state is which?",
 ]

@@ -280,34 +280,24 @@ def _comparison(comparisons: Sequence[DatasetComparison], result: Result) -> Sec
     """
     data, sites = result.data, labels(result.data, "site")
     first, second = quote(comparisons[0].first), quote(comparisons[0].second)
-    titles = {
-        "dispersion_ratio": (
-            f"The dispersion of {first}, divided by that of {second}",
-            "ratio",
-        ),
-        "neighbour_difference": (
-            f"How often neighbours agree in {first}, less how often in {second}",
-            "share of points",
-        ),
-    }
     views = []
-    for name, (title, y_name) in titles.items():
-        if name not in data:
-            continue
+    if "dispersion_ratio" in data:
         series = []
         for model in _names(data, "model"):
             here = data.sel(model=model) if model else data
             low = high = None
-            if f"{name}_low" in here:
-                low, high = (
-                    here[f"{name}_{side}"].to_numpy() for side in ("low", "high")
-                )
-            y = here[name].to_numpy()
-            series.append(Series(model or y_name, y, low, high, band="95%, all sites"))
-        equal = np.full(len(sites), float(name == "dispersion_ratio"))
+            if "dispersion_ratio_low" in here:
+                low = here["dispersion_ratio_low"].to_numpy()
+                high = here["dispersion_ratio_high"].to_numpy()
+            y = here["dispersion_ratio"].to_numpy()
+            series.append(Series(model or "ratio", y, low, high, band="95%, all sites"))
+        equal = np.full(len(sites), 1.0)
         series.append(Series("no difference", equal, style="dash"))
-        title = f"{title}, along the layers of {model_name(result)}"
-        views.append(Lines(title, sites, tuple(series), y_name=y_name))
+        title = (
+            f"The dispersion of {first}, divided by that of {second}, along the layers"
+            f" of {model_name(result)}"
+        )
+        views.append(Lines(title, sites, tuple(series), y_name="ratio"))
     sentences: list[str] = []
     for comparison in comparisons:
         sentences += _compared(comparison)
