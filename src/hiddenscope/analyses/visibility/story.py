@@ -814,17 +814,16 @@ def _future(future: Future, effect: str) -> Iterator[str]:
 
 
 def _random_future(random: RandomFuture, effect: str) -> str:
-    """Say what architecture alone gives, and by how much more the layers differ."""
+    """Say what a copy with random weights gives, and how the model differs from it."""
     if random.first.value is None:
         return (
             f"With random weights, {effect} is not clearly above 0, so that it has no"
             " shares to compare with."
         )
     beside = {
-        "above": "The model's difference is larger: it exceeds that by",
-        "below": "The model's difference is smaller: it exceeds that by",
-        "undecided": "The model's difference was not found to be another: it exceeds"
-        " that by",
+        "above": "The model's difference is larger",
+        "below": "The model's difference is smaller",
+        "undecided": "The model's difference was not told apart from that",
     }
     words = (
         f"With random weights, later predictions have"
@@ -835,9 +834,9 @@ def _random_future(random: RandomFuture, effect: str) -> str:
     if random.excess_fall.value is None:
         return words
     return (
-        f"{words} {beside[random.excess_fall.verdict]}"
-        f" {_with_interval(random.excess_fall, '+.2f')}, and its mean share over all"
-        f" sites by {_with_interval(random.excess, '+.2f')}."
+        f"{words} {beside[random.excess_fall.verdict]}: less that with random weights,"
+        f" it is {_with_interval(random.excess_fall, '+.2f')}, and the mean share over"
+        f" all sites is {_with_interval(random.excess, '+.2f')}."
     )
 
 
